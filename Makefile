@@ -152,7 +152,7 @@ dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files
 	rm -rf build
 
 .PHONY: clean
-clean: ## what the targets leave behind, .venv and the kept jars excepted
+clean: ## what the targets leave behind, but for the environments, data/demo and the kept jars
 	rm -rf build dist *.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
 	find . -path './$(VENV)*' -prune -o -name __pycache__ -type d -exec rm -rf {} +

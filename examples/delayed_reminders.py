@@ -32,7 +32,7 @@ def schedule(mq: lakemq.Connection, delay_ms: int) -> None:
 
 
 def pay(mq: lakemq.Connection, order_id: str) -> None:
-    """Cancel the reminder of an order that is paid. It may be too late: then the outcome is `released`."""
+    """Cancel the reminder of an order that is paid. If it is too late, no reminder waits any more."""
     outcomes = mq.delayed.cancel_where("reminders", key=order_id).to_pylist()
     print(f"{order_id}: {outcomes[0]['outcome'] if outcomes else 'no reminder waits'}", flush=True)
 

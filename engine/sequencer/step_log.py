@@ -1,12 +1,18 @@
-"""The step log as the leader sees it: it stands on the last step that landed, and appends the next one.
+"""The step log as the leader sees it: it stands on the last step that it knows, and appends the next one.
 
-How the fence works. A step is one object whose name is its number, put only if the name is free. So of two sequencers
-that both believe to lead, one puts the next step; the other finds the name taken, gets NotLeader and throws its state
-away. A leader that was stopped for an hour may find its next name free again, because steps are removed once they are
-projected. So after each put it looks at the step before: steps are removed in ascending order, and if that one is still
-the same object, the name was not used in between. No clock and no lock takes part; the lease only decides who may try.
+A step is one object, whose name is its number. This is the fence between two sequencers that both believe to lead:
 
-A step is decided when its put has succeeded and the look has found nothing. Only then is anything answered.
+1. A leader puts its next step only if that name is free. Of two leaders one puts it; the other finds the name taken,
+   gets NotLeader and throws its state away.
+2. A leader that was stopped for long may find its next name free again, because old steps are removed. So after each
+   put it looks at the step before. Steps are removed in ascending order (see `step_objects`): if the step before is
+   still the same object, the name of the next one was never used before.
+
+Only when the look has found that same object does a leader answer for the step. If it is stopped between the put and
+the look, the next leader finds the step and goes on from it: it counts, although the one that put it may get NotLeader.
+An object that was put after the step before was removed counts for nobody, since every reader starts at a later step.
+
+The fence needs no clock and no lock; the lease only decides who may try.
 """
 
 from __future__ import annotations
@@ -21,11 +27,14 @@ from ..protocol.errors import NotLeader
 from ..protocol.values.journal import FORMAT_VERSION, Step
 
 LOOK_BEFORE_MS = 5_000
-"""Time without a put after which the leader looks before the next one. This only avoids litter."""
+"""Time without a put after which the leader also looks before the next one: it may have been stopped for long."""
 
 
 class StepLog:
-    """Appends steps for one leader. Not thread-safe. After any error, leadership is in doubt, and the term must end."""
+    """Appends steps for one leader. One thread appends; any may call `check_continuity`.
+
+    After any error, leadership is in doubt, and the term must end.
+    """
 
     def __init__(
         self,
@@ -38,7 +47,9 @@ class StepLog:
     ) -> None:
         """Stand on a step that was read, and make it durable: its leader may have died before it did this.
 
-        identity: of its object, as it was read.
+        Args:
+            step, identity: the number of that step, and the identity of its object (`Files.identity`) as it was read.
+            steady_ms: returns a time that only goes forward.
         """
         self._files, self._namespace_id, self._new_nonce = files, namespace_id, new_nonce
         self._steady_ms = steady_ms
@@ -55,7 +66,9 @@ class StepLog:
         """Put the next step, whose number is `step` + 1. leader, lease_ms: after this step.
 
         Raises:
-            NotLeader: another sequencer has put this step, or has gone on for so long that steps were removed.
+            NotLeader: another sequencer has put this step, or has gone on for so long that steps were removed. In the
+                latter case this step may count.
+            NewerFormat: a sequencer of a newer version has put this step.
             OSError: the store failed. The step may have landed or not.
         """
         now_ms, nonce, name = self._steady_ms(), self._new_nonce(), step_name(step.step)

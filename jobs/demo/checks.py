@@ -88,14 +88,19 @@ def check_ways_agree(from_arrow: pa.Table, from_spark: pa.Table) -> Check:
 
 
 def check_delay_by_visibility(answer: pa.Table, flights: pa.Table, weather: pa.Table) -> Check:
-    """Check a SQL answer against the input. answer: miles, flights, delay_minutes; the others: as they were sent."""
+    """Check a SQL answer against the input. answer: visibility, flights, delay_minutes; the others: as sent."""
     joined = flights.join(weather.select(["origin", "time_hour", "visib"]), ["origin", "time_hour"], join_type="inner")
     joined = joined.filter(pc.field("dep_delay").is_valid() & pc.field("visib").is_valid())
     visibility, delays = joined.column("visib").to_numpy(), joined.column("dep_delay").to_numpy()
     ranges = np.digitize(visibility, [1, 3, 6, 10])
-    expected = [(int((ranges == r).sum()), int(delays[ranges == r].sum())) for r in range(5) if (ranges == r).any()]
-    found = list(zip(answer.column("flights").to_pylist(), answer.column("delay_minutes").to_pylist(), strict=True))
-    evidence = f"{answer.num_rows} ranges of visibility, {sum(count for count, _ in found):,} flights"
+    expected = [
+        (label, int((ranges == r).sum()), int(delays[ranges == r].sum()))
+        for r, label in enumerate(("below 1", "1 to 3", "3 to 6", "6 to 10", "10"))
+        if (ranges == r).any()
+    ]
+    columns = ("visibility", "flights", "delay_minutes")
+    found = list(zip(*(answer.column(name).to_pylist() for name in columns), strict=True))
+    evidence = f"{answer.num_rows} ranges of visibility, {sum(count for _, count, _ in found):,} flights"
     return check("SQL over two topics gives what the input gives", found == expected, evidence)
 
 

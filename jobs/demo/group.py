@@ -74,7 +74,7 @@ class Team:
         return {owner_name(partition.owner) for partition in partitions} if is_settled else set()
 
     def kill_in_transaction(self, name: str) -> None:
-        """Have a process killed with SIGKILL while it has an open transaction, which nobody can end for it."""
+        """Have a process killed with SIGKILL while it has an open transaction, which stays open until it comes back."""
         process, kill = self.processes.pop(name), self.signals / f"{KILL}{name}"
         kill.touch()
         self.wait_until(lambda: process.poll() is not None, f"{name} is killed")

@@ -74,7 +74,7 @@ def _add_owners(report: Report, history: pa.Table, team: Team) -> None:
         )
     report.add_section(
         OWNERS.title,
-        "Processes share the flights. When one joins, is killed or comes back, only the partitions that move stop.",
+        "Processes share the flights. When one joins, is killed or comes back, partitions move.",
         figure=_with_events(figure, team),
         source=OWNERS.sql,
     )

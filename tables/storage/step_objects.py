@@ -1,7 +1,8 @@
-"""The objects of the step log, `steps/<20 digits>`: one per step, put if absent, removed in ascending order.
+"""The objects of the step log, `steps/<20 digits>`: one per step, put only if the name is free.
 
-Every rule here follows from that order. An object at N is gone before the one at N + 1. So who finds the object that it
-stood on unchanged, after it read the next ones, has read steps that nobody had removed and put again.
+Step 0 marks a new namespace and decides nothing; decisions begin at step 1. Old steps may be removed, by one rule: one
+after the other in ascending order, each only when the one before is gone, and never the newest. So if a reader finds
+the object on which it stood unchanged after it has read the next ones, none of these was removed and put again.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from .files import Files
 STEPS_FOLDER = "steps"
 
 KEPT_MS = 60_000
-"""Least time that a step object stays after the watermark went beyond it."""
+"""Least time that a step object stays after all tables hold a later step."""
 
 LOOK_MS = 15_000
 """Time after which a follower without news looks whether the step that it stands on is still there.
 
-It must be well below KEPT_MS. A step that did not exist at the last look then still exists at the next one.
+It must be well below KEPT_MS: a step that is put after one look cannot be removed before the next.
 """
 
 

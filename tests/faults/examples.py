@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import lakemq
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_S = 240
-"""For anything that takes seconds on a machine that does nothing else."""
+"""Limit of waits that take seconds on a machine with nothing else to do."""
 
 CONFIG = "lease.ms: 1000\nrebalance.delay.ms: 200\n"
 
@@ -47,16 +48,23 @@ class Program:
         assert word in self.text(), self.text()
 
     def kill(self) -> None:
+        """Kill the program with SIGKILL. Fails if it has ended before."""
+        assert self._process.poll() is None, f"it has ended already: {self.text()}"
+        self.stop()
+        assert self._process.returncode == -signal.SIGKILL
+
+    def stop(self) -> None:
+        """Make sure that the program does not run any more."""
         self._process.kill()
         self._process.wait(WAIT_S)
 
-    def end(self) -> None:
+    def wait_until_ended(self) -> None:
         """Wait until the program has ended, without an error."""
         assert self._process.wait(WAIT_S) == 0, self.text()
 
 
 class Shop:
-    """A namespace with the topic `orders`, a server, and the programs that were started on it."""
+    """A namespace with the topic `orders`, and the programs that were started on it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, str(folder / "shop")
@@ -101,4 +109,4 @@ class Shop:
 
     def stop(self) -> None:
         for program in self._programs:
-            program.kill()
+            program.stop()

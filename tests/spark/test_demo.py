@@ -177,16 +177,17 @@ def test_an_answer_that_differs_from_the_input_is_found(source: Source) -> None:
     ranges = [(1, 3), (3, 6), (6, 10)]
     parts = [others.filter((pc.field("visib") >= low) & (pc.field("visib") < high)) for low, high in ranges]
     parts = [others.filter(pc.field("visib") < 1), *parts, clear]
+    labels = ("below 1", "1 to 3", "3 to 6", "6 to 10", "10")
     rows = [
-        {"flights": part.num_rows, "delay_minutes": pc.sum(part.column("dep_delay")).as_py()}
-        for part in parts
+        {"visibility": label, "flights": part.num_rows, "delay_minutes": pc.sum(part.column("dep_delay")).as_py()}
+        for label, part in zip(labels, parts, strict=True)
         if part.num_rows
     ]
-    answer = pa.Table.from_pylist(rows)
-    checks.check_delay_by_visibility(answer, source.flights, source.weather)
-    rows[0]["delay_minutes"] += 1
-    with pytest.raises(CheckFailed, match="what the input gives"):
-        checks.check_delay_by_visibility(pa.Table.from_pylist(rows), source.flights, source.weather)
+    checks.check_delay_by_visibility(pa.Table.from_pylist(rows), source.flights, source.weather)
+    for change in ({"delay_minutes": rows[0]["delay_minutes"] + 1}, {"visibility": "unlimited"}):
+        wrong = pa.Table.from_pylist([{**rows[0], **change}, *rows[1:]])
+        with pytest.raises(CheckFailed, match="what the input gives"):
+            checks.check_delay_by_visibility(wrong, source.flights, source.weather)
 
 
 def as_messages(flights: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""The step log: of all that put a step exactly one succeeds and knows it, and who follows reads every step once."""
+"""The step log: of all that put a step exactly one succeeds, and who follows reads every step once and in order."""
 
 from __future__ import annotations
 
@@ -285,10 +285,18 @@ def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: D
         follower.read()
 
 
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def die(name: str) -> None:
+    raise Killed
+
+
 class Log(RuleBasedStateMachine):
     """Leaders come, stop anywhere and go on; steps are removed in ascending order; followers read now and then.
 
-    The model is the list of steps whose `append` returned.
+    The model is the list of steps that count: `append` returned, or its leader was killed right behind the put.
     """
 
     def __init__(self) -> None:
@@ -338,6 +346,17 @@ class Log(RuleBasedStateMachine):
             self.disk.before_put = meanwhile
         self.put_by(leader)
         self.disk.before_put = lambda name: None
+
+    @rule()
+    def die_behind_the_put(self) -> None:
+        """A leader that stands on the newest step puts the next one, and is killed before it looks."""
+        leader, name = make_log(self.disk, self.clock, len(self.decided)), f"step {next(self.names)}"
+        self.disk.after_put = die
+        with pytest.raises(Killed):
+            append(leader, name)
+        self.disk.after_put = lambda name: None
+        self.decided.append(name)
+        self.landed_at_ms.append(self.clock.ms)
 
     @rule(count=st.integers(1, 5))
     def remove(self, count: int) -> None:

@@ -1,6 +1,6 @@
 """A step as one object: a msgpack array of its head, its entries and the message rows that travel in it.
 
-The head comes first and in clear, so that a standby reads who leads without reading the decisions.
+The head comes first, and decodes without the rest: a standby reads who leads without reading the decisions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class StepHead(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         format_version: of the whole object.
-        namespace_id: Delta's id of the journal; empty for step 0, which is written before there is one.
+        namespace_id: Delta's id of the journal; empty for step 0, which is put before there is one.
         nonce: unique to this object, so that its writer recognises it.
-        step: its number. Steps are consecutive, from 1.
+        step: its number. Numbers are consecutive.
         decided_at_ms: the sequencer's time, which never goes back.
         leader, leader_epoch, lease_ms: who leads after this step, and for how long after it.
     """
@@ -46,7 +46,7 @@ class StepHead(msgspec.Struct, frozen=True, array_like=True):
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
     """An entry of a step: the record as JSON, and the columns of its segments, unless they are in the batch.
 
-    segment_count: of this entry's segments, which follow those of the entries before it in the batch.
+    segment_count: how many segments of the batch are this entry's, after those of the entries before it.
     """
 
     record: str
