@@ -45,7 +45,8 @@ setup: $(READY) ## .venv with everything, and Delta's jars; a second run does no
 
 $(READY): setup.cfg pyproject.toml requirements.lock
 	@if [ ! -x $(BIN)/python ]; then \
-	  [ -n "$(PYTHON)" ] || { echo "make setup needs Python 3.10 or newer (with venv): PYTHON=/path/to/python make setup" >&2; exit 1; }; \
+	  "$(PYTHON)" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	    { echo "make setup needs Python 3.10 or newer (with venv): PYTHON=/path/to/python make setup" >&2; exit 1; }; \
 	  $(PYTHON) -m venv --without-pip $(VENV); fi
 	@# The interpreter's own pip fetches uv where it can install elsewhere: to unpack a second pip takes six seconds.
 	@[ -x $(BIN)/uv ] || $(PYTHON) -m pip --python $(BIN)/python $(GET_UV) 2>/dev/null || \

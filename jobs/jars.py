@@ -131,16 +131,18 @@ def kept_jars() -> tuple[Path, ...]:
 
 
 def resolve() -> tuple[Path, ...]:
-    """Fetch missing jars, and return the paths of all. If none is missing, this starts no JVM and uses no network.
+    """Check the bytes of all jars, fetch missing and wrong ones, and return the paths of all.
 
-    Two processes may resolve at once: each file appears whole, and the marker last. Raises MissingJava,
-    JarsNotResolved.
+    If all are right, this starts no JVM and uses no network. Two processes may resolve at once: each file appears
+    whole, and the marker last.
+
+    Raises MissingJava, JarsNotResolved.
     """
     folder = kept_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not all(_is_right(folder / jar.file_name, jar) for jar in JARS):
+        _fetch_into(folder)
     if not _is_complete(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not all(_is_right(folder / jar.file_name, jar) for jar in JARS):
-            _fetch_into(folder)
         _put(folder / MARKER, _marker_text())
     return kept_jars()
 
@@ -170,15 +172,17 @@ def _put(path: Path, text: str) -> None:
 
 
 def _fetch_into(folder: Path) -> None:
-    # Beside the files' last place, so that moving them there is a rename.
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as work_name:
+    # Not in `folder`, whose name may have characters that Spark takes for those of a URI.
+    with tempfile.TemporaryDirectory(prefix="lakemq-jars-") as work_name:
         work = Path(work_name)
         _run_resolver(work)
         for jar in JARS:
             fetched = work / "jars" / f"{jar.organisation}_{jar.file_name}"
             if not _is_right(fetched, jar):
                 raise JarsNotResolved(f"{jar.file_name} does not hash to the expected sha256 {jar.sha256}")
-            fetched.replace(folder / jar.file_name)
+            draft = folder / f".{jar.file_name}.{os.getpid()}"
+            shutil.copyfile(fetched, draft)
+            draft.replace(folder / jar.file_name)
 
 
 def _run_resolver(work: Path) -> None:

@@ -22,10 +22,10 @@ from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
 FOLDER = Path(__file__).parent
-MOST_BYTES = 150_000
+MOST_BYTES = 250_000
 COLUMNS = 96
-SIZE = (920, 1000)
-"""Of the report's picture, in pixels: its figures, and the first pictures below them."""
+SIZE = (920, 2085)
+"""Of the report's picture, in pixels: its figures, its checks, and the first plots below them."""
 
 COMMANDS = (
     "lakemq init",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -29,6 +30,13 @@ HURRY, KILL = "hurry", "kill-"
 _COLUMNS = pa.schema([("arr_delay", pa.int64())])
 
 
+def end_with_parent(parent_id: int) -> None:
+    """End this process when the demo that started it is gone, for example killed."""
+    while os.getppid() == parent_id:
+        time.sleep(1)
+    os._exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.demo.member")
     for option in ("--path", "--name", "--signals"):
@@ -36,6 +44,7 @@ def main() -> None:
     parser.add_argument("--max-records", type=int, required=True)
     options = parser.parse_args()
     signals = Path(options.signals)
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def raise_alerts(messages: pa.Table, transaction: TransactionScope) -> None:
         delays = parse_flights(messages, _COLUMNS).column("arr_delay")

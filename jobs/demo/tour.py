@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -32,6 +31,7 @@ from lakemq.engine.client.publish.producer import Producer
 from lakemq.jobs.demo import checks
 from lakemq.jobs.demo.checks import Check, CheckFailed
 from lakemq.jobs.demo.data import FLIGHT_DDL, MissingData, Source, load_source
+from lakemq.jobs.demo.folder import FolderTaken, take_folder
 from lakemq.jobs.demo.group import Team, check_alerts, raise_alerts
 from lakemq.jobs.demo.member import GROUP, TARGET
 from lakemq.jobs.demo.progress import Progress
@@ -51,10 +51,6 @@ Tiles = list[tuple[str, str]]
 """Figures of the report, each with what it measures."""
 
 
-class NotOurs(Exception):
-    """The folder holds something that the demo did not make."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tour and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.demo", description=(__doc__ or "").splitlines()[0])
@@ -63,8 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     progress, began_s = Progress(Console()), time.monotonic()
     try:
-        report = run(progress, Path(options.keep), options.rows)
-    except (CheckFailed, MissingData, MissingJars, MissingJava, NotOurs) as error:
+        with take_folder(Path(options.keep)):
+            report = run(progress, Path(options.keep), options.rows)
+    except (CheckFailed, FolderTaken, MissingData, MissingJars, MissingJava) as error:
         message = f"[red]{type(error).__name__}[/]: {escape(str(error))}"
         Console(stderr=True).print(message, soft_wrap=True, highlight=False)
         return 1
@@ -75,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(progress: Progress, folder: Path, rows: int | None) -> Path:
-    """Go through all stages, and return the path of the report. Raises CheckFailed."""
-    path = _clean_namespace(folder)
+    """Go through all stages in an empty folder, and return the path of the report. Raises CheckFailed."""
+    path = folder / DATABASE
     with progress.stage("Read a year of flights from New York, and the weather there") as stage:
         source = load_source(folder, rows)
         stage.result = f"{source.flights.num_rows:,} flights, {source.weather.num_rows:,} hourly weather reports"
@@ -111,15 +108,6 @@ def run(progress: Progress, folder: Path, rows: int | None) -> Path:
     tiles.append((str(len(progress.checks)), "checks, all passed"))
     build_report(tiles, progress.checks, answers, team, reminders).write(report)
     return report.absolute()
-
-
-def _clean_namespace(folder: Path) -> Path:
-    """Return the place of the namespace, empty. Raises NotOurs rather than delete something else."""
-    path = folder / DATABASE
-    if path.exists() and not (path / "journal" / "_delta_log").is_dir():
-        raise NotOurs(f"{path} is there and is no namespace of LakeMQ: move it, or name another folder with --keep.")
-    shutil.rmtree(path, ignore_errors=True)
-    return path
 
 
 def _send_weather(progress: Progress, mq: Connection, weather: pa.Table) -> Tiles:

@@ -22,6 +22,7 @@ from lakemq.jobs.demo import checks
 from lakemq.jobs.demo import data as demo_data
 from lakemq.jobs.demo.checks import CheckFailed
 from lakemq.jobs.demo.data import Source, load_source
+from lakemq.jobs.demo.folder import MARKER, take_folder
 from lakemq.jobs.demo.group import DELAY_MINUTES, check_alerts
 from lakemq.jobs.demo.reminders import Reminders, check_reminders
 from lakemq.jobs.demo.tour import DATABASE, main
@@ -61,7 +62,8 @@ class Outline(HTMLParser):
 @pytest.mark.long  # a minute of it
 @pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
-    with lakemq.connect(str(tmp_path / "kept" / DATABASE), create=True) as mq, mq.serving():
+    path = str(tmp_path / "kept" / DATABASE)
+    with take_folder(tmp_path / "kept"), lakemq.connect(path, create=True) as mq, mq.serving():
         mq.topics.create("flights", partitions=3)
 
     done = run_demo("--keep", "kept", "--rows", str(FLIGHTS), cwd=tmp_path)
@@ -87,16 +89,39 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
     assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 1
     assert outline.loads == []
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}
-    assert {path.name for path in report.parent.iterdir()} == {DATABASE, "report.html"}
+    assert {path.name for path in report.parent.iterdir()} == {DATABASE, MARKER, "report.html"}
 
 
-def test_what_is_no_namespace_is_not_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine = tmp_path / DATABASE / "mine.txt"
-    mine.parent.mkdir()
+@pytest.mark.parametrize("foreign", ["flights.csv", "nyc/topics/part.parquet", "signals/mine"])
+def test_a_folder_with_other_files_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], foreign: str
+) -> None:
+    mine = tmp_path / foreign
+    mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("do not lose me")
     assert main(["--keep", str(tmp_path)]) == 1
-    assert "NotOurs" in capsys.readouterr().err
+    assert "FolderTaken" in capsys.readouterr().err
     assert mine.read_text() == "do not lose me"
+    assert main(["--keep", str(mine)]) == 1
+    assert "is a file" in capsys.readouterr().err
+
+
+def test_what_a_killed_demo_left_is_removed(tmp_path: Path) -> None:
+    with take_folder(tmp_path / "kept"):
+        for left in ("nyc/watermarks/part.parquet", "signals/kill-Ben", "report.html"):
+            path = tmp_path / "kept" / left
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.touch()
+    with take_folder(tmp_path / "kept"):
+        assert [path.name for path in (tmp_path / "kept").iterdir()] == [MARKER]
+
+
+def test_one_demo_at_a_time_works_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with take_folder(tmp_path):
+        (tmp_path / "nyc").mkdir()
+        assert main(["--keep", str(tmp_path)]) == 1
+        assert "Another demo works in" in capsys.readouterr().err
+        assert (tmp_path / "nyc").exists()
 
 
 def test_without_the_data_it_says_what_to_install(

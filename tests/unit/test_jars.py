@@ -100,6 +100,14 @@ def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
     assert jars.resolve() == jars.kept_jars()
 
 
+def test_a_jar_that_was_cut_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_brings(monkeypatch, b"right")
+    (cut,) = jars.resolve()
+    cut.write_bytes(b"rig")
+    assert jars.resolve() == (cut,)
+    assert cut.read_bytes() == b"right"
+
+
 def test_a_jar_that_went_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
     (gone,) = jars.resolve()
