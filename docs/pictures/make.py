@@ -22,10 +22,10 @@ from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
 FOLDER = Path(__file__).parent
-MOST_BYTES = 250_000
+MOST_BYTES = 150_000
 COLUMNS = 96
-SIZE = (920, 2085)
-"""Of the report's picture, in pixels: its figures, its checks, and the first plots below them."""
+SIZE, SCALE = (920, 1600), 0.75
+"""Of the report's picture: in pixels of the page, its figures, its checks and the first plot; and how much smaller."""
 
 COMMANDS = (
     "lakemq init",
@@ -88,6 +88,7 @@ def photograph(report: Path, picture: Path) -> None:
     with tempfile.TemporaryDirectory() as profile:
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         command += [f"--user-data-dir={profile}", f"--window-size={SIZE[0]},{SIZE[1]}", "--virtual-time-budget=20000"]
+        command += [f"--force-device-scale-factor={SCALE}"]
         command += [f"--screenshot={picture}", report.as_uri()]
         subprocess.run(command, check=True, timeout=600, capture_output=True)
 
