@@ -13,6 +13,8 @@ EXTRAS = {
     "spark": ("pyspark", "py4j", "delta", "pandas"),
     "sql": ("duckdb", "sqlglot"),
     "report": ("plotly",),
+    "metrics": ("prometheus_client",),
+    "console": ("prometheus_client", "jinja2", "python_multipart", "starlette", "uvicorn"),
     "quality": ("great_expectations",),
     "airflow": ("airflow",),
 }
