@@ -18,8 +18,9 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.due_runs import DueRun
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
-from lakemq.engine.protocol.codec.journal import decode_steps, encode_step
+from lakemq.engine.protocol.codec.journal import decode_steps, encode_steps
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
+from lakemq.engine.protocol.codec.step_object import StepHead, decode_step_object, encode_step_object
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.observed_waits import ObservedWaits
@@ -109,10 +110,12 @@ class Harness:
         return list(answer.results)  # type: ignore[union-attr]
 
     def land(self, entries: list[JournalEntry], rows: bytes | None = None) -> None:
-        """The step is in the journal."""
+        """The step is in the log, and its entries are rows of the journal."""
         step = Step(self.state.step, self.state.now_ms, self.state.leader_epoch, entries, rows)
-        (read,) = decode_steps(encode_step(step))
-        assert read == step
+        head = StepHead(1, "", "", step.step, step.decided_at_ms, "", step.leader_epoch, 0)
+        decoded_head, read = decode_step_object(encode_step_object(head, step))
+        assert (decoded_head, read) == (head, step)
+        assert decode_steps(encode_steps([step])) == [msgspec.structs.replace(step, rows=None)]
         self.steps.append(read)
         self.waits.observe(machine.find_watched_waits(self.state), self.now_ms)
 

@@ -34,4 +34,4 @@ def restored(mark: pa.Table, tables: Tables, left_in: Sequence[str] = RESTORED) 
 
 
 def mark_of(state: State) -> pa.Table:
-    return build_watermark(state, 0, 1)
+    return build_watermark(state, 0)

@@ -34,7 +34,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.delayed import DELAYED
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
@@ -49,8 +48,8 @@ from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
+from ..namespace.step_reader import StepReader
 from ..namespace.waiting_rows import WaitingRows
-from ..protocol.codec.journal import decode_steps
 from ..protocol.codec.letter import decode_letter
 from ..protocol.projection import find_named_files
 from ..protocol.values.log import Produce
@@ -380,15 +379,12 @@ class DataFileMerger:
     def _find_unnamed_files(self, due: ExpiredLists, handles: Handles, step: int) -> set[str]:
         """Return the files that nothing names.
 
-        The order of looking matters. A name only moves from letters to the journal, and from there to the tables, and
+        The order of looking matters. A name only moves from letters to steps, and from there to the tables, and
         is in the next place before it leaves the one before. So no name escapes a look in this order.
         """
         is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in due.paths)
         named = {-1, *(self._read_file_ids_in_letters() if is_publishers else ())}
-        tail = self._store.open(JOURNAL).read(
-            [name for name in JOURNAL.stored_schema.names if name != "rows"], step=(step + 1, None)
-        )
-        named |= find_named_files(decode_steps(tail))
+        named |= find_named_files(StepReader(self._files, step, self._clock.steady_ms).read())
         named = named.union(*(_read_named_file_ids(handles[name]) for name in POINTING))
         return {path for path in due.paths if parse_file_id(path) not in named}
 

@@ -7,7 +7,7 @@ live files, of files on disk and of log entries stay bounded, however often the 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -23,13 +23,14 @@ from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.store import TableHandle
 
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from .data_file_merger import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFileMerger, Handles
 from .row_trimming import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
+from .step_removal import StepRemoval
 from .writing import write_merged_file, write_merged_pieces
 
 MANY_BIG_FILES = 8
@@ -38,9 +39,6 @@ MANY_BIG_FILES = 8
 _MERGED_ROWS = 1 << 17
 """Rows of `delayed` that a merge holds at once, unless an hour has more. That takes about 250 MB, most
 of it for row groups that Arrow reads ahead."""
-
-_STEP_BYTES = 64 << 10
-"""A journal file of this size holds only a few steps."""
 
 JOURNAL_SMALL_BYTES = 512 << 10
 """Files of the journal below this size are merged. A small step takes 49 bytes in a file and 866 in memory, and a merge
@@ -52,11 +50,6 @@ LOAD_MS = 10_000
 CLEAN_MS = 10_000
 """Least time between two removals of old log entries and replaced files of a table."""
 
-JOURNAL_CHECKPOINT_MS = 5_000
-"""Least time between two checkpoints of the journal. Each holds the tombstones of two minutes of steps."""
-
-MOST_UNCHECKPOINTED = 250
-"""Commits after which the journal is checkpointed anyway: opening it reads each of them, in 0.3 ms."""
 QUIET_MS = 60_000
 """A table without commits for this long is checkpointed and merged, however little there is. Also the longest time
 between two removals.
@@ -64,9 +57,6 @@ between two removals.
 
 SWEEP_MS = 3_600_000
 """Time between two searches for unannounced files, left by a process that was killed between a write and its commit."""
-
-JOURNAL_COLUMNS_KEPT = tuple(name for name in JOURNAL.stored_schema.names if name != "rows")
-"""Columns of the journal that a merge keeps."""
 
 
 @dataclass
@@ -77,28 +67,17 @@ class _TableProgress:
     """
 
     checkpointed_version: int
-    checkpointed_at_ms: int | None = None
     version: int = -1
     moved_at_ms: int = 0
-    merged_version: int = 0
     cleaned_at_ms: int | None = None
     swept_at_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class JournalMerge:
-    """Files of the journal to swap for merged ones. first_step: where the journal begins afterwards."""
-
-    add: tuple[NewFile, ...]
-    remove: tuple[StoredFile, ...]
-    first_step: int
 
 
 class Housekeeping:
     """Maintains tables during one term, one table at a time, right after a commit of the leader to it.
 
     Attributes:
-        floor, journal_start: values for the next watermark.
+        floor: for the next watermark.
     """
 
     def __init__(
@@ -120,9 +99,10 @@ class Housekeeping:
         self._files, self._config, self._clock, self._reached = files, config, clock, reached
         self._data_files = data_files
         self._now_ms, self._leftovers = now_ms, Leftovers(files)
-        self.floor, self.journal_start = watermark.floor, watermark.journal_start
+        self.floor = watermark.floor
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
+        self._step_removal = StepRemoval(files, clock, watermark.step, reached)
         self._tables: dict[str, _TableProgress] = {}
         self._living: LiveState | None = None
         self._coming = None if then is None else (clock.steady_ms() - age_ms, watermark.step, then)
@@ -133,12 +113,15 @@ class Housekeeping:
         """Note that the watermark of this step was just written. now: the live objects at that step."""
         self._living, now_ms = now, self._clock.steady_ms()
         self._watermarks.append((now_ms, step))
+        self._step_removal.note_watermark(step)
         if self._coming is not None and now_ms - self._coming[0] >= LOAD_MS:
             self._settled, self._coming = self._coming[1:], None
         if self._coming is None:
             self._coming = now_ms, step, now
 
-    # -- projections ------------------------------------------------------------------------------------
+    def remove_steps(self) -> None:
+        """Remove step objects that no reader needs any more. Raises OSError."""
+        self._step_removal.remove_old()
 
     def maintain(self, handle: TableHandle) -> None:
         """Checkpoint, merge and clean up a table if it is time. Raises CommitConflict."""
@@ -176,7 +159,8 @@ class Housekeeping:
 
     def _merge(self, handle: TableHandle, is_quiet: bool) -> None:
         files, least = handle.files(), self._config.number("compact.min.files")
-        chosen = [f for f in files if f.size_bytes < SMALL_BYTES]
+        small_bytes = JOURNAL_SMALL_BYTES if handle.spec.name == JOURNAL.name else SMALL_BYTES
+        chosen = [f for f in files if f.size_bytes < small_bytes]
         wasted = self._find_wasted_files(handle)
         if len(chosen) < (min(FEW_FILES, least) if is_quiet else least) and not wasted:
             return
@@ -234,83 +218,6 @@ class Housekeeping:
         written_at_ms, step = self._watermarks[0]
         return step if written_at_ms <= horizon_ms else 0
 
-    # -- the journal ------------------------------------------------------------------------------------
-
-    def maintain_journal(
-        self, store: Store, version: int, files: Sequence[StoredFile], kept: Mapping[str, pa.Table], watermark: int
-    ) -> JournalMerge | None:
-        """Checkpoint the journal, and prepare the merge of its files up to the watermark, if it is time.
-
-        The merge is a commit to the journal, so the sequencer makes it between two steps. The files that it names stay
-        live until then, because only the leader removes files.
-
-        Args:
-            version, files: of the journal when the pass began.
-            kept: by path of its file, rows that need not be read; columns of JOURNAL_COLUMNS_KEPT.
-        """
-        maintained = self._progress_of(JOURNAL.name)
-        is_due = self._is_journal_checkpoint_due(maintained, version - maintained.checkpointed_version)
-        is_to_be_cleaned = self._is_cleaning_due(maintained, CLEAN_MS if is_due else QUIET_MS)
-        if is_due or is_to_be_cleaned:
-            handle = store.open(JOURNAL)
-            if is_due:
-                self._checkpoint(handle, maintained)
-            if is_to_be_cleaned:
-                self._clean(handle, maintained)  # the term has begun with a commit to it
-        if version - maintained.merged_version < self._config.number("compact.min.files"):
-            return None
-        merge = self._prepare_journal_merge(store, files, kept, watermark)
-        if merge is not None:
-            maintained.merged_version = version
-        return merge
-
-    def _is_journal_checkpoint_due(self, maintained: _TableProgress, commits: int) -> bool:
-        if commits < self._config.number("checkpoint.interval"):
-            return False
-        at_ms = maintained.checkpointed_at_ms
-        is_time = at_ms is None or self._clock.steady_ms() - at_ms >= JOURNAL_CHECKPOINT_MS
-        return is_time or commits >= MOST_UNCHECKPOINTED
-
-    def _prepare_journal_merge(
-        self, store: Store, files: Sequence[StoredFile], kept: Mapping[str, pa.Table], watermark: int
-    ) -> JournalMerge | None:
-        """Merge small projected files, and drop decisions older than journal.retention.ms.
-
-        The last step stays whatever its age: a reader with an older watermark must notice that it has missed some.
-        """
-        horizon_ms = self._now_ms() - self._config.ms("journal.retention.ms")
-        projected = [f for f in files if f.statistics["max.step"] <= watermark]
-        small = _find_small(projected)
-        old = [
-            f
-            for f in projected
-            if f.size_bytes >= JOURNAL_SMALL_BYTES
-            and f.statistics["max.decided_at_ms"] < horizon_ms
-            and f.statistics["max.step"] < watermark
-        ]
-        if len(small) < self._config.number("compact.min.files") and not old:
-            return None
-        small = _take_newest(small)
-        stays = (pc.field("decided_at_ms") >= horizon_ms) | (pc.field("step") >= watermark)
-        stored = store.dataset(JOURNAL, [file for file in small if file.path not in kept])
-        parts = [kept[file.path] for file in small if file.path in kept]
-        rows = pa.concat_tables([stored.to_table(columns=list(JOURNAL_COLUMNS_KEPT)), *parts]).filter(stays)
-        # message rows from here are in their data files by now
-        rows = rows.append_column("rows", pa.nulls(rows.num_rows, pa.binary())).select(JOURNAL.stored_schema.names)
-        added = write_merged_file(self._files, self._leftovers, JOURNAL, rows, (*small, *old))
-        self._reached("housekeeping.merged_journal_written")
-        gone = {f.path for f in (*small, *old)}
-        firsts = [f.statistics["min.step"] for f in files if f.path not in gone]
-        firsts += [f.statistics["minValues"]["step"] for f in added]
-        return JournalMerge(added, (*small, *old), min(firsts, default=watermark + 1))
-
-    def note_journal_merge(self, merge: JournalMerge) -> None:
-        """Note that the sequencer has committed the merge."""
-        self._reached("housekeeping.journal_swapped")
-        self.journal_start = max(self.journal_start, merge.first_step)
-
-    # -- both -------------------------------------------------------------------------------------------
-
     def _progress_of(self, name: str) -> _TableProgress:
         if name not in self._tables:
             # as stored, so that leaders of a few commits each checkpoint and merge in their turn
@@ -320,7 +227,6 @@ class Housekeeping:
     def _checkpoint(self, handle: TableHandle, maintained: _TableProgress) -> None:
         handle.checkpoint()
         maintained.checkpointed_version = handle.version
-        maintained.checkpointed_at_ms = self._clock.steady_ms()
         self._reached("housekeeping.checkpointed")
 
     def _is_cleaning_due(self, maintained: _TableProgress, pause_ms: int) -> bool:
@@ -330,8 +236,6 @@ class Housekeeping:
     def _clean(self, handle: TableHandle, maintained: _TableProgress) -> None:
         """Remove unneeded files and log entries of a table that this leader has committed to."""
         steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
-        if handle.spec.replaced_retention_ms is not None:
-            grace_ms = min(grace_ms, handle.spec.replaced_retention_ms)
         maintained.cleaned_at_ms = steady_ms
         handle.expire_log()
         if handle.spec.shape == "data":
@@ -340,26 +244,6 @@ class Housekeeping:
         if maintained.swept_at_ms is None or steady_ms - maintained.swept_at_ms >= SWEEP_MS:
             maintained.swept_at_ms = steady_ms
             self._leftovers.sweep(name, grace_ms, handle.open_newest)
-
-
-def _find_small(projected: Sequence[StoredFile]) -> list[StoredFile]:
-    """Return the files of the journal that a merge may still read."""
-    return [file for file in projected if file.size_bytes < JOURNAL_SMALL_BYTES]
-
-
-def _take_newest(small: Sequence[StoredFile]) -> list[StoredFile]:
-    """Return the newest of these journal files, and older ones that are at most as large as the newer ones together.
-
-    So a row is written again only when the size of its file has doubled, not whenever there are new steps.
-    """
-    chosen: list[StoredFile] = []
-    size_bytes = 0
-    for file in sorted(small, key=lambda file: file.statistics["max.step"], reverse=True):
-        if size_bytes and file.size_bytes > max(size_bytes, _STEP_BYTES):
-            break
-        chosen.append(file)
-        size_bytes += file.size_bytes
-    return chosen
 
 
 def iterate_by_hours(handle: TableHandle, files: Sequence[StoredFile]) -> Iterator[pa.Table]:

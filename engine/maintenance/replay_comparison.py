@@ -77,7 +77,7 @@ def compare_with_replay(snapshot: Snapshot, config: EngineConfig) -> ReplayCompa
         name: _count_differing(BY_NAME[name], snapshot, then[name], decided.get(name), state, base.step, config)
         for name in PROJECT
     }
-    counters = build_watermark(state, snapshot.watermark.floor, snapshot.watermark.journal_start)
+    counters = build_watermark(state, snapshot.watermark.floor)
     differing[WATERMARKS.name] = int(WATERMARKS.rows(counters)[0] != snapshot.watermark)
     return ReplayComparison(base.step, last, differing)
 

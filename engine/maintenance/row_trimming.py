@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
@@ -26,10 +27,15 @@ from ..protocol.values.topics import Topic
 RETENTION = {
     TRANSACTIONS.name: "transaction.log.retention.ms",
     ASSIGNMENT_MOVES.name: "group.history.ms",
+    JOURNAL.name: "journal.retention.ms",
 }
 """Per table whose rows age: the setting that says how long they stay."""
 
-_AGED_BY = {TRANSACTIONS.name: "updated_at_ms", ASSIGNMENT_MOVES.name: "moved_at_ms"}
+_AGED_BY = {
+    TRANSACTIONS.name: "updated_at_ms",
+    ASSIGNMENT_MOVES.name: "moved_at_ms",
+    JOURNAL.name: "decided_at_ms",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
 
     - transactions: rows younger than retention_ms, or of an id with an open transaction.
     - assignment_moves: younger rows, and for each partition the last one before these.
+    - journal: younger rows.
     - control_markers: those that the log still reaches.
     - segments: those of existing topics; and the deletion of others while other files may hold rows of them.
 
@@ -74,6 +81,8 @@ def trim_rows(spec: TableSpec, rows: pa.Table, now: LiveState, retention_ms: int
         if whole:
             before = before.filter(pc.field("state") != "gone")
         return pa.concat_tables([before, rows.filter(young)])
+    if spec.name == JOURNAL.name:
+        return rows.filter(pc.field("decided_at_ms") >= now.now_ms - retention_ms)
     if spec.name == CONTROL_MARKERS.name:
         rows = rows.filter(_is_there(rows, now))
         return rows.filter(pa.array(rows.column("offset").to_numpy() >= _log_starts(rows, now)))

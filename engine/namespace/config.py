@@ -56,7 +56,7 @@ ENGINE = Parameters(
         Parameter(
             "lease.ms",
             10_000,
-            "A standby takes over when the journal has not moved for so long.",
+            "A standby takes over when no step came for so long.",
             500,
             _DAY_MS // 48,
         ),
@@ -65,7 +65,7 @@ ENGINE = Parameters(
         Parameter(
             "journal.rows.max.bytes",
             262_144,
-            "Rows of a step that ride in the journal until the next pass; more are a data file at once.",
+            "Message rows that a step holds until the next projection; more are a data file at once.",
             0,
             16 << 20,
         ),
@@ -159,7 +159,7 @@ ENGINE = Parameters(
         Parameter(
             "reader.grace.ms",
             600_000,
-            "How long files that compaction replaced stay for running queries; the journal's a minute at most.",
+            "How long files that compaction replaced stay for running queries.",
             1000,
             _DAY_MS // 4,
         ),

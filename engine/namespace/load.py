@@ -26,7 +26,6 @@ from .waiting_rows import WaitingRows
 BEGINNING = WatermarkRow(
     step=0,
     floor=0,
-    journal_start=1,
     decided_at_ms=0,
     leader="",
     leader_epoch=0,

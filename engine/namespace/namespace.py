@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from deltalake.exceptions import DeltaError
@@ -17,9 +18,12 @@ from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files, LocalFiles, open_files
 from lakemq.tables.storage.mailbox import Mailbox
 from lakemq.tables.storage.sharing import share_with_group
+from lakemq.tables.storage.step_objects import STEPS_FOLDER, list_steps, step_name
 from lakemq.tables.storage.store import NewerTable, NotATable, OlderTable, Store
 
+from ..protocol.codec.step_object import StepHead, encode_step_object
 from ..protocol.errors import NamespaceError, NewerFormat
+from ..protocol.values.journal import FORMAT_VERSION, Step
 from .config import EngineConfig
 from .process import claim_tables
 
@@ -65,6 +69,7 @@ def open_namespace(
         if create and not store.exists(JOURNAL):
             _check_free(path, files, store)
             store.create(WATERMARKS, _shard_properties(config))
+            _put_first_step(files)
             migrate(store, 0)
         namespace_id = _open_journal(path, files, store)
     except OSError as error:
@@ -73,6 +78,14 @@ def open_namespace(
         raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
     return Namespace(path, namespace_id, files, store, mailbox, config, dict(storage_options or {}))
+
+
+def _put_first_step(files: Files) -> None:
+    """Put step 0, which decides nothing, unless it is there. The first leader stands on it."""
+    head = StepHead(FORMAT_VERSION, "", "", 0, 0, "", 0, 0)
+    with suppress(FileExistsError):
+        files.put(step_name(0), encode_step_object(head, Step(0, 0, 0, [])))
+    files.sync([step_name(0)])  # also if another process has put it: it may have been killed before this
 
 
 def _share(files: Files) -> None:
@@ -104,7 +117,7 @@ def _check_free(path: str, files: Files, store: Store) -> None:
     if DeltaLog(files).exists():
         text = f"{path} is itself a Delta table, and no place for a namespace."
         raise NamespaceError(text, expected="another path")
-    if written := _find_written_tables(store):
+    if written := [*_find_written_tables(store), *([STEPS_FOLDER] if any(list_steps(files)) else [])]:
         raise _make_lost_journal_error(path, written)
     if foreign := _find_foreign_names(files):
         shown = ", ".join(foreign[:_SHOWN]) + (f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else "")
@@ -118,6 +131,7 @@ def _check_free(path: str, files: Files, store: Store) -> None:
 _SHOWN = 5
 _OWN_FOLDERS = {*(spec.name for spec in TABLES), "aside", "beats", "leaders", "leftovers", "mailbox", "messages"} | {
     "replies",
+    STEPS_FOLDER,
     "streams",
 }
 """Folders of a namespace: an interrupted `create` has made some of them."""

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from .errors import InvalidConfig
 
 _STORES = "the store takes care of it; LakeMQ has no brokers and no replicas"
-_ALWAYS_ALL = "a publish is acknowledged once its step is in the journal, which is what acks=all means"
+_ALWAYS_ALL = "a publish is acknowledged once its step is stored, which is what acks=all means"
 _NO_SEGMENTS = "LakeMQ has no log segments on brokers: the leader merges files"
 _NO_COMPACTION = "there are no compacted topics; cleanup.policy is delete"
 _NO_WIRE = "there is no wire protocol and no listener: the store's permissions control access"

@@ -2,31 +2,23 @@
 
 Invariant: a step leaves the tail only when the pass that holds it is complete, including its watermark. If a pass
 fails, the next call here raises its error; it is never lost.
-
-A pass may also prepare a merge of the journal's files. The sequencer's thread commits it (`_finish_pass`), because only
-that thread may move the journal's version: a commit from another thread would look like another leader.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 
-import pyarrow as pa
-
-from lakemq.tables.storage.commits import StoredFile
-from lakemq.tables.storage.store import Store
-
-from ..maintenance.housekeeping import Housekeeping, JournalMerge
+from ..maintenance.housekeeping import Housekeeping
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..protocol.errors import NotLeader, StorageError
 from ..protocol.values.journal import Step
 from ..protocol.values.state import State
-from .journal import Journal
 from .pending_file import PASS_DUE_BYTES, CurrentPendingFile
-from .projector import Projection, Projector, plan_projection
+from .projector import Projector, plan_projection
+from .step_log import StepLog
 
 log = logging.getLogger("lakemq.serve")
 
@@ -48,8 +40,7 @@ class BackgroundProjection:
 
     def __init__(
         self,
-        store: Store,
-        journal: Journal,
+        step_log: StepLog,
         pending_file: CurrentPendingFile,
         housekeeping: Housekeeping,
         projector: Projector,
@@ -59,11 +50,11 @@ class BackgroundProjection:
         tail: Sequence[Step],
     ) -> None:
         """tail: the steps that landed after the last watermark, in order."""
-        self._store, self._journal, self._pending_file = store, journal, pending_file
+        self._log, self._pending_file = step_log, pending_file
         self._housekeeping, self._projector = housekeeping, projector
         self._executor, self._clock, self._config = executor, clock, config
         self._tail = list(tail)
-        self._running: Future[JournalMerge | None] | None = None
+        self._running: Future[None] | None = None
         self._steps_in_pass = 0
         self.planned_step = 0
         """The last step whose rows are computed. They are written, or being written."""
@@ -97,7 +88,7 @@ class BackgroundProjection:
         if self._running is None and self._is_due():
             self._begin_pass(state)
 
-    def _wait_for_pass(self, running: Future[JournalMerge | None], alive: Callable[[], None]) -> None:
+    def _wait_for_pass(self, running: Future[None], alive: Callable[[], None]) -> None:
         timeout_ms = self._config.ms("step.timeout.ms")
         deadline_ms = self._clock.steady_ms() + timeout_ms
         while not wait([running], _TURN_S).done:
@@ -131,34 +122,12 @@ class BackgroundProjection:
         self._steps_in_pass = len(self._tail)
         self._pending_file.close()
         self._begun_at_ms = self._clock.steady_ms()
-        work = plan_projection(state, self._tail, self._housekeeping.floor, self._housekeeping.journal_start)
+        work = plan_projection(state, self._tail, self._housekeeping.floor)
         self.planned_step = work.step
-        self._running = self._executor.submit(
-            self._run_pass,
-            work,
-            self._journal.make_continuity_check(),
-            self._journal.version,
-            self._journal.files,
-            self._journal.copy_cached_rows(),
-        )
-
-    def _run_pass(
-        self,
-        work: Projection,
-        look: Callable[[], None],
-        version: int,
-        files: Sequence[StoredFile],
-        kept: Mapping[str, pa.Table],
-    ) -> JournalMerge | None:
-        """Run one pass, in the background. look, version, files, kept: of the journal when the pass began."""
-        self._projector.write(work, look)
-        return self._housekeeping.maintain_journal(self._store, version, files, kept, work.step)
+        self._running = self._executor.submit(self._projector.write, work, self._log.check_continuity)
 
     def _finish_pass(self) -> None:
         assert self._running is not None
         running, self._running = self._running, None
-        merge = running.result()
+        running.result()
         del self._tail[: self._steps_in_pass]
-        if merge is not None:
-            self._journal.replace(merge.add, merge.remove)
-            self._housekeeping.note_journal_merge(merge)

@@ -2,11 +2,11 @@
 
 The order of writes makes a pass safe to repeat:
 
-1. The data files of rows that came in the journal, then their names in `messages`. A segment must never point at rows
+1. The data files of rows that came in steps, then their names in `messages`. A segment must never point at rows
    that no file holds.
-2. All other tables.
-3. The watermark. Readers trust the tables up to its step only, and follow the journal from there.
-4. Maintenance: checkpoints, merges and removals.
+2. All other tables; `journal` last, so that the decisions come after what follows from them.
+3. The watermark. Readers trust the tables up to its step only, and read the steps from there.
+4. Maintenance: checkpoints, merges, and removals of files and of old steps.
 
 A process may be killed anywhere. Every commit notes the last step that its table holds. The next leader begins at the
 watermark and repeats the pass, and drops rows of steps that a table holds already. A projector whose sequencer does
@@ -22,16 +22,19 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.commits import CommitConflict
+from lakemq.tables.storage.step_objects import StepsGone
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.row_trimming import LiveState, read_live_state
 from ..namespace import crash
 from ..namespace.data_file import to_table_file
+from ..protocol.codec.journal import encode_steps
 from ..protocol.errors import NotLeader
 from ..protocol.projection import JournaledRows, build_watermark, collect_journaled_rows, find_added_files, project
 from ..protocol.values.journal import Step
@@ -52,14 +55,14 @@ class Projection:
     live_state: LiveState
 
 
-def plan_projection(state: State, steps: Sequence[Step], floor: int, journal_start: int) -> Projection:
+def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projection:
     """Compute the rows that bring the tables up to the last of `steps`, which is the state's."""
-    mark = build_watermark(state, floor, journal_start)
+    mark = build_watermark(state, floor)
     projection = Projection(
         state.step,
         find_added_files(steps),
         collect_journaled_rows(steps),
-        project(state, steps),
+        {**project(state, steps), JOURNAL.name: encode_steps(steps)},
         mark,
         read_live_state(state),
     )
@@ -77,7 +80,7 @@ class Projector:
     def write(self, work: Projection, look: Callable[[], None]) -> None:
         """Write one pass, then maintain the tables written so far. Raises NotLeader.
 
-        look: raises NotLeader unless the journal still continues from the version at which the pass began.
+        look: raises NotLeader unless the log of steps still continues from the last step that landed.
         """
         try:
             data = [MESSAGES.name] if work.files or work.journaled else []
@@ -98,7 +101,8 @@ class Projector:
                 self._housekeeping.maintain(handle)
             if looked_at:
                 self._housekeeping.maintain_data_files(self._handles, work.step)
-        except CommitConflict as conflict:
+            self._housekeeping.remove_steps()
+        except (CommitConflict, StepsGone) as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
     def _append(self, name: str, rows: pa.Table, step: int) -> None:
@@ -124,7 +128,7 @@ class Projector:
     def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
         """Open the tables that are not open yet: those of this term's namespace, or none.
 
-        If the namespace was created again at this path, its tables appear only after our journal has gone. `look`
+        If the namespace was created again at this path, its tables appear only after our steps have gone. `look`
         notices that after opening. A handle that was opened before commits to no other table.
         """
         opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}

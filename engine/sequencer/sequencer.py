@@ -1,17 +1,17 @@
-"""The sequencer: take the waiting letters, decide them together, append one step to the journal, write the replies.
+"""The sequencer: take the waiting letters, decide them together, append one step to the log, write the replies.
 
 A step goes from letters to replies in this order:
 
 1. Take letters from the mailbox, each client's in the order of its numbers (`intake`).
-2. Prepare: write the rows that came in letters to a data file, or keep them for the journal; read the footers of
+2. Prepare: write the rows that came in letters to a data file, or keep them for the step; read the footers of
    the data files that requests name (`step_preparer`). All I/O that a decision needs happens here.
 3. Decide: the pure core turns each request into records and a result, and folds the records into the state.
    Observations of the leader, deadlines and due messages follow in the same step.
-4. Append the step to the journal, in one commit. The projection gets the step too.
+4. Append the step to the log, as one object. The projection gets the step too.
 5. Write the replies, then delete the letters.
 6. If it is time, begin to project all steps that have landed, in another thread.
 
-Invariants. A reply is written only after its step has landed. The state in memory is the fold of the journal. If
+Invariants. A reply is written only after its step has landed. The state in memory is the fold of all steps. If
 anything fails on the way, leadership is in doubt: the sequencer throws the state away and loads it again. A process
 may be killed anywhere: a letter without a reply is still in the mailbox. If it is taken again, its number tells
 whether it was decided.
@@ -27,11 +27,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import pyarrow as pa
-
 from lakemq.tables.storage.inotify import Watch
 from lakemq.tables.storage.leader_locks import LeaderLocks
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.step_objects import StepsGone
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace import crash
@@ -41,7 +40,6 @@ from ..namespace.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
-from ..protocol.codec.journal import encode_step
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
 from ..protocol.rules.delays import needs_all_ranges
@@ -60,6 +58,7 @@ from .intake import Intake, OpenedLetter, StepLetters
 from .quarantine import Quarantine
 from .replies import Replies, Reply
 from .standby import Standby
+from .step_log import EncodedStep
 from .step_preparer import PreparedStep, StepPreparer
 from .term import Term, TermFactory
 
@@ -188,7 +187,7 @@ class Sequencer:
     # -- leadership -------------------------------------------------------------------------------------
 
     def try_lead(self) -> bool:
-        """Take the lease if it is free, its own, a dead process's, or if the journal has not moved for a whole lease.
+        """Take the lease if it is free, its own, a dead process's, or if no step came for a whole lease.
 
         After MAX_FAILED_TERMS failed terms in a row, the lease does not count as its own: another process may do
         better.
@@ -205,7 +204,7 @@ class Sequencer:
             with store_errors(_STORE_FAILED):
                 name = self.name if self._failures < MAX_FAILED_TERMS else None
                 self._term = self._take_over() if self._standby.may_lead(name) else None
-        except (NotLeader, StepTooOld):
+        except (NotLeader, StepTooOld, StepsGone):
             self._standby.forget()
         except BaseException:
             self._standby.forget()
@@ -213,20 +212,20 @@ class Sequencer:
         return self.leads
 
     def _take_over(self) -> Term | None:
-        """Begin a term. Return None if the journal has moved meanwhile.
+        """Begin a term. Return None if another sequencer has put a step meanwhile.
 
-        The take-over is itself a step: it names the new leader and a higher epoch. Its commit fences the leader before.
-        That one appends at a version that is taken now, fails, and steps down.
+        The take-over is itself a step: it names the new leader and a higher epoch. It fences the leader before: the
+        name of that one's next step is taken now, so it fails and steps down.
 
         Raises:
-            NotLeader: another sequencer committed first.
-            StepTooOld: another sequencer has merged the tables meanwhile.
+            NotLeader: another sequencer put its step first.
+            StepTooOld, StepsGone: another sequencer has merged the tables or removed steps meanwhile.
         """
         with report_damage(self._ns.store):
-            term = self._term_factory.begin(self._standby.version)
+            term = self._term_factory.begin(self._standby.step)
         if term is not None:
             lease_ms = self._ns.config.ms("lease.ms")
-            # hold the lock before the journal names this leader: a standby that reads the name then finds the lock
+            # hold the lock before a step names this leader: a standby that reads the name then finds the lock
             self._locks.hold(self.name)
             self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
@@ -303,7 +302,7 @@ class Sequencer:
 
     def _step(self, term: Term) -> StepReport:
         term.background.finish_if_done()
-        letters = self._intake.take_letters(term.state, term.journal.table_id, lambda: self._give_sign_of_life(term))
+        letters = self._intake.take_letters(term.state, term.namespace_id, lambda: self._give_sign_of_life(term))
         self._reached("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
         due = self._find_due(term, letters)
@@ -373,7 +372,7 @@ class Sequencer:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
 
     def _renew_if_quiet(self, term: Term) -> list[JournalEntry]:
-        """Return a renewal of the lease if the journal has not moved for a third of it."""
+        """Return a renewal of the lease if no step came for a third of it."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
@@ -385,7 +384,7 @@ class Sequencer:
         due: Sequence[machine.DueTimer] = (),
         observations: Sequence[Observation] = (),
     ) -> list[JournalEntry]:
-        """Decide one step and append it to the journal. When this returns, the step has landed.
+        """Decide one step and append it to the log. When this returns, the step has landed.
 
         The order within a step: requests, the lease, observations, deadlines, due messages, then what follows for
         groups.
@@ -455,28 +454,29 @@ class Sequencer:
             self._decide(term, StepLetters(), renewal)
 
     def _append_step(self, term: Term, entries: list[JournalEntry], rows: bytes | None) -> None:
-        """Append the step to the journal, and queue it for projection. Raises NotLeader."""
+        """Append the step to the log, and queue it for projection. Raises NotLeader."""
         state, begun_at_ms = term.state, self._clock.steady_ms()
         step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
-        term.journal.append(step.step, self._encode(step))
+        term.log.append(self._encode(term, step))
         term.current_at_ms = begun_at_ms
         term.background.add_step(step)
-        self._reached("sequencer.journal_appended")
+        self._reached("sequencer.step_landed")
 
-    def _encode(self, step: Step) -> pa.Table:
+    def _encode(self, term: Term, step: Step) -> EncodedStep:
         try:
-            return encode_step(step)
+            return term.log.encode(step, term.state.leader, term.state.lease_ms)
         except Exception:
             for entry in step.entries:
-                self._quarantine_unless_encodable(step, entry)
+                self._quarantine_unless_encodable(term, step, entry)
             raise
 
-    def _quarantine_unless_encodable(self, step: Step, entry: JournalEntry) -> None:
+    def _quarantine_unless_encodable(self, term: Term, step: Step, entry: JournalEntry) -> None:
         try:
-            encode_step(Step(step.step, step.decided_at_ms, step.leader_epoch, [entry]))
+            alone = Step(step.step, step.decided_at_ms, step.leader_epoch, [entry])
+            term.log.encode(alone, term.state.leader, term.state.lease_ms)
         except Exception as error:
             fields = {"step": step.step, "requests": [entry.request_id]}
-            text = "The decision for %s cannot be encoded for the journal: %s"
+            text = "The decision for %s cannot be encoded: %s"
             log.error(text, entry.request_id or "time", error, extra=fields)
             if entry.request_id is not None:
                 client_id, _, number = entry.request_id.rpartition("/")

@@ -18,16 +18,27 @@ The fence needs no clock and no lock; the lease only decides who may try.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.step_objects import step_name
 
+from ..namespace import crash
 from ..protocol.codec.step_object import StepHead, decode_head, encode_step_object
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import FORMAT_VERSION, Step
 
 LOOK_BEFORE_MS = 5_000
 """Time without a put after which the leader also looks before the next one: it may have been stopped for long."""
+
+
+@dataclass(frozen=True)
+class EncodedStep:
+    """The object of a step, before it is put. nonce: unique to it."""
+
+    step: int
+    nonce: str
+    body: bytes
 
 
 class StepLog:
@@ -44,6 +55,7 @@ class StepLog:
         identity: str,
         new_nonce: Callable[[], str],
         steady_ms: Callable[[], int],
+        reached: crash.Reached = crash.nowhere,
     ) -> None:
         """Stand on a step that was read, and make it durable: its leader may have died before it did this.
 
@@ -52,7 +64,7 @@ class StepLog:
             steady_ms: returns a time that only goes forward.
         """
         self._files, self._namespace_id, self._new_nonce = files, namespace_id, new_nonce
-        self._steady_ms = steady_ms
+        self._steady_ms, self._reached = steady_ms, reached
         self._stands_on = step, identity
         self._put_at_ms: int | None = None
         files.sync([step_name(step)])
@@ -62,16 +74,9 @@ class StepLog:
         """The last step that landed."""
         return self._stands_on[0]
 
-    def append(self, step: Step, leader: str, lease_ms: int) -> None:
-        """Put the next step, whose number is `step` + 1. leader, lease_ms: after this step.
-
-        Raises:
-            NotLeader: another sequencer has put this step, or has gone on for so long that steps were removed. In the
-                latter case this step may count.
-            NewerFormat: a sequencer of a newer version has put this step.
-            OSError: the store failed. The step may have landed or not.
-        """
-        now_ms, nonce, name = self._steady_ms(), self._new_nonce(), step_name(step.step)
+    def encode(self, step: Step, leader: str, lease_ms: int) -> EncodedStep:
+        """Encode a step for `append`. leader, lease_ms: after this step."""
+        nonce = self._new_nonce()
         head = StepHead(
             FORMAT_VERSION,
             self._namespace_id,
@@ -82,15 +87,27 @@ class StepLog:
             step.leader_epoch,
             lease_ms,
         )
-        body = encode_step_object(head, step)
+        return EncodedStep(step.step, nonce, encode_step_object(head, step))
+
+    def append(self, encoded: EncodedStep) -> None:
+        """Put the next step, whose number is `step` + 1.
+
+        Raises:
+            NotLeader: another sequencer has put this step, or has gone on for so long that steps were removed. In the
+                latter case this step may count.
+            NewerFormat: a sequencer of a newer version has put this step.
+            OSError: the store failed. The step may have landed or not.
+        """
+        now_ms, name = self._steady_ms(), step_name(encoded.step)
         if self._put_at_ms is None or now_ms - self._put_at_ms > LOOK_BEFORE_MS:
             self.check_continuity()
         try:
-            identity = self._files.put(name, body)
+            identity = self._files.put(name, encoded.body)
         except OSError as error:  # also FileExistsError: some stores repeat a put that succeeded
-            identity = self._find_own(name, nonce, error)
+            identity = self._find_own(name, encoded.nonce, error)
+        self._reached("sequencer.step_put")
         self.check_continuity()
-        self._stands_on, self._put_at_ms = (step.step, identity), now_ms
+        self._stands_on, self._put_at_ms = (encoded.step, identity), now_ms
 
     def _find_own(self, name: str, nonce: str, failed: OSError) -> str:
         """Return the identity of the object if a put that failed has landed nevertheless, and make it durable.

@@ -5,13 +5,17 @@ When leadership is in doubt, it throws all of it away.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.step_objects import list_steps, step_name
+from lakemq.tables.storage.store import Store
 from lakemq.tables.storage.workers import Workers
 
 from ..maintenance.data_file_merger import DataFileMerger
@@ -21,11 +25,13 @@ from ..maintenance.retention import find_outgrown
 from ..maintenance.row_trimming import read_live_state
 from ..namespace import crash
 from ..namespace.clock import Clock
+from ..namespace.damage import make_damage_error
 from ..namespace.due_runs import read_due_runs
 from ..namespace.later_ranges import LaterRanges
-from ..namespace.load import load_state, read_watermark
+from ..namespace.load import load_state
 from ..namespace.namespace import Namespace
 from ..namespace.process import pause_garbage_collection
+from ..namespace.step_reader import StepReader, follow_from_watermark
 from ..protocol import machine
 from ..protocol.rules.observed_waits import ObservedWaits
 from ..protocol.values.state import State
@@ -34,10 +40,10 @@ from .attendance import Attendance
 from .background_projection import BackgroundProjection
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
-from .journal import Journal
 from .pending_file import CurrentPendingFile
 from .projector import Projector
 from .retention_search import RetentionSearch
+from .step_log import StepLog
 from .step_time import StepTime
 from .target_assignments import TargetAssignments
 
@@ -47,8 +53,9 @@ class Term:
     """Everything of one term of leadership.
 
     Attributes:
-        state: the fold of the journal up to the version of `journal`.
-        current_at_ms: when that version was known to be the newest.
+        state: the fold of all steps up to the one on which `log` stands.
+        namespace_id: of the namespace whose steps these are.
+        current_at_ms: when that step was known to be the newest.
         expire_at_ms: when to look next for expired clients and producers. A term begins with it, because many terms
             last only seconds.
         all_seen_at_ms: when the mailbox was last read completely.
@@ -56,7 +63,8 @@ class Term:
     """
 
     state: State
-    journal: Journal
+    log: StepLog
+    namespace_id: str
     pending_file: CurrentPendingFile
     background: BackgroundProjection
     time: StepTime
@@ -110,38 +118,45 @@ class TermFactory:
         self._projecting, self._watching = projecting, watching
         self._plug_ins = PlugInThreads()
 
-    def begin(self, version: int | None) -> Term | None:
-        """Load the state: the projections at the watermark, then the journal's tail. Raises StepTooOld.
+    def begin(self, step: int | None) -> Term | None:
+        """Load the state: the tables at the watermark, then the steps behind it.
 
-        Return None if the journal is not at this version any more: another sequencer has committed.
+        Return None if this step is not the newest any more: another sequencer leads.
+
+        Raises:
+            StepTooOld, StepsGone: another sequencer has merged tables or removed steps meanwhile.
         """
-        steady_ms = self._clock.steady_ms()
-        journal = Journal(self._ns.store, self._reached)
-        if journal.version != version:
-            return None
         with pause_garbage_collection():
-            return self._load_term(journal, steady_ms)
+            return self._load_term(step)
 
-    def _load_term(self, journal: Journal, steady_ms: int) -> Term:
+    def _load_term(self, step: int | None) -> Term | None:
         ns, clock = self._ns, self._clock
-        journal.sync()
-        watermark = read_watermark(ns.store)
+        steady_ms = clock.steady_ms()
+        namespace_id = ns.store.open(JOURNAL).table_id
+        watermark, reader = follow_from_watermark(ns.store, clock.steady_ms, namespace_id)
+        tail = reader.read()
+        _check_no_gap(ns.store, reader)
+        if reader.step != step or ns.store.open(JOURNAL).table_id != namespace_id:
+            return None
         later = LaterRanges(Workers(1, "lakemq-later"), clock.now_ms())
         state = load_state(ns.store, watermark, later=later)
         then = read_live_state(state)
-        tail = journal.read_steps_after(watermark.step)
         machine.replay(state, tail)
+        step_log = StepLog(
+            ns.files, namespace_id, reader.step, reader.identity, _new_nonce, clock.steady_ms, self._reached
+        )
         time, removing = StepTime(clock, ns.files.time_ms(), state.now_ms), Lock()
         data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._reached)
         housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, then)
         projector = Projector(ns.store, housekeeping, self._reached)
         pending_file = CurrentPendingFile(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(
-            ns.store, journal, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail
+            step_log, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail
         )
         return Term(
             state,
-            journal,
+            step_log,
+            namespace_id,
             pending_file,
             background,
             time,
@@ -171,3 +186,14 @@ class TermFactory:
     def _make_retention_search(self) -> RetentionSearch:
         interval_ms = self._ns.config.ms("retention.check.interval.ms")
         return RetentionSearch(partial(find_outgrown, self._ns.store), self._watching, self._clock, interval_ms)
+
+
+def _check_no_gap(store: Store, reader: StepReader) -> None:
+    """Raise TableDamaged if later steps are there although the next one is not: it was lost, and was decided."""
+    newest = max(list_steps(store.files), default=0)
+    if newest > reader.step and store.files.identity(step_name(reader.step + 1)) is None:
+        raise make_damage_error(store, f"{step_name(reader.step + 1)} is missing, and {step_name(newest)} is there")
+
+
+def _new_nonce() -> str:
+    return uuid.uuid4().hex

@@ -46,7 +46,7 @@ def sql(
     """Query the tables and views (log, log_committed, open_transactions, ...) in Spark's SQL, without a JVM.
 
     The result is as of the last projection, which is at most a second old while a sequencer serves. --as-of reads an
-    earlier one, at least as far back as reader.grace.ms. If the journal is ahead of the tables, a line on stderr says
+    earlier one, at least as far back as reader.grace.ms. If there are steps that the tables lack, a line on stderr says
     by how many steps; --wait waits for them. DuckDB runs the query, translated from Spark's SQL; --dialect duckdb takes
     DuckDB's own SQL. Keys and values are bytes: CAST(value AS STRING) is their text, and
     get_json_object(CAST(value AS STRING), '$.user') is a JSON field. As in Spark, double quotes enclose a text, and

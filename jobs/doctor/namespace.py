@@ -25,13 +25,13 @@ from lakemq.jobs.doctor.examination import Finding
 from lakemq.jobs.key_spread import describe_fullest_partition
 from lakemq.jobs.output import one_line, to_iso
 from lakemq.jobs.probe import probe
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
 from lakemq.tables.storage.foreign import find_foreign_commits
 from lakemq.tables.storage.leader_locks import LeaderLocks
 from lakemq.tables.storage.mailbox import LETTERS
+from lakemq.tables.storage.step_objects import step_name
 from lakemq.tables.storage.store import NewerTable, NotATable
 
 SKEW_MS = 2_000
@@ -87,7 +87,7 @@ def check_writable(mq: Connection) -> Finding:
 
 
 def check_clock(mq: Connection) -> Finding:
-    """Check that this clock agrees with the store's, and that the journal's time is not ahead of both."""
+    """Check that this clock agrees with the store's, and that the time of the steps is not ahead of both."""
     before_ms = _now_ms()
     store_ms = probe(mq.namespace.files)
     skew_ms = 0 if store_ms is None else _outside(store_ms, before_ms, _now_ms())
@@ -96,7 +96,7 @@ def check_clock(mq: Connection) -> Finding:
         return Finding("clock", False, text, "Synchronise both clocks with a time server (chrony, systemd-timesyncd).")
     ahead_ms = mq.state().now_ms - _now_ms()
     if ahead_ms > SKEW_MS:
-        text = f"the journal's time is {ahead_ms / 1000:.1f} s ahead of this clock"
+        text = f"the time of the steps is {ahead_ms / 1000:.1f} s ahead of this clock"
         mend = "A sequencer's clock was ahead. Correct the clocks: LakeMQ's time never goes back, but waits for them."
         return Finding("clock", False, text, mend)
     return Finding("clock", True, f"within {max(abs(skew_ms), 1)} ms of the store's")
@@ -107,12 +107,11 @@ def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
 
 
 def check_sequencer(mq: Connection) -> Finding:
-    """Check that a sequencer leads and its journal moves, or that nothing waits for one."""
+    """Check that a sequencer leads and decides steps, or that nothing waits for one."""
     state = mq.state()
-    journal = mq.namespace.store.open(JOURNAL)
-    moved_ms = journal.log.modified_ms(journal.version) or state.now_ms
-    silent_ms = max(0, _store_now_ms(mq) - moved_ms)
-    last = f"the journal last moved at {_at(moved_ms)} (step {state.step}), {silent_ms / 1000:.1f} s ago"
+    put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
+    silent_ms = max(0, _store_now_ms(mq) - put_ms)
+    last = f"the last step, {state.step}, was put at {_at(put_ms)}, {silent_ms / 1000:.1f} s ago"
     serve = f"lakemq --path {mq.namespace.path} serve"
     waits = bool(mq.namespace.mailbox.list_waiting(1))
     if not state.leader:

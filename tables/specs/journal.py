@@ -1,4 +1,4 @@
-"""`journal`: all decisions, one commit per step. All other tables are projections of it."""
+"""`journal`: all decisions, as rows. Like every table it is written from the step objects, a second later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from .segments import SEGMENT_STRUCT
-from .spec import BINARY, INT32, INT64, TEXT, TableSpec, column
+from .spec import INT32, INT64, TEXT, TableSpec, column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +20,6 @@ class JournalRow:
     decision: str = column(TEXT, "The decision as JSON, without the segments.")
     segments: list[Any] | None = column(
         pa.list_(SEGMENT_STRUCT), "Segments decided by a produce, as columns.", nullable=True
-    )
-    rows: bytes | None = column(
-        BINARY,
-        "Message rows as an Arrow stream, until the next projection writes them into their data file; then null.",
-        nullable=True,
     )
     request_id: str | None = column(TEXT, "The letter with the request: client id / number.", nullable=True)
     decided_at_ms: int = column(INT64, "The sequencer's time of the decision, which never goes back.")
@@ -38,9 +33,5 @@ JOURNAL = TableSpec(
     shape="log",
     keys=("step", "position"),
     sort_by=("step", "position"),
-    # hundreds of commits a second, and readers hold a version only for seconds
-    log_retention_ms=60_000,
-    replaced_retention_ms=60_000,
-    properties={"delta.deletedFileRetentionDuration": "interval 2 minutes"},
-    comment="All decisions in order. A commit to this table decides; all other tables follow from it.",
+    comment="All decisions in order, of the last journal.retention.ms. The other tables follow from them.",
 )

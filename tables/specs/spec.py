@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the stored format; a namespace with a newer one is refused."""
 
 VERSION_PROPERTY = "lakemq.schemaVersion"
@@ -48,8 +48,6 @@ class TableSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     log_retention_ms: int = 600_000
     """How long the leader keeps log entries after a checkpoint covers them, by the store's clock."""
-    replaced_retention_ms: int | None = None
-    """The longest time that files replaced by a merge are kept; None: reader.grace.ms."""
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -11,7 +11,6 @@ from .spec import INT64, TEXT, TableSpec, column
 class WatermarkRow:
     step: int = column(INT64, "All tables hold every decision up to this step.")
     floor: int = column(INT64, "Earliest step whose state can be read.")
-    journal_start: int = column(INT64, "First step that the journal may still hold after truncation.")
     decided_at_ms: int = column(INT64, "The sequencer's time at this step.")
     leader: str = column(TEXT, "The sequencer that leads; empty if none leads.")
     leader_epoch: int = column(INT64, "Epoch of the lease.")

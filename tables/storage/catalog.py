@@ -72,11 +72,11 @@ class Moment:
 
 
 def is_projection(spec: TableSpec) -> bool:
-    """Return whether the table is a projection of the journal.
+    """Return whether the table is a projection of the steps.
 
     Projections are written one after the other, so a version may hold rows of a step that other tables lack.
     """
-    return spec.name not in ("journal", "watermarks")
+    return spec.name != "watermarks"
 
 
 def catalog_statements(path: str, store: Store, moment: Moment | None = None) -> list[str]:

@@ -40,13 +40,6 @@ class NewFile:
     modified_ms: int
     statistics: Mapping[str, Any]
 
-    def to_stored_file(self) -> StoredFile:
-        """Return the file as it will be after the commit."""
-        statistics = self.statistics
-        bounds = {f"min.{name}": bound for name, bound in statistics.get("minValues", {}).items()}
-        bounds |= {f"max.{name}": bound for name, bound in statistics.get("maxValues", {}).items()}
-        return StoredFile(self.path, self.size_bytes, statistics["numRecords"], bounds)
-
 
 def compute_statistics(rows: pa.Table, texts: bool = True) -> dict[str, Any]:
     """Return Delta's statistics of a file with these rows: exact bounds of numbers and, with `texts`, short texts."""

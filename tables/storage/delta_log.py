@@ -61,10 +61,6 @@ class DeltaLog:
         adds = [action["add"] for action in self.read_actions(version) if "add" in action]
         return [f"{self._table}/{unquote(add['path'])}" for add in adds if moved or add["dataChange"]]
 
-    def put(self, version: int, entry: bytes) -> None:
-        """Write the entry of this version durably. Raises FileExistsError, and the errors of `Files.put`."""
-        self._files.put(self._entry(version), entry)
-
     def sync_entry(self, version: int) -> None:
         """Make the entry of this version durable, but not the files that it adds."""
         self._files.sync([self._entry(version)])

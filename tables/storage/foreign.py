@@ -9,11 +9,10 @@ from typing import Any
 
 from ..specs.inbox import INBOX
 from ..specs.registry import TABLES
-from .log_entry import ENGINE
 from .store import NewerTable, NotATable, Store
 
 # How LakeMQ's own commits appear in the tables' history; anything else is foreign.
-_OUR_ENGINES = ("delta-rs", ENGINE)
+_OUR_ENGINE = "delta-rs"
 _OUR_OPERATIONS = ("CREATE TABLE", "WRITE")
 
 
@@ -51,7 +50,7 @@ def _describe_foreign(commit: Mapping[str, Any]) -> str:
     """Describe a commit, its writer and time; empty if it may be LakeMQ's own, which only appends."""
     engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
     mode = str((commit.get("operationParameters") or {}).get("mode", ""))
-    if engine.startswith(_OUR_ENGINES) and operation in _OUR_OPERATIONS and mode != "Overwrite":
+    if engine.startswith(_OUR_ENGINE) and operation in _OUR_OPERATIONS and mode != "Overwrite":
         return ""
     at = datetime.fromtimestamp(int(commit.get("timestamp", 0)) / 1000, timezone.utc)
     when = at.replace(tzinfo=None).isoformat(timespec="milliseconds")

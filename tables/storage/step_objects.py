@@ -12,6 +12,7 @@ from collections.abc import Callable
 from .files import Files
 
 STEPS_FOLDER = "steps"
+_DIGITS = 20
 
 KEPT_MS = 60_000
 """Least time that a step object stays after all tables hold a later step."""
@@ -29,7 +30,13 @@ class StepsGone(Exception):
 
 def step_name(step: int) -> str:
     """Return the name of a step's object."""
-    return f"{STEPS_FOLDER}/{step:020d}"
+    return f"{STEPS_FOLDER}/{step:0{_DIGITS}d}"
+
+
+def list_steps(files: Files) -> list[int]:
+    """Return the numbers of all step objects, in order."""
+    names = (path.rpartition("/")[2] for path in files.list(STEPS_FOLDER))
+    return [int(name) for name in names if len(name) == _DIGITS and name.isdecimal()]
 
 
 class StepFollower:

@@ -32,8 +32,6 @@ from .arrow_filesystem import arrow_filesystem
 from .commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile
 from .delta_log import DeltaLog
 from .files import Files, LocalFiles
-from .follower import Follower
-from .log_entry import PROTOCOL
 from .secrets import hide_secrets
 from .store_options import DELTA_DEFAULTS
 
@@ -98,18 +96,6 @@ class TableHandle:
     def open_newest(self) -> TableHandle:
         """Open the same table at its newest version."""
         return self._store.open(self.spec)
-
-    @property
-    def entry_identity(self) -> str | None:
-        """Identity of the log entry of this version, as it was loaded or committed."""
-        return self._entry_identity
-
-    def check_protocol(self) -> None:
-        """Check that the table still has LakeMQ's protocol versions. Raises NotATable if they were changed."""
-        protocol = self._table.protocol()
-        versions = (protocol.min_reader_version, protocol.min_writer_version)
-        if versions != PROTOCOL:
-            raise NotATable(f"{self.spec.name}: found Delta protocol {versions}, expected {PROTOCOL}")
 
     def last_step(self) -> int:
         """Return the last step that a projection wrote; 0 before the first. Raises FileNotFoundError (log cleaned)."""
@@ -402,10 +388,6 @@ class Store:
             return ds.dataset(spec.empty())
         paths = [f"{spec.name}/{unquote(f.path)}" for f in files]
         return ds.dataset(paths, schema=spec.stored_schema, format="parquet", filesystem=self.filesystem)
-
-    def follow(self, handle: TableHandle, without: Collection[str] = ()) -> Follower:
-        """Return a follower that reads the commits after the handle's version. without: columns to leave out."""
-        return Follower(self.files, handle.spec, handle.version, without)
 
 
 def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:

@@ -14,7 +14,7 @@ from itertools import count
 from figures import Figure
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.codec.journal import encode_step
+from lakemq.engine.protocol.codec.journal import encode_steps
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Request
 from lakemq.engine.protocol.values.clients import Letter
@@ -101,5 +101,5 @@ class Core:
         (result,) = entries[-1].record.results  # type: ignore[attr-defined]
         assert not isinstance(result, Refusal), result
         entries += machine.settle_groups(state)
-        encode_step(Step(state.step, state.now_ms, state.leader_epoch, entries, None))
+        encode_steps([Step(state.step, state.now_ms, state.leader_epoch, entries, None)])
         return result

@@ -26,6 +26,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.step_objects import STEPS_FOLDER
 
 SESSION_MS = 6_000
 _Noted = tuple[float, list[int], list[float]]
@@ -217,9 +218,9 @@ def _queue(mq: Connection, messages: int) -> Iterator[Figure]:
 
 
 def _journal_bytes(mq: Connection) -> int:
-    """Of its data and its log, as they are written."""
-    folder = Path(mq.namespace.path, JOURNAL.name)
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Return the size of the table, with its log, and of the steps that are there."""
+    folders = (Path(mq.namespace.path, name) for name in (JOURNAL.name, STEPS_FOLDER))
+    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
 # -- members that do nothing --------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def _idle(folder: str, pid: int, members: int, idle_s: float, processes: int) ->
 
 
 def _steps(mq: Connection) -> int:
-    return mq.namespace.store.open(JOURNAL).version
+    return mq.state().step
 
 
 def _cpu_s(pid: int) -> float:

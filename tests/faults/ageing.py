@@ -1,4 +1,4 @@
-"""Files that look old, for who goes by the times of the store; and waiting until an entry of a log is removed."""
+"""Files that look old by the times of the store; and waiting until a log entry or a step is removed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 
 from faults.processes import until
+
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.step_objects import list_steps
 
 HOUR_S = 3600
 KEPT = 5
@@ -45,6 +48,16 @@ def until_expired(table: Path, version: int, timeout_s: float = 60) -> None:
         return int(log_entries(table)[0].stem) > version
 
     until(is_removed, timeout_s, f"removal of the log's entries up to {version}")
+
+
+def newest_step(path: str) -> int:
+    """Return the number of the newest step of a namespace."""
+    return max(list_steps(LocalFiles(path)))
+
+
+def until_steps_are_removed(path: str, step: int, timeout_s: float = 120) -> None:
+    """Wait until the steps up to this one are removed, which takes a minute. Somebody must lead meanwhile."""
+    until(lambda: min(list_steps(LocalFiles(path))) > step, timeout_s, f"removal of the steps up to {step}")
 
 
 def _age(path: Path, seconds: float) -> None:

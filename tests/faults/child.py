@@ -264,7 +264,7 @@ def _commit_until_entries_go(mq: Connection, path: str) -> None:
 
     def have_gone() -> bool:
         mq.topics.create(f"another-{next(numbers)}")
-        return log_entries(Path(path, "journal"))[0].stem != f"{0:020d}"
+        return log_entries(Path(path, "clients"))[0].stem != f"{0:020d}"
 
     until(have_gone, 60, "removal of a log entry")
 

@@ -32,8 +32,8 @@ SEQUENCER_POINTS = {
     "sequencer.elected": 1,
     "sequencer.letters_taken": 20,
     "sequencer.rows_written": 5,
-    "sequencer.step_written": 8,
-    "sequencer.journal_appended": 7,
+    "sequencer.step_put": 8,
+    "sequencer.step_landed": 7,
     "sequencer.answered": 6,
     "sequencer.letters_discarded": 6,
     "projector.rows_written": 3,
@@ -44,8 +44,7 @@ SEQUENCER_POINTS = {
     "housekeeping.merged_file_written": 2,
     "housekeeping.files_swapped": 3,
     "housekeeping.checkpointed": 4,
-    "housekeeping.merged_journal_written": 2,
-    "housekeeping.journal_swapped": 2,
+    "housekeeping.step_removed": 20,
     **dict.fromkeys(MERGING_POINTS, 2),
 }
 """Point -> at which arrival the sequencer dies there: in the middle of things."""
@@ -53,12 +52,15 @@ SEQUENCER_POINTS = {
 OFTEN = ("housekeeping.segments_swapped", "housekeeping.old_removed")
 """Of the points of a merge, which comes by seldom. At each of them one dies, and stops, in tests/stateful, too."""
 
-QUICKLY = ("sequencer.step_written", "sequencer.journal_appended", "projector.table_appended")
-"""Before and after what counts: the append to the journal, and that to a table."""
+AFTER_A_MINUTE = "housekeeping.step_removed"
+
+QUICKLY = ("sequencer.step_put", "sequencer.step_landed", "projector.table_appended")
+"""After what counts: the put of a step, the look behind it, and the append to a table."""
 
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
 KILLS = 8
+KILLED_S = 120
 
 
 def test_every_point_is_tested():
@@ -69,13 +71,13 @@ def test_every_point_is_tested():
 
 def long_where_rare(point: str) -> Any:
     rare = point in MERGING_POINTS and point not in OFTEN
-    return pytest.param(point, marks=pytest.mark.long) if rare else point
+    return pytest.param(point, marks=pytest.mark.long) if rare or point == AFTER_A_MINUTE else point
 
 
 @pytest.mark.parametrize("point", extended_but(QUICKLY, map(long_where_rare, SEQUENCER_POINTS)))
 def test_a_sequencer_dies_at(point: str, family: Processes):
     with publishers(family.path) as (one, two):
-        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **on_the_way_to(point)))
+        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **on_the_way_to(point)), KILLED_S)
         fresh = family.serve()
         one.wait_for(8)
         two.wait_for(8)

@@ -20,8 +20,8 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 
 POINTS = {
-    "sequencer.step_written": 8,
-    "sequencer.journal_appended": 9,
+    "sequencer.step_put": 8,
+    "sequencer.step_landed": 9,
     "sequencer.answered": 6,
     "projector.rows_written": 3,
     "projector.messages_registered": 3,
@@ -33,7 +33,7 @@ STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
 """So that a message bears the time of its release."""
 
 
-@pytest.mark.parametrize("point", extended_but(["sequencer.step_written"], [*POINTS, "at random", "at random, packed"]))
+@pytest.mark.parametrize("point", extended_but(["sequencer.step_put"], [*POINTS, "at random", "at random, packed"]))
 def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> None:
     chance = random.Random(point)
     crash_at = f"{point}:{POINTS[point]}" if point in POINTS else None

@@ -27,6 +27,7 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.storage.step_objects import STEPS_FOLDER
 
 SIZE = 4 << 20
 CONFIG = {**QUICK, "request.timeout.ms": 500, "inline.max.bytes": 65_536}
@@ -192,16 +193,19 @@ def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(dis
 
 
 @pytest.mark.extended
-def test_a_data_file_of_the_journal_is_gone(family: Processes):
-    """The next leader says that the file is missing, and leads when the file is back."""
-    journal = Path(family.path, "journal")
-    before = set(journal.glob("*.parquet"))
-    with lakemq.connect(family.path, config={**QUICK, "project.interval.ms": 3_600_000}) as mq:
-        assert sequencer_of(mq).try_lead()  # and is never heard of again
-        (lost,) = set(journal.glob("*.parquet")) - before
-        saved = lost.rename(lost.with_suffix(".kept"))
+def test_a_step_that_no_table_holds_is_gone(family: Processes):
+    """The next leader says that the object is missing, and leads when it is back."""
+    folder = Path(family.path, STEPS_FOLDER)
+    before = set(folder.iterdir())
+    leader = family.serve(**{**QUICK, "project.interval.ms": 3_600_000})
+    with lakemq.connect(family.path, config=QUICK) as mq:
+        mq.topics.create("one")
+        mq.topics.create("another")
+        leader.kill()
+        lost = min(set(folder.iterdir()) - before)
+        saved = lost.rename(Path(family.path, ".kept"))
         heir = sequencer_of(mq)
-        with pytest.raises(LakeMQError, match=f"is gone: put it back.*{lost.name}"):
+        with pytest.raises(LakeMQError, match=f"{lost.name} is missing"):
             until(heir.try_lead, 10, "lease")
         assert not heir.leads
         saved.rename(lost)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decided import read_steps
 from faults.processes import QUICK, TOPIC, Processes, stands_by, until
 from faults.shims import ShiftedClock
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.engine.sequencer.journal import Journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -98,7 +98,7 @@ def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes,
 
 
 def forgotten(mq: Connection) -> list[object]:
-    decided = [entry.record for step in Journal(mq.namespace.store).read_steps_after(0) for entry in step.entries]
+    decided = [entry.record for step in read_steps(mq.namespace.store) for entry in step.entries]
     kinds: dict[str, Callable[..., bool]] = {
         "client_removed": lambda record: True,
         "producer_expired": lambda record: True,

@@ -31,8 +31,8 @@ STEP_POINTS = {
     "sequencer.elected": 1,
     "sequencer.letters_taken": 1,
     "sequencer.rows_written": 1,
-    "sequencer.step_written": 2,
-    "sequencer.journal_appended": 2,
+    "sequencer.step_put": 2,
+    "sequencer.step_landed": 2,
     "sequencer.answered": 1,
     "sequencer.letters_discarded": 1,
     "projector.rows_written": 1,
@@ -42,8 +42,8 @@ STEP_POINTS = {
     "projector.watermark_written": 1,
 }
 """Point -> its arrival in the step of a sequencer that finds one letter, or in the projection of that step; the first
-thing a sequencer appends to the journal is that it leads."""
-BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written", "sequencer.step_written")
+thing a sequencer puts is that it leads."""
+BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written", "sequencer.step_put")
 
 
 def rows_of(name: str, number: int) -> list[str]:
@@ -56,7 +56,7 @@ def fetch_values(mq: Connection) -> list[str]:
 
 
 def offset_of(mq: Connection, group: str) -> int | None:
-    """Return the committed offset of partition 0, as the journal says it."""
+    """Return the committed offset of partition 0, as the steps say it."""
     state = Reader(mq.namespace.store, SystemClock(), WHOLE).refresh()
     committed = state.offsets.get(group, {}).get((state.topic_ids[TOPIC], 0))
     return committed.offset if committed else None
@@ -195,10 +195,10 @@ def ask_until_answered(ask: Callable[[], Answer]) -> Answer:
 @pytest.mark.parametrize(
     ("point", "timeout_ms"),
     extended_but(
-        [("sequencer.journal_appended", 300)],
+        [("sequencer.step_landed", 300)],
         [
             *((point, 20_000) for point in STEP_POINTS),
-            *((f"sequencer.{name}", 300) for name in ("letters_taken", "journal_appended", "answered")),
+            *((f"sequencer.{name}", 300) for name in ("letters_taken", "step_landed", "answered")),
         ],
     ),
 )

@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from decided import read_steps
 from faults.checks import check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, on_the_way_to, terminate, until
 from protocol_harness import letter_bytes
@@ -22,7 +23,6 @@ from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.topics import CreateTopic
-from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import Sequencer
 
 LEASE_MS = 500
@@ -30,7 +30,7 @@ LEASE_MS = 500
 
 def leaders(mq: Connection) -> list[tuple[int, str]]:
     """Epoch and name of each term, in order; steps that renew or end one are left out."""
-    steps = Journal(mq.namespace.store).read_steps_after(0)
+    steps = read_steps(mq.namespace.store)
     elected = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
     terms = [(record.epoch, record.leader) for record in elected if record.leader]
     return [term for term, _ in itertools.groupby(terms)]
@@ -64,7 +64,7 @@ def sequencer_of(mq: Connection, name: str, rival: Rival | None = None) -> Seque
 
 
 @pytest.mark.parametrize(
-    "point", extended_but(["sequencer.journal_appended"], ["sequencer.letters_taken", "sequencer.journal_appended"])
+    "point", extended_but(["sequencer.step_landed"], ["sequencer.letters_taken", "sequencer.step_landed"])
 )
 def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processes):
     """Both decide the same letter; one step lands, and its answer is the one that stays."""
@@ -95,16 +95,15 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
 @pytest.mark.parametrize(
     "stop_at",
     extended_but(
-        ["sequencer.step_written:8"],
+        ["sequencer.step_put:8"],
         [
             "sequencer.letters_taken:30",
             "sequencer.rows_written:6",
-            "sequencer.step_written:8",
+            "sequencer.step_put:8",
             "projector.rows_written:4",
-            "sequencer.journal_appended:8",
+            "sequencer.step_landed:8",
             "projector.table_appended:6",
             "housekeeping.merged_file_written:2",
-            "housekeeping.merged_journal_written:2",
         ],
     ),
 )

@@ -1,4 +1,4 @@
-"""Spark reads the journal, whose commits no engine writes, as it reads any table."""
+"""Spark reads the journal like any table, and a DataFrame has rows that are only in steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.extended
 CONFIG = {"checkpoint.interval": 7, "compact.min.files": 5, "project.interval.ms": 0}
 
 
-def test_spark_reads_entries_and_the_checkpoints_over_them(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_the_journal_over_its_checkpoints(spark: SparkSession, tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "ns"), create=True, config=CONFIG) as mq:
         with mq.serving():
             mq.topics.create("t", partitions=2)

@@ -15,7 +15,7 @@ from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.sequencer.sequencer import MAX_BACKLOG_MS
 from lakemq.engine.sequencer.step_time import StepTime
-from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.step_objects import LOOK_MS, list_steps
 
 pytestmark = pytest.mark.slow
 
@@ -174,23 +174,21 @@ def test_an_active_client_is_not_ended_by_a_leader_whose_clock_is_off(play: Play
 # -- those who were stopped ---------------------------------------------------------------------------------
 
 
-def go_on_past(play: Player, version: int) -> None:
-    """For minutes: checkpoints come and go, and the log is cleaned, until what comes after this version is gone."""
-    files, oldest = play.world.namespace.files, 0
-    while oldest <= version + 1:
+def go_on_past(play: Player, step: int) -> None:
+    """For minutes: tables are written, and old steps removed, until the one after this step is gone."""
+    files = play.world.namespace.files
+    while list_steps(files)[0] <= step + 1:
         for _ in range(2):
             play.publish()
             play.step()
             play.background.run()
             play.world.clock.sleep(30_000)
-        entries = files.list(f"{JOURNAL.name}/_delta_log")
-        oldest = min(int(name[-25:-5]) for name in entries if name.endswith(".json"))
 
 
 def test_a_standby_that_missed_the_log_leads_when_its_turn_comes(play: Player) -> None:
     standby, background = play.world.sequencer()
     assert not standby.try_lead()
-    at = standby._standby.version
+    at = standby._standby.step
     assert at is not None
     go_on_past(play, at)
     play.background.alive = False  # killed
@@ -206,23 +204,26 @@ def test_a_standby_that_missed_the_log_leads_when_its_turn_comes(play: Player) -
 def test_a_reader_that_missed_the_log_sees_all_that_was_acknowledged(play: Player) -> None:
     play.publish()
     play.step()
-    reader = Reader(play.world.namespace.store, StillClock(play.world.clock))
+    clock = SuspendedClock(play.world.clock)
+    reader = Reader(play.world.namespace.store, clock)
     assert play.world.logs(reader, reader.refresh().topic("t"))[0] == play.all_published()
-    go_on_past(play, play.world.namespace.store.open(JOURNAL).version)
+    go_on_past(play, play.leader.state.step)
+    clock.steady_now_ms += LOOK_MS
     assert play.world.logs(reader, reader.refresh().topic("t"))[0] == play.all_published()
 
 
 @dataclass
-class StillClock:
-    """Of a process that does not know it was stopped."""
+class SuspendedClock:
+    """The clocks of a virtual machine that was suspended: its steady clock stood still meanwhile."""
 
     right: ManualClock
+    steady_now_ms: int = 0
 
     def now_ms(self) -> int:
         return self.right.now_ms()
 
     def steady_ms(self) -> int:
-        return 0
+        return self.steady_now_ms
 
     def sleep(self, ms: float) -> None:
         self.right.sleep(ms)

@@ -94,7 +94,7 @@ def go_on(play: Player, point: str) -> None:
 @pytest.mark.parametrize(
     "point",
     extended_but(
-        ["sequencer.journal_appended", "projector.table_appended"],
+        ["sequencer.step_landed", "projector.table_appended"],
         [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))],
     ),
 )

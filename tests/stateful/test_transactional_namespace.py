@@ -52,7 +52,7 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_MS = 60_000
 INLINE_MAX_BYTES = 250
-POINTS = ["letters_taken", "rows_written", "step_written", "journal_appended", "answered", "letters_discarded"]
+POINTS = ["letters_taken", "rows_written", "step_put", "step_landed", "answered", "letters_discarded"]
 
 names = st.sampled_from(["x", "y"])
 topics = st.sampled_from(["a", "b"])
@@ -417,7 +417,7 @@ def play_everything() -> None:
             lambda: machine.commit("x", "b", [0], "unanswered", False, False),
             lambda: machine.send_offsets("x", "a", 1.0),
             lambda: machine.commit("x", "a", [1], None, False, True),
-            lambda: machine.publish_inside("y", "b", [0], "sequencer.journal_appended"),
+            lambda: machine.publish_inside("y", "b", [0], "sequencer.step_landed"),
             lambda: machine.take_the_id("y", None),
             lambda: machine.wake_a_zombie("a", [0], "commit"),
             lambda: machine.let_transactions_time_out("x", "a", [0]),

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from clocks import ManualClock
 from protocol_harness import letter_bytes
 from stateful.model import Model
@@ -28,6 +27,7 @@ from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
 from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.step_reader import StepReader, follow_from_watermark
 from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
@@ -39,8 +39,8 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.follower import LogGone
 from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.tables.storage.step_objects import StepsGone
 from lakemq.tables.storage.store import Store
 
 LEASE_MS = 900
@@ -155,7 +155,7 @@ class World(SideBySide):
         self._names = itertools.count(1)
         self.reader = Reader(self.namespace.store, self.clock)
         self.history: list[Step] = []
-        self._journal = self.namespace.store.follow(self.namespace.store.open(JOURNAL))
+        self._steps = StepReader(files, 0, self.clock.steady_ms)
         self.doomed = ""
         """The point at which the next sequencer to arrive is killed."""
         self.meanwhile: tuple[str, Callable[[], None]] | None = None
@@ -199,15 +199,14 @@ class World(SideBySide):
         self.remember_steps()
 
     def remember_steps(self) -> None:
-        """Keep what the journal has gained; it is cut once it is projected."""
+        """Keep the new steps: they are removed once they are projected, and leave the journal when they are old."""
         last, store = self.history[-1].step if self.history else 0, self.namespace.store
         try:
-            rows = pa.concat_tables([JOURNAL.empty(), *iter(self._journal.next, None)])
-        except LogGone:  # or merged meanwhile
-            journal = store.open(JOURNAL)
-            self._journal, rows = store.follow(journal), journal.read(step=(last + 1, None))
-        rows = rows.filter(pc.field("step") > last)
-        self.history += decode_steps(rows.sort_by([("step", "ascending"), ("position", "ascending")]))
+            self.history += self._steps.read()
+        except StepsGone:
+            watermark, self._steps = follow_from_watermark(store, self.clock.steady_ms)
+            self.history += decode_steps(store.open(JOURNAL).read(step=(last + 1, watermark.step)))
+            self.history += self._steps.read()
         assert [step.step for step in self.history[last:]] == list(range(last + 1, self.history[-1].step + 1))
 
     # -- a client ---------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from decided import read_steps
 from s3_server import BUCKET, SECRET_KEY, S3Server
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.values.leader import LeaderElected
-from lakemq.engine.sequencer.journal import Journal
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
@@ -79,7 +79,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 def terms(mq: Connection) -> list[tuple[int, str]]:
     """Return epoch and leader of each term, in order."""
-    steps = Journal(mq.namespace.store).read_steps_after(0)
+    steps = read_steps(mq.namespace.store)
     elected = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
     return list(dict.fromkeys((record.epoch, record.leader) for record in elected if record.leader))
 

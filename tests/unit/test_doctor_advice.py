@@ -205,8 +205,8 @@ def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
         sequencer = mq.sequencer()
         assert sequencer.try_lead()
         name = mq.namespace.mailbox.put("client", 1, b"no letter", int(time.time() * 1000))
-        journal = sorted((path / "journal/_delta_log").glob("*.json"))[-1]
-        for file in (path / "mailbox" / name, journal):
+        step = max((path / "steps").iterdir())
+        for file in (path / "mailbox" / name, step):
             os.utime(file, (1e9, 1e9))
     found = ill(path)
     assert set(found) == {"sequencer", "mailbox"}

@@ -15,7 +15,8 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.store import NewerTable, OlderTable, Store
+from lakemq.tables.storage.step_objects import step_name
+from lakemq.tables.storage.store import NewerTable, NotATable, OlderTable, Store
 
 
 @pytest.fixture
@@ -29,12 +30,18 @@ def test_numbers_have_no_gap_and_end_at_the_schema_version() -> None:
 
 
 def test_all_of_them_make_a_namespace(store: Store) -> None:
+    store.files.put(step_name(0), b"")
     assert migrate(store, 0) == all_migrations()
     for spec in TABLES:
         assert store.open(spec).version == 0
     assert migrate(store, 0) == all_migrations()
     assert {store.open(spec).version for spec in TABLES} == {0}
     assert migrate(store, SCHEMA_VERSION) == []
+
+
+def test_tables_without_a_first_step_are_no_namespace(store: Store) -> None:
+    with pytest.raises(NotATable, match=f"{step_name(0)} is missing"):
+        migrate(store, 0)
 
 
 def test_those_after_a_version_are_applied_in_order(store: Store) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decided import read_steps
 from unit.consuming import Told, add, owned, texts
 from unit.served import new_name, new_topic, served, until, values
 
@@ -18,7 +19,6 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.ack_sender import split_into_requests
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.values.deliveries import (
     MAX_RANGES,
     Acknowledge,
@@ -46,7 +46,6 @@ from lakemq.errors import (
     TransactionAbortable,
     UnknownMemberId,
 )
-from lakemq.tables.specs.journal import JOURNAL
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +108,7 @@ def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[i
 
 def died(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
     """By partition, what it has given up: by the journal, as it may be a dead letter by now, and forgotten."""
-    steps = decode_steps(mq.namespace.store.open(JOURNAL).read())
+    steps = read_steps(mq.namespace.store)
     settled = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, MessagesSettled)]
     parts = [part for record in settled if record.group == group for part in record.parts]
     return [(part.partition, part.ranges) for part in parts if part.status is DeliveryStatus.DYING]
@@ -319,10 +318,10 @@ def test_a_consumer_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> Non
         with member(mq, group, topic) as one:
             one.ack(polled(one, 1))
             one.flush()
-            written = decode_steps(mq.namespace.store.open(JOURNAL).read())
+            written = read_steps(mq.namespace.store)
             for _ in range(10):
                 assert not one.poll(timeout_ms=5)
-            assert decode_steps(mq.namespace.store.open(JOURNAL).read()) == written
+            assert read_steps(mq.namespace.store) == written
 
 
 def test_a_paused_partition_brings_nothing_until_it_is_resumed(mq: Connection) -> None:

@@ -27,7 +27,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-@pytest.mark.parametrize("gone", ["segments", "journal"])
+@pytest.mark.parametrize("gone", ["segments", "steps"])
 def test_a_load_that_fails_half_way_is_done_again_at_once(tmp_path: Path, mq: Connection, gone: str) -> None:
     clock = HastyClock()
     reader = Reader(mq.namespace.store, clock)

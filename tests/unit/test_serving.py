@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from decided import read_steps
 from unit.served import until, values
 
 import lakemq
@@ -35,7 +36,6 @@ from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
 from lakemq.engine.sequencer import background_projection
 from lakemq.engine.sequencer import serving as serving_module
-from lakemq.engine.sequencer.journal import Journal
 from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
@@ -125,7 +125,7 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
             assert mq.state().leader_epoch == epoch
     renewals = [
         entry.record
-        for step in Journal(mq.namespace.store).read_steps_after(0)
+        for step in read_steps(mq.namespace.store)
         for entry in step.entries
         if isinstance(entry.record, LeaderElected) and (entry.record.leader, entry.record.epoch) == ("slow", epoch)
     ]

@@ -82,7 +82,7 @@ def make_step(number: int, subject: str = "t") -> Step:
 
 
 def append(log: StepLog, subject: str = "t") -> None:
-    log.append(make_step(log.step + 1, subject), "anna", 10_000)
+    log.append(log.encode(make_step(log.step + 1, subject), "anna", 10_000))
 
 
 def read_subject(disk: Disk, step: int) -> str:

@@ -20,7 +20,6 @@ from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
 from lakemq.tables.storage import store as store_module
 from lakemq.tables.storage.commits import CommitConflict, NewFile
 from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles
-from lakemq.tables.storage.follower import Follower, LogGone
 from lakemq.tables.storage.leftovers import Leftovers
 from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
@@ -332,18 +331,6 @@ def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -
     assert steps_in(reader.read(step=(9, None))) == [9, 10]
 
 
-def test_a_log_is_followed_commit_by_commit(store: Store, three_files: TableHandle, folder: Path) -> None:
-    follower = Follower(store.files, NOTES, 0)
-    assert [steps_in(follower.next()) for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert (follower.next(), follower.version) == (None, 3)
-    three_files.replace_at(3, [new_file(folder, "m.parquet", notes(*range(1, 10)))], three_files.files())
-    moved = follower.next()
-    assert moved is not None
-    assert moved.num_rows == 0, "rows that only moved are not new"
-    three_files.append_at(4, notes(10))
-    assert steps_in(follower.next()) == [10]
-
-
 # -- upkeep -------------------------------------------------------------------------------------------------
 
 
@@ -502,32 +489,6 @@ def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
     monkeypatch.setattr(store_module, "write_deltalake", late)
     with pytest.raises(CommitConflict, match="cleaned"):
         handle.append_at(1, notes(1))
-
-
-@pytest.mark.parametrize("gone", ["cleaned", "made anew"])
-def test_a_follower_does_not_take_what_was_cleaned_away_for_not_there_yet(
-    gone: str, store: Store, handle: TableHandle, folder: Path
-) -> None:
-    handle.append_at(0, notes(0))
-    follower = store.follow(handle)
-    assert follower.next() is None
-    if gone == "cleaned":
-        cleaned_beyond(store, folder)
-    else:
-        folder.rename(folder.with_name("elsewhere"))
-        store.create(NOTES)
-        store.open(NOTES).append_at(0, notes(7))
-    for _ in range(2):
-        with pytest.raises(LogGone):
-            follower.next()
-
-
-def test_a_line_separator_in_a_log_entry_is_none(store: Store, handle: TableHandle) -> None:
-    """U+2028 may stand in JSON as it is; text is split there, bytes are not."""
-    odd = "a\u2028b\u2029c\x85d"
-    follower = store.follow(handle)
-    handle.append_at(0, NOTES.table([NoteRow(step=1, name=odd)]), last_step=1)
-    assert follower.next().column("name").to_pylist() == [odd]
 
 
 # -- leftovers ----------------------------------------------------------------------------------------------

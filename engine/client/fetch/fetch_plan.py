@@ -22,7 +22,7 @@ class FetchPlan:
     Attributes:
         segments: row ranges of data files (PLAN_SCHEMA), by partition and offset.
         ranges: the offsets that were asked for.
-        journal_parts: rows of the segments that may not be in a data file yet, and ride in the journal.
+        journal_parts: rows of the segments that may not be in a data file yet, and are in steps.
         now_ms: messages that have expired by this time are not shown; None: all are shown.
     """
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.delta_log import log_folder
 from lakemq.tables.storage.inotify import Watch
+from lakemq.tables.storage.step_objects import STEPS_FOLDER
 
 from ...namespace.clock import Clock
 from ...namespace.folder_waiter import FolderWaiter
@@ -168,7 +167,7 @@ class Fetcher:
 
     def watch_steps(self) -> Watch | None:
         """Return a watch that tells of new steps; None if the store cannot tell."""
-        return self._namespace.files.watch(log_folder(JOURNAL.name))
+        return self._namespace.files.watch(STEPS_FOLDER)
 
     def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
         """Return partition -> (offset, timestamp in ms) of its first message not before the time; None: there is none.

@@ -1,4 +1,4 @@
-"""Message rows that ride in the journal. A reader keeps them until they are in their data file.
+"""Message rows that are in steps. A reader keeps them until they are in their data file.
 
 Invariant: rows that the journal's tail had when it was read are here, or in the data file that their segment names.
 """

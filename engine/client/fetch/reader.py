@@ -1,9 +1,9 @@
-"""A client's reader of a namespace: tables as of a watermark, and the journal's tail on top, up to the newest step.
+"""A client's reader of a namespace: tables as of a watermark, and the steps behind it on top, up to the newest one.
 
-A view is consistent: it has the tables up to a watermark, and the journal behind it without a gap. The reader opens the
-journal first, then the watermark, then the other tables, and all of them before it reads any. In this order even a slow
-reader finds every step between the watermark and its end of the journal. Only if a merge comes between those moments
-(the table's floor is above the watermark) does the reader start again.
+A view is consistent: it has the tables up to a watermark, and the steps behind it without a gap. The reader reads the
+watermark first, then opens the tables, all of them before it reads any. The steps stay for a minute after all tables
+have them (see `step_objects`), so even a slow reader finds those behind its watermark, or notices that some are gone.
+Then it starts again, as it does if a merge went beyond its watermark (the table's floor is above it).
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.follower import Follower, LogGone
+from lakemq.tables.storage.step_objects import StepsGone
 from lakemq.tables.storage.store import NotATable, Store, TableHandle
 
 from ...namespace.clock import Clock
 from ...namespace.damage import report_damage
 from ...namespace.load import load_state, read_watermark
+from ...namespace.step_reader import StepReader, follow_from_watermark
 from ...namespace.store_errors import store_errors
 from ...protocol import machine
-from ...protocol.codec.journal import decode_steps_after
 from ...protocol.errors import ReadOvertaken, StepTooOld, UnknownTopicOrPartition
 from ...protocol.projection import READERS, RESTORED
 from ...protocol.values.segments import find_continuations, merge_continuations
@@ -75,7 +74,7 @@ class Reader:
         """
         now_ms = self._clock.steady_ms()
         # Unset until the refresh has worked. An interrupt may come while a step is half folded into the state, or when
-        # rows of the journal were taken and not used. The next call then loads everything.
+        # steps were read and not used. The next call then loads everything.
         based_at_ms, self._based_at_ms = self._based_at_ms, None
         # Following very many steps takes longer than loading.
         is_close = based_at_ms is not None and now_ms - self._refreshed_at_ms <= REBASE_MS
@@ -124,11 +123,7 @@ class Reader:
 
     def _try_to_load(self) -> _View | None:
         """Return a view of the namespace of now; None if housekeeping overtook the reader."""
-        # Open the journal first. This version of it has all steps after any watermark that is read later, although
-        # others may cut the journal meanwhile. The watermark may be ahead of this version: then the steps that follow
-        # begin with some that the tables have already, and `fold` skips these.
-        journal = self._store.open(JOURNAL)
-        watermark = read_watermark(self._store)
+        watermark, steps = follow_from_watermark(self._store, self._clock.steady_ms)
         segments = self._store.open(SEGMENTS)
         if segments.floor() > watermark.step:  # a merge went beyond the watermark, see _rebase
             return None
@@ -136,8 +131,8 @@ class Reader:
             state = load_state(self._store, watermark, self._tables)
         except StepTooOld:
             return None
-        view = _View(self._store, watermark.step, state, segments, self._store.follow(journal))
-        return view if view.fold(journal.read(step=(watermark.step + 1, None))) else None
+        view = _View(self._store, watermark.step, state, segments, steps)
+        return view if view.follow() else None
 
     def find_segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
         """Return the data segments of the ranges, cut to them, by partition and offset (PLAN_SCHEMA).
@@ -192,33 +187,22 @@ def _sort(segments: pa.Table) -> pa.Table:
 class _View:
     """A load of a namespace, and the steps that were followed since.
 
-    `journal_rows` are the rows that ride in the journal's tail.
+    `journal_rows` are the message rows of these steps.
     """
 
     def __init__(
-        self, store: Store, watermark_step: int, state: State, segments: TableHandle, journal: Follower
+        self, store: Store, watermark_step: int, state: State, segments: TableHandle, steps: StepReader
     ) -> None:
-        self.state, self._journal = state, journal
+        self.state, self._steps = state, steps
         self._tail, self._stored, self.journal_rows = TailSegments(), StoredSegments(store), JournalRows(store.files)
         self._table_id = segments.table_id
         self._stored.move_to(segments, watermark_step)
 
     def follow(self) -> bool:
-        """Fold what the journal has gained; return False if its tail has a gap."""
+        """Fold the steps that have come since; return False if some of them are gone."""
         try:
-            while (rows := self._journal.next()) is not None:
-                if not self.fold(rows):
-                    return False
-        except LogGone:
-            return False
-        return True
-
-    def fold(self, rows: pa.Table) -> bool:
-        """Fold rows of the journal (whole steps); return False unless they go on where the view ends."""
-        if rows.num_rows and rows.column("step")[0].as_py() <= self.state.step:
-            rows = rows.filter(pc.field("step") > self.state.step)  # the watermark was ahead of the journal
-        steps = decode_steps_after(rows, self.state.step)
-        if steps is None:
+            steps = self._steps.read()
+        except StepsGone:
             return False
         machine.follow(self.state, steps)
         self.journal_rows.add(steps)
@@ -229,7 +213,7 @@ class _View:
         """Read segments up to this step from the table, which was opened after its watermark was read.
 
         Returns:
-            False if the table was replaced by another one, or if the journal cannot be followed up to the watermark.
+            False if the table was replaced by another one, or if the steps cannot be followed up to the watermark.
         """
         if segments.table_id != self._table_id or not self.follow() or self.state.step < watermark_step:
             return False

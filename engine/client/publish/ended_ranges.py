@@ -1,4 +1,4 @@
-"""Reading how delayed ranges ended: from the table, and from the journal for later steps."""
+"""Reading how delayed ranges ended: from the table, and from the steps behind it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import DELAYED
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.changelog import select_newest
+from lakemq.tables.storage.step_objects import StepsGone
 from lakemq.tables.storage.store import Store
 
 from ...namespace.clock import Clock
 from ...namespace.damage import report_damage
-from ...namespace.load import read_watermark
+from ...namespace.step_reader import follow_from_watermark
 from ...namespace.store_errors import store_errors
-from ...protocol.codec.journal import decode_steps_after
 from ...protocol.errors import ReadOvertaken
 from ...protocol.rows.delays import EndedRange, find_ended_ranges, read_ended_range
 from ...protocol.values.delays import RangeKey
 
 _ATTEMPTS = 20
-_WITHOUT_ROWS = [name for name in JOURNAL.stored_schema.names if name != "rows"]
 
 
 def read_ended_ranges(store: Store, clock: Clock, keys: Collection[RangeKey]) -> dict[RangeKey, EndedRange]:
@@ -30,7 +28,9 @@ def read_ended_ranges(store: Store, clock: Clock, keys: Collection[RangeKey]) ->
     for attempt in range(_ATTEMPTS):
         with store_errors(), report_damage(store):
             try:
-                ended = _read_at_watermark(store, keys)
+                ended = _read_at_watermark(store, clock, keys)
+            except StepsGone:
+                ended = None
             except FileNotFoundError:  # merged, and removed meanwhile
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -41,18 +41,15 @@ def read_ended_ranges(store: Store, clock: Clock, keys: Collection[RangeKey]) ->
     raise ReadOvertaken()
 
 
-def _read_at_watermark(store: Store, keys: Collection[RangeKey]) -> dict[RangeKey, EndedRange] | None:
-    """Return the ended ranges; None if clean-up has removed journal steps meanwhile."""
-    # the journal first: as it is now it has all steps after any watermark read later
-    journal = store.open(JOURNAL)
-    watermark = read_watermark(store)
+def _read_at_watermark(store: Store, clock: Clock, keys: Collection[RangeKey]) -> dict[RangeKey, EndedRange]:
+    """Return the ended ranges. Raises StepsGone: steps were removed meanwhile."""
+    _, reader = follow_from_watermark(store, clock.steady_ms)
+    # the steps first: the table, opened later, may hold more of them, but never less
+    steps = reader.read()
     ids = {key.file_id for key in keys}
     is_in_files = pc.field("file_id").isin(pa.array(sorted(ids), pa.int64()))
     handle = store.open(DELAYED)
     rows = select_newest(handle.read(where=is_in_files, file_id=(min(ids), max(ids))), DELAYED.keys)
     stored = [read_ended_range(row) for row in DELAYED.rows(rows.filter(pc.field("removed")))]
-    steps = decode_steps_after(journal.read(_WITHOUT_ROWS, step=(watermark.step + 1, None)), watermark.step)
-    if steps is None:
-        return None
     ended = {range_.end.published.key: range_ for range_ in (*stored, *find_ended_ranges(steps))}
     return {key: ended[key] for key in keys if key in ended}

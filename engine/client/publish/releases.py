@@ -1,18 +1,19 @@
-"""Releases of delayed messages, read from the journal, and counts of messages not released yet."""
+"""Releases of delayed messages, read from the steps, and counts of messages not released yet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.storage.follower import Follower, LogGone
+from lakemq.tables.storage.step_objects import StepsGone
 
+from ...namespace.clock import Clock
 from ...namespace.due_runs import read_due_runs
 from ...namespace.namespace import Namespace
+from ...namespace.step_reader import StepReader, follow_from_watermark
 from ...namespace.store_errors import store_errors
-from ...protocol.codec.journal import decode_steps
 from ...protocol.values.delays import DelayedRange, DelaysReleased, RangeKey
 from ...protocol.values.state import State
 
@@ -36,35 +37,35 @@ class UnreleasedCounts(NamedTuple):
 class Releases:
     """Releases since this object was created. Not thread-safe."""
 
-    def __init__(self, namespace: Namespace, refresh: Callable[[], State]) -> None:
+    def __init__(self, namespace: Namespace, clock: Clock, refresh: Callable[[], State]) -> None:
         """refresh: returns the state as of the newest step, with all waiting ranges; cheap to call again."""
-        self._ns, self._refresh = namespace, refresh
-        self._journal = self._follower()
+        self._ns, self._clock, self._refresh = namespace, clock, refresh
+        self._steps = self._follow_from_now()
         self._due: dict[RangeKey, int | None] = {}
         """Ranges with several due times -> rows due by `_asked_ms`; None: the file cannot be read."""
         self._asked_ms = -1
 
-    def _follower(self) -> Follower:
-        store = self._ns.store
+    def _follow_from_now(self) -> StepReader:
         with store_errors():
-            return store.follow(store.open(JOURNAL), without=("rows",))
+            while True:
+                _, steps = follow_from_watermark(self._ns.store, self._clock.steady_ms)
+                with suppress(StepsGone):
+                    steps.read_heads()
+                    return steps
 
     def read_new(self) -> list[Release]:
-        """Return the releases since the last call, in order, as far back as the journal reaches."""
+        """Return the releases since the last call, in order; none whose steps are gone."""
         releases: list[Release] = []
         try:
             with store_errors():
-                while (rows := self._journal.next()) is not None:
-                    for step in decode_steps(rows):
-                        releases += [
-                            Release(
-                                sum(entry.segments.column("record_count")), step.decided_at_ms, entry.record.late_ms
-                            )
-                            for entry in step.entries
-                            if isinstance(entry.record, DelaysReleased)
-                        ]
-        except LogGone:
-            self._journal = self._follower()
+                for step in self._steps.read():
+                    releases += [
+                        Release(sum(entry.segments.column("record_count")), step.decided_at_ms, entry.record.late_ms)
+                        for entry in step.entries
+                        if isinstance(entry.record, DelaysReleased)
+                    ]
+        except StepsGone:
+            self._steps = self._follow_from_now()
         return releases
 
     def next_due_ms(self) -> int | None:

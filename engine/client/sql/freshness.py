@@ -1,18 +1,22 @@
-"""How far the tables, which SQL reads, are behind the journal."""
+"""How far the tables, which SQL reads, are behind the decided steps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.storage.step_objects import StepsGone
 
+from ...namespace.clock import SystemClock
 from ...namespace.load import read_watermark
+from ...namespace.step_reader import StepReader, follow_from_watermark
+from ...protocol.codec.step_object import StepHead
 from ...protocol.errors import RequestTimedOut
 
 if TYPE_CHECKING:
-    from lakemq.tables.storage.store import Store, TableHandle
+    from lakemq.tables.storage.store import Store
 
 _LOOK_S = 0.05
 
@@ -21,7 +25,7 @@ PATIENCE_S = 2.0
 
 
 class Lag(NamedTuple):
-    """The journal's steps after `step`, which the tables do not hold yet. age_s: the age of the first of them."""
+    """The steps after `step`, which the tables do not hold yet. age_s: the age of the first of them."""
 
     step: int
     steps_behind: int
@@ -33,16 +37,23 @@ class Lag(NamedTuple):
 
 
 def find_projection_lag(store: Store, step: int) -> Lag:
-    """Compare a watermark's step with the journal's last one."""
-    journal = store.open(JOURNAL)
-    behind = max(0, _last_step(journal) - step)
-    decided = journal.read(["decided_at_ms"], step=(step + 1, step + 1)).column(0).to_pylist() if behind else []
-    age_s = max(0.0, time.time() - decided[0] / 1000) if decided else 0.0
-    return Lag(step, behind, age_s)
+    """Compare a watermark's step with the last one that was decided."""
+    try:
+        heads = StepReader(store.files, step, SystemClock().steady_ms).read_heads()
+    except StepsGone:  # the watermark was read more than a minute ago
+        heads = [head for head in _read_waiting_heads(store) if head.step > step]
+    if not heads:
+        return Lag(step, 0, 0.0)
+    age_s = max(0.0, time.time() - heads[0].decided_at_ms / 1000)
+    return Lag(step, heads[-1].step - step, age_s)
 
 
-def _last_step(journal: TableHandle) -> int:
-    return max((file.statistics["max.step"] or 0 for file in journal.files()), default=0)
+def _read_waiting_heads(store: Store) -> list[StepHead]:
+    """Return the heads of all steps that the tables do not hold yet."""
+    while True:
+        _, reader = follow_from_watermark(store, SystemClock().steady_ms)
+        with suppress(StepsGone):
+            return reader.read_heads()
 
 
 def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], object]) -> None:
@@ -52,7 +63,8 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
 
     Raises RequestTimedOut.
     """
-    begun_s, target, serves = time.monotonic(), _last_step(store.open(JOURNAL)), False
+    begun_s, waiting, serves = time.monotonic(), _read_waiting_heads(store), False
+    target = waiting[-1].step if waiting else 0
     while (step := read_watermark(store).step) < target:
         waited_s = time.monotonic() - begun_s
         if waited_s >= timeout_s:

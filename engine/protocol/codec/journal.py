@@ -1,8 +1,12 @@
-"""A step as rows of the journal: one row per entry, JSON except for the segments, which stay columns."""
+"""Steps as rows of the journal: one row per entry, JSON except for the segments, which stay columns.
+
+Message rows that travel in a step are not in the journal: by then they are in their data file.
+"""
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise, repeat
+from collections.abc import Sequence
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,6 @@ from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
 from ..errors import NewerFormat
 from ..values.journal import FORMAT_VERSION, JournalEntry, Step
-from ..values.log import RowsJournaled
 from ..values.segments import NO_SEGMENTS, Segments, segments_to_table
 from .records import decode_record, encode_record
 
@@ -25,23 +28,21 @@ it takes a tenth of the time, for this many two thirds.
 """
 
 
-def encode_step(step: Step) -> pa.Table:
-    """Return the step as rows of the journal, in order of position."""
-    n = len(step.entries)
-    records = [entry.record for entry in step.entries]
+def encode_steps(steps: Sequence[Step]) -> pa.Table:
+    """Return the steps as rows of the journal, in order of step and position."""
+    entries = [(step, position, entry) for step in steps for position, entry in enumerate(step.entries)]
     columns: dict[str, list[Any]] = {
-        "step": [step.step] * n,
-        "position": list(range(n)),
-        "kind": [r.kind for r in records],
-        "subject": [r.subject for r in records],
-        "decision": [encode_record(r) for r in records],
-        "rows": [step.rows if isinstance(r, RowsJournaled) else None for r in records],
-        "request_id": [d.request_id for d in step.entries],
-        "decided_at_ms": [step.decided_at_ms] * n,
-        "leader_epoch": [step.leader_epoch] * n,
-        "format_version": [FORMAT_VERSION] * n,
+        "step": [step.step for step, _, _ in entries],
+        "position": [position for _, position, _ in entries],
+        "kind": [entry.record.kind for _, _, entry in entries],
+        "subject": [entry.record.subject for _, _, entry in entries],
+        "decision": [encode_record(entry.record) for _, _, entry in entries],
+        "request_id": [entry.request_id for _, _, entry in entries],
+        "decided_at_ms": [step.decided_at_ms for step, _, _ in entries],
+        "leader_epoch": [step.leader_epoch for step, _, _ in entries],
+        "format_version": [FORMAT_VERSION] * len(entries),
     }
-    segments = _build_segment_lists([d.segments for d in step.entries])
+    segments = _build_segment_lists([entry.segments for _, _, entry in entries])
     schema = JOURNAL.stored_schema
     # pa.table(dictionary) takes three times as long
     arrays = [segments if f.name == "segments" else pa.array(columns[f.name], f.type) for f in schema]
@@ -76,15 +77,13 @@ def decode_steps(rows: pa.Table) -> list[Step]:
         rows.column("decided_at_ms").to_pylist(),
         rows.column("leader_epoch").to_pylist(),
         segments,
-        rows.column("rows").to_pylist() if "rows" in rows.column_names else repeat(None, rows.num_rows),
         strict=True,
     )
     steps = []
     for step, group in groupby(heads, key=lambda head: head[0]):
         members = list(group)
-        entries = [JournalEntry(decode_record(text), part, request) for _, text, request, _, _, part, _ in members]
-        riding = next((riding for *_, riding in members if riding is not None), None)
-        steps.append(Step(step, members[0][3], members[0][4], entries, riding))
+        entries = [JournalEntry(decode_record(text), part, request) for _, text, request, _, _, part in members]
+        steps.append(Step(step, members[0][3], members[0][4], entries))
     return steps
 
 

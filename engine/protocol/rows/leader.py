@@ -10,12 +10,11 @@ from ..values.state import State
 from ..values.waiting import Delays
 
 
-def build_watermark(state: State, floor: int, journal_start: int) -> pa.Table:
+def build_watermark(state: State, floor: int) -> pa.Table:
     """Return the row that declares all tables complete up to the state's step."""
     row = WatermarkRow(
         step=state.step,
         floor=floor,
-        journal_start=journal_start,
         decided_at_ms=state.now_ms,
         leader=state.leader,
         leader_epoch=state.leader_epoch,

@@ -1,4 +1,4 @@
-"""The lease: one sequencer leads. A standby takes over when the journal has not moved for the length of a lease."""
+"""The lease: one sequencer leads. A standby takes over when no step came for the length of a lease."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def decide_resign(state: State) -> JournalEntry:
 def may_lead(state: State, leader: str | None, journal_still_for_ms: int) -> bool:
     """Return whether `leader` may take the lease.
 
-    leader: None for a process that has never led. journal_still_for_ms: how long the journal has not moved, by the
+    leader: None for a process that has never led. journal_still_for_ms: how long no step came, by the
     caller's own monotonic clock.
     """
     return state.leader in ("", leader) or journal_still_for_ms > state.lease_ms
