@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 import typer
 from typer.testing import CliRunner
+from unit.served import until
 
 import lakemq
 from lakemq.jobs.cli import app
@@ -20,6 +21,7 @@ from lakemq.jobs.cli import app
 # Spark's shell prints what Spark prints; `serve` prints nothing at all; tests/quality runs the audit, which takes long.
 ELSEWHERE = {"spark-sql", "serve", "audit"}
 
+# No command builds on another one: each may run alone, in any process.
 COMMANDS = {
     "init": [],
     "step": ["--wait-ms", "0"],
@@ -56,12 +58,12 @@ COMMANDS = {
     "groups members": ["done"],
     "groups assignments": ["done"],
     "groups create": ["new"],
-    "groups alter": ["new", "--config", "max.redelivery.count=3"],
+    "groups alter": ["offsets", "--config", "max.redelivery.count=3"],
     "groups remove-members": ["done", "--instance", "away"],
     "groups handoffs": ["done"],
     "groups lag": ["done"],
-    "groups reset-offsets": ["done", "--all-topics", "--to-earliest", "--export"],
-    "groups delete-offsets": ["done", "--topic", "orders", "--yes"],
+    "groups reset-offsets": ["offsets", "--all-topics", "--to-earliest", "--export"],
+    "groups delete-offsets": ["offsets", "--topic", "orders", "--yes"],
     "groups delete": ["forgotten", "--yes"],
 }
 
@@ -90,8 +92,10 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             consumer.reject(first, error="broken")
             consumer.ack(last)
             consumer.flush()
-        for group in ("done-by-offset", "forgotten"):
-            mq.groups.create(group)
+        until(lambda: any(topic.topic == "orders.dlq" for topic in mq.topics.list()))
+        with mq.consumer("offsets", assign=["orders"]) as consumer:
+            consumer.commit({("orders", 0): 3})
+        mq.groups.create("forgotten")
         away = mq.consumer("done", topics=["orders"], protocol="queue", instance_id="away")
         away.poll(timeout_ms=10_000)
         away.close()

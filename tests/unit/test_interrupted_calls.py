@@ -19,14 +19,16 @@ from lakemq.engine.client.connection import Connection
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 PLACES = [
-    ("call", "next"),
-    ("return", "next"),
-    ("return", "decode_steps_after"),
+    ("call", "read"),
+    ("return", "read"),
+    ("call", "decode_step_object"),
+    ("return", "decode_step_object"),
     ("call", "evolve"),
     ("return", "evolve"),
     ("return", "replay"),
     ("call", "_decode_segments"),
-    ("return", "fold"),
+    ("call", "follow"),
+    ("return", "follow"),
     ("return", "refresh"),
     ("call", "own"),
     ("return", "own"),

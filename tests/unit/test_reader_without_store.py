@@ -13,7 +13,7 @@ from unit.served import CONFIG
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
-from lakemq.engine.protocol.errors import StorageError
+from lakemq.engine.protocol.errors import LakeMQError, StorageError, TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -27,8 +27,10 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-@pytest.mark.parametrize("gone", ["segments", "steps"])
-def test_a_load_that_fails_half_way_is_done_again_at_once(tmp_path: Path, mq: Connection, gone: str) -> None:
+@pytest.mark.parametrize(("gone", "error"), [("segments", StorageError), ("steps", TableDamaged)])
+def test_a_load_that_fails_half_way_is_done_again_at_once(
+    tmp_path: Path, mq: Connection, gone: str, error: type[LakeMQError]
+) -> None:
     clock = HastyClock()
     reader = Reader(mq.namespace.store, clock)
     assert reader.refresh().topic("t").high_watermarks.tolist() == [1]
@@ -38,7 +40,7 @@ def test_a_load_that_fails_half_way_is_done_again_at_once(tmp_path: Path, mq: Co
     table = tmp_path / "mq" / gone
     table.rename(tmp_path / gone)
     for _ in range(2):
-        with pytest.raises(StorageError, match=gone):
+        with pytest.raises(error, match=gone):
             reader.refresh()
         assert reader.state.topic("t").high_watermarks.tolist() == [1], "as it was"
     (tmp_path / gone).rename(table)
