@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,12 +234,12 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
 
     Between two of them the logs of all tables grow old, so that the next one removes entries.
     """
-    from faults.ageing import age_log
+    from faults.ageing import age_log, log_entries, newest_version
     from faults.power import tell
 
     from lakemq.tables.specs.registry import TABLES
 
-    numbers = itertools.count()
+    numbers, clients = itertools.count(), Path(path, "clients")
     lakemq.connect(path, create=True).close()
     print("ready", flush=True)
     for round_number in range(rounds):
@@ -250,23 +251,24 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
                 value = value_of(publisher, number)
                 tell(notes, [value, *send(value, number)])
             if round_number:
-                _commit_until_entries_go(mq, path)
+                _create_topics_until(mq, lambda: log_entries(clients)[0].stem != f"{0:020d}")
+            else:  # a checkpoint that is not the newest version, so that it can grow old
+                _create_topics_until(mq, lambda: newest_version(clients) > 2 * config["checkpoint.interval"])
         for spec in TABLES:
             age_log(Path(path, spec.name), kept=1)  # no sequencer runs now
 
 
-def _commit_until_entries_go(mq: Connection, path: str) -> None:
-    """A busy machine may publish everything before housekeeping comes by; it looks after tables with new commits."""
-    from faults.ageing import log_entries
+def _create_topics_until(mq: Connection, condition: Callable[[], bool]) -> None:
+    """Create topics until the condition holds: housekeeping looks after tables with new commits."""
     from faults.processes import until
 
     numbers = itertools.count()
 
-    def have_gone() -> bool:
-        mq.topics.create(f"another-{next(numbers)}")
-        return log_entries(Path(path, "clients"))[0].stem != f"{0:020d}"
+    def create_topic_and_look() -> bool:
+        mq.topics.create(f"another-{next(numbers)}", exist_ok=True)
+        return condition()
 
-    until(have_gone, 60, "removal of a log entry")
+    until(create_topic_and_look, 60, "removal of a log entry")
 
 
 def play(role: str, arguments: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ POINTS = {
     "sequencer.step_put": 8,
     "sequencer.step_landed": 9,
     "sequencer.answered": 6,
-    "projector.rows_written": 3,
+    "projector.rows_written": 2,
     "projector.messages_registered": 3,
     "projector.table_appended": 9,
     "projector.watermark_written": 3,

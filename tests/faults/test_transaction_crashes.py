@@ -43,7 +43,7 @@ STEP_POINTS = {
 }
 """Point -> its arrival in the step of a sequencer that finds one letter, or in the projection of that step; the first
 thing a sequencer puts is that it leads."""
-BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written", "sequencer.step_put")
+BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written")
 
 
 def rows_of(name: str, number: int) -> list[str]:

@@ -239,9 +239,11 @@ def test_tables_that_cannot_be_read_back_are_damaged(path: Path, table: str, col
 def test_files_that_were_replaced_while_it_looked_are_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq, mq.serving():
+    config = {**CONFIG, "project.interval.ms": 0, "compact.min.files": 2, "checkpoint.interval": 5}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
         mq.topics.create("t")
         mq.publish("t", rows(3))
+        until(lambda: bool(mq.namespace.store.open(JOURNAL).files()))
         begun = take_snapshot(mq.namespace.store)
 
         def replaced() -> set[str]:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lakemq
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import HEADERS, MESSAGES
@@ -24,13 +25,9 @@ def test_spark_reads_the_journal_over_its_checkpoints(spark: SparkSession, tmp_p
     with lakemq.connect(str(tmp_path / "ns"), create=True, config=CONFIG) as mq:
         with mq.serving():
             mq.topics.create("t", partitions=2)
-            for number in range(30):
-                mq.publish("t", pa.table({"value": [f"{number}"]}))
+            published = publish_until_merged(mq, tmp_path / "ns" / "journal" / "_delta_log")
         handle = mq.namespace.store.open(JOURNAL)
         expected = handle.read().sort_by([("step", "ascending"), ("position", "ascending")])
-        log = tmp_path / "ns" / "journal" / "_delta_log"
-        assert any(log.glob("*.checkpoint*.parquet")), "no checkpoint was made"
-        assert any("remove" in entry.read_text() for entry in log.glob("*.json")), "nothing was merged"
         journal = spark.read.format("delta").load(mq.namespace.store.uri(JOURNAL))
         # of statistics alone, where they are exact
         assert journal.agg(F.min("step"), F.max("step"), F.count("*")).first() == (
@@ -40,10 +37,20 @@ def test_spark_reads_the_journal_over_its_checkpoints(spark: SparkSession, tmp_p
         )
         seen = journal.orderBy("step", "position").toArrow()
         assert seen.select(expected.column_names).cast(expected.schema).equals(expected)
-        assert journal.where("kind = 'produced'").selectExpr("sum(size(segments))").first()[0] == 30
+        assert journal.where("kind = 'produced'").selectExpr("sum(size(segments))").first()[0] == published
         half = handle.version - 3
         before = spark.read.format("delta").option("versionAsOf", half).load(mq.namespace.store.uri(JOURNAL))
         assert before.count() < expected.num_rows
+
+
+def publish_until_merged(mq: Connection, log: Path) -> int:
+    """Publish messages until the log has a checkpoint, and files of the table were merged. Return how many."""
+    for number in range(3000):
+        mq.publish("t", pa.table({"value": [f"{number}"]}))
+        is_merged = any('"remove"' in entry.read_text() for entry in log.glob("*.json"))
+        if is_merged and any(log.glob("*.checkpoint*.parquet")):
+            return number + 1
+    raise AssertionError("nothing was merged, or no checkpoint made")
 
 
 def test_a_dataframe_has_what_rides_in_the_journal_and_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
