@@ -8,7 +8,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
@@ -48,6 +48,7 @@ from .consume.groups import Groups
 from .consume.listener import RebalanceListener
 from .consume.rates import read_consumption
 from .consume.resets import OffsetResets
+from .direct_line import DirectLine
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
 from .fetch.plan import Bounds, FetchPosition, Isolation
@@ -104,7 +105,13 @@ class Connection:
         self._check_open, self._producers = self._open.check_open, self._open.producers
         timeout_ms = namespace.config.ms("request.timeout.ms")
         self.requester = Requester(
-            namespace.mailbox, self._clock, new_id, timeout_ms, self._reached, namespace.namespace_id
+            namespace.mailbox,
+            self._clock,
+            new_id,
+            timeout_ms,
+            self._reached,
+            namespace.namespace_id,
+            DirectLine(namespace.files, namespace.namespace_id, self._clock),
         )
         self._fetcher = Fetcher(namespace, self._clock, spark)
         beats = Beats(namespace.files)
@@ -594,7 +601,7 @@ class Connection:
         self._check_open()
         waited_ms = self.requester.waited_ms
         return self._open.register(
-            Serving(self.sequencer, self.namespace.config, self._clock, waited_ms), self._open.serving.append
+            Serving(self._new_server, self.namespace.config, self._clock, waited_ms), self._open.serving.append
         )
 
     def step_until_idle(self, wait_ms: int | None = None) -> int:
@@ -623,14 +630,20 @@ class Connection:
     def _start_serving(self) -> Serving:
         from ..sequencer.serving import Serving  # few clients are sequencers, too
 
-        return Serving(self._new_sequencer, self.namespace.config, self._clock)
+        return Serving(partial(self._new_sequencer, has_lines=True), self.namespace.config, self._clock)
 
-    def _new_sequencer(self) -> Sequencer:
+    def _new_server(self) -> Sequencer:
+        self._check_open()
+        return self._new_sequencer(has_lines=True)
+
+    def _new_sequencer(self, has_lines: bool = False) -> Sequencer:
         from ..sequencer.sequencer import Sequencer  # few clients are sequencers, too
 
         name = f"{socket.gethostname()}-{os.getpid()}-{next(self._names)}-{new_id()[:6]}"
         locks = LeaderLocks(self.namespace.files)
-        return Sequencer(self.namespace, name, self._clock, new_file_id, self._reached, locks=locks)
+        return Sequencer(
+            self.namespace, name, self._clock, new_file_id, self._reached, locks=locks, has_lines=has_lines
+        )
 
     # -- end --------------------------------------------------------------------------------------------
 

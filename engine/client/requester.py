@@ -1,4 +1,7 @@
-"""The client's side of the mailbox: it sends requests in letters, one at a time, and returns results.
+"""Send requests to the sequencer in letters, one at a time, and return results.
+
+A letter goes on the line to the leader, if there is one, and else into the mailbox. If the line fails, the same letter
+goes into the mailbox under the same number, so that it is decided once.
 
 While a letter is on its way, further requests gather and travel together in the next one. So a process with a thousand
 waiting threads costs one object per step. Because there is one letter at a time, the sequencer needs to keep only the
@@ -37,6 +40,7 @@ from ..protocol.errors import (
     error_from_refusal,
 )
 from ..protocol.values.kinds import AnyRequest, AnyResult
+from .direct_line import DirectLine
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +98,19 @@ class Requester:
         timeout_ms: int,
         reached: crash.Reached = crash.nowhere,
         namespace_id: str = "",
+        line: DirectLine | None = None,
     ) -> None:
-        """namespace_id: id of the namespace. A sequencer of another namespace at the same path refuses the letters."""
+        """Create a client.
+
+        Args:
+            namespace_id: id of the namespace. A sequencer of another namespace at the same path refuses the letters.
+            line: to the leader. None: all letters go through the mailbox.
+        """
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._reached, self.namespace_id = reached, namespace_id
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
+        self._line, self._has_used_mailbox = line, False
         self._waiter = self._new_waiter()
         self._queue: deque[PendingRequest] = deque()
         self._wake = threading.Condition()
@@ -161,8 +172,9 @@ class Requester:
         if self._thread is not None:
             self._thread.join()
         self._waiter.close()
-        with suppress(OSError):
-            self._mailbox.forget_client(self._client_id)
+        self._forget_replies()
+        if self._line is not None:
+            self._line.close()
 
     def _run(self) -> None:
         with self._wake:
@@ -194,8 +206,33 @@ class Requester:
     def _exchange(self, batch: list[PendingRequest]) -> None:
         if self._number and self._clock.steady_ms() - self._used_at_ms > IDLE_MS:
             self._start_over()
-        name = self._put_letter(batch)
-        results = self._wait_for_results(self._number)
+        deadline_ms = self._clock.steady_ms() + self._timeout_ms
+        body = build_letter(self._client_id, self._number + 1, batch, self._clock.now_ms(), self.namespace_id)
+        self._number += 1
+        was_sent, results = self._ask_on_line(body)
+        if results is None:
+            results = self._ask_by_mailbox(body, was_sent, deadline_ms)
+        self._used_at_ms = self._clock.steady_ms()
+        self._waits_since_ms, self._has_warned = None, False
+        self._deliver(batch, results)
+
+    def _ask_on_line(self, body: bytes) -> tuple[bool, list[AnyResult] | None]:
+        """Send the letter on the line. Return whether it may have arrived, and the results; None: no answer."""
+        if self._line is None:
+            return False, None
+        try:
+            was_sent, answer = self._line.exchange(
+                self._client_id, self._number, body, self._timeout_ms, lambda: self._reached("publish.letter_put")
+            )
+        except BaseException:
+            self._start_over()
+            raise
+        return was_sent, None if answer is None else answer.results
+
+    def _ask_by_mailbox(self, body: bytes, was_sent: bool, deadline_ms: float) -> list[AnyResult]:
+        """Put the letter into the mailbox, and wait for its results. was_sent: it may have arrived already."""
+        name = self._put_letter(body, was_sent)
+        results = self._wait_for_results(self._number, deadline_ms)
         if results is None:
             with suppress(OSError):
                 self._mailbox.withdraw(name)
@@ -204,27 +241,28 @@ class Requester:
                 f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. "
                 "Is a sequencer running (lakemq serve)?"
             )
-        self._used_at_ms = self._clock.steady_ms()
         with suppress(OSError):
             self._mailbox.forget_reply(self._client_id, self._number)
-        self._deliver(batch, results)
+        return results
 
-    def _put_letter(self, batch: list[PendingRequest]) -> str:
-        """Put a letter with these requests into the mailbox, and return its name.
+    def _put_letter(self, body: bytes, was_sent: bool) -> str:
+        """Put the letter of the last number into the mailbox, and return its name.
 
-        The letter takes the next number. The number is given back only if it is certain that nothing was stored.
+        The number is given back only if it is certain that nobody has the letter.
         """
-        now_ms = self._clock.now_ms()
-        body = build_letter(self._client_id, self._number + 1, batch, now_ms, self.namespace_id)
-        self._number += 1
+        now_ms, self._has_used_mailbox = self._clock.now_ms(), True
         try:
             name = self._mailbox.put(self._client_id, self._number, body, now_ms)
         except MailboxFull as full:
+            if was_sent:
+                raise self._lose_sent_letter(full) from full
             self._number -= 1
             raise MailboxFullError(str(full)) from full
         except (MaybeThere, LetterExists):  # the letter may be stored and decided: wait for an answer
             name = LetterName.of(self._client_id, self._number, now_ms).name
         except OSError as error:
+            if was_sent:
+                raise self._lose_sent_letter(error) from error
             self._start_over()
             raise storage_error("The request could not be put into the mailbox: nothing was sent.", error) from error
         except BaseException:
@@ -233,13 +271,19 @@ class Requester:
         self._reached("publish.letter_put")
         return name
 
-    def _wait_for_results(self, number: int) -> list[AnyResult] | None:
-        deadline_ms, polls = self._clock.steady_ms() + self._timeout_ms, 0
+    def _lose_sent_letter(self, error: Exception) -> RequestTimedOut:
+        self._start_over()
+        return RequestTimedOut(
+            f"The line to the sequencer broke, and the mailbox does not take the request ({error}); the outcome is"
+            " unknown."
+        )
+
+    def _wait_for_results(self, number: int, deadline_ms: float) -> list[AnyResult] | None:
+        polls = 0
         while True:
             self._waiter.reset()
             if (results := self._poll(number)) is not None:
                 self._waiter.note_arrival()
-                self._waits_since_ms, self._has_warned = None, False
                 return results
             self._warn_of_silence()
             left_ms = deadline_ms - self._clock.steady_ms()
@@ -284,11 +328,16 @@ class Requester:
 
     def _start_over(self) -> None:
         """Become a new client, because the last letter's outcome is unknown, or the sequencer forgets us soon."""
-        with suppress(OSError):
-            self._mailbox.forget_client(self._client_id)
+        self._forget_replies()
         self._client_id, self._number = self._new_id(), 0
         self._waiter.close()
         self._waiter = self._new_waiter()
+
+    def _forget_replies(self) -> None:
+        if self._has_used_mailbox:
+            self._has_used_mailbox = False
+            with suppress(OSError):
+                self._mailbox.forget_client(self._client_id)
 
     def _new_waiter(self) -> FolderWaiter:
         """Watch the folder of replies, which exists from the first reply on."""

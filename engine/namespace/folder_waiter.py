@@ -9,6 +9,7 @@ object that arrives after the reset ends the wait at once, also if it arrives be
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from lakemq.tables.storage.inotify import Watch
@@ -29,9 +30,14 @@ gets reports late, so the next look decides whether one was missing.
 class FolderWaiter:
     """Waits for objects in one folder; for one thread. Without a watch, it sleeps."""
 
-    def __init__(self, watch: Callable[[], Watch | None], clock: Clock) -> None:
-        """watch: returns a new watch of the folder. None: there is no folder yet, or the system cannot watch it."""
-        self._new_watch, self._clock = watch, clock
+    def __init__(self, watch: Callable[[], Watch | None], clock: Clock, news: threading.Event | None = None) -> None:
+        """Create a waiter.
+
+        Args:
+            watch: returns a new watch of the folder. None: there is no folder yet, or the system cannot watch it.
+            news: also ends a wait when it is set, for what arrives in another way.
+        """
+        self._new_watch, self._clock, self._news = watch, clock, news
         self._watch: Watch | None = None
         self._misses, self._waited_long, self._was_unannounced = 0, False, False
 
@@ -46,8 +52,12 @@ class FolderWaiter:
             self._count_misses(self._watch)
         if self._watch is None and self._misses < _MAX_MISSES:
             self._watch = self._new_watch()
+            if self._watch is not None and self._news is not None:
+                self._watch.event = self._news
         if self._watch is not None:
             self._watch.event.clear()
+        elif self._news is not None:
+            self._news.clear()
 
     def note_arrival(self) -> None:
         """Note that the look found something."""
@@ -64,7 +74,10 @@ class FolderWaiter:
     def wait(self, poll_ms: float, most_ms: float = LOOK_MS) -> None:
         """Wait until an object arrives, at most `most_ms`; without a watch, wait `poll_ms`."""
         if self._watch is None:
-            self._clock.sleep(min(poll_ms, most_ms))
+            if self._news is None:
+                self._clock.sleep(min(poll_ms, most_ms))
+            else:
+                self._clock.wait(self._news, min(poll_ms, most_ms))
         elif self._clock.wait(self._watch.event, most_ms):
             self._misses, self._waited_long = 0, False
         else:

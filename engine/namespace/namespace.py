@@ -16,6 +16,7 @@ from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS
 from lakemq.tables.storage.delta_log import DeltaLog
 from lakemq.tables.storage.files import Files, LocalFiles, open_files
+from lakemq.tables.storage.line_objects import LINES_FOLDER
 from lakemq.tables.storage.mailbox import Mailbox
 from lakemq.tables.storage.sharing import share_with_group
 from lakemq.tables.storage.step_objects import STEPS_FOLDER, list_steps, step_name
@@ -129,7 +130,14 @@ def _check_free(path: str, files: Files, store: Store) -> None:
 
 
 _SHOWN = 5
-_OWN_FOLDERS = {*(spec.name for spec in TABLES), "aside", "beats", "leaders", "leftovers", "mailbox", "messages"} | {
+_OWN_FOLDERS = {spec.name for spec in TABLES} | {
+    "aside",
+    "beats",
+    "leaders",
+    "leftovers",
+    LINES_FOLDER,
+    "mailbox",
+    "messages",
     "replies",
     STEPS_FOLDER,
     "streams",

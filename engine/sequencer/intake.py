@@ -1,5 +1,8 @@
 """The intake: which letters a step takes, which of them must wait, and which are refused unread.
 
+Letters come through the mailbox, or on the lines of clients that are connected (`lines`). Those of lines come first,
+unless they left no room for the mailbox in the last step.
+
 A client numbers its letters. Its letters are decided in that order, each once. The number therefore tells for each
 waiting letter whether to decide it, to repeat its reply, to wait for an earlier letter, or to refuse it (`find_turn`).
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
@@ -25,6 +28,7 @@ from ..protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest
 from ..protocol.rules.clients import Turn, find_turn
 from ..protocol.values.clients import Letter
 from ..protocol.values.state import State
+from .line_table import LineLetter, LineTable
 
 log = logging.getLogger("lakemq.serve")
 
@@ -38,12 +42,16 @@ _REQUEST_BYTES = 1 << 10
 
 @dataclass(frozen=True)
 class OpenedLetter:
-    """A letter that this step decides, with the rows that came in it, or the reason why it is refused unread."""
+    """A letter that this step decides, with the rows that came in it, or the reason why it is refused unread.
+
+    on_line: the letter as it came on a line. None: it is in the mailbox.
+    """
 
     name: LetterName
     letter: Letter
     rows: Rows | None = None
     refusal: LakeMQError | None = None
+    on_line: LineLetter | None = None
 
 
 @dataclass
@@ -52,7 +60,8 @@ class StepLetters:
 
     Attributes:
         taken: letters to decide, oldest first.
-        repeated: letters that were decided before. Their replies are written again.
+        repeated: letters of the mailbox that were decided before. Their replies are written again.
+        repeated_on_lines: letters on lines that were decided before. They are answered again.
         backlog: there may be letters that this step has not looked at.
         undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
             would be decided again.
@@ -61,6 +70,7 @@ class StepLetters:
 
     taken: list[OpenedLetter] = field(default_factory=list)
     repeated: list[LetterName] = field(default_factory=list)
+    repeated_on_lines: list[LineLetter] = field(default_factory=list)
     backlog: bool = False
     undeleted: bool = False
     gaps: bool = False
@@ -88,32 +98,52 @@ class Intake:
 
     def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock) -> None:
         self._mailbox, self._config, self._clock = mailbox, config, clock
+        self._is_mailbox_next = False
+        """The last step had no room for the mailbox. So the next one reads it before the lines."""
         self._retries: dict[str, _Retry] = {}
         """By name of the letter.
 
         Complete only for letters that were there when the mailbox was last read completely.
         """
 
-    def take_letters(self, state: State, namespace_id: str, alive: Callable[[], None] = lambda: None) -> StepLetters:
-        """Return the letters of the next step. They stay in the mailbox until they are discarded.
+    def take_letters(
+        self,
+        state: State,
+        namespace_id: str,
+        alive: Callable[[], None] = lambda: None,
+        lines: LineTable | None = None,
+    ) -> StepLetters:
+        """Return the letters of the next step. Those of the mailbox stay there until they are discarded.
 
         Args:
             namespace_id: letters for another namespace are refused.
             alive: called between letters.
+            lines: on which letters may have come, too.
         """
-        mailbox_pass = _MailboxPass(self._config, self._clock.steady_ms(), namespace_id)
+        mailbox_pass = _MailboxPass(self._config, self._clock.steady_ms(), namespace_id, lines)
+        if lines is not None and not self._is_mailbox_next:
+            _take_from_lines(lines, state, mailbox_pass)
+        self._is_mailbox_next = mailbox_pass.is_enough
+        if mailbox_pass.is_enough:
+            mailbox_pass.letters.backlog = True
+            return mailbox_pass.letters
+        self._take_from_mailbox(state, mailbox_pass, alive)
+        if lines is not None:
+            _take_from_lines(lines, state, mailbox_pass)
+        mailbox_pass.letters.backlog |= mailbox_pass.is_enough
+        return mailbox_pass.letters
+
+    def _take_from_mailbox(self, state: State, mailbox_pass: _MailboxPass, alive: Callable[[], None]) -> None:
         names: set[str] = set()
         for name in self._mailbox.iterate_letters():
             alive()
             names.add(name.name)
             self._process(name, state, mailbox_pass)
             if mailbox_pass.is_enough:
-                mailbox_pass.letters.backlog = True
                 break
         else:
             self._retries = {name: retry for name, retry in self._retries.items() if name in names}
         mailbox_pass.log_unreadable()
-        return mailbox_pass.letters
 
     def discard(self, letters: Iterable[LetterName]) -> None:
         """Delete decided letters. A letter that cannot be deleted is tried again later, and never decided again."""
@@ -162,18 +192,39 @@ class Intake:
             body = b""  # the letter is refused whatever it contains
         if body is None:
             return
+        if mailbox_pass.lines is not None:  # its client gave its line up; what that still holds is the same letter
+            mailbox_pass.lines.drop_client(name.client_id)
         opened = _open_body(name, body, mailbox_pass.namespace_id, in_turn=turn is Turn.DECIDE)
-        mailbox_pass.letters.taken.append(opened)
         if turn is Turn.DECIDE:
             mailbox_pass.planned[name.client_id] = name.number
-        mailbox_pass.room -= _memory_bytes(opened, len(body))
+        mailbox_pass.add(opened, len(body))
+
+
+def _take_from_lines(lines: LineTable, state: State, mailbox_pass: _MailboxPass) -> None:
+    """Take the letters that have come on lines. One out of turn is left to the mailbox, where gaps are judged."""
+    while not mailbox_pass.is_enough:
+        on_line = lines.take_letter()
+        if on_line is None:
+            return
+        name = on_line.name
+        planned = mailbox_pass.planned.get(name.client_id)
+        turn = Turn.WAIT if planned is not None else find_turn(state, name.client_id, name.number, 0, 0)
+        mailbox_pass.looked_count += 1
+        if turn is Turn.REPEAT:
+            mailbox_pass.letters.repeated_on_lines.append(on_line)
+        elif turn is Turn.DECIDE:
+            opened = _open_body(name, on_line.body, mailbox_pass.namespace_id, in_turn=True)
+            mailbox_pass.planned[name.client_id] = name.number
+            mailbox_pass.add(replace(opened, on_line=on_line), len(on_line.body))
+        else:
+            lines.refuse(on_line)
 
 
 class _MailboxPass:
     """A pass through the mailbox. planned: the last number of each client that this step decides."""
 
-    def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str) -> None:
-        self.now_ms, self.namespace_id = now_ms, namespace_id
+    def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str, lines: LineTable | None) -> None:
+        self.now_ms, self.namespace_id, self.lines = now_ms, namespace_id, lines
         self._most, self.room = config.number("step.max.letters"), config.number("step.max.bytes")
         self.letters, self.planned, self.looked_count = StepLetters(), dict[str, int](), 0
         self.unreadable: list[tuple[LetterName, OSError]] = []
@@ -181,6 +232,10 @@ class _MailboxPass:
     @property
     def is_enough(self) -> bool:
         return self.looked_count >= self._most or self.room <= 0
+
+    def add(self, opened: OpenedLetter, size_bytes: int) -> None:
+        self.letters.taken.append(opened)
+        self.room -= _memory_bytes(opened, size_bytes)
 
     def log_unreadable(self) -> None:
         if self.unreadable:

@@ -24,12 +24,12 @@ class Quarantine:
         self._files, self._mailbox = files, mailbox
         self._refused_unread: set[tuple[str, int]] = set()
 
-    def store_copy(self, letter: LetterName, error: Exception) -> None:
-        """Log the error and store a copy of the letter, up to MAX_FILES copies."""
+    def store_copy(self, letter: LetterName, error: Exception, body: bytes | None = None) -> None:
+        """Log the error and store a copy of the letter, up to MAX_FILES copies. body: if it is not in the mailbox."""
         text = "Letter %s met an unexpected error. A copy of it is in %s/: %s"
         log.error(text, letter.name, FOLDER, error, exc_info=error)
         with suppress(OSError):
-            body = self._mailbox.read(letter)
+            body = self._mailbox.read(letter) if body is None else body
             if body is not None and len(self._files.list(FOLDER, MAX_FILES)) < MAX_FILES:
                 self._files.put(f"{FOLDER}/{letter.name}", body)
 

@@ -1,4 +1,4 @@
-"""Write replies to clients. The journal has the truth, so a reply that cannot be written stops no step."""
+"""Write replies into the mailbox. The steps have the truth, so a reply that cannot be written stops no step."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ whether it was decided.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -29,7 +30,7 @@ from typing import TypeVar
 
 from lakemq.tables.storage.inotify import Watch
 from lakemq.tables.storage.leader_locks import LeaderLocks
-from lakemq.tables.storage.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.mailbox import Mailbox
 from lakemq.tables.storage.step_objects import StepsGone
 from lakemq.tables.storage.workers import Workers
 
@@ -40,12 +41,13 @@ from ..namespace.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
+from ..protocol.codec.letter import encode_answer
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
 from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transaction_end import has_unobserved_timeout
-from ..protocol.values.clients import Answered, ClientRemoved
+from ..protocol.values.clients import Answer, Answered, ClientRemoved
 from ..protocol.values.dead_letters import DyingFound
 from ..protocol.values.decision import DecisionInputs, InlineRows
 from ..protocol.values.delays import RangeKey
@@ -55,6 +57,7 @@ from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
 from .intake import Intake, OpenedLetter, StepLetters
+from .line_opener import open_term_lines
 from .quarantine import Quarantine
 from .replies import Replies, Reply
 from .standby import Standby
@@ -136,6 +139,7 @@ class Sequencer:
         reached: crash.Reached = crash.nowhere,
         background: Executor | None = None,
         locks: LeaderLocks | None = None,
+        has_lines: bool = False,
     ) -> None:
         """Create a sequencer that does not lead yet.
 
@@ -143,7 +147,10 @@ class Sequencer:
             new_file_id: returns a random id for a data file.
             background: writes projections. By default the sequencer has threads of its own.
             locks: tell which leaders' processes have ended. Without them, a lease that nobody renews is waited out.
+            has_lines: whether clients may connect to it while it leads. `news` is set when a letter has come so.
         """
+        self.news = threading.Event()
+        self._has_lines = has_lines
         self._ns, self.name, self._clock, self._reached = namespace, name, clock, reached
         self._owns_executor = background is None
         self._executor = background or Workers(1, "lakemq-projector")
@@ -230,12 +237,18 @@ class Sequencer:
             self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
             self._locks.remove_dead()
+            if self._has_lines:
+                term.lines = open_term_lines(
+                    self._ns.files, term.namespace_id, term.state.leader_epoch, lease_ms, self.news, self._clock
+                )
         return term
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
+            if term.lines is not None:
+                term.lines.close()
             term.delay_queue.close()
             term.later_ranges.stop()
             term.background.abandon()
@@ -302,10 +315,16 @@ class Sequencer:
 
     def _step(self, term: Term) -> StepReport:
         term.background.finish_if_done()
-        letters = self._intake.take_letters(term.state, term.namespace_id, lambda: self._give_sign_of_life(term))
+        is_drained = term.lines is None or term.lines.take_drain()
+        letters = self._intake.take_letters(
+            term.state,
+            term.namespace_id,
+            lambda: self._give_sign_of_life(term),
+            None if term.lines is None else term.lines.table,
+        )
         self._reached("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
-        due = self._find_due(term, letters)
+        due = self._find_due(term, letters, is_drained)
         renewal = self._renew_if_quiet(term)
         now_ms = term.time.store_ms()
         outgrown = term.retention.take_outgrown(term.state, min(now_ms, term.time.now_ms()))
@@ -353,10 +372,10 @@ class Sequencer:
             later.is_added = True
             later.stop()
 
-    def _find_due(self, term: Term, letters: StepLetters) -> list[machine.DueTimer]:
-        """Return the deadlines that this step must decide."""
+    def _find_due(self, term: Term, letters: StepLetters, is_drained: bool) -> list[machine.DueTimer]:
+        """Return the deadlines that this step must decide. is_drained: all that had come on lines was taken."""
         steady_ms = self._clock.steady_ms()
-        all_seen = not (letters.repeated or letters.backlog)
+        all_seen = not (letters.repeated or letters.repeated_on_lines or letters.backlog)
         if all_seen:
             term.all_seen_at_ms = steady_ms
         elif steady_ms - term.all_seen_at_ms < MAX_BACKLOG_MS:
@@ -366,7 +385,12 @@ class Sequencer:
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
         due = machine.find_due(term.state, self._make_time(term, term.time.now_ms()), expire)
-        return [deadline for deadline in due if deadline not in term.failed_due]
+        due = [deadline for deadline in due if deadline not in term.failed_due]
+        if due and not is_drained and term.lines is not None:
+            # A letter may have arrived that is not read yet. The next step comes when all are.
+            term.lines.request_drain()
+            return []
+        return due
 
     def _make_time(self, term: Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
@@ -431,7 +455,8 @@ class Sequencer:
             inline = InlineRows(prepared.inline, first_row, opened.rows.num_rows)
 
         def on_error(error: Exception) -> None:
-            self._quarantine.store_copy(opened.name, error)
+            body = None if opened.on_line is None else opened.on_line.body
+            self._quarantine.store_copy(opened.name, error, body)
 
         try:
             context = DecisionInputs(self._limits, inline, prepared.facts)
@@ -459,6 +484,8 @@ class Sequencer:
         step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
         term.log.append(self._encode(term, step))
         term.current_at_ms = begun_at_ms
+        if term.lines is not None:
+            term.lines.note_step(begun_at_ms)
         term.background.add_step(step)
         self._reached("sequencer.step_landed")
 
@@ -484,7 +511,12 @@ class Sequencer:
 
     def _reply(self, term: Term, letters: StepLetters, entries: Sequence[JournalEntry]) -> None:
         state, records = term.state, [entry.record for entry in entries]
-        replies: list[Reply] = [(r.client_id, r.number, r.results) for r in records if isinstance(r, Answered)]
+        on_lines = self._answer_on_lines(term, letters)
+        replies: list[Reply] = [
+            (r.client_id, r.number, r.results)
+            for r in records
+            if isinstance(r, Answered) and r.client_id not in on_lines
+        ]
         for name in letters.repeated:
             client = state.clients.get(name.client_id)
             if client is not None and client.number == name.number:
@@ -496,10 +528,25 @@ class Sequencer:
         ]
         self._replies.forget([record.client_id for record in expired])
         self._reached("sequencer.answered")
-        done: list[LetterName] = [entry.name for entry in letters.taken] + letters.repeated
+        done = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
         if done:
             self._intake.discard(self._yield_between_signs_of_life(term, done))
             self._reached("sequencer.letters_discarded")
+
+    def _answer_on_lines(self, term: Term, letters: StepLetters) -> set[str]:
+        """Answer the letters that came on lines, and return the clients they came from."""
+        if term.lines is None:
+            return set()
+        decided = [opened.on_line for opened in letters.taken if opened.on_line is not None]
+        for on_line in (*decided, *letters.repeated_on_lines):
+            name = on_line.name
+            client = term.state.clients.get(name.client_id)
+            if client is None or client.number != name.number:
+                term.lines.table.refuse(on_line)
+                continue
+            answer = Answer(name.client_id, name.number, term.state.step, client.results)
+            term.lines.table.answer(on_line, encode_answer(answer))
+        return {on_line.name.client_id for on_line in decided}
 
     def _log_step(self, term: Term, letters: StepLetters) -> None:
         if letters.taken and log.isEnabledFor(logging.DEBUG):

@@ -48,7 +48,7 @@ def serve(
         stopped: returns whether to end.
         working: called with True when a step begins, with False when it ends.
     """
-    waiter = FolderWaiter(sequencer.watch_letters, clock)
+    waiter = FolderWaiter(sequencer.watch_letters, clock, sequencer.news)
     pace, retry_ms, has_worked, has_failed = _Pace(config), SHORTEST_RETRY_MS, False, False
     try:
         while not stopped():

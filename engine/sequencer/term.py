@@ -40,6 +40,7 @@ from .attendance import Attendance
 from .background_projection import BackgroundProjection
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
+from .lines import Lines
 from .pending_file import CurrentPendingFile
 from .projector import Projector
 from .retention_search import RetentionSearch
@@ -59,6 +60,7 @@ class Term:
         expire_at_ms: when to look next for expired clients and producers. A term begins with it, because many terms
             last only seconds.
         all_seen_at_ms: when the mailbox was last read completely.
+        lines: to clients that are connected. None: all letters come through the mailbox.
         failed_due: deadlines that met an unexpected error, and are left out for the rest of the term.
     """
 
@@ -79,6 +81,7 @@ class Term:
     all_seen_at_ms: int
     patience: ObservedWaits = field(default_factory=ObservedWaits)
     failed_due: set[machine.DueTimer] = field(default_factory=set)
+    lines: Lines | None = None
 
     @property
     def is_working(self) -> bool:

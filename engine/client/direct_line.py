@@ -1,0 +1,152 @@
+"""The client's end of a line: it hands letters to the leader without files in between.
+
+A line only saves time. Whatever goes wrong, `exchange` returns None, and the client puts the same letter into the
+mailbox, under the same number. The letter's number makes sure that it is decided once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+from lakemq.tables.storage import unix_sockets
+from lakemq.tables.storage.files import Files, LocalFiles
+from lakemq.tables.storage.line_objects import find_newest_line
+
+from ..namespace.clock import Clock
+from ..namespace.line_frames import (
+    MAX_FRAME_BYTES,
+    Frame,
+    FrameKind,
+    FrameReader,
+    Hello,
+    LineAddress,
+    decode_address,
+    encode_hello,
+    encode_letter_frame,
+)
+from ..protocol.codec.letter import decode_answer
+from ..protocol.values.clients import Answer
+
+log = logging.getLogger(__name__)
+
+PATIENCE_MS = 2_000
+"""Time after which a letter without an answer also goes into the mailbox: the leader's process may be stopped."""
+GREETING_MS = 1_000
+LOOK_MS = 200
+"""Time between two looks for a leader that listens."""
+BAD_LINE_MS = 2_000
+"""Time without a line after one that has failed. The leader may be gone, and its successor not there yet."""
+
+_RECEIVED_BYTES = 64 << 10
+
+
+class DirectLine:
+    """A client's line to the leader, opened when it is needed. For one thread."""
+
+    def __init__(self, files: Files, namespace_id: str, clock: Clock) -> None:
+        self._files, self._namespace_id, self._clock = files, namespace_id, clock
+        self._connection: socket.socket | None = None
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+        self._client_id = ""
+        self._look_at_ms = clock.steady_ms()
+        _open_lines.add(self)
+
+    def exchange(
+        self, client_id: str, number: int, body: bytes, timeout_ms: float, sent: Callable[[], None] = lambda: None
+    ) -> tuple[bool, Answer | None]:
+        """Send a letter, and wait for its answer.
+
+        sent: called when the letter is on its way.
+
+        Returns:
+            Whether anything may have been sent, and the answer. None: the letter must go through the mailbox.
+        """
+        try:
+            connection = self._open(client_id)
+        except (OSError, ValueError) as error:
+            log.debug("No direct connection to the sequencer: %s", error)
+            self._give_up(BAD_LINE_MS)
+            return False, None
+        if connection is None:
+            return False, None
+        try:
+            deadline_ms = self._clock.steady_ms() + min(timeout_ms, PATIENCE_MS)
+            connection.settimeout(max(0.001, min(timeout_ms, PATIENCE_MS) / 1000))
+            connection.sendall(encode_letter_frame(number, body))
+            sent()
+            answer = decode_answer(self._receive(FrameKind.ANSWER, deadline_ms).content)
+            if (answer.client_id, answer.number) != (client_id, number):
+                raise ValueError(f"the answer to {answer.client_id}/{answer.number}, expected {client_id}/{number}")
+        except (OSError, ValueError) as error:
+            log.debug("The direct connection to the sequencer has failed: %s", error)
+            self._give_up(BAD_LINE_MS)
+            return True, None
+        return True, answer
+
+    def close(self) -> None:
+        """Close the line. The leader drops what it has not read yet."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _give_up(self, pause_ms: int) -> None:
+        self.close()
+        self._look_at_ms = self._clock.steady_ms() + pause_ms
+
+    def _open(self, client_id: str) -> socket.socket | None:
+        """Return the open line of this client; None if no leader listens where this process can connect."""
+        if self._connection is not None and self._client_id == client_id:
+            return self._connection
+        self.close()
+        now_ms = self._clock.steady_ms()
+        if now_ms < self._look_at_ms or not isinstance(self._files, LocalFiles):
+            return None
+        self._look_at_ms = now_ms + LOOK_MS
+        name = find_newest_line(self._files)
+        if name is None:
+            return None
+        address = decode_address(self._files.get(name))
+        self._connection = unix_sockets.connect(os.path.join(self._files.root, address.socket), GREETING_MS / 1000)
+        self._client_id, self._reader = client_id, FrameReader(MAX_FRAME_BYTES)
+        self._greet(self._connection, address)
+        return self._connection
+
+    def _greet(self, connection: socket.socket, address: LineAddress) -> None:
+        hello = Hello(self._namespace_id, address.epoch, address.token, self._client_id)
+        connection.sendall(encode_hello(hello))
+        self._receive(FrameKind.WELCOME, self._clock.steady_ms() + GREETING_MS)
+
+    def _receive(self, kind: FrameKind, deadline_ms: float) -> Frame:
+        """Return the next frame, which must be of this kind. Raises OSError, ValueError."""
+        assert self._connection is not None
+        while True:
+            for frame in self._reader.frames():
+                if frame.kind != kind:
+                    raise ValueError(f"frame {frame.kind}, expected {kind}")
+                return frame
+            left_ms = deadline_ms - self._clock.steady_ms()
+            if left_ms <= 0:
+                raise TimeoutError("no answer in time")
+            self._connection.settimeout(left_ms / 1000)
+            data = self._connection.recv(_RECEIVED_BYTES)
+            if not data:
+                raise ConnectionError("the sequencer has closed the line")
+            self._reader.add(data)
+
+
+_open_lines: weakref.WeakSet[DirectLine] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the descriptors in a forked child: the parent's lines would stay open for as long as it lives."""
+    for line in list(_open_lines):
+        with suppress(OSError):
+            line.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

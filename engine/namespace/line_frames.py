@@ -1,0 +1,141 @@
+"""Messages on a line: the direct connection of a client to the sequencer that leads.
+
+A line carries the same letters and answers as the mailbox. A frame is its size, its kind and its content. The client
+says hello first. It sends letters only after the leader's welcome, so a leader knows whose each letter is before it can
+arrive. This order is what lets a leader drop the lines that a client has left (see `lines`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES
+
+_HEADER = struct.Struct(">IB")
+_NUMBER = struct.Struct(">Q")
+
+MAX_FRAME_BYTES = MAX_LETTER_BYTES + _NUMBER.size
+MAX_GREETING_BYTES = 4096
+"""Bytes of the first frame of a line, before the leader knows who is there."""
+
+
+class FrameKind(IntEnum):
+    """The kinds of frames. A peer closes a line on which another kind arrives."""
+
+    HELLO = 1
+    WELCOME = 2
+    LETTER = 3
+    ANSWER = 4
+
+
+class Frame(NamedTuple):
+    """A frame as it was received."""
+
+    kind: int
+    content: bytes
+
+
+class BadFrame(ValueError):
+    """The bytes on a line are no frame that may come there. The line must be closed."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """The first frame of a line, from the client. Everything but client_id must be what the leader expects."""
+
+    namespace_id: str
+    epoch: int
+    token: str
+    client_id: str
+
+
+class LineAddress(msgspec.Struct, frozen=True):
+    """Where a leader listens; the content of its object `line/<epoch>`.
+
+    Attributes:
+        namespace_id, epoch, token: what a client's hello must repeat.
+        socket: name of a Unix socket beside this object.
+    """
+
+    namespace_id: str
+    epoch: int
+    token: str
+    socket: str
+
+
+_hellos = msgspec.msgpack.Decoder(Hello)
+_addresses = msgspec.json.Decoder(LineAddress)
+
+
+def encode_frame(kind: FrameKind, content: bytes) -> bytes:
+    return _HEADER.pack(len(content), kind) + content
+
+
+def encode_hello(hello: Hello) -> bytes:
+    return encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello))
+
+
+def decode_hello(content: bytes) -> Hello:
+    """Decode a hello. Raises BadFrame."""
+    try:
+        return _hellos.decode(content)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"not a hello: {error}") from error
+
+
+def encode_address(address: LineAddress) -> bytes:
+    return msgspec.json.encode(address)
+
+
+def decode_address(body: bytes) -> LineAddress:
+    """Decode the object of an address. Raises ValueError."""
+    return _addresses.decode(body)
+
+
+def encode_letter_frame(number: int, body: bytes) -> bytes:
+    """Encode a letter. number: of the letter among its client's."""
+    return _HEADER.pack(_NUMBER.size + len(body), FrameKind.LETTER) + _NUMBER.pack(number) + body
+
+
+def decode_letter_frame(content: bytes) -> tuple[int, bytes]:
+    """Return number and body of a letter. Raises BadFrame."""
+    if len(content) < _NUMBER.size:
+        raise BadFrame(f"a letter of {len(content)} bytes")
+    return _NUMBER.unpack_from(content)[0], content[_NUMBER.size :]
+
+
+class FrameReader:
+    """Cuts received bytes into frames. Not thread-safe.
+
+    max_bytes: of a frame's content; may be changed between frames.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the frame that is not complete yet. 0: none has begun."""
+        return len(self._buffer)
+
+    def add(self, data: bytes) -> None:
+        """Add bytes that were received."""
+        self._buffer += data
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the complete frames. Raises BadFrame if the next one is too large."""
+        while len(self._buffer) >= _HEADER.size:
+            size, kind = _HEADER.unpack_from(self._buffer)
+            if size > self.max_bytes:
+                raise BadFrame(f"a frame of {size} bytes, expected at most {self.max_bytes}")
+            end = _HEADER.size + size
+            if len(self._buffer) < end:
+                return
+            content = bytes(memoryview(self._buffer)[_HEADER.size : end])
+            del self._buffer[:end]
+            yield Frame(kind, content)

@@ -1,0 +1,74 @@
+"""Open the lines of a term: a Unix socket in the namespace's folder, and the object that names it.
+
+The socket is named by the epoch and at random, so that no leader can take it for its own or remove a newer one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from contextlib import suppress
+
+from lakemq.tables.storage.files import Files, LocalFiles
+from lakemq.tables.storage.line_objects import LINES_FOLDER, line_name, remove_older_lines
+from lakemq.tables.storage.unix_sockets import listen
+
+from ..namespace.clock import Clock
+from ..namespace.line_frames import LineAddress, decode_address, encode_address
+from .lines import Lines
+
+log = logging.getLogger("lakemq.serve")
+
+
+def open_term_lines(
+    files: Files, namespace_id: str, epoch: int, lease_ms: int, news: threading.Event, clock: Clock
+) -> Lines | None:
+    """Open the lines of a leader whose take-over has landed; None if clients cannot connect here.
+
+    news: is set when a letter has come.
+    """
+    if not isinstance(files, LocalFiles):
+        return None
+    name = f"{line_name(epoch)}-{secrets.token_hex(4)}.sock"
+    address = LineAddress(namespace_id, epoch, secrets.token_hex(16), name)
+    try:
+        os.makedirs(os.path.join(files.root, LINES_FOLDER), exist_ok=True)
+        listener = listen(os.path.join(files.root, name))
+    except OSError as error:
+        log.info("Clients use the mailbox only, because no socket can be made in %s: %s", LINES_FOLDER, error)
+        return None
+    try:
+        lines = Lines(listener, address, lease_ms, news, clock, lambda: _withdraw(files, address))
+    except (OSError, RuntimeError) as error:  # no descriptor, no thread
+        listener.close()
+        log.warning("Clients use the mailbox only, because their line cannot be served: %s", error)
+        return None
+    try:
+        _announce(files, address)
+    except OSError as error:
+        log.warning("Clients use the mailbox only, because their line cannot be announced: %s", error)
+        lines.close()
+        return None
+    return lines
+
+
+def _announce(files: Files, address: LineAddress) -> None:
+    remove_older_lines(files, address.epoch)
+    name, body = line_name(address.epoch), encode_address(address)
+    try:
+        files.put(name, body, durable=False)
+    except FileExistsError:  # in a folder that was restored from a backup, with an earlier leader's object
+        files.delete([name])
+        files.put(name, body, durable=False)
+
+
+def _withdraw(files: Files, address: LineAddress) -> None:
+    """Remove the object and the socket. An error of the store leaves litter for the next leader."""
+    name = line_name(address.epoch)
+    with suppress(OSError, ValueError):
+        files.delete([address.socket])
+        # A namespace that was created again at this path may have an object of the same name.
+        if decode_address(files.get(name)) == address:
+            files.delete([name])

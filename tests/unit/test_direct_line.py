@@ -1,0 +1,322 @@
+"""A client's end of a line: it saves time while all goes well, and else the letter comes once through the mailbox."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clocks import AheadClock, HastyClock
+from unit.desk import Desk
+from unit.served import CONFIG, new_name, new_topic, served, until, values
+
+import lakemq
+from lakemq.engine.client import direct_line
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.direct_line import DirectLine
+from lakemq.engine.client.requester import Requester
+from lakemq.engine.namespace.line_frames import LineAddress, encode_address
+from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
+from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut
+from lakemq.engine.protocol.values.clients import Answer
+from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.topics import CreateTopic
+from lakemq.engine.sequencer.line_opener import open_term_lines
+from lakemq.engine.sequencer.line_table import LineLetter
+from lakemq.engine.sequencer.lines import Lines
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.line_objects import line_name, remove_older_lines
+from lakemq.tables.storage.mailbox import LetterName, Mailbox
+
+
+def count_letters(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows by each client whose letter goes into the mailbox."""
+    put, clients = mq.namespace.mailbox.put, []
+
+    def counted(client_id: str, *arguments: Any) -> str:
+        clients.append(client_id)
+        return put(client_id, *arguments)
+
+    monkeypatch.setattr(mq.namespace.mailbox, "put", counted)
+    return clients
+
+
+def test_letters_go_on_the_line_of_a_leader_that_serves(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = new_topic(mq)
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as other, other.producer(linger_ms=0) as producer:
+        by_mailbox = count_letters(other, monkeypatch)
+        for number in range(20):
+            producer.send(topic, str(number)).result()
+    assert values(mq, topic) == [str(number) for number in range(20)]
+    assert by_mailbox == []
+    assert not os.path.exists(os.path.join(mq.namespace.path, "replies", other.requester._client_id))
+
+
+def test_a_sequencer_that_only_runs_steps_is_asked_through_the_mailbox(tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        asked = threading.Thread(target=lambda: mq.topics.create("t"))
+        asked.start()
+        until(lambda: bool(mq.step_until_idle()))
+        asked.join(10)
+        assert [topic.topic for topic in mq.topics.list()] == ["t"]
+        assert not (tmp_path / "mq/line").exists()
+
+
+def test_what_leads_to_a_leader_is_there_while_it_serves(tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        for epoch in (1, 2):
+            with mq.serving():
+                mq.topics.create(f"t{epoch}")
+                name, socket_name = sorted(os.listdir(tmp_path / "mq/line"))
+                assert name == f"{epoch:020d}"
+                assert socket_name.startswith(name)
+                assert socket_name.endswith(".sock")
+            assert os.listdir(tmp_path / "mq/line") == []
+
+
+def test_a_leader_removes_what_dead_ones_left_and_nothing_newer(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    names = [line_name(1), f"{line_name(1)}-ab.sock", line_name(2), f"{line_name(2)}-ab.sock", line_name(3)]
+    for name in names:
+        files.put(name, b"", durable=False)
+    remove_older_lines(files, 2)
+    assert sorted(files.list("line")) == names[2:]
+
+
+# -- a leader that does what a test tells it to -------------------------------------------------------------
+
+
+class OnLine:
+    """A requester with a line to a leader of this test's own, and a mailbox in which each letter is answered at once.
+
+    letters: number and body of each letter that came on the line, in order.
+    """
+
+    def __init__(self, folder: Path, behave: Callable[[Lines, LineLetter], None], **faults: Any) -> None:
+        self.desk = Desk(folder, **faults)
+        self.letters: list[tuple[int, bytes]] = []
+        self._behave, self._news, self._stop = behave, threading.Event(), threading.Event()
+        clock = AheadClock()
+        lines = open_term_lines(self.desk.files, "ns", 1, 60_000, self._news, clock)
+        assert lines is not None
+        self.lines = lines
+        line = DirectLine(self.desk.files, "ns", clock)
+        ids = iter(("c1", "c2", "c3"))
+        self.requester = Requester(self.desk.mailbox, self.desk.clock, lambda: next(ids), 1_000, line=line)
+        self._thread = threading.Thread(target=self._lead)
+        self._thread.start()
+
+    def _lead(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait(0.05)
+            self._news.clear()
+            while (letter := self.lines.table.take_letter()) is not None:
+                self.letters.append((letter.name.number, letter.body))
+                self._behave(self.lines, letter)
+
+    def ask(self) -> Any:
+        return self.requester.ask(InitProducer())
+
+    def close(self) -> None:
+        self.requester.close()
+        self._stop.set()
+        self._thread.join()
+        self.lines.close()
+
+
+def answer(lines: Lines, letter: LineLetter, number_ahead: int = 0, client_id: str = "") -> None:
+    head, _ = decode_letter(letter.body)
+    results: Any = [ProducerDone(9, 0)] * len(head.requests)
+    name = client_id or letter.name.client_id
+    lines.table.answer(letter, encode_answer(Answer(name, letter.name.number + number_ahead, 1, results)))
+
+
+def stay_silent(lines: Lines, letter: LineLetter) -> None:
+    """Take the letter as a leader does whose process is stopped then."""
+
+
+BEHAVIOURS = {
+    "closes": lambda lines, letter: lines.table.refuse(letter),
+    "is silent": stay_silent,
+    "answers another letter": lambda lines, letter: answer(lines, letter, number_ahead=1),
+    "answers another client": lambda lines, letter: answer(lines, letter, client_id="other"),
+    "sends nonsense": lambda lines, letter: lines.table.answer(letter, b"{nonsense"),
+}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_line, "PATIENCE_MS", 200)
+
+
+def test_an_answer_on_the_line_is_the_callers(tmp_path: Path) -> None:
+    office = OnLine(tmp_path, answer)
+    assert [office.ask() for _ in range(3)] == [ProducerDone(9, 0)] * 3
+    assert [number for number, _ in office.letters] == [1, 2, 3]
+    assert office.desk.letters == []
+    office.close()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("behave", BEHAVIOURS.values(), ids=BEHAVIOURS)
+def test_without_a_good_answer_the_same_letter_goes_into_the_mailbox(
+    tmp_path: Path, behave: Callable[[Lines, LineLetter], None]
+) -> None:
+    office, bodies = OnLine(tmp_path, behave), []
+    after_put = office.desk.files.after_put
+
+    def note_body(path: str) -> None:
+        if path.startswith("mailbox/"):
+            bodies.append(office.desk.files.get(path))
+        after_put(path)
+
+    office.desk.files.after_put = note_body
+    assert office.ask() == ProducerDone(7, 0), "the answer from the mailbox"
+    assert office.desk.letters == [("c1", 1, 1)]
+    assert office.letters == [(1, bodies[0])], "under its number, byte for byte"
+    assert office.ask() == ProducerDone(7, 0)
+    assert office.desk.letters == [("c1", 1, 1), ("c1", 2, 1)], "a line that failed is left alone for a while"
+    office.close()
+
+
+@pytest.mark.parametrize("error", ["full", "unwritable"])
+def test_where_the_mailbox_takes_no_letter_after_the_line_its_outcome_is_unknown(tmp_path: Path, error: str) -> None:
+    """It may have been decided: neither is the caller told that nothing was sent, nor is its number used again."""
+    office = OnLine(tmp_path, lambda lines, letter: lines.table.refuse(letter))
+    if error == "full":
+        office.desk.mailbox.put = raise_full  # type: ignore[method-assign]
+    else:
+        office.desk.files.unwritable = "mailbox/"
+    with pytest.raises(RequestTimedOut, match="outcome is unknown"):
+        office.ask()
+    assert office.requester._client_id == "c2"
+    office.close()
+
+
+def raise_full(*_: Any) -> str:
+    from lakemq.tables.storage.mailbox import MailboxFull
+
+    raise MailboxFull(1, 1)
+
+
+def test_a_full_mailbox_is_told_as_before_where_nothing_was_sent(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.mailbox.put = raise_full  # type: ignore[method-assign]
+    line = DirectLine(desk.files, "ns", AheadClock())
+    requester = Requester(desk.mailbox, desk.clock, lambda: "c1", 1_000, line=line)
+    with pytest.raises(MailboxFullError):
+        requester.ask(InitProducer())
+    requester.close()
+
+
+FORGED = {
+    "nonsense": b"nonsense",
+    "nothing": b"",
+    "a socket that is gone": encode_address(LineAddress("ns", 9, "t", "line/gone.sock")),
+    "a folder": encode_address(LineAddress("ns", 9, "t", "mailbox")),
+    "a name with a zero byte": encode_address(LineAddress("ns", 9, "t", "line/\0")),
+}
+
+
+@pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)
+def test_an_object_that_leads_nowhere_costs_no_letter(tmp_path: Path, body: bytes) -> None:
+    desk = Desk(tmp_path)
+    desk.files.put(line_name(9), body, durable=False)
+    line = DirectLine(desk.files, "ns", AheadClock())
+    requester = Requester(desk.mailbox, desk.clock, lambda: "c1", 1_000, line=line)
+    assert requester.ask(InitProducer()) == ProducerDone(7, 0)
+    assert desk.letters == [("c1", 1, 1)]
+    requester.close()
+
+
+# -- decided once -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def led(tmp_path: Path) -> Iterator[tuple[Connection, Sequencer]]:
+    """A namespace, and a sequencer with lines that does one step when it is told to."""
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        sequencer = Sequencer(mq.namespace, "leader", HastyClock(), iter(range(1, 1000)).__next__, has_lines=True)
+        assert sequencer.try_lead()
+        yield mq, sequencer
+        sequencer.resign()
+
+
+@pytest.mark.parametrize("carriers", ["line first", "mailbox first", "both at once", "client forgotten"])
+def test_a_letter_that_comes_on_both_ways_is_decided_once(led: tuple[Connection, Sequencer], carriers: str) -> None:
+    mq, sequencer = led
+    lines = sequencer._term.lines  # type: ignore[union-attr]
+    assert lines is not None
+    topic, client_id = new_name("once"), "c1"
+    body = letter_of(client_id, 1, topic)
+    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, AheadClock())
+    if carriers == "mailbox first":
+        put_letter(mq.namespace.mailbox, client_id, 1, body)
+        assert sequencer.step().letters == 1
+    sender = threading.Thread(target=lambda: line.exchange(client_id, 1, body, 5_000))
+    sender.start()
+    until(lambda: bool(lines.table._inbox))
+    if carriers == "line first":
+        assert sequencer.step().letters == 1
+    if carriers != "mailbox first":
+        put_letter(mq.namespace.mailbox, client_id, 1, body)
+    if carriers == "client forgotten":
+        # decided from the mailbox before the line is read; then the leader forgets the client
+        sequencer._intake._is_mailbox_next = True
+        assert sequencer.step().letters == 1
+        sequencer.state.clients.clear()
+    for _ in range(3):
+        sequencer.step()
+    sender.join()
+    assert [name for name in topics_created(sequencer) if name == topic] == [topic]
+    assert sequencer.state.step == sum(1 for _ in range(sequencer.state.step))
+    line.close()
+
+
+def letter_of(client_id: str, number: int, topic: str) -> bytes:
+    from protocol_harness import letter_bytes
+
+    from lakemq.engine.protocol.values.clients import Letter
+
+    return letter_bytes(Letter(client_id, number, [CreateTopic(topic, 1)], 0))
+
+
+def put_letter(mailbox: Mailbox, client_id: str, number: int, body: bytes) -> str:
+    name: str = mailbox.put(client_id, number, body, 0)
+    assert LetterName.parse(name) is not None
+    return name
+
+
+def topics_created(sequencer: Sequencer) -> list[str]:
+    from decided import read_steps
+
+    from lakemq.engine.protocol.values.topics import TopicCreated
+
+    steps = read_steps(sequencer._ns.store)
+    records = [entry.record for step in steps for entry in step.entries]
+    return [record.topic for record in records if isinstance(record, TopicCreated)]
+
+
+def test_a_queue_of_letters_on_lines_leaves_room_for_the_mailbox(tmp_path: Path) -> None:
+    """With room for one letter a step, and a client that always has one on its line, the mailbox is read, too."""
+    with served(tmp_path, **{"step.max.letters": 1}) as mq:
+        stop = threading.Event()
+
+        def be_busy() -> None:
+            with lakemq.connect(mq.namespace.path, config=CONFIG) as busy:
+                while not stop.is_set():
+                    busy.requester.ask(InitProducer())
+
+        busy = [threading.Thread(target=be_busy) for _ in range(4)]
+        for thread in busy:
+            thread.start()
+        mq.requester._line = None
+        for number in range(5):
+            mq.topics.create(f"t{number}")
+        stop.set()
+        for thread in busy:
+            thread.join()

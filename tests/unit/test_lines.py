@@ -1,0 +1,373 @@
+"""The leader's end of lines: what counts, what is dropped, and that no client holds up another one or the leader."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from clocks import AheadClock
+
+from lakemq.engine.namespace.line_frames import (
+    MAX_FRAME_BYTES,
+    Frame,
+    FrameKind,
+    FrameReader,
+    Hello,
+    LineAddress,
+    encode_frame,
+    encode_hello,
+    encode_letter_frame,
+)
+from lakemq.engine.sequencer import lines as lines_module
+from lakemq.engine.sequencer.line_table import LineLetter
+from lakemq.engine.sequencer.lines import HELLO_MS, TRANSFER_MS, Lines
+from lakemq.tables.storage import unix_sockets
+
+ADDRESS = LineAddress("ns", 3, "secret", "line.sock")
+HELLO = Hello("ns", 3, "secret", "client")
+LEASE_MS = 60_000
+PATIENCE_S = 10
+
+
+class Client:
+    """A client's end, byte by byte."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = unix_sockets.connect(path, PATIENCE_S)
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self) -> Frame | None:
+        """Return the next frame; None if the line is closed."""
+        while True:
+            for frame in self._reader.frames():
+                return frame
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._reader.add(data)
+
+    def greet(self, hello: Hello = HELLO) -> Client:
+        self.send(encode_hello(hello))
+        assert self.receive() == Frame(FrameKind.WELCOME, b"")
+        return self
+
+
+class Leader:
+    """Lines, their clock, and a path to connect to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.clock, self.news = str(folder / "line.sock"), AheadClock(), threading.Event()
+        self.lines = Lines(unix_sockets.listen(self.path), ADDRESS, LEASE_MS, self.news, self.clock)
+
+    def connect(self) -> Client:
+        return Client(self.path)
+
+    def take(self) -> LineLetter:
+        """Return the next letter, when it comes."""
+        until(lambda: len(self.lines.table._inbox) > 0)
+        letter = self.lines.table.take_letter()
+        assert letter is not None
+        return letter
+
+    def drain(self) -> None:
+        """Wait until all that had arrived is read."""
+        self.lines.request_drain()
+        until(self.lines.take_drain)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Leader]:
+    leader = Leader(tmp_path)
+    yield leader
+    leader.lines.close()
+
+
+def test_a_letter_is_taken_and_answered(leader: Leader) -> None:
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b"a letter"))
+    letter = leader.take()
+    assert (letter.name.client_id, letter.name.number, letter.body) == ("client", 1, b"a letter")
+    assert leader.news.is_set()
+    leader.lines.table.answer(letter, b"an answer")
+    assert client.receive() == Frame(FrameKind.ANSWER, b"an answer")
+    client.send(encode_letter_frame(2, b"the next"))
+    assert leader.take().name.number == 2
+
+
+WRONG_HELLOS = {
+    "another namespace": Hello("other", 3, "secret", "client"),
+    "another epoch": Hello("ns", 2, "secret", "client"),
+    "a wrong token": Hello("ns", 3, "Secret", "client"),
+    "a token that is not ASCII": Hello("ns", 3, "sécret", "client"),
+    "no client": Hello("ns", 3, "secret", ""),
+    "a client that is a path": Hello("ns", 3, "secret", "../../steps/1"),
+}
+
+
+@pytest.mark.parametrize("hello", WRONG_HELLOS.values(), ids=WRONG_HELLOS)
+def test_a_wrong_hello_closes_the_line(leader: Leader, hello: Hello) -> None:
+    client = leader.connect()
+    client.send(encode_hello(hello))
+    assert client.receive() is None
+
+
+NONSENSE = {
+    "a letter before the hello": encode_letter_frame(1, b"x"),
+    "a frame without an end": b"\xff" * 100,
+    "a large hello": encode_frame(FrameKind.HELLO, b"x" * 5000),
+    "an unknown kind": encode_frame(9, b""),  # type: ignore[arg-type]
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_closes_its_line_and_no_other(leader: Leader, data: bytes) -> None:
+    good, bad = leader.connect().greet(), leader.connect()
+    bad.send(data)
+    assert bad.receive() is None
+    good.send(encode_letter_frame(1, b"good"))
+    assert leader.take().body == b"good"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [encode_hello(HELLO), encode_letter_frame(2, b"second"), encode_frame(FrameKind.ANSWER, b""), b"\xff" * 20],
+    ids=["a second hello", "a second letter", "an answer", "a frame that is too large"],
+)
+def test_a_bad_frame_after_a_letter_drops_the_letter_too(leader: Leader, data: bytes) -> None:
+    """The client must not be in doubt about half of what it sent: all of it comes again, through the mailbox."""
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b"first") + data)
+    assert client.receive() is None
+    leader.drain()
+    assert leader.lines.table.take_letter() is None
+
+
+def test_a_clients_new_line_closes_the_one_before(leader: Leader) -> None:
+    before = leader.connect().greet()
+    before.send(encode_letter_frame(1, b"by the old line"))
+    until(lambda: len(leader.lines.table._inbox) == 1)
+    after = leader.connect().greet()
+    assert before.receive() is None
+    after.send(encode_letter_frame(1, b"by the new line"))
+    assert leader.take().body == b"by the new line"
+    leader.drain()
+    assert leader.lines.table.take_letter() is None
+
+
+def test_nothing_that_a_dropped_client_sent_is_taken(leader: Leader) -> None:
+    waiting, on_its_way = leader.connect().greet(), leader.connect().greet(Hello("ns", 3, "secret", "other"))
+    waiting.send(encode_letter_frame(1, b"waits"))
+    until(lambda: len(leader.lines.table._inbox) == 1)
+    on_its_way.send(encode_letter_frame(1, b"may not have been read"))
+    for client_id in ("client", "other", "unknown"):
+        leader.lines.table.drop_client(client_id)
+    leader.drain()
+    assert leader.lines.table.take_letter() is None
+    assert waiting.receive() is on_its_way.receive() is None
+
+
+def test_an_answer_to_a_client_that_has_gone_does_no_harm(leader: Leader) -> None:
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b""))
+    letter = leader.take()
+    client.socket.close()
+    until(lambda: not len(leader.lines.table))
+    leader.lines.table.answer(letter, b"too late")
+
+
+def test_sending_never_waits_for_a_slow_client(leader: Leader) -> None:
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b""))
+    answer, letter = b"x" * (5 << 20), leader.take()  # a socket has room for 0.2 MB
+    begun = time.monotonic()
+    leader.lines.table.answer(letter, answer)
+    assert time.monotonic() - begun < 2, "it waits"
+    assert client.receive() == Frame(FrameKind.ANSWER, answer), "the reading thread sends the rest"
+
+
+def test_a_client_that_takes_no_answer_is_left_after_a_while(leader: Leader) -> None:
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b""))
+    leader.lines.table.answer(leader.take(), b"x" * (5 << 20))
+    leader.clock.ahead_ms += TRANSFER_MS + 1000
+    until(lambda: not len(leader.lines.table))
+
+
+def test_a_silent_connection_and_a_letter_without_an_end_are_left_after_a_while(leader: Leader) -> None:
+    idle = leader.connect().greet(Hello("ns", 3, "secret", "idle"))
+    silent, endless = leader.connect(), leader.connect().greet()
+    endless.send(encode_letter_frame(1, b"x" * 100)[:50])
+    until(lambda: any(line.reader.size_bytes for line in leader.lines.table.lines()))
+    leader.clock.ahead_ms += max(HELLO_MS, TRANSFER_MS) + 1000
+    assert silent.receive() is endless.receive() is None
+    until(lambda: len(leader.lines.table) == 1)  # a client may be idle for as long as it wants
+    idle.send(encode_letter_frame(1, b"after all"))
+    assert leader.take().body == b"after all"
+
+
+def test_lines_close_when_no_step_lands_for_a_lease_and_come_back_after_one(leader: Leader) -> None:
+    """Even if the thread of the sequencer hangs: another one may lead by then."""
+    client = leader.connect().greet()
+    leader.clock.ahead_ms += LEASE_MS
+    assert client.receive() is None
+    refused = leader.connect()
+    refused.send(encode_hello(HELLO))
+    assert refused.receive() is None
+    leader.lines.note_step(leader.clock.steady_ms())
+    leader.connect().greet()
+
+
+def test_all_letters_together_are_bounded(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "MAX_BUFFERED_BYTES", 1 << 20)
+    first = leader.connect().greet(Hello("ns", 3, "secret", "first"))
+    first.send(encode_letter_frame(1, b"x" * 900_000))
+    until(lambda: len(leader.lines.table._inbox) == 1)
+    second = leader.connect().greet(Hello("ns", 3, "secret", "second"))
+    with pytest.raises(ConnectionError):
+        second.send(encode_letter_frame(1, b"x" * (16 << 20)))
+    assert leader.take().name.client_id == "first"
+
+
+def test_connections_beyond_the_bound_are_closed_and_the_others_served(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        leader = Leader(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    clients = [leader.connect().greet(Hello("ns", 3, "secret", f"c{n}")) for n in range(128)]
+    assert leader.connect().receive() is None
+    clients[0].send(encode_letter_frame(1, b"served"))
+    assert leader.take().body == b"served"
+    clients[1].socket.close()
+    until(lambda: len(leader.lines.table) == 127)
+    leader.connect().greet()
+    leader.lines.close()
+
+
+def test_a_drain_has_read_all_that_was_sent_before_it_and_ends_though_clients_go_on(leader: Leader) -> None:
+    """Deadlines pass only after a drain, so clients that are busy for ever must not stop it."""
+    stop = threading.Event()
+    busy = [leader.connect().greet(Hello("ns", 3, "secret", f"busy{n}")) for n in range(8)]
+
+    def be_busy() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            for client in busy:
+                client.send(encode_letter_frame(number, b"x" * 100))
+            for _ in busy:
+                leader.lines.table.answer(leader.take(), b"")
+
+    # the letters of the busy clients are taken and answered by this thread alone
+    worker = threading.Thread(target=be_busy)
+    worker.start()
+    for _ in range(50):
+        leader.drain()
+    stop.set()
+    worker.join()
+    quiet = leader.connect().greet()
+    quiet.send(encode_letter_frame(1, b"was sent"))
+    leader.drain()
+    assert leader.take().body == b"was sent"
+
+
+def test_a_drain_says_nothing_any_more_after_a_second(leader: Leader) -> None:
+    leader.lines.request_drain()
+    until(lambda: leader.lines._drained_at_ms is not None)
+    leader.clock.ahead_ms += 1001
+    assert not leader.lines.take_drain()
+
+
+def test_deadlines_pass_without_a_drain_once_lines_have_ended(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = leader.connect().greet()
+    monkeypatch.setattr(leader.lines, "_close_overdue", lambda: 1 / 0)
+    assert client.receive() is None
+    until(leader.lines.take_drain)
+    assert "letters come through the mailbox" in caplog.text
+
+
+def test_a_closed_leader_leaves_no_connection_and_no_thread(leader: Leader) -> None:
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b"not decided"))
+    leader.lines.close()
+    assert client.receive() is None
+    assert leader.lines.table.take_letter() is None
+    assert not leader.lines._thread.is_alive()
+    with pytest.raises(ConnectionError):
+        leader.connect()
+
+
+def test_a_forked_child_keeps_no_line_open(leader: Leader) -> None:
+    """The client must see that its leader has ended, though a child of it lives on."""
+    client = leader.connect().greet()
+    go_on, begun = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(begun[1], b".")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    try:
+        os.read(begun[0], 1)
+        client.send(encode_letter_frame(1, b"after the fork"))
+        letter = leader.take()
+        leader.lines.table.answer(letter, b"answered")
+        assert client.receive() == Frame(FrameKind.ANSWER, b"answered"), "the parent goes on"
+        leader.lines.close()
+        assert client.receive() is None
+        with pytest.raises(ConnectionError):
+            leader.connect()
+    finally:
+        os.write(go_on[1], b".")
+        os.waitpid(child, 0)
+        for end in (*go_on, *begun):
+            os.close(end)
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 200)
+    folder.mkdir()
+    leader = Leader(folder)
+    leader.connect().greet()
+    leader.lines.close()
+
+
+def test_the_umask_decides_who_may_connect(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        listener = unix_sockets.listen(str(tmp_path / "s"))
+    finally:
+        os.umask(before)
+    assert os.stat(tmp_path / "s").st_mode & 0o777 == 0o700
+    listener.close()
+
+
+def test_a_path_that_is_taken_is_refused_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="already in use"):
+        unix_sockets.listen(str(tmp_path / "s"))
+    with pytest.raises(ConnectionRefusedError):
+        unix_sockets.connect(str(tmp_path / "s"), 1)
+    assert len(os.listdir("/proc/self/fd")) == before
