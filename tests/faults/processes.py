@@ -192,12 +192,15 @@ class Publishing:
 
     idempotent: it asks again when an answer is lost. Else it puts each letter once and waits, so that all hangs on the
     letter being decided once and answered in the end.
+    by_mailbox: its letters are files, as those of a client on another machine. Else they go on a line.
     """
 
-    def __init__(self, path: str, publisher: str, config: dict[str, Any], idempotent: bool = True) -> None:
+    def __init__(
+        self, path: str, publisher: str, config: dict[str, Any], idempotent: bool = True, by_mailbox: bool = False
+    ) -> None:
         self.acknowledged: list[Acknowledged] = []
         self._arguments = (path, publisher, config if idempotent else {**config, "request.timeout.ms": 60_000})
-        self._idempotent = idempotent
+        self._idempotent, self._by_mailbox = idempotent, by_mailbox
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=publisher, daemon=True)
@@ -222,6 +225,8 @@ class Publishing:
                 lakemq.connect(path, config=config) as mq,
                 mq.producer(linger_ms=0, idempotent=self._idempotent) as producer,
             ):
+                if self._by_mailbox:
+                    mq.requester._line = None
                 number = 0
                 while not self._stop.is_set():
                     value = value_of(publisher, number)

@@ -101,8 +101,11 @@ def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
 
 @contextmanager
 def publishers(path: str) -> Iterator[tuple[Publishing, Publishing]]:
-    """Start a publisher that repeats what is not answered, and one that only waits."""
-    with Publishing(path, "p", QUICK) as one, Publishing(path, "q", QUICK, idempotent=False) as two:
+    """Start a publisher that repeats what is not answered, on a line, and one that only waits, by the mailbox."""
+    with (
+        Publishing(path, "p", QUICK) as one,
+        Publishing(path, "q", QUICK, idempotent=False, by_mailbox=True) as two,
+    ):
         yield one, two
 
 
