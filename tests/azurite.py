@@ -1,0 +1,137 @@
+"""Azure's blob service for tests: Azurite, Microsoft's emulator. npm fetches it once into the user's cache folder.
+
+python tests/azurite.py    fetch it if it is missing, and print where it is
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import hmac
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+VERSION = "3.37.0"
+VARIABLE = "LAKEMQ_TEST_AZURE"
+"""Environment variable with the path of the program. Tests of Azure run only if it is set."""
+
+OBJECT_SERVERS = ["s3", "azure"] if VARIABLE in os.environ else ["s3"]
+"""Fixtures of object stores that tests of all stores run with."""
+
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The emulator's only account, which its documentation publishes."""
+CONTAINER = "container"
+
+_STARTS_WITHIN_S = 60
+
+
+@dataclass(frozen=True)
+class AzureServer:
+    """A running server with one container. options: the storage options of a client."""
+
+    url: str
+    secret = KEY
+    secret_option = "AZURE_STORAGE_ACCOUNT_KEY"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            self.secret_option: KEY,
+            "AZURE_STORAGE_ENDPOINT": f"{self.url}/{ACCOUNT}",
+            "allow_http": "true",
+        }
+
+    def at(self, url: str) -> AzureServer:
+        """Return the same server as it is reached at another URL, such as a proxy's."""
+        return replace(self, url=url)
+
+    def path(self, folder: str) -> str:
+        """Return the path of a folder in the container."""
+        return f"az://{CONTAINER}/{folder}"
+
+
+def fetch() -> Path:
+    """Return the program. npm checks each package against the hash in its registry."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "lakemq" / f"azurite-{VERSION}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    program = folder / "node_modules" / ".bin" / "azurite-blob"
+    with (folder.parent / "azurite.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
+        if shutil.which("npm") is None:
+            sys.exit("make test-stores fetches Azurite with npm, and finds no `npm`.")
+        with tempfile.TemporaryDirectory(dir=folder.parent) as fetched:
+            print("fetching azurite, which takes a minute once", file=sys.stderr)
+            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
+            package = Path(fetched) / "package"
+            package.mkdir()
+            subprocess.run([*command, f"azurite@{VERSION}"], cwd=package, stdout=sys.stderr, check=True)
+            package.rename(folder)
+    return program
+
+
+@contextmanager
+def serve_azurite(program: str, folder: Path) -> Iterator[AzureServer]:
+    """Run the server until the block ends. It keeps objects in memory."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [program, "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        server = AzureServer(f"http://127.0.0.1:{port}")
+        _wait_for_port(port, process)
+        _make_container(server)
+        yield server
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + _STARTS_WITHIN_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 10).close()
+            return
+        except OSError:
+            assert process.poll() is None, "azurite has ended"
+            assert time.monotonic() < deadline_s, "azurite does not answer"
+            time.sleep(0.05)
+
+
+def _make_container(server: AzureServer) -> None:
+    """Make the container by a request of the service's REST interface, signed with the account's key."""
+    now = datetime.now(timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    signed_headers = {"x-ms-date": now, "x-ms-version": "2021-08-06"}
+    lines = [f"{name}:{value}" for name, value in signed_headers.items()]
+    resource = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
+    text = "\n".join(["PUT", *[""] * 11, *lines, resource])
+    signature = base64.b64encode(hmac.new(base64.b64decode(KEY), text.encode(), hashlib.sha256).digest()).decode()
+    request = urllib.request.Request(
+        f"{server.url}/{ACCOUNT}/{CONTAINER}?restype=container",
+        method="PUT",
+        headers={**signed_headers, "Authorization": f"SharedKey {ACCOUNT}:{signature}", "Content-Length": "0"},
+    )
+    urllib.request.urlopen(request, timeout=120).close()
+
+
+if __name__ == "__main__":
+    print(fetch())
