@@ -141,6 +141,10 @@ bench: $(READY) ## the benchmarks, with their table
 docs: $(READY) ## the generated pages of docs/
 	$(BIN)/python -m lakemq.jobs.docs
 
+.PHONY: site
+site: $(READY) ## the documentation site in site/; a warning or a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 .PHONY: pictures
 pictures: $(READY) ## the pictures of the README, from real runs; needs Chromium and the report of make demo
 	$(BIN)/python docs/pictures/make.py data/demo/report.html
@@ -155,6 +159,6 @@ dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files
 
 .PHONY: clean
 clean: ## what the targets leave behind, but for the environments, data/demo and the kept jars
-	rm -rf build dist *.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site *.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
 	find . -path './$(VENV)*' -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -298,7 +298,7 @@ class Consumer:
 
         Raises:
             EndNotReached: the wait is over. The message names the holders of the rest.
-            And what `poll` raises.
+            LakeMQError: an error of `poll`.
         """
         max_records = parse_whole_number("max_records", max_records, 1)
         limit_ms = self._end_timeout_ms() if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)

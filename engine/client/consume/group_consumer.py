@@ -369,7 +369,7 @@ class GroupConsumer(Consumer):
             FencedInstanceId: another process has taken over the instance id.
             IllegalGeneration: in a classic group, the batch was read in an earlier generation. Nothing is committed.
             RebalanceInProgress: in a classic group. Nothing is committed.
-            And what `Consumer.commit` raises.
+            LakeMQError: an error of `Consumer.commit`.
         """
         offsets = self._offsets_to_commit(what)
         if not offsets:

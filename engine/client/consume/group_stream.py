@@ -86,7 +86,7 @@ class GroupStream:
 
         Raises:
             EndNotReached: as `until_end` of a consumer does.
-            And what joining the group and the function raise.
+            Exception: an error of joining the group, or of the function.
         """
         if not callable(function):
             raise invalid_argument("function", function, "a function of the rows of a batch")

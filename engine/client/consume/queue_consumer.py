@@ -393,7 +393,7 @@ class QueueConsumer(GroupConsumer):
 
         Raises:
             InvalidRequest: there is metadata.
-            And what `ack_through` and `flush` raise.
+            LakeMQError: an error of `ack_through` or `flush`.
         """
         if metadata is not None:
             raise InvalidRequest("A queue group notes no metadata.", found="metadata")

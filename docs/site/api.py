@@ -1,0 +1,107 @@
+"""List the pages of the API reference. mkdocstrings fills them from the docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ApiPage:
+    """A page of the API reference.
+
+    Attributes:
+        title: heading of the page.
+        objects: dotted names of what it documents, in order.
+        introduction: how you get the objects.
+    """
+
+    title: str
+    objects: tuple[str, ...]
+    introduction: str
+
+
+_CLIENT = "lakemq.engine.client"
+
+API_PAGES: dict[str, ApiPage] = {
+    "api/connection.md": ApiPage(
+        "Connect",
+        ("lakemq.connect", f"{_CLIENT}.connection.Connection"),
+        "Everything starts with `lakemq.connect`. It returns a connection, which is `mq` on all pages.",
+    ),
+    "api/topics.md": ApiPage(
+        "Topics", (f"{_CLIENT}.topics.Topics", f"{_CLIENT}.topics.TopicDescription"), "You get it as `mq.topics`."
+    ),
+    "api/producers.md": ApiPage(
+        "Producers",
+        (f"{_CLIENT}.publish.producer.Producer", f"{_CLIENT}.publish.transactional.TransactionalProducer"),
+        "`mq.producer()` returns a producer, `mq.producer('an-id')` a transactional one.",
+    ),
+    "api/consumers.md": ApiPage(
+        "Consumers",
+        (
+            f"{_CLIENT}.consume.consumer.Consumer",
+            f"{_CLIENT}.consume.group_consumer.GroupConsumer",
+            f"{_CLIENT}.consume.queue_consumer.QueueConsumer",
+            f"{_CLIENT}.consume.batch.ConsumerBatch",
+            f"{_CLIENT}.consume.batch.Ownership",
+            f"{_CLIENT}.consume.queue_batch.QueueBatch",
+            f"{_CLIENT}.consume.listener.RebalanceListener",
+        ),
+        "`mq.consumer(...)` returns a consumer: of assigned partitions, of a group, or of a queue group.",
+    ),
+    "api/groups.md": ApiPage("Groups", (f"{_CLIENT}.consume.groups.Groups",), "You get it as `mq.groups`."),
+    "api/streams.md": ApiPage(
+        "Micro-batches", (f"{_CLIENT}.consume.group_stream.GroupStream",), "`mq.stream(...)` returns it."
+    ),
+    "api/fetch.md": ApiPage(
+        "Fetch",
+        (f"{_CLIENT}.fetch.fetch_result.FetchResult", f"{_CLIENT}.fetch.fetch_result.Message"),
+        "`mq.fetch(...)` returns a result, which yields messages.",
+    ),
+    "api/transactions.md": ApiPage(
+        "Transactions",
+        (
+            f"{_CLIENT}.transactions.operations.Transactions",
+            f"{_CLIENT}.transactions.operations.TransactionInfo",
+            f"{_CLIENT}.transactions.operations.ProducerInfo",
+        ),
+        "You get it as `mq.transactions`. It inspects and aborts; `mq.producer('an-id')` and `mq.transaction` write.",
+    ),
+    "api/delayed.md": ApiPage(
+        "Delayed messages",
+        (
+            f"{_CLIENT}.publish.delayed.DelayedMessages",
+            f"{_CLIENT}.publish.delayed.DelayedInfo",
+            f"{_CLIENT}.publish.delayed.RescheduleResult",
+        ),
+        "You get it as `mq.delayed`.",
+    ),
+    "api/dead-letters.md": ApiPage(
+        "Dead letters",
+        (
+            f"{_CLIENT}.consume.dead_letters.DeadLetters",
+            f"{_CLIENT}.consume.dead_letters.DeadLetterCount",
+            f"{_CLIENT}.consume.dead_letters.Redriven",
+        ),
+        "You get it as `mq.dead_letters`.",
+    ),
+    "api/spark.md": ApiPage(
+        "lakemq.spark",
+        ("lakemq.jobs.session.spark_session", f"{_CLIENT}.format.source.register"),
+        "Import both from `lakemq.spark`.",
+    ),
+    "api/errors.md": ApiPage("lakemq.errors", ("lakemq.engine.protocol.errors",), "Import them from `lakemq.errors`."),
+    "api/assignors.md": ApiPage("lakemq.assignors", ("lakemq.assignors",), "For authors of assignors."),
+}
+
+
+def build_api_page(page: ApiPage) -> str:
+    """Return the Markdown of a page, with an instruction to mkdocstrings per object."""
+    return "\n\n".join([f"# {page.title}", page.introduction, *(f"::: {name}" for name in page.objects)]) + "\n"
+
+
+def list_objects() -> Iterator[str]:
+    """Yield the dotted names of everything that the reference documents."""
+    for page in API_PAGES.values():
+        yield from page.objects

@@ -1,0 +1,182 @@
+"""The documentation site: it builds without warnings, loads nothing from elsewhere, and holds every page."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+DOCS = CHECKOUT / "docs"
+MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def build_site(target: Path, checkout: Path = CHECKOUT) -> subprocess.CompletedProcess[str]:
+    """Build the site as `make site` does, with a proxy that refuses every request."""
+    environment = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+        **dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"], "http://127.0.0.1:9"),
+    }
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    return subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    build = build_site(target)
+    assert build.returncode == 0, build.stdout + build.stderr
+    return target
+
+
+class Loads(HTMLParser):
+    """Collects what a browser loads or offers on a page: `loaded` at once, `linked` on a click."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value}
+        if source := values.get("src"):
+            self.loaded.append(source)
+        if target := values.get("href"):
+            is_loaded = tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload", "preconnect")
+            (self.loaded if is_loaded else self.linked).append(target)
+
+
+@pytest.mark.slow
+class TestSite:
+    """All tests that need a built site, so that one process builds it once."""
+
+    def test_a_page_loads_files_of_the_site_only(self, site: Path) -> None:
+        pages = sorted(site.rglob("*.html"))
+        assert len(pages) > 80
+        for page in pages:
+            loaded = Loads(page).loaded
+            assert loaded
+            for address in loaded:
+                assert not re.match(r"(https?:)?//", address), f"{page.name} loads {address}"
+                # 404.html is served for any address, so its paths begin at the root of the site.
+                base = site if address.startswith("/") else page.parent
+                assert (base / unquote(address.partition("?")[0]).lstrip("/")).exists(), f"{page.name}: {address}"
+        for style in site.rglob("*.css"):
+            assert not re.search(r"url\([\"']?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+    def test_no_page_makes_the_theme_load_mermaid(self, site: Path) -> None:
+        """The theme's script loads Mermaid from elsewhere if an element has the class `mermaid`."""
+        for page in site.rglob("*.html"):
+            assert not re.search(r'class="[^"]*\bmermaid\b', page.read_text(encoding="utf-8")), page
+
+    def test_every_diagram_is_drawn(self, site: Path) -> None:
+        for source in DOCS.rglob("*.md"):
+            count = len(MERMAID.findall(source.read_text(encoding="utf-8")))
+            built = site / source.relative_to(DOCS).with_suffix(".html")
+            if count:
+                assert built.read_text(encoding="utf-8").count('<div class="diagram"><svg') == count, source.name
+
+    def test_every_page_is_in_the_navigation(self, site: Path) -> None:
+        linked = {(site / link.partition("#")[0]).resolve() for link in Loads(site / "index.html").linked}
+        for source in DOCS.rglob("*.md"):
+            page = source.relative_to(DOCS).as_posix().replace("README.md", "index.html").replace(".md", ".html")
+            assert (site / page).resolve() in linked, source.name
+
+    def test_links_between_pages_lead_to_files(self, site: Path) -> None:
+        for page in site.rglob("*.html"):
+            for link in Loads(page).linked:
+                path = unquote(link.partition("#")[0])
+                if path and not re.match(r"https?://|mailto:|/|\.$|\.\.$", path):
+                    assert (page.parent / path).exists(), f"{page.relative_to(site)}: {link}"
+
+    def test_the_search_finds_pages_and_the_reference(self, site: Path) -> None:
+        entries = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+        places = {entry["location"] for entry in entries}
+        assert {"flows.html#a-hand-off", "project/CHANGELOG.html#unreleased"} <= places
+        assert any(place.startswith("api/connection.html#") and place.endswith(".Connection.fetch") for place in places)
+
+    def test_the_reference_shows_arguments_and_errors(self, site: Path) -> None:
+        page = (site / "api/connection.html").read_text(encoding="utf-8")
+        assert "folder or object-store URI of the namespace" in page
+        assert "NewerFormat" in page
+        assert "_open_fetcher" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """In a copy of the checkout, without what tools leave there."""
+    copy = tmp_path / "copy"
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "data", "dist", "site")
+    shutil.copytree(
+        CHECKOUT,
+        copy,
+        ignore=lambda folder, names: skipped(folder, names) - ({"site"} if folder == str(DOCS) else set()),
+    )
+    (copy / "docs/ttl.md").write_text("# Expiry\n\n[nothing](nothing.md) and [no heading](delays.md#nothing)\n")
+    build = build_site(tmp_path / "site", copy)
+    assert build.returncode == 1
+    assert "'nothing.md'" in build.stderr
+    assert "'delays.md#nothing'" in build.stderr
+
+
+# -- diagrams -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def diagrams(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    return importlib.import_module("diagrams")
+
+
+def test_a_diagram_holds_every_label_once(diagrams: ModuleType) -> None:
+    for page in DOCS.rglob("*.md"):
+        for source in MERMAID.findall(page.read_text(encoding="utf-8")):
+            texts = re.findall(r"<text [^>]*>([^<]*)</text>", diagrams.draw_diagram(source))
+            labels = re.findall(r": (.+)$|-- \"(.+)\" -->", source, re.MULTILINE)
+            for label in (first or second for first, second in labels):
+                expected = sum(label in pair for pair in labels)
+                assert texts.count(label.replace("&", "&amp;")) == expected, f"{label} in {page.name}"
+
+
+def test_arrows_of_states_do_not_share_a_line(diagrams: ModuleType) -> None:
+    lines = ["stateDiagram-v2", "a --> b: go", "b --> a: back", "a --> c", "c --> a", "b --> b: stay", "b --> c"]
+    drawn = diagrams.draw_diagram("\n".join(lines))
+    starts = re.findall(r'<path class="arrow" d="M([\d.]+ [\d.]+)', drawn)
+    lanes = re.findall(r'<path class="arrow" d="M[\d.]+ [\d.]+ H([\d.-]+) V', drawn)
+    assert len(lanes) == len({*lanes}) == len({*starts}) == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("pie\n  a: 3", "Cannot draw a diagram of the kind 'pie'"),
+        ("sequenceDiagram\n  participant A\n  A->>B: x", "'B' is not a participant"),
+        ("sequenceDiagram\n  Note over A: x", "Cannot draw the line 'Note over A: x'"),
+        ("stateDiagram-v2\n  state a", "Cannot draw the line 'state a'"),
+        ("flowchart LR\n  A --- B", "Cannot draw the line 'A --- B'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(diagrams: ModuleType, source: str, message: str) -> None:
+    with pytest.raises(diagrams.DiagramError, match=re.escape(message)):
+        diagrams.draw_diagram(source)
+
+
+def test_text_is_escaped(diagrams: ModuleType) -> None:
+    drawn = diagrams.draw_diagram('sequenceDiagram\n  participant A as <b>"x"\n  A->>A: <script>')
+    assert "<script>" not in drawn
+    assert "<b>" not in drawn
