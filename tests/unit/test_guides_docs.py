@@ -1,0 +1,86 @@
+"""The programs of the tutorial and of the pages about moving run as they stand, and print what the pages say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakemq.engine.client.consume.options import CONSUMER
+from lakemq.engine.client.publish.options import PRODUCER
+from lakemq.engine.client.topics import TOPIC
+from lakemq.engine.namespace.config import ENGINE, REPLACEMENTS, UNSUPPORTED
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {"tutorial.md": 8, "from-kafka.md": 2, "from-solace.md": 1}
+"""Pages, with their numbers of programs."""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Return what a command prints. It must succeed and write no error."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """The folder in which the programs of each page have run one after the other, and what they printed."""
+    results = {}
+    for page in PAGES:
+        folder = tmp_path_factory.mktemp(page.removesuffix(".md"))
+        program = "\n".join([*blocks(page, "python"), "mq.close()"])
+        results[page] = folder, run([sys.executable, "-c", program], folder)
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_programs_print_what_the_page_says(ran: dict[str, tuple[Path, str]], page: str) -> None:
+    assert ran[page][1] == "".join(blocks(page, "text"))
+    assert len(blocks(page, "python")) == PAGES[page]
+    assert len(blocks(page, "text")) == PAGES[page]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial_show_what_it_made(ran: dict[str, tuple[Path, str]]) -> None:
+    (script,) = blocks("tutorial.md", "sh")
+    command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
+    shown = run(["bash", "-c", command], ran["tutorial.md"][0])
+    for name in ("departures", "departures.dlq", "reminders", "totals", "display", "punctuality", "add-up"):
+        assert re.search(rf"\b{re.escape(name)}\b", shown), name
+    assert re.search(r"topic_created\s+4\b", shown)
+
+
+def left_column(page: str, heading: str) -> list[str]:
+    """Return the names in code in the first column of the table below a heading."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = text[text.index(f"## {heading}\n") :].split("\n## ")[0]
+    cells = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([a-z][\w.*-]+)`", cell)]
+
+
+def test_every_option_of_kafka_on_the_page_exists_or_is_refused_with_a_reason() -> None:
+    own = {name.replace("_", ".") for name in [*PRODUCER.declared, *CONSUMER, "enable_idempotence"]}
+    settings = {*TOPIC.declared, *ENGINE.declared, *UNSUPPORTED, *REPLACEMENTS}
+    names = [name for name in left_column("from-kafka.md", "Options") if not name.endswith("*")]
+    assert len(names) > 30
+    unknown = [name for name in names if name not in own | settings and name != "group.protocol"]
+    assert unknown == []
+
+
+def test_what_the_page_calls_the_same_option_is_one() -> None:
+    text = (DOCS / "from-kafka.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if re.search(r"\| (settings of a topic, )?the same \|$", line)]
+    same = [name for line in rows for name in re.findall(r"`([a-z]+(?:\.[a-z]+)+)`", line)]
+    options = {name.replace("_", ".") for name in [*PRODUCER.declared, *CONSUMER]} | {*TOPIC.declared}
+    assert len(same) >= 12
+    assert {*same} <= options
