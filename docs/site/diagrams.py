@@ -214,7 +214,7 @@ def _svg(width: float, height: float, parts: Sequence[str], title: str) -> str:
     )
     return (
         f'<svg role="img" aria-label="{escape(title)}" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'style="max-width:{width:.0f}px">{marker}{"".join(parts)}</svg>'
+        f'style="max-width:{width:.0f}px;min-width:min({width:.0f}px,32rem)">{marker}{"".join(parts)}</svg>'
     )
 
 

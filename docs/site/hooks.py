@@ -130,7 +130,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if language != "mermaid":
             return block
         try:
-            return f'<div class="diagram">{draw_diagram(body)}</div>\n'
+            return f'<div class="diagram" data-search-exclude>{draw_diagram(body)}</div>\n'
         except DiagramError as error:
             raise PluginError(f"{page.file.src_uri}: {error}") from None
 

@@ -34,14 +34,6 @@ def build_site(target: Path, checkout: Path = CHECKOUT) -> subprocess.CompletedP
     )
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    build = build_site(target)
-    assert build.returncode == 0, build.stdout + build.stderr
-    return target
-
-
 class Loads(HTMLParser):
     """Collects what a browser loads or offers on a page: `loaded` at once, `linked` on a click."""
 
@@ -60,60 +52,79 @@ class Loads(HTMLParser):
             (self.loaded if is_loaded else self.linked).append(target)
 
 
+def check_pages_load_files_of_the_site_only(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 80
+    for page in pages:
+        loaded = Loads(page).loaded
+        assert loaded
+        for address in loaded:
+            assert not re.match(r"(https?:)?//", address), f"{page.name} loads {address}"
+            # 404.html is served for any address, so its paths begin at the root of the site.
+            base = site if address.startswith("/") else page.parent
+            assert (base / unquote(address.partition("?")[0]).lstrip("/")).exists(), f"{page.name}: {address}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def check_no_page_makes_the_theme_load_mermaid(site: Path) -> None:
+    """The theme's script loads Mermaid from elsewhere if an element has the class `mermaid`."""
+    for page in site.rglob("*.html"):
+        assert not re.search(r'class="[^"]*\bmermaid\b', page.read_text(encoding="utf-8")), page
+
+
+def check_every_diagram_is_drawn(site: Path) -> None:
+    for source in DOCS.rglob("*.md"):
+        count = len(MERMAID.findall(source.read_text(encoding="utf-8")))
+        built = site / source.relative_to(DOCS).with_suffix(".html")
+        if count:
+            assert built.read_text(encoding="utf-8").count('<div class="diagram" data-search-exclude><svg') == count, (
+                source.name
+            )
+
+
+def check_every_page_is_in_the_navigation(site: Path) -> None:
+    linked = {(site / link.partition("#")[0]).resolve() for link in Loads(site / "index.html").linked}
+    for source in DOCS.rglob("*.md"):
+        page = source.relative_to(DOCS).as_posix().replace("README.md", "index.html").replace(".md", ".html")
+        assert (site / page).resolve() in linked, source.name
+
+
+def check_links_between_pages_lead_to_files(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for link in Loads(page).linked:
+            path = unquote(link.partition("#")[0])
+            if path and not re.match(r"https?://|mailto:|/|\.$|\.\.$", path):
+                assert (page.parent / path).exists(), f"{page.relative_to(site)}: {link}"
+
+
+def check_the_search_finds_pages_and_the_reference(site: Path) -> None:
+    entries = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    places = {entry["location"] for entry in entries}
+    assert {"flows.html#a-hand-off", "project/CHANGELOG.html#unreleased"} <= places
+    assert any(place.startswith("api/connection.html#") and place.endswith(".Connection.fetch") for place in places)
+
+
+def check_the_reference_shows_arguments_and_errors(site: Path) -> None:
+    page = (site / "api/connection.html").read_text(encoding="utf-8")
+    assert "folder or object-store URI of the namespace" in page
+    assert "NewerFormat" in page
+    assert "_open_fetcher" not in page
+
+
 @pytest.mark.slow
-class TestSite:
-    """All tests that need a built site, so that one process builds it once."""
-
-    def test_a_page_loads_files_of_the_site_only(self, site: Path) -> None:
-        pages = sorted(site.rglob("*.html"))
-        assert len(pages) > 80
-        for page in pages:
-            loaded = Loads(page).loaded
-            assert loaded
-            for address in loaded:
-                assert not re.match(r"(https?:)?//", address), f"{page.name} loads {address}"
-                # 404.html is served for any address, so its paths begin at the root of the site.
-                base = site if address.startswith("/") else page.parent
-                assert (base / unquote(address.partition("?")[0]).lstrip("/")).exists(), f"{page.name}: {address}"
-        for style in site.rglob("*.css"):
-            assert not re.search(r"url\([\"']?(https?:)?//", style.read_text(encoding="utf-8")), style
-
-    def test_no_page_makes_the_theme_load_mermaid(self, site: Path) -> None:
-        """The theme's script loads Mermaid from elsewhere if an element has the class `mermaid`."""
-        for page in site.rglob("*.html"):
-            assert not re.search(r'class="[^"]*\bmermaid\b', page.read_text(encoding="utf-8")), page
-
-    def test_every_diagram_is_drawn(self, site: Path) -> None:
-        for source in DOCS.rglob("*.md"):
-            count = len(MERMAID.findall(source.read_text(encoding="utf-8")))
-            built = site / source.relative_to(DOCS).with_suffix(".html")
-            if count:
-                assert built.read_text(encoding="utf-8").count('<div class="diagram"><svg') == count, source.name
-
-    def test_every_page_is_in_the_navigation(self, site: Path) -> None:
-        linked = {(site / link.partition("#")[0]).resolve() for link in Loads(site / "index.html").linked}
-        for source in DOCS.rglob("*.md"):
-            page = source.relative_to(DOCS).as_posix().replace("README.md", "index.html").replace(".md", ".html")
-            assert (site / page).resolve() in linked, source.name
-
-    def test_links_between_pages_lead_to_files(self, site: Path) -> None:
-        for page in site.rglob("*.html"):
-            for link in Loads(page).linked:
-                path = unquote(link.partition("#")[0])
-                if path and not re.match(r"https?://|mailto:|/|\.$|\.\.$", path):
-                    assert (page.parent / path).exists(), f"{page.relative_to(site)}: {link}"
-
-    def test_the_search_finds_pages_and_the_reference(self, site: Path) -> None:
-        entries = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
-        places = {entry["location"] for entry in entries}
-        assert {"flows.html#a-hand-off", "project/CHANGELOG.html#unreleased"} <= places
-        assert any(place.startswith("api/connection.html#") and place.endswith(".Connection.fetch") for place in places)
-
-    def test_the_reference_shows_arguments_and_errors(self, site: Path) -> None:
-        page = (site / "api/connection.html").read_text(encoding="utf-8")
-        assert "folder or object-store URI of the namespace" in page
-        assert "NewerFormat" in page
-        assert "_open_fetcher" not in page
+def test_the_site_builds_without_a_warning_and_is_whole(tmp_path: Path) -> None:
+    """One test, because a build takes longer than all checks, and parallel tests would build once per process."""
+    site = tmp_path / "site"
+    build = build_site(site)
+    assert build.returncode == 0, build.stdout + build.stderr
+    check_pages_load_files_of_the_site_only(site)
+    check_no_page_makes_the_theme_load_mermaid(site)
+    check_every_diagram_is_drawn(site)
+    check_every_page_is_in_the_navigation(site)
+    check_links_between_pages_lead_to_files(site)
+    check_the_search_finds_pages_and_the_reference(site)
+    check_the_reference_shows_arguments_and_errors(site)
 
 
 @pytest.mark.slow
