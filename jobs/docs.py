@@ -15,12 +15,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lakemq.engine.client.consume.groups import DELIVERY_TRANSITIONS, GROUP, PARTITION_TRANSITIONS
+from lakemq.engine.client.consume.groups import GROUP
 from lakemq.engine.client.consume.options import CONSUMER, PROTOCOLS, ConsumerOption
 from lakemq.engine.client.publish.options import PRODUCER
 from lakemq.engine.client.publish.producer import Producer
-from lakemq.engine.client.topics import LOG_TRANSITIONS, TOPIC
-from lakemq.engine.client.transactions.operations import TRANSACTION_TRANSITIONS, Transitions
+from lakemq.engine.client.states import (
+    DELAY_TRANSITIONS,
+    DELIVERY_TRANSITIONS,
+    LOG_TRANSITIONS,
+    PARTITION_TRANSITIONS,
+    PHASE_TRANSITIONS,
+    REDRIVE_TRANSITIONS,
+    TRANSACTION_TRANSITIONS,
+    Transitions,
+)
+from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.page import command_page
@@ -230,31 +239,56 @@ def states_page() -> str:
     return _join_blocks(
         [
             "# States",
-            _GENERATED.format(source="engine/protocol/values"),
+            _GENERATED.format(
+                source="the tables of transitions in engine/protocol/values and engine/client/transactions"
+            ),
+            "Each arrow has the name of the event that changes the state. There are no other moves. If LakeMQ finds "
+            "one all the same, it logs a defect and goes on.",
             *_states(
                 TRANSACTION_TRANSITIONS,
-                " Each transition is a row of [`transactions`](tables.md#transactions). Dead is an id that does "
+                "Each transition is a row of [`transactions`](tables.md#transactions). Dead is an id that does "
                 "not exist: never used, or expired.",
             ),
-            *_states(LOG_TRANSITIONS, " They are in [`partitions`](tables.md#partitions)."),
-            *_states(PARTITION_TRANSITIONS, " They are in [`assignments`](tables.md#assignments)."),
-            *_states(DELIVERY_TRANSITIONS, " They are in [`consumer_offsets`](tables.md#consumer_offsets)."),
+            *_states(
+                PHASE_TRANSITIONS,
+                "No table has them. A call that does not fit the phase is refused with `ILLEGAL_STATE`.",
+            ),
+            *_states(LOG_TRANSITIONS, "They are in [`partitions`](tables.md#partitions)."),
+            *_states(PARTITION_TRANSITIONS, "They are in [`assignments`](tables.md#assignments)."),
+            *_states(
+                DELIVERY_TRANSITIONS,
+                "They are in [`consumer_offsets`](tables.md#consumer_offsets). Messages that are deleted leave from "
+                "any state.",
+            ),
+            *_states(
+                REDRIVE_TRANSITIONS,
+                "It has them as a message of the dead-letter topic. They are in [`partitions`](tables.md#partitions).",
+            ),
+            *_states(
+                DELAY_TRANSITIONS,
+                "They are in [`delayed`](tables.md#delayed). A range is some rows of one data file that wait for the "
+                "same partition.",
+            ),
         ]
     )
 
 
-def _states(transitions: Transitions[Any], more: str) -> list[str]:
-    states = list(transitions.table)
-    arrows = [
-        f"    {state.value} --> {after.value}"
-        for state in states
-        for after in states
-        if after in transitions.table[state]
+def _states(transitions: Transitions[Any, Any], more: str) -> list[str]:
+    states = type(transitions.starts[0])
+    arrows = [("[*]", state.value, "") for state in transitions.starts]
+    arrows += [
+        (before.value, after.value, f" : {event.value}")
+        for before in states
+        for event, (allowed, after) in transitions.table.items()
+        if before in allowed
     ]
+    left = {before for before, _, _ in arrows}
+    arrows += [(after, "[*]", "") for after in dict.fromkeys(after for _, after, _ in arrows) if after not in left]
+    lines = [f"    {before} --> {after}{label}" for before, after, label in arrows]
     return [
         f"## {transitions.subject}",
-        (inspect.getdoc(type(states[0])) or "") + more,
-        "\n".join(["```mermaid", "stateDiagram-v2", *arrows, "```"]),
+        f"{inspect.getdoc(states)} {more}",
+        "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"]),
     ]
 
 

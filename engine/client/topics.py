@@ -10,7 +10,6 @@ from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic, To
 from ..protocol.parameters import TOPIC
 from ..protocol.values.state import State
 from ..protocol.values.topics import (
-    LOG_TRANSITIONS,
     AlterTopic,
     CreateTopic,
     DeleteRecords,
@@ -21,7 +20,7 @@ from ..protocol.values.topics import (
 from .arguments import parse_flag, parse_mapping, parse_offsets, parse_texts, parse_topic_name, parse_whole_number
 from .requester import Requester
 
-__all__ = ["LOG_TRANSITIONS", "TopicDescription", "Topics", "parse_config"]
+__all__ = ["TopicDescription", "Topics", "parse_config"]
 
 T = TypeVar("T")
 

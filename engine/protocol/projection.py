@@ -67,6 +67,7 @@ def project(state: State, steps: Steps) -> dict[str, pa.Table]:
 def restore(watermark: WatermarkRow, tables: Mapping[str, pa.Table]) -> State:
     """Return the state at the watermark. The rows are the newest ones of their keys at or below its step."""
     state = create_state(watermark)
+    state.has_transactions = tables.keys() >= transactions.RESTORE.keys()
     for name, restored in RESTORE.items():
         if name in tables:
             restored(state, tables[name].filter(~pc.field("removed")))

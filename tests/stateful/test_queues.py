@@ -360,7 +360,7 @@ class Queues(RuleBasedStateMachine):
                 for offset in range(stretch.first, stretch.end):
                     told = self.messages[place, offset]
                     before = self.statuses.get((place, offset), stretch.status)
-                    assert before is stretch.status or stretch.status in DELIVERY_TRANSITIONS.table[before]
+                    assert before is stretch.status or DELIVERY_TRANSITIONS.allows(before, stretch.status)
                     self.statuses[place, offset] = stretch.status
                     status = (
                         ("acknowledged" if told.is_done else "dying" if told.is_dying else None)

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 
 import pytest
 from unit import protocol_values
 
+from lakemq.engine.client.transactions.phase import PHASE_TRANSITIONS, Phase, PhaseEvent
 from lakemq.engine.protocol import machine, projection, rows, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
-from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionStatus
+from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
-from lakemq.engine.protocol.values.delays import Delayed
-from lakemq.engine.protocol.values.deliveries import MessagesSettled
+from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
+from lakemq.engine.protocol.values.delays import (
+    DELAY_TRANSITIONS,
+    Delayed,
+    DelayedRange,
+    DelayEvent,
+    DelaysReleased,
+    DelayStatus,
+    ranges_to_columns,
+)
+from lakemq.engine.protocol.values.deliveries import MessageRanges, MessagesAcquired, MessagesSettled, SettledMessages
+from lakemq.engine.protocol.values.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS, LogStatus, RecordsDeleted, TopicDeleted
-from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS, TransactionMoved, TransactionStatus
-from lakemq.engine.protocol.values.transitions import Transitions
+from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
+from lakemq.engine.protocol.values.topics import (
+    LOG_TRANSITIONS,
+    LogEvent,
+    LogStatus,
+    PartitionsEnded,
+    RecordsDeleted,
+    TopicCreated,
+    TopicDeleted,
+)
+from lakemq.engine.protocol.values.transactions import (
+    TRANSACTION_TRANSITIONS,
+    TransactionEvent,
+    TransactionMoved,
+    TransactionStatus,
+)
+from lakemq.engine.protocol.values.transitions import Transitions, log_defect
 from lakemq.tables.specs.registry import TABLES
 
 RULES = [
@@ -96,17 +122,30 @@ def test_every_table_but_a_few_is_projected() -> None:
     assert projection.RESTORE.keys() < projection.PROJECT.keys()
 
 
-@pytest.mark.parametrize(
-    ("states", "transitions"),
-    [
-        (TransactionStatus, TRANSACTION_TRANSITIONS),
-        (PartitionStatus, PARTITION_TRANSITIONS),
-        (LogStatus, LOG_TRANSITIONS),
-    ],
-)
-def test_a_table_of_transitions_has_every_state(states: type[Enum], transitions: Transitions) -> None:
-    assert transitions.table.keys() == set(states)
-    assert {after for allowed in transitions.table.values() for after in allowed} == set(states)
+TABLES_OF_TRANSITIONS = [
+    (TransactionStatus, TransactionEvent, TRANSACTION_TRANSITIONS),
+    (PartitionStatus, PartitionEvent, PARTITION_TRANSITIONS),
+    (LogStatus, LogEvent, LOG_TRANSITIONS),
+    (DeliveryStatus, DeliveryEvent, DELIVERY_TRANSITIONS),
+    (DelayStatus, DelayEvent, DELAY_TRANSITIONS),
+    (Phase, PhaseEvent, PHASE_TRANSITIONS),
+]
+
+
+@pytest.mark.parametrize(("states", "events", "transitions"), TABLES_OF_TRANSITIONS)
+def test_a_table_of_transitions_has_every_state(
+    states: type[Enum], events: type[Enum], transitions: Transitions
+) -> None:
+    assert transitions.table.keys() == set(events)
+    entered = {after for _, after in transitions.table.values()}
+    assert entered | set(transitions.starts) == set(states)
+    assert {before for allowed, _ in transitions.table.values() for before in allowed} <= set(states)
+
+
+def test_a_dead_letter_has_three_of_the_states_of_messages() -> None:
+    assert REDRIVE_TRANSITIONS.table.keys() == set(RedriveEvent)
+    states = {*REDRIVE_TRANSITIONS.starts, *(after for _, after in REDRIVE_TRANSITIONS.table.values())}
+    assert states == {DeliveryStatus.AVAILABLE, DeliveryStatus.DYING, DeliveryStatus.ACKNOWLEDGED}
 
 
 def test_a_transition_that_is_none_is_found_where_tests_run() -> None:
@@ -114,3 +153,86 @@ def test_a_transition_that_is_none_is_found_where_tests_run() -> None:
     machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.EMPTY, 1))
     with pytest.raises(AssertionError, match="from Empty to CompleteCommit"):
         machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.COMPLETE_COMMIT, 1))
+
+
+def acquire(state: State) -> None:
+    machine.evolve(state, MessagesAcquired("g", "m", [MessageRanges(1, 0, [(0, 2)])]))
+
+
+def settle(status: DeliveryStatus, reason: str) -> MessagesSettled:
+    return MessagesSettled("g", reason, [SettledMessages(1, 0, status, [(1, 1)])])
+
+
+def delay(state: State) -> DelayedRange:
+    range_ = DelayedRange(1, "t", 0, 5, None, 0, 2, 9, 9, 1, 1)
+    machine.evolve(state, Delayed(ranges_to_columns([range_]), 3, 0, "etl"))
+    return range_
+
+
+def with_group(state: State) -> None:
+    machine.evolve(state, GroupConfigured("g", {}))
+    machine.evolve(state, PartitionsAdded("g", 1, "t", [None], 0))
+
+
+def with_topic(state: State) -> None:
+    machine.evolve(state, TopicCreated(1, "t", 2, {}, []))
+
+
+WRONG_MOVES = {
+    "a transaction that was never begun is prepared": (
+        lambda state: None,
+        TransactionMoved("etl", 0, 0, TransactionStatus.PREPARE_COMMIT, 1),
+        "Dead to PrepareCommit",
+    ),
+    "a message is committed without a transaction": (
+        acquire,
+        settle(DeliveryStatus.ACKNOWLEDGED, "committed"),
+        "acquired to acknowledged by the event 'commit'",
+    ),
+    "a message becomes a dead letter without dying": (
+        acquire,
+        settle(DeliveryStatus.ACKNOWLEDGED, "dead letters"),
+        "acquired to acknowledged by the event 'become a dead letter'",
+    ),
+    "a range of an open transaction is released": (
+        delay,
+        DelaysReleased(9, [1], [5], [0], [1]),
+        "open to waiting by the event 'release some rows'",
+    ),
+    "a partition without an owner is paused": (
+        with_group,
+        PartitionsMoved("g", "balance", [Move(1, 0, PartitionStatus.PAUSED, "m")]),
+        "unassigned to paused",
+    ),
+    "a partition ends that takes messages": (with_topic, PartitionsEnded(1, "t", 1), "active to ended"),
+}
+
+
+@pytest.mark.parametrize(("prepare", "record", "defect"), WRONG_MOVES.values(), ids=WRONG_MOVES)
+def test_a_move_that_no_table_has_is_logged_and_made_all_the_same(
+    prepare: Callable[[State], None],
+    record: Record,
+    defect: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = State()
+    prepare(state)
+    with pytest.raises(AssertionError, match=defect):
+        machine.evolve(copy.deepcopy(state), record)
+    monkeypatch.setattr(Transitions, "report", staticmethod(log_defect))
+    for _ in range(2):  # a process logs a defect once, however often it folds the record
+        machine.evolve(copy.deepcopy(state), record)
+    machine.evolve(state, record)
+    assert [(entry.name, entry.levelname) for entry in caplog.records] == [("lakemq", "ERROR")]
+    assert defect in caplog.text
+
+
+def test_a_wrong_move_leads_to_the_state_that_the_record_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transitions, "report", staticmethod(lambda defect: None))
+    state = State()
+    machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.PREPARE_ABORT, 1))
+    assert state.transactions["etl"].status is TransactionStatus.PREPARE_ABORT
+    acquire(state)
+    machine.evolve(state, settle(DeliveryStatus.ACKNOWLEDGED, "committed"))
+    assert [stretch.status.value for stretch in state.deliveries["g"][1, 0].stretches] == ["acquired", "acknowledged"]

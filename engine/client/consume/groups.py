@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ...protocol.parameters import GROUP
-from ...protocol.values.assignments import PARTITION_TRANSITIONS, GroupStatus
+from ...protocol.values.assignments import GroupStatus
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
 from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
 from ...protocol.values.state import State
-from ...protocol.values.stretches import DELIVERY_TRANSITIONS
 from ..arguments import (
     parse_choice,
     parse_flag,
@@ -40,9 +39,7 @@ from .resets import OffsetResets
 from .stalls import Stall, find_stalls
 
 __all__ = [
-    "DELIVERY_TRANSITIONS",
     "GROUP",
-    "PARTITION_TRANSITIONS",
     "AssignmentInfo",
     "GroupInfo",
     "GroupOffsetChange",

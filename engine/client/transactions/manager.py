@@ -40,7 +40,7 @@ from ..attempts import NO_EFFECT, ask_with_retries
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requester import Requester
 from .consumed_positions import ConsumedPositions
-from .phase import Phase
+from .phase import PHASE_TRANSITIONS, Phase, PhaseEvent
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
@@ -86,7 +86,9 @@ class TransactionManager:
         self._lock = OwnLock("This transaction", self.lock)
         self._changed = threading.Condition(self.lock)
         self._ref: TransactionRef | None = None
-        self._phase = self._falls_back_to = Phase.NONE
+        self._phase = Phase.NONE
+        self._fallback = PhaseEvent.REFUSE
+        """What happens if the end fails now."""
         self._ender: object = None
         """The block that ends the transaction."""
         self._part_count = self._parts_in_flight = 0
@@ -118,9 +120,13 @@ class TransactionManager:
                 )
             if self._phase is not Phase.NONE:
                 raise self._phase.refusal()
-            self._phase, self._part_count, self._failure, self._has_unanswered = Phase.OPEN, 0, None, False
+            self._move(PhaseEvent.BEGIN)
+            self._part_count, self._failure, self._has_unanswered = 0, None, False
             self._consumed.clear()
             return self._ref
+
+    def _move(self, event: PhaseEvent) -> None:
+        self._phase = PHASE_TRANSITIONS.move(self._phase, event)
 
     @property
     def is_open(self) -> bool:
@@ -133,7 +139,8 @@ class TransactionManager:
     def release_id(self) -> None:
         """Give up the id: its transaction may still be open. Taking the id again ends that transaction."""
         with self._lock.own:
-            self._ref, self._phase = None, Phase.NONE
+            self._ref = None
+            self._move(PhaseEvent.RELEASE_ID)
 
     # -- its parts --------------------------------------------------------------------------------------
 
@@ -259,12 +266,15 @@ class TransactionManager:
                 self._check_same_transaction(expected_ref)
                 if commits:
                     self.check_no_failure()
-                self._falls_back_to, self._phase, self._ender = self._phase, Phase.ENDING, me
+                is_unanswered = self._phase is Phase.UNANSWERED
+                self._fallback = PhaseEvent.LOSE_REPLY if is_unanswered else PhaseEvent.REFUSE
+                self._move(PhaseEvent.END)
+                self._ender = me
             yield self._ref
         finally:
             with self._lock.own:
                 if self._phase is Phase.ENDING and self._ender is me:
-                    self._phase = self._falls_back_to
+                    self._move(self._fallback)
                 self._changed.notify_all()
 
     def get_ref(self) -> TransactionRef:
@@ -275,7 +285,7 @@ class TransactionManager:
     @property
     def may_commit_again(self) -> bool:
         """Whether the failed commit may be sent once more. Only inside `ending`."""
-        return self._falls_back_to is Phase.UNANSWERED
+        return self._fallback is PhaseEvent.LOSE_REPLY
 
     def wait_while_ending(self) -> None:
         """Wait until no thread is ending the transaction."""
@@ -316,9 +326,9 @@ class TransactionManager:
         count = self._part_count + len(parts) + len(offsets)
         end = EndTransaction(ref, True, count, batch_id)
         letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((request, None) for request in offsets), (end, None)]
-        self._falls_back_to = Phase.UNANSWERED
+        self._fallback = PhaseEvent.LOSE_REPLY
         *answers, ended = self._ask_until_reply(lambda: self._send_letter(letter))
-        self._falls_back_to = Phase.OPEN
+        self._fallback = PhaseEvent.REFUSE
         error = ended.exception()
         if error is not None:
             return self._handle_refused_commit(answers, len(parts), error)
@@ -394,12 +404,13 @@ class TransactionManager:
 
     def _end_for_good(self, error: LakeMQError) -> None:
         with self._lock.own:
-            self._fatal_error, self._phase = error, Phase.NONE
+            self._fatal_error = error
+            self._move(PhaseEvent.FINISH)
 
     def _reset(self, following: TransactionRef, batch_id: int | None = None) -> None:
         with self._lock.own:
-            self._ref, self._phase, self._failure = following, Phase.NONE, None
-            self._part_count = 0
+            self._move(PhaseEvent.FINISH)
+            self._ref, self._failure, self._part_count = following, None, 0
             self._consumed.clear()
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)

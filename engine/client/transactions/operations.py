@@ -9,16 +9,12 @@ from ...protocol.errors import TransactionalIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.state import State
 from ...protocol.values.transactions import (
-    TRANSACTION_TRANSITIONS,
     AbortTransaction,
     Transaction,
     TransactionStatus,
 )
-from ...protocol.values.transitions import Transitions
 from ..arguments import parse_partition, parse_text, parse_texts, parse_topic_name, parse_whole_number
 from ..requester import Requester
-
-__all__ = ["TRANSACTION_TRANSITIONS", "TransactionInfo", "Transactions", "Transitions"]
 
 
 @dataclass(frozen=True)

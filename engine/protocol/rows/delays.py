@@ -68,7 +68,7 @@ def _find_ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
     if isinstance(record, DelaysReleased):
         yield from ((end, DelayStatus.RELEASED) for end in record.done.to_ends())
     elif isinstance(record, DelaysCancelled):
-        status = DelayStatus.RESCHEDULED if record.producer_id else DelayStatus.CANCELLED
+        status = DelayStatus.RESCHEDULED if record.is_reschedule else DelayStatus.CANCELLED
         yield from ((end, status) for end in record.done.to_ends())
     elif isinstance(record, DelaysDropped):
         yield from ((end, DelayStatus.CANCELLED) for end in record.ranges.to_ends())
@@ -108,7 +108,7 @@ def _build_row(
     if live is None:
         (published, released_count, cancelled, rescheduled), status = ended[key].end, ended[key].status
     else:
-        published, status = live.published, DelayStatus.OPEN if live.is_open else DelayStatus.WAITING
+        published, status = live.published, live.status
         released_count, cancelled, rescheduled = live.released_count, live.cancelled, live.rescheduled
     return DelayedRow(
         step=state.step,

@@ -18,7 +18,7 @@ from lakemq.tables.specs.groups import (
 )
 
 from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
-from ..values.deliveries import MessagesSettled
+from ..values.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
 from ..values.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import Step
 from ..values.state import State
@@ -185,16 +185,12 @@ def _count_redeliveries(step: Step) -> dict[tuple[str, Place], int]:
     counts: dict[tuple[str, Place], int] = {}
     for entry in step.entries:
         record = entry.record
-        if isinstance(record, MessagesSettled) and record.reason not in _NO_MOVE:
+        if isinstance(record, MessagesSettled) and record.reason not in (BY_MEMBER, COMMITTED, ABORTED):
             for part in record.parts:
                 if part.status is DeliveryStatus.AVAILABLE:
                     key = record.group, part.place
                     counts[key] = counts.get(key, 0) + sum(count for _, count in part.ranges)
     return counts
-
-
-_NO_MOVE = ("member", "committed", "aborted")
-"""Reasons for which messages change their state while their partition stays with its owner."""
 
 
 # -- restoring ------------------------------------------------------------------------------------------

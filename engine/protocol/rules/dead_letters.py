@@ -18,19 +18,24 @@ from ..names import shorten
 from ..values.assignments import Place
 from ..values.base import Done
 from ..values.dead_letters import (
+    ASKED_FOR,
+    PURGED,
     REDRIVE,
+    REDRIVE_TRANSITIONS,
+    REDRIVEN,
     SUFFIX,
     Cause,
     DeadLettersJudged,
     DeadLettersSettled,
     DyingFound,
     MessagesDeadLettered,
+    RedriveEvent,
     RowLocation,
     SettleDeadLetters,
     decode_cause,
 )
 from ..values.decision import Decision, DecisionInputs
-from ..values.deliveries import Deliveries, MessagesSettled, SettledMessages
+from ..values.deliveries import DEAD_LETTERS, NO_MESSAGES, Deliveries, MessagesSettled, SettledMessages
 from ..values.journal import JournalEntry
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
@@ -69,7 +74,7 @@ def _move_to_dead_letter_topic(
     empty = [offsets for offsets in sighting.empty if _is_dying(deliveries, offsets)]
     if empty:
         parts = [SettledMessages(*place, DeliveryStatus.ACKNOWLEDGED, empty)]
-        yield JournalEntry(MessagesSettled(sighting.group, "no messages", parts))
+        yield JournalEntry(MessagesSettled(sighting.group, NO_MESSAGES, parts))
     dead = [(rows, part) for rows, part in _find_dying(deliveries, sighting) if rows.dead_letter is None]
     target = _find_dead_letter_topic(state, topic) if dead else None
     if target is not None:
@@ -101,7 +106,7 @@ def _redrive(state: State, topic: Topic, deliveries: Deliveries, sighting: Dying
             done.append((part.first, part.length))
     if done:
         settled = SettledMessages(sighting.topic_id, sighting.partition, DeliveryStatus.ACKNOWLEDGED, sorted(done))
-        record = DeadLettersSettled(sighting.topic_id, topic.topic, "redriven", [settled])
+        record = DeadLettersSettled(sighting.topic_id, topic.topic, REDRIVEN, [settled])
         yield JournalEntry(record, _append_to_logs(state, goes))
 
 
@@ -230,7 +235,7 @@ def decide_settle(state: State, request: SettleDeadLetters, inputs: DecisionInpu
     result = DeadLettersJudged(sum(count for part in parts for _, count in part.ranges))
     if not parts:
         return Decision(result)
-    reason = "purged" if request.purge else "asked for"
+    reason = PURGED if request.purge else ASKED_FOR
     return Decision(result, (JournalEntry(DeadLettersSettled(topic.topic_id, topic.topic, reason, parts)),))
 
 
@@ -243,7 +248,7 @@ def _find_redrives(topic: Topic, partition: int) -> Deliveries:
 
 def move_to_dead_letters(state: State, record: MessagesDeadLettered, segments: Segments) -> None:
     state.advance_logs(segments)
-    settle_messages(state, MessagesSettled(record.group, "dead letters", record.parts), segments)
+    settle_messages(state, MessagesSettled(record.group, DEAD_LETTERS, record.parts), segments)
 
 
 def settle_dead_letters(state: State, record: DeadLettersSettled, segments: Segments) -> None:
@@ -254,12 +259,12 @@ def settle_dead_letters(state: State, record: DeadLettersSettled, segments: Segm
         topic = state.change_partition(*part.place)
         deliveries = topic.redrives[part.partition] = _find_redrives(topic, part.partition)
         deliveries.extend_to(sum(part.ranges[-1]))
-        deliveries.change(part.ranges, partial(_with_status, part.status))
+        deliveries.change(part.ranges, partial(_settle_stretch, record.event))
         state.note_deliveries(REDRIVE, part.place)
 
 
-def _with_status(status: DeliveryStatus, part: Stretch) -> Stretch:
-    return Stretch(part.first, part.length, status)
+def _settle_stretch(event: RedriveEvent, stretch: Stretch) -> Stretch:
+    return Stretch(stretch.first, stretch.length, REDRIVE_TRANSITIONS.move(stretch.status, event))
 
 
 DECIDE: Rules = {DyingFound: decide_dying, SettleDeadLetters: decide_settle}

@@ -17,6 +17,7 @@ from ..values.delays import (
     CancelOutcome,
     Delayed,
     DelayedRange,
+    DelayEvent,
     DelaysCancelled,
     DelaysDropped,
     DelaysJudged,
@@ -273,7 +274,7 @@ def release_ranges(state: State, record: DelaysReleased, segments: Segments) -> 
     for key, count in zip(keys, record.released_count, strict=True):
         state.delays.release(key, count)
     for key in finished:
-        state.delays.remove(key)
+        state.delays.remove(key, DelayEvent.RELEASE)
 
 
 def cancel_rows(state: State, record: DelaysCancelled, segments: Segments) -> None:
@@ -281,9 +282,9 @@ def cancel_rows(state: State, record: DelaysCancelled, segments: Segments) -> No
     finished = [range_.key for range_ in record.done.to_ranges()]
     state.delays.ranges.unpack([*keys, *finished])
     for key, rows in zip(keys, record.cancelled, strict=True):
-        state.delays.cancel(key, rows, bool(record.producer_id))
+        state.delays.cancel(key, rows, record.is_reschedule)
     for key in finished:
-        state.delays.remove(key)
+        state.delays.remove(key, DelayEvent.RESCHEDULE if record.is_reschedule else DelayEvent.CANCEL)
     authors = zip(record.producer_id, record.producer_epoch, strict=True)
     for range_, author in zip(record.instead.to_ranges(), authors, strict=True):
         _add_range(state, range_, *author)
@@ -291,7 +292,7 @@ def cancel_rows(state: State, record: DelaysCancelled, segments: Segments) -> No
 
 def settle_ranges(state: State, record: DelaysSettled, segments: Segments) -> None:
     for range_ in record.aborted.to_ranges():
-        state.delays.remove(range_.key)
+        state.delays.remove(range_.key, DelayEvent.ABORT)
     state.delays.open.pop((record.producer_id, record.producer_epoch), None)
     for key in columns_to_keys(record.topic_id, record.file_id, record.first_row):
         state.delays.start_waiting(key)
@@ -301,7 +302,7 @@ def drop_ranges(state: State, record: DelaysDropped, segments: Segments) -> None
     keys = [range_.key for range_ in record.ranges.to_ranges()]
     state.delays.ranges.unpack(keys)
     for key in keys:
-        state.delays.remove(key)
+        state.delays.remove(key, DelayEvent.DELETE_TOPIC)
 
 
 DECIDE: Rules = {RangesDue: decide_release, CancelDelays: decide_cancel, RescheduleDelays: decide_reschedule}

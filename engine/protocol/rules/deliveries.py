@@ -23,6 +23,7 @@ from ..values.assignments import Group, PartitionStatus, Place
 from ..values.base import Done, Record
 from ..values.decision import Decision, DecisionInputs
 from ..values.deliveries import (
+    BY_MEMBER,
     MAX_RANGES,
     Acknowledge,
     Acknowledgement,
@@ -41,7 +42,15 @@ from ..values.deliveries import (
 from ..values.journal import JournalEntry
 from ..values.segments import Segments
 from ..values.state import State
-from ..values.stretches import DeathReason, DeliveryStatus, Range, Stretch, stretches_to_ranges
+from ..values.stretches import (
+    DELIVERY_TRANSITIONS,
+    DeathReason,
+    DeliveryEvent,
+    DeliveryStatus,
+    Range,
+    Stretch,
+    stretches_to_ranges,
+)
 from .reconciling import find_start_offset
 from .redelivery import give_back, let_die
 from .registries import Folds, Rules
@@ -171,7 +180,7 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     result = AcknowledgementsJudged(fenced, invalid, refused)
     if not parts:
         return Decision(result)
-    settled = MessagesSettled(request.group, "member", parts, ref.transactional_id if ref else None)
+    settled = MessagesSettled(request.group, BY_MEMBER, parts, ref.transactional_id if ref else None)
     begun = [] if ref is None else join_transaction(state, ref, groups=[request.group])
     return Decision(result, (*begun, JournalEntry(settled)))
 
@@ -311,7 +320,7 @@ def settle_messages(state: State, record: MessagesSettled, segments: Segments) -
         deliveries = state.find_deliveries(record.group, part.place)
         if deliveries is None:
             continue
-        deliveries.change(part.ranges, partial(_settle_stretch, part))
+        deliveries.change(part.ranges, partial(_settle_stretch, part, record.find_event(part)))
         deliveries.silent_since_ms = state.now_ms if deliveries.held_count else 0
         _update_progress(state, record.group, part.place)
         if part.reason is DeathReason.EXPIRED:
@@ -325,12 +334,13 @@ def settle_messages(state: State, record: MessagesSettled, segments: Segments) -
         parts += [MessageRanges(*part.place, part.ranges) for part in record.parts]
 
 
-def _settle_stretch(settled: SettledMessages, stretch: Stretch) -> Stretch:
-    if settled.status is DeliveryStatus.ACKNOWLEDGED:  # without details, so that neighbours become one stretch
-        return Stretch(stretch.first, stretch.length, settled.status)
+def _settle_stretch(settled: SettledMessages, event: DeliveryEvent, stretch: Stretch) -> Stretch:
+    status = DELIVERY_TRANSITIONS.move(stretch.status, event)
+    if status is DeliveryStatus.ACKNOWLEDGED:  # without details, so that neighbours become one stretch
+        return Stretch(stretch.first, stretch.length, status)
     deliveries = stretch.deliveries - settled.uncounted
     return Stretch(
-        stretch.first, stretch.length, settled.status, deliveries, settled.not_before_ms, settled.reason, settled.error
+        stretch.first, stretch.length, status, deliveries, settled.not_before_ms, settled.reason, settled.error
     )
 
 

@@ -294,11 +294,12 @@ def move_partitions(state: State, record: PartitionsMoved, segments: Segments) -
 
 
 def _move_partition(state: State, group: Group, place: Place, move: Move, reason: str) -> None:
-    if before := state.change_assignment(group, place):
-        PARTITION_TRANSITIONS.check(before.status, move.status)
-    assignment = group.set_owner(place, move.status, move.owner, state.now_ms)
+    status = move.status
+    if before := state.change_assignment(group, place):  # a reader does not load assignments
+        status = PARTITION_TRANSITIONS.move(before.status, move.event)
+    assignment = group.set_owner(place, status, move.owner, state.now_ms)
     assignment.reason = reason
-    if move.status is PartitionStatus.READY:
+    if status is PartitionStatus.READY:
         assignment.epoch, assignment.start_offset = move.epoch or state.step, move.start_offset
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, Place
 from ..values.base import Record
-from ..values.deliveries import DeliveryPolicy, MessageRanges, MessagesSettled, SettledMessages
+from ..values.deliveries import ABORTED, COMMITTED, DeliveryPolicy, MessageRanges, MessagesSettled, SettledMessages
 from ..values.state import State
 from ..values.stretches import DeathReason, DeliveryStatus, Stretch, stretches_to_ranges
 
@@ -66,4 +66,4 @@ def settle_pending(state: State, name: str, pending: Iterable[MessageRanges], co
             )
         elif stretches:
             parts += give_back(group, acknowledged.place, stretches)
-    return [MessagesSettled(name, "committed" if committed else "aborted", parts)] if parts else []
+    return [MessagesSettled(name, COMMITTED if committed else ABORTED, parts)] if parts else []

@@ -165,29 +165,29 @@ def decide_expiry(state: State, name: str) -> list[JournalEntry]:
 
 def set_status(state: State, record: TransactionMoved, segments: Segments) -> None:
     name, transaction = record.transactional_id, state.change_transaction(record.transactional_id)
-    if transaction is not None:  # a reader does not load transactions
-        TRANSACTION_TRANSITIONS.check(transaction.status, record.status)
-    if record.status is TransactionStatus.DEAD:
+    status = record.status
+    if state.has_transactions:
+        before = TransactionStatus.DEAD if transaction is None else transaction.status
+        status = TRANSACTION_TRANSITIONS.move(before, record.event)
+    if status is TransactionStatus.DEAD:
         if transaction is not None:
             state.remove_transaction(name)
             state.remove_producer(transaction.producer_id)
         return
-    if transaction is None or record.status is TransactionStatus.EMPTY:
+    if transaction is None or status is TransactionStatus.EMPTY:
         ended = transaction
-        transaction = Transaction(
-            record.producer_id, record.producer_epoch, record.timeout_ms, record.status, state.now_ms
-        )
+        transaction = Transaction(record.producer_id, record.producer_epoch, record.timeout_ms, status, state.now_ms)
         transaction.batch_id = ended.batch_id if ended else -1
         take_over(state, record)
         state.set_transaction(name, transaction)
-    transaction.status, transaction.seen_at_ms = record.status, state.now_ms
-    if record.status is TransactionStatus.ONGOING:
+    transaction.status, transaction.seen_at_ms = status, state.now_ms
+    if status is TransactionStatus.ONGOING:
         state.ongoing.add(name)
         transaction.started_at_ms = record.started_at_ms
         transaction.partitions.update(record.partitions)
         for group in record.groups:
             transaction.offsets.setdefault(group, [])
-    elif record.status in COMPLETE:
+    elif status in COMPLETE:
         state.ongoing.discard(name)
         _complete_transaction(state, transaction, record)
 

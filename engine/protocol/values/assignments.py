@@ -48,18 +48,34 @@ class PartitionStatus(str, Enum):
     """Its owner must give it up, and keeps it until it releases it."""
 
 
+class PartitionEvent(str, Enum):
+    """The events that change the state of a partition in a group."""
+
+    ASSIGN = "assign"
+    PAUSE = "pause"
+    """Another member should own it."""
+    FREE = "free"
+    """Its owner has released it, or has not returned in time."""
+    LOSE_OWNER = "lose owner"
+    """Its owner is lost, but may return."""
+
+
 _FREE = {PartitionStatus.UNASSIGNED, PartitionStatus.UNBOUND}
+_OWNED = {PartitionStatus.READY, PartitionStatus.PAUSED}
 
 PARTITION_TRANSITIONS = Transitions(
     "A partition of a group",
+    (PartitionStatus.UNASSIGNED,),
     {
-        PartitionStatus.UNASSIGNED: {PartitionStatus.READY},
-        PartitionStatus.UNBOUND: {PartitionStatus.READY, PartitionStatus.UNASSIGNED},
         # ready again: another process of the same static member
-        PartitionStatus.READY: {*_FREE, PartitionStatus.READY, PartitionStatus.PAUSED},
-        PartitionStatus.PAUSED: _FREE,
+        PartitionEvent.ASSIGN: ({*_FREE, PartitionStatus.READY}, PartitionStatus.READY),
+        PartitionEvent.PAUSE: ({PartitionStatus.READY}, PartitionStatus.PAUSED),
+        PartitionEvent.FREE: ({*_OWNED, PartitionStatus.UNBOUND}, PartitionStatus.UNASSIGNED),
+        PartitionEvent.LOSE_OWNER: (_OWNED, PartitionStatus.UNBOUND),
     },
 )
+
+PARTITION_EVENTS = PARTITION_TRANSITIONS.find_events_to()
 
 
 class GroupStatus(str, Enum):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import lru_cache
 
 import msgspec
 
 from .base import Count, Number, Record, Request, Result
 from .deliveries import SettledMessages
-from .stretches import Range
+from .stretches import DeliveryStatus, Range
+from .transitions import Transitions
 
 REDRIVE = ""
 """Stands for a group in places that concern redriven dead letters. No group has this name."""
@@ -103,6 +105,30 @@ class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
         return self.group
 
 
+class RedriveEvent(str, Enum):
+    """The events that change the state of a dead letter."""
+
+    REDRIVE = "redrive"
+    """An operator wants it to go back to its topic."""
+    SEND_BACK = "send back"
+    """It is in its topic again."""
+    PURGE = "purge"
+
+
+REDRIVE_TRANSITIONS = Transitions(
+    "A dead letter",
+    (DeliveryStatus.AVAILABLE,),
+    {
+        RedriveEvent.REDRIVE: ({DeliveryStatus.AVAILABLE}, DeliveryStatus.DYING),
+        RedriveEvent.SEND_BACK: ({DeliveryStatus.DYING}, DeliveryStatus.ACKNOWLEDGED),
+        RedriveEvent.PURGE: ({DeliveryStatus.AVAILABLE, DeliveryStatus.DYING}, DeliveryStatus.ACKNOWLEDGED),
+    },
+)
+
+ASKED_FOR, REDRIVEN, PURGED = "asked for", "redriven", "purged"
+"""Reasons for which dead letters change their state, as the journal has them."""
+
+
 class DeadLettersSettled(Record, frozen=True, tag="dead_letters_settled"):
     """Dead letters are to go back (dying), or have gone back or are purged (acknowledged).
 
@@ -117,6 +143,13 @@ class DeadLettersSettled(Record, frozen=True, tag="dead_letters_settled"):
     @property
     def subject(self) -> str:
         return self.topic
+
+    @property
+    def event(self) -> RedriveEvent:
+        return _EVENTS[self.reason]
+
+
+_EVENTS = {ASKED_FOR: RedriveEvent.REDRIVE, REDRIVEN: RedriveEvent.SEND_BACK, PURGED: RedriveEvent.PURGE}
 
 
 REQUESTS = (SettleDeadLetters,)

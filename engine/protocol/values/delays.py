@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .base import Count, DueMillis, FileId, Number, Record, Request, Result
+from .transitions import Transitions
 
 
 class DelayStatus(str, Enum):
@@ -24,6 +25,35 @@ class DelayStatus(str, Enum):
     RESCHEDULED = "rescheduled"
     """Its last rows wait for another time, as ranges of their own."""
     ABORTED = "aborted"
+
+
+class DelayEvent(str, Enum):
+    """The events that change the state of a range."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    RELEASE_SOME = "release some rows"
+    RELEASE = "release the last row"
+    CANCEL_SOME = "cancel some rows"
+    CANCEL = "cancel the last row"
+    RESCHEDULE = "reschedule the last row"
+    DELETE_TOPIC = "delete topic"
+
+
+DELAY_TRANSITIONS = Transitions(
+    "A range of delayed messages",
+    (DelayStatus.OPEN, DelayStatus.WAITING),
+    {
+        DelayEvent.COMMIT: ({DelayStatus.OPEN}, DelayStatus.WAITING),
+        DelayEvent.ABORT: ({DelayStatus.OPEN}, DelayStatus.ABORTED),
+        DelayEvent.RELEASE_SOME: ({DelayStatus.WAITING}, DelayStatus.WAITING),
+        DelayEvent.RELEASE: ({DelayStatus.WAITING}, DelayStatus.RELEASED),
+        DelayEvent.CANCEL_SOME: ({DelayStatus.WAITING}, DelayStatus.WAITING),
+        DelayEvent.CANCEL: ({DelayStatus.WAITING}, DelayStatus.CANCELLED),
+        DelayEvent.RESCHEDULE: ({DelayStatus.WAITING}, DelayStatus.RESCHEDULED),
+        DelayEvent.DELETE_TOPIC: ({DelayStatus.OPEN, DelayStatus.WAITING}, DelayStatus.CANCELLED),
+    },
+)
 
 
 class RangeKey(NamedTuple):
@@ -225,6 +255,10 @@ class DelaysCancelled(Record, frozen=True, tag="delays_cancelled"):
     producer_id: list[int | None] = []
     producer_epoch: list[int | None] = []
 
+    @property
+    def is_reschedule(self) -> bool:
+        return bool(self.producer_id)
+
 
 class Delayed(Record, frozen=True, tag="delayed"):
     """Delayed rows were published. transactional_id: they wait from the commit of this transaction on."""
@@ -309,6 +343,10 @@ class WaitingRange:
     @property
     def author(self) -> tuple[int | None, int | None]:
         return self.producer_id, self.producer_epoch
+
+    @property
+    def status(self) -> DelayStatus:
+        return DelayStatus.OPEN if self.is_open else DelayStatus.WAITING
 
     @property
     def waiting_count(self) -> int:

@@ -19,7 +19,17 @@ from .assignments import Group, InPartition, Place
 from .base import Count, Number, Record, Request, Result
 from .groups import Assigned
 from .producers import TransactionRef
-from .stretches import HELD, DeathReason, DeliveryStatus, Range, Stretch, append_stretch, change_stretches
+from .stretches import (
+    DELIVERY_TRANSITIONS,
+    HELD,
+    DeathReason,
+    DeliveryEvent,
+    DeliveryStatus,
+    Range,
+    Stretch,
+    append_stretch,
+    change_stretches,
+)
 
 MAX_STRETCHES = 1_000
 """Stretches of a partition. With as many, no new messages are acquired."""
@@ -206,10 +216,7 @@ class Deliveries:
         """Mark messages as delivered. New ones follow the known stretches."""
         next_offset = self.next_offset
         again = [(first, min(first + count, next_offset) - first) for first, count in ranges if first < next_offset]
-        self.change(
-            again,
-            lambda stretch: Stretch(stretch.first, stretch.length, DeliveryStatus.ACQUIRED, stretch.deliveries + 1),
-        )
+        self.change(again, _acquire_again)
         stretches, at = self.stretches, self.next_offset
         for first, count in ranges:
             if first + count > at:
@@ -250,6 +257,11 @@ class Deliveries:
                 break
             self.start, done = stretch.end, done + 1
         del self.stretches[:done]
+
+
+def _acquire_again(stretch: Stretch) -> Stretch:
+    status = DELIVERY_TRANSITIONS.move(stretch.status, DeliveryEvent.ACQUIRE)
+    return Stretch(stretch.first, stretch.length, status, stretch.deliveries + 1)
 
 
 def _count_messages(stretches: Iterable[Stretch], statuses: Sequence[DeliveryStatus]) -> int:
@@ -360,8 +372,15 @@ class SettledMessages(InPartition, frozen=True, array_like=True):
     error: str = ""
 
 
+BY_MEMBER, COMMITTED, ABORTED = "member", "committed", "aborted"
+"""Reasons for which messages change their state while their partition stays with its owner."""
+
+DEAD_LETTERS, NO_MESSAGES = "dead letters", "no messages"
+"""Reasons for which dying messages are finished: they became dead letters, or their offsets hold no messages."""
+
+
 class MessagesSettled(Record, frozen=True, tag="messages_settled"):
-    """Delivered messages change their state. reason: the member did it, or why the member lost them.
+    """Delivered messages change their state. reason: one of those above, or why the member lost them.
 
     transactional_id: the transaction in which they are pending.
     """
@@ -374,6 +393,27 @@ class MessagesSettled(Record, frozen=True, tag="messages_settled"):
     @property
     def subject(self) -> str:
         return self.group
+
+    def find_event(self, part: SettledMessages) -> DeliveryEvent:
+        """Return the event that changes the state of a part's messages."""
+        return _EVENTS_BY_REASON.get((self.reason, part.status)) or _EVENTS[part.status]
+
+
+_EVENTS_BY_REASON = {
+    (COMMITTED, DeliveryStatus.ACKNOWLEDGED): DeliveryEvent.COMMIT,
+    (ABORTED, DeliveryStatus.AVAILABLE): DeliveryEvent.ABORT,
+    (DEAD_LETTERS, DeliveryStatus.ACKNOWLEDGED): DeliveryEvent.DEAD_LETTER,
+    (NO_MESSAGES, DeliveryStatus.ACKNOWLEDGED): DeliveryEvent.DEAD_LETTER,
+}
+_EVENTS = {
+    DeliveryStatus.ACQUIRED: DeliveryEvent.ACQUIRE,
+    DeliveryStatus.ACKNOWLEDGED: DeliveryEvent.ACCEPT,
+    DeliveryStatus.AVAILABLE: DeliveryEvent.RELEASE,
+    DeliveryStatus.WAITING: DeliveryEvent.DELAY,
+    DeliveryStatus.DYING: DeliveryEvent.GIVE_UP,
+    DeliveryStatus.PENDING: DeliveryEvent.ADD_TO_TRANSACTION,
+}
+"""The events for all other reasons."""
 
 
 class MessagesPassed(Record, frozen=True, tag="messages_passed"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from .assignments import InPartition, PartitionStatus, Place
+from .assignments import PARTITION_EVENTS, InPartition, PartitionEvent, PartitionStatus, Place
 from .base import Count, Number, Record, Request
 
 # -- bounds of what a member may ask for
@@ -243,6 +243,11 @@ class Move(InPartition, frozen=True, array_like=True):
     start_offset: int | None = None
     epoch: int | None = None
     acknowledged: list[tuple[Number, Count]] = []
+
+    @property
+    def event(self) -> PartitionEvent:
+        """The event that leads to this status."""
+        return PARTITION_EVENTS[self.status]
 
 
 class PartitionsMoved(Record, frozen=True, tag="partitions_moved"):

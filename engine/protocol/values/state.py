@@ -37,6 +37,7 @@ class State:
     topics, or that the step before has left unfinished. resumed: (topic_id, partition) -> the offset at which a
     partition continues that this step uses again. shared_topics: ids of topics that a snapshot shares. They must be
     replaced by a copy before they change. changes: the rows that folds have changed since the last projection.
+    has_transactions: false for a reader, which does not load them.
 
     Folds change things only by the methods below, which note the change: `change_topic`, `change_partition`,
     `set_producer` and the like.
@@ -77,6 +78,7 @@ class State:
     shared_topics: set[int] = field(default_factory=set)
     shards: Shards = field(default_factory=Shards)
     changes: Changes = field(default_factory=Changes)
+    has_transactions: bool = True
 
     def topic(self, name: str) -> Topic:
         """Return the topic of this name. Raises UnknownTopicOrPartition."""
@@ -230,7 +232,7 @@ class State:
         for.
         """
         reduced = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
-        reduced = replace(reduced, delays=Delays(), changes=Changes())
+        reduced = replace(reduced, delays=Delays(), changes=Changes(), has_transactions=False)
         if with_groups:
             return reduced
         reduced = replace(reduced, offsets={}, deliveries={}, dying=set())

@@ -40,21 +40,35 @@ class DeathReason(str, Enum):
     """Its time to live ended before a member had seen it."""
 
 
+class DeliveryEvent(str, Enum):
+    """The events that change the state of a message in a `queue` group."""
+
+    ACQUIRE = "acquire"
+    ACCEPT = "accept"
+    RELEASE = "release"
+    """Its owner, or the end of the owner's assignment, gives it back."""
+    DELAY = "release for later"
+    GIVE_UP = "give up"
+    """It is rejected, has expired, or was given back after its last delivery."""
+    ADD_TO_TRANSACTION = "accept in a transaction"
+    COMMIT = "commit"
+    ABORT = "abort"
+    DEAD_LETTER = "become a dead letter"
+
+
 DELIVERY_TRANSITIONS = Transitions(
     "A message in a queue group",
+    (DeliveryStatus.ACQUIRED,),
     {
-        DeliveryStatus.AVAILABLE: {DeliveryStatus.ACQUIRED},
-        DeliveryStatus.WAITING: {DeliveryStatus.ACQUIRED},
-        DeliveryStatus.ACQUIRED: {
-            DeliveryStatus.ACKNOWLEDGED,
-            DeliveryStatus.PENDING,
-            DeliveryStatus.AVAILABLE,
-            DeliveryStatus.WAITING,
-            DeliveryStatus.DYING,
-        },
-        DeliveryStatus.PENDING: {DeliveryStatus.ACKNOWLEDGED, DeliveryStatus.AVAILABLE, DeliveryStatus.DYING},
-        DeliveryStatus.DYING: {DeliveryStatus.ACKNOWLEDGED},
-        DeliveryStatus.ACKNOWLEDGED: set(),
+        DeliveryEvent.ACQUIRE: ({DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING}, DeliveryStatus.ACQUIRED),
+        DeliveryEvent.ACCEPT: ({DeliveryStatus.ACQUIRED}, DeliveryStatus.ACKNOWLEDGED),
+        DeliveryEvent.RELEASE: ({DeliveryStatus.ACQUIRED}, DeliveryStatus.AVAILABLE),
+        DeliveryEvent.DELAY: ({DeliveryStatus.ACQUIRED}, DeliveryStatus.WAITING),
+        DeliveryEvent.GIVE_UP: ({DeliveryStatus.ACQUIRED, DeliveryStatus.PENDING}, DeliveryStatus.DYING),
+        DeliveryEvent.ADD_TO_TRANSACTION: ({DeliveryStatus.ACQUIRED}, DeliveryStatus.PENDING),
+        DeliveryEvent.COMMIT: ({DeliveryStatus.PENDING}, DeliveryStatus.ACKNOWLEDGED),
+        DeliveryEvent.ABORT: ({DeliveryStatus.PENDING}, DeliveryStatus.AVAILABLE),
+        DeliveryEvent.DEAD_LETTER: ({DeliveryStatus.DYING}, DeliveryStatus.ACKNOWLEDGED),
     },
 )
 

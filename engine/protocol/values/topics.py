@@ -33,12 +33,23 @@ class LogStatus(str, Enum):
     """
 
 
+class LogEvent(str, Enum):
+    """The events that change the state of a partition of a topic."""
+
+    REMOVE = "remove"
+    """The topic gets fewer partitions."""
+    USE_AGAIN = "use again"
+    """The topic gets more partitions."""
+    END = "end"
+
+
 LOG_TRANSITIONS = Transitions(
     "A partition of a topic",
+    (LogStatus.ACTIVE,),
     {
-        LogStatus.ACTIVE: {LogStatus.DRAINING},
-        LogStatus.DRAINING: {LogStatus.ACTIVE, LogStatus.ENDED},
-        LogStatus.ENDED: {LogStatus.ACTIVE},
+        LogEvent.REMOVE: ({LogStatus.ACTIVE}, LogStatus.DRAINING),
+        LogEvent.USE_AGAIN: ({LogStatus.DRAINING, LogStatus.ENDED}, LogStatus.ACTIVE),
+        LogEvent.END: ({LogStatus.DRAINING}, LogStatus.ENDED),
     },
 )
 
@@ -224,6 +235,8 @@ class Topic:
 
     def set_partition_count(self, count: int) -> list[int]:
         """Set how many partitions take new messages. Returns the partitions that had ended and are used again."""
+        self._move(range(count, self.partition_count), LogEvent.REMOVE)
+        self._move(range(self.partition_count, min(count, self.log_count)), LogEvent.USE_AGAIN)
         ended = range(self.consumed_count, min(count, self.log_count))
         added = np.zeros(max(0, count - self.log_count), np.int64)
         consumed = max(self.consumed_count, count)
@@ -234,7 +247,13 @@ class Topic:
 
     def end_partitions(self, first: int) -> None:
         """End the partitions from this number on."""
+        self._move(range(first, self.consumed_count), LogEvent.END)
         self.draining_count, self.ended_count = first - self.partition_count, self.log_count - first
+
+    def _move(self, partitions: range, event: LogEvent) -> None:
+        """Check that the event may come to these partitions. Their states follow from the counts."""
+        for status in {self.status(partition) for partition in partitions}:
+            LOG_TRANSITIONS.move(status, event)
 
     def place(self, partition: int) -> tuple[int, int]:
         """Return the topic's id and this partition. Raises UnknownTopicOrPartition."""

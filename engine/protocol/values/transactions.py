@@ -59,25 +59,39 @@ class TransactionStatus(str, Enum):
     DEAD = "Dead"
 
 
-_BETWEEN = {TransactionStatus.EMPTY, TransactionStatus.ONGOING, TransactionStatus.DEAD}
+class TransactionEvent(str, Enum):
+    """The events that change the state of a transactional id."""
+
+    INIT = "init"
+    """A producer takes the id."""
+    ADD_PART = "add part"
+    PREPARE_COMMIT = "prepare commit"
+    PREPARE_ABORT = "prepare abort"
+    COMMIT = "commit"
+    ABORT = "abort"
+    EXPIRE = "expire"
+    """No producer has used the id for `transactional.id.expiration.ms`."""
+
+
+_BETWEEN = {TransactionStatus.EMPTY, TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT}
+"""The states of an id without an open transaction."""
 
 TRANSACTION_TRANSITIONS = Transitions(
     "A transactional id",
+    (TransactionStatus.DEAD,),
     {
-        TransactionStatus.DEAD: {TransactionStatus.EMPTY},
-        TransactionStatus.EMPTY: _BETWEEN,
-        TransactionStatus.ONGOING: {
-            TransactionStatus.ONGOING,
-            TransactionStatus.PREPARE_COMMIT,
-            TransactionStatus.PREPARE_ABORT,
-        },
-        TransactionStatus.PREPARE_COMMIT: {TransactionStatus.COMPLETE_COMMIT},
-        TransactionStatus.PREPARE_ABORT: {TransactionStatus.COMPLETE_ABORT},
-        TransactionStatus.COMPLETE_COMMIT: _BETWEEN,
-        TransactionStatus.COMPLETE_ABORT: _BETWEEN,
+        TransactionEvent.INIT: ({*_BETWEEN, TransactionStatus.DEAD}, TransactionStatus.EMPTY),
+        TransactionEvent.ADD_PART: ({*_BETWEEN, TransactionStatus.ONGOING}, TransactionStatus.ONGOING),
+        TransactionEvent.PREPARE_COMMIT: ({TransactionStatus.ONGOING}, TransactionStatus.PREPARE_COMMIT),
+        TransactionEvent.PREPARE_ABORT: ({TransactionStatus.ONGOING}, TransactionStatus.PREPARE_ABORT),
+        TransactionEvent.COMMIT: ({TransactionStatus.PREPARE_COMMIT}, TransactionStatus.COMPLETE_COMMIT),
+        TransactionEvent.ABORT: ({TransactionStatus.PREPARE_ABORT}, TransactionStatus.COMPLETE_ABORT),
+        TransactionEvent.EXPIRE: (_BETWEEN, TransactionStatus.DEAD),
     },
 )
 """Dead stands for an id that does not exist: it was never requested, or has expired."""
+
+_EVENTS = TRANSACTION_TRANSITIONS.find_events_to()
 
 
 class EndReason(str, Enum):
@@ -112,6 +126,11 @@ class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
     @property
     def subject(self) -> str:
         return self.transactional_id
+
+    @property
+    def event(self) -> TransactionEvent:
+        """The event that leads to this state."""
+        return _EVENTS[self.status]
 
 
 class TransactionFailed(Record, frozen=True, tag="transaction_failed"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
-from .delays import RangeKey, WaitingRange
+from .delays import DELAY_TRANSITIONS, DelayEvent, DelayStatus, RangeKey, WaitingRange
 from .packed import NEVER_MS, Block, PackedRanges, pack_ranges
 
 
@@ -169,10 +169,11 @@ class Delays:
         self.ranges.packed.complete()
         return self.pending.get(topic_id, 0)
 
-    def remove(self, key: RangeKey) -> None:
-        """Remove a range, if it exists."""
+    def remove(self, key: RangeKey, event: DelayEvent) -> None:
+        """Remove a range by the event that ends it, if it exists."""
         range_ = self.ranges.pop(key)
         if range_ is not None:
+            DELAY_TRANSITIONS.move(range_.status, event)
             self._count_pending(range_.published.topic_id, -range_.waiting_count)
             if range_.is_open and (keys := self.open.get(range_.author)) is not None:
                 keys.pop(key, None)
@@ -183,7 +184,8 @@ class Delays:
         """Let the range wait from now on: its transaction is committed."""
         range_ = self.ranges.get(key)
         if range_ is not None:
-            range_.is_open, range_.transactional_id = False, None
+            status = DELAY_TRANSITIONS.move(range_.status, DelayEvent.COMMIT)
+            range_.is_open, range_.transactional_id = status is DelayStatus.OPEN, None
             self.ready.append(key)
 
     def release(self, key: RangeKey, released_count: int) -> None:
@@ -195,13 +197,17 @@ class Delays:
             range_.published.topic_id, range_.count_waiting_after(released_count) - range_.waiting_count
         )
         range_.released_count = released_count
-        if not range_.waiting_count:
+        if range_.waiting_count:
+            DELAY_TRANSITIONS.move(range_.status, DelayEvent.RELEASE_SOME)
+        else:
+            DELAY_TRANSITIONS.move(range_.status, DelayEvent.RELEASE)
             self.ranges.pop(key)
 
     def cancel(self, key: RangeKey, rows: list[int], rescheduled: bool = False) -> None:
         """Cancel these rows of the range. Others still wait."""
         range_ = self.ranges.get(key)
         if range_ is not None:
+            DELAY_TRANSITIONS.move(range_.status, DelayEvent.CANCEL_SOME)
             before = range_.waiting_count
             range_.cancelled = sorted({*range_.cancelled, *rows}) if range_.cancelled else rows
             if rescheduled:
