@@ -72,12 +72,15 @@ def test_a_decision_of_a_newer_version_is_refused_as_such() -> None:
     rows = encode_steps([Step(1, 0, 1, [JournalEntry(Produced("t"))])])
     index = rows.column_names.index("decision")
     for text, error in (
-        ('{"record":"topic_paused","topic_id":1}', errors.NewerFormat),
-        ('{"record":"answered","client_id":"c","number":1,"results":[{"outcome":"topic_paused"}]}', errors.NewerFormat),
+        ('{"record":"topic_archived","topic_id":1}', errors.NewerFormat),
+        (
+            '{"record":"answered","client_id":"c","number":1,"results":[{"outcome":"topic_archived"}]}',
+            errors.NewerFormat,
+        ),
         ('{"record":"answered","client_id":"c","number":1,"results":[{"outcome":5}]}', msgspec.ValidationError),
         ('{"record":"answered","client_id":5,"number":1,"results":[{"outcome":"done"}]}', msgspec.ValidationError),
         ('{"record":"produced","target":5}', msgspec.ValidationError),
         ('{"record":5}', msgspec.ValidationError),
     ):
-        with pytest.raises(error, match="topic_paused" if error is errors.NewerFormat else None):
+        with pytest.raises(error, match="topic_archived" if error is errors.NewerFormat else None):
             decode_steps(rows.set_column(index, "decision", pa.array([text])))

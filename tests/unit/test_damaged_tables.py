@@ -128,9 +128,9 @@ def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
 
 def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:
     table = DeltaTable(str(path / "clients")).to_pyarrow_table()
-    newer = table.to_pylist()[-1] | {"client_id": "newer", "results": '[{"outcome":"topic_paused"}]'}
+    newer = table.to_pylist()[-1] | {"client_id": "newer", "results": '[{"outcome":"topic_archived"}]'}
     write_deltalake(str(path / "clients"), pa.Table.from_pylist([newer], table.schema), mode="append")
-    with pytest.raises(NewerFormat, match="a result topic_paused"):
+    with pytest.raises(NewerFormat, match="a result topic_archived"):
         reader.step_until_idle()
 
 

@@ -1,0 +1,65 @@
+"""A new kind of request changes three files of the core, as docs/contributing.md says: values, rules and rows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHECKOUT, PACKAGE_FOLDERS
+
+PATCH = Path(__file__).with_name("pause_topic.patch")
+
+SUBJECT = {f"engine/protocol/{folder}/topics.py" for folder in ("values", "rules", "rows")}
+EFFECT = {"engine/protocol/rules/log.py", "engine/protocol/errors.py"}
+"""Publishes are refused meanwhile, which is a matter of the log."""
+COLUMN = {"tables/specs/topics.py"}
+
+RESTORE = """
+from protocol_harness import Harness
+from lakemq.engine.protocol.projection import build_watermark, project, restore
+from lakemq.engine.protocol.values.topics import CreateTopic, PauseTopic
+from lakemq.tables.specs.watermarks import WATERMARKS
+
+mq = Harness()
+mq.one(CreateTopic("t", 1))
+mq.one(PauseTopic("t", 5000))
+tables = project(mq.state, mq.steps)
+(watermark,) = WATERMARKS.rows(build_watermark(mq.state, 0))
+paused_until_ms = restore(watermark, tables).topics[1].paused_until_ms
+assert paused_until_ms == mq.state.now_ms + 5000, paused_until_ms
+"""
+
+
+def list_patched() -> set[str]:
+    return {line.removeprefix("+++ b/") for line in PATCH.read_text().splitlines() if line.startswith("+++ ")}
+
+
+def test_the_example_of_the_page_changes_three_files_of_the_core_and_what_has_its_effect() -> None:
+    core = {path for path in list_patched() if not path.startswith("tests/")}
+    assert core == SUBJECT | EFFECT | COLUMN
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_the_example_of_the_page_is_decided_applied_and_restored(tmp_path: Path) -> None:
+    """In a copy of the package: the codec, the machine, the projection and the player of stories find the new kind."""
+    package = tmp_path / "lakemq"
+    for name in (*PACKAGE_FOLDERS, "tests"):
+        shutil.copytree(CHECKOUT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "assignors.py", "errors.py", "spark.py", "pyproject.toml"):
+        shutil.copy(CHECKOUT / name, package)
+    applied = subprocess.run(
+        ["git", "apply", "-C1", "--recount", str(PATCH)], cwd=package, capture_output=True, text=True
+    )
+    assert applied.returncode == 0, f"Change {PATCH.name} so that it fits the code again: {applied.stderr}"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{package / 'tests'}"}
+    play = ["-m", "pytest", "-q", "-n", "0", "tests/golden", "-k", "paused and topic"]
+    for arguments in (play, ["-c", RESTORE]):
+        run = subprocess.run(
+            [sys.executable, *arguments], cwd=package, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
