@@ -68,7 +68,6 @@ from lakemq.engine.protocol.errors import (
     UnknownTopicOrPartition,
     UnstableOffsetCommit,
     UnsupportedAssignor,
-    UnsupportedVersion,
     all_errors,
 )
 
@@ -138,6 +137,5 @@ __all__ = [
     "UnknownTopicOrPartition",
     "UnstableOffsetCommit",
     "UnsupportedAssignor",
-    "UnsupportedVersion",
     "all_errors",
 ]

@@ -3,8 +3,8 @@
     python -m lakemq.jobs.jars            fetch missing jars (the only step that needs a network)
     python -m lakemq.jobs.jars --print    the kept jars, comma separated, for `spark-submit --jars`
 
-The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. You may
-fill the folder by hand on a machine without a network; the bytes are checked.
+The folder is `$LAKEMQ_JARS`, or else `lakemq/jars-<Delta's version>` in the user's cache folder. You may fill the
+folder by hand on a machine without a network; the bytes are checked whenever a session begins, which takes 0.1 s.
 
 Spark's own resolver fetches the jars, as for `spark.jars.packages`. This module does what that cannot: it checks the
 bytes, keeps the jars where every later session finds them without a network, and leaves out what the jars depend on.
@@ -29,7 +29,6 @@ from pathlib import Path
 DELTA_VERSION = "4.4.0"
 JAVA_VERSION_MIN = 17
 RESOLVE_TIMEOUT_S = 300
-MARKER = "complete"
 
 
 @dataclass(frozen=True)
@@ -123,10 +122,10 @@ def kept_folder() -> Path:
 
 
 def kept_jars() -> tuple[Path, ...]:
-    """The paths of all jars of `JARS`, which are complete. Raises MissingJars."""
+    """Return the paths of all jars of `JARS`, whose bytes are right. Raises MissingJars."""
     folder = kept_folder()
-    if not _is_complete(folder):
-        raise MissingJars(f"in {folder}", f"{sys.executable} -m lakemq.jobs.jars")
+    if not _are_right(folder):
+        raise MissingJars(f"in {folder}, or not whole", f"{sys.executable} -m lakemq.jobs.jars")
     return tuple(folder / jar.file_name for jar in JARS)
 
 
@@ -134,41 +133,23 @@ def resolve() -> tuple[Path, ...]:
     """Check the bytes of all jars, fetch missing and wrong ones, and return the paths of all.
 
     If all are right, this starts no JVM and uses no network. Two processes may resolve at once: each file appears
-    whole, and the marker last.
+    whole.
 
     Raises MissingJava, JarsNotResolved.
     """
     folder = kept_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    if not all(_is_right(folder / jar.file_name, jar) for jar in JARS):
+    if not _are_right(folder):
         _fetch_into(folder)
-    if not _is_complete(folder):
-        _put(folder / MARKER, _marker_text())
     return kept_jars()
 
 
-def _marker_text() -> str:
-    return "".join(f"{jar.sha256}  {jar.file_name}\n" for jar in JARS)
-
-
-def _is_complete(folder: Path) -> bool:
-    marker = folder / MARKER
-    return (
-        marker.is_file()
-        and marker.read_text() == _marker_text()
-        and all((folder / jar.file_name).is_file() for jar in JARS)
-    )
+def _are_right(folder: Path) -> bool:
+    return all(_is_right(folder / jar.file_name, jar) for jar in JARS)
 
 
 def _is_right(path: Path, jar: Jar) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
-
-
-def _put(path: Path, text: str) -> None:
-    """`path` holds `text`, never a part of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def _fetch_into(folder: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.step_reader import StepReader, follow_from_watermark
+from lakemq.engine.namespace.step_reader import follow_from_watermark
 from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.storage.files import Files
 from lakemq.tables.storage.store import Store
 
 
@@ -16,8 +15,3 @@ def read_steps(store: Store) -> list[Step]:
     watermark, reader = follow_from_watermark(store, SystemClock().steady_ms)
     newer = reader.read()
     return decode_steps(store.open(JOURNAL).read(step=(None, watermark.step))) + newer
-
-
-def read_step_objects(files: Files) -> list[Step]:
-    """Return all steps of a namespace so young that none was removed."""
-    return StepReader(files, 0, SystemClock().steady_ms).read()

@@ -279,10 +279,6 @@ class TransactionAborted(LakeMQError, name="TRANSACTION_ABORTED"):
     """The transaction was aborted before this was sent."""
 
 
-class UnsupportedVersion(LakeMQError, name="UNSUPPORTED_VERSION", code=35):
-    """This version of the engine does not support the request."""
-
-
 # -- clients, mailbox, engine ---------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ def test_what_was_fetched_is_kept_and_never_asked_for_again(folder: Path, monkey
     assert jars.resolve() == (folder / JAR.file_name,)
     spark_brings(monkeypatch, None)
     assert jars.resolve() == jars.kept_jars() == (folder / JAR.file_name,)
-    assert sorted(path.name for path in folder.iterdir()) == [jars.MARKER, JAR.file_name]
+    assert [path.name for path in folder.iterdir()] == [JAR.file_name]
 
 
 def test_other_bytes_are_refused_and_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +94,10 @@ def test_what_spark_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
     folder.mkdir()
-    (folder / JAR.file_name).write_bytes(b"right")
+    (folder / JAR.file_name).write_bytes(b"wrong")
     with pytest.raises(jars.MissingJars):
         jars.kept_jars()
+    (folder / JAR.file_name).write_bytes(b"right")
     assert jars.resolve() == jars.kept_jars()
 
 
@@ -104,6 +105,8 @@ def test_a_jar_that_was_cut_is_fetched_again(folder: Path, monkeypatch: pytest.M
     spark_brings(monkeypatch, b"right")
     (cut,) = jars.resolve()
     cut.write_bytes(b"rig")
+    with pytest.raises(jars.MissingJars, match="not whole"):
+        jars.kept_jars()
     assert jars.resolve() == (cut,)
     assert cut.read_bytes() == b"right"
 

@@ -43,7 +43,6 @@ def test_kafkas_codes_are_kept() -> None:
         "INVALID_TOPIC_EXCEPTION": 17,
         "INVALID_GROUP_ID": 24,
         "INVALID_TIMESTAMP": 32,
-        "UNSUPPORTED_VERSION": 35,
         "TOPIC_ALREADY_EXISTS": 36,
         "INVALID_PARTITIONS": 37,
         "INVALID_CONFIG": 40,

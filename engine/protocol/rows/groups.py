@@ -111,11 +111,6 @@ def _project_assignments(state: State, steps: Steps) -> pa.Table:
     )
 
 
-def _find_assignment(state: State, group: str, place: Place) -> Assignment | None:
-    existing = state.groups.get(group)
-    return existing.assignments.get(place) if existing else None
-
-
 # -- moves ----------------------------------------------------------------------------------------------
 
 
