@@ -1,4 +1,4 @@
-"""What the demo checks of its messages: each row that was sent is one message, in its place, in order.
+"""What the demo checks of its messages, and what it asks in SQL: each row that was sent is one message, in order.
 
 A check compares what was sent with what was read, and says what it saw. It raises CheckFailed where they differ.
 """
@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from pyspark.sql import SparkSession
+
+from lakemq.engine.client.connection import Connection
+
+_SQL = Path(__file__).with_name("sql")
 
 DEPARTURE = ("time_hour", "minute", "carrier", "flight")
 """Columns that identify a flight, and order the flights of an aircraft."""
@@ -113,3 +120,28 @@ def parse_flights(messages: pa.Table, columns: pa.Schema) -> pa.Table:
     flights = pa.json.read_json(pa.BufferReader(lines), pa.json.ReadOptions(block_size=1 << 24), parse_options=options)
     placed = flights.append_column("partition", messages.column("partition"))
     return placed.append_column("offset", messages.column("offset"))
+
+
+# -- questions in SQL -------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    """A question that a person has, the SQL that answers it, and the answer, with the columns that the SQL names."""
+
+    title: str
+    sql: str
+    rows: pa.Table
+
+
+def ask(mq: Connection, name: str) -> Answer:
+    """Ask DuckDB the question in the file `sql/<name>.sql`, whose first line is its title."""
+    title, _, sql = (_SQL / f"{name}.sql").read_text().partition("\n")
+    return Answer(title.removeprefix("-- "), sql.rstrip(), mq.sql(sql))
+
+
+def check_hash(spark: SparkSession, database: str) -> Check:
+    """Check by Spark's own hash function, which LakeMQ does not use, that each key is in its partition."""
+    row = spark.sql((_SQL / "misplaced.sql").read_text().replace("log_committed", f"{database}.log_committed")).first()
+    assert row is not None
+    evidence = f"{row.misplaced} of {row.keyed:,} misplaced"
+    return check("A message is where the hash of its key says, asked in Spark SQL", row.misplaced == 0, evidence)

@@ -11,7 +11,7 @@ from pathlib import Path
 MARKER = ".lakemq-demo"
 """A file that says that the demo made the folder. Who holds the lock on it works there."""
 
-_FOLDERS, _FILES = ("nyc", "signals"), ("flights.csv", "report.html")
+NAMESPACE, FLIGHTS, REPORT = "nyc", "flights.parquet", "report.html"
 """All that a demo makes."""
 
 
@@ -28,19 +28,14 @@ def take_folder(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         raise FolderTaken(f"{folder} is a file. Name a folder with --keep.")
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
-        raise FolderTaken(
-            f"{folder} holds files that this demo did not make. Move them, or name another folder with --keep."
-        )
+        raise FolderTaken(f"{folder} has files that this demo did not make. Name another folder with --keep.")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / MARKER).open("a") as marker:
         try:
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderTaken(
-                f"Another demo works in {folder}. Wait for its end, or name another folder with --keep."
-            ) from None
-        for name in _FOLDERS:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for name in _FILES:
+            raise FolderTaken(f"Another demo works in {folder}. Name another folder with --keep.") from None
+        shutil.rmtree(folder / NAMESPACE, ignore_errors=True)
+        for name in (FLIGHTS, REPORT):
             (folder / name).unlink(missing_ok=True)
         yield

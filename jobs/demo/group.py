@@ -2,54 +2,87 @@
 
 from __future__ import annotations
 
-import shutil
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.demo.checks import Check, CheckFailed, check, check_key_order, parse_flights
-from lakemq.jobs.demo.member import DELAY_MINUTES, GROUP, HURRY, KILL, SOURCE, TARGET
+from lakemq.engine.client.transactions.scope import TransactionScope
+from lakemq.jobs.demo.checks import DEPARTURE, Check, CheckFailed, check, check_key_order, parse_flights
 from lakemq.jobs.demo.progress import Stage
 
+SOURCE, TARGET, GROUP = "flights", "alerts", "delay-alerts"
+DELAY_MINUTES = 60
 KILLED = "Ben"
 _BATCHES = 150
 """Batches that the flights make. They last for a minute, so that they outlast the events also on a slow machine."""
+_REST_S = 1.0
+"""How long a batch takes longer than it must, until the members are told to hurry."""
 _PAUSE_S = 1.0
 """Between two events, so that the report's picture shows them apart."""
 _PATIENCE_S = 240
 
+_spawn = multiprocessing.get_context("spawn")
+
+
+def run_member(path: str, name: str, max_records: int, hurry: Event, kill: Event | None) -> None:
+    """Copy long delays from one topic to another, a transaction per batch, until the group has read all flights.
+
+    hurry: no batch takes a rest any more. kill: the process kills itself in its next transaction.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def raise_alerts(messages: pa.Table, transaction: TransactionScope) -> None:
+        delays = parse_flights(messages, pa.schema([("arr_delay", pa.int64())])).column("arr_delay")
+        late = messages.filter(pc.greater(delays, DELAY_MINUTES))
+        transaction.publish(TARGET, late.select(["key", "value", "timestamp"]))
+        if kill is not None and kill.is_set():
+            os.kill(os.getpid(), signal.SIGKILL)
+        hurry.wait(_REST_S)
+
+    with lakemq.connect(path) as mq:
+        stream = mq.stream(GROUP, topics=[SOURCE], auto_offset_reset="earliest", client_id=name)
+        transactional_id = f"{TARGET}-{name}"
+        stream.foreach_batch(
+            raise_alerts, transactional_id=transactional_id, max_records=max_records, available_now=True
+        )
+
+
+def _end_with_parent() -> None:
+    """End this process when the demo that started it is gone, for example killed."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
 
 @dataclass
 class Team:
-    """The members' processes, the folder for signals to them, and the events: seconds since 1970, what happened."""
+    """The members' processes, what they are told, and the events: seconds since 1970, what happened."""
 
     mq: Connection
-    signals: Path
-    stage: Stage
     total: int
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    hurry: Event = field(default_factory=_spawn.Event)
+    kill: Event = field(default_factory=_spawn.Event)
+    processes: dict[str, BaseProcess] = field(default_factory=dict)
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def start(self, *names: str) -> None:
-        """Start processes that become members of the group."""
-        records = max(1, self.total // _BATCHES)
+        """Start processes that become members of the group. Only one of them can be killed."""
         for name in names:
-            command = [sys.executable, "-m", "lakemq.jobs.demo.member", "--path", str(self.mq.namespace.path)]
-            command += ["--name", name, "--max-records", str(records), "--signals", str(self.signals)]
-            self.processes[name] = subprocess.Popen(command)
-
-    def note(self, event: str) -> None:
-        """Keep an event for the report, and print it."""
-        self.events.append((time.time(), event))
-        self.stage.show(event)
+            kill = self.kill if name == KILLED else None
+            arguments = (str(self.mq.namespace.path), name, max(1, self.total // _BATCHES), self.hurry, kill)
+            self.processes[name] = _spawn.Process(target=run_member, args=arguments, daemon=True)
+            self.processes[name].start()
 
     def wait_until(self, holds: Callable[[], bool], expected: str) -> None:
         """Wait for something. Raises CheckFailed when it takes too long, or when a member fails."""
@@ -58,72 +91,61 @@ class Team:
             if time.monotonic() > deadline_s:
                 raise CheckFailed(f"For {_PATIENCE_S} s it did not happen that {expected}.")
             for name, process in self.processes.items():
-                if process.poll():
-                    raise CheckFailed(f"{name} has ended with exit code {process.returncode}.")
+                if process.exitcode:
+                    raise CheckFailed(f"{name} has ended with exit code {process.exitcode}.")
             time.sleep(0.05)
 
-    def wait_for_owners(self, *names: str) -> None:
+    def wait_for_owners(self, names: set[str]) -> None:
         """Wait until exactly these members share the partitions, and for a moment longer."""
-        self.wait_until(lambda: self._owners() == set(names), f"{', '.join(names)} share the partitions")
-        time.sleep(_PAUSE_S)
 
-    def _owners(self) -> set[str]:
-        """Return the names of the members that have partitions; empty while partitions change hands."""
-        partitions = self.mq.groups.assignments(GROUP)
-        is_settled = all(partition.state == "ready" for partition in partitions)
-        return {owner_name(partition.owner) for partition in partitions} if is_settled else set()
+        def do_share() -> bool:
+            partitions = self.mq.groups.assignments(GROUP)
+            is_settled = all(partition.state == "ready" for partition in partitions)
+            return is_settled and {owner_name(partition.owner) for partition in partitions} == names
+
+        self.wait_until(do_share, f"{', '.join(sorted(names))} share the partitions")
+        time.sleep(_PAUSE_S)
 
     def kill_in_transaction(self, name: str) -> None:
         """Have a process killed with SIGKILL while it has an open transaction, which stays open until it comes back."""
-        process, kill = self.processes.pop(name), self.signals / f"{KILL}{name}"
-        kill.touch()
-        self.wait_until(lambda: process.poll() is not None, f"{name} is killed")
-        kill.unlink()
-        if process.returncode != -signal.SIGKILL:
-            raise CheckFailed(f"{name} has ended with exit code {process.returncode} before it was killed.")
+        process = self.processes.pop(name)
+        self.kill.set()
+        self.wait_until(lambda: process.exitcode is not None, f"{name} is killed")
+        self.kill.clear()
+        if process.exitcode != -signal.SIGKILL:
+            raise CheckFailed(f"{name} has ended with exit code {process.exitcode} before it was killed.")
 
-    def finish(self) -> None:
-        """Wait until every flight is read, and every process has ended by itself."""
-        (self.signals / HURRY).touch()
-
-        def has_ended() -> bool:
-            unread = sum(partition.lag for partition in self.mq.groups.lag(GROUP))
-            self.stage.show(f"{self.total - unread:,} of {self.total:,} flights are read")
-            return all(process.poll() is not None for process in self.processes.values())
-
-        self.wait_until(has_ended, "all members have ended")
-
-    def end(self) -> None:
-        """Leave no process and no signal behind, whatever happened."""
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-        shutil.rmtree(self.signals)
+    def has_ended(self) -> bool:
+        """Return whether every process has ended by itself."""
+        return all(process.exitcode is not None for process in self.processes.values())
 
 
-def raise_alerts(mq: Connection, folder: Path, stage: Stage) -> Team:
+def raise_alerts(mq: Connection, stage: Stage) -> Team:
     """Have processes copy long delays to a topic of their own, and disturb them. Raises CheckFailed."""
     mq.topics.create(TARGET, partitions=4, config={"retention.ms": -1})  # The flights are of 2013.
     mq.groups.create(GROUP, {"group.protocol": "cooperative"})
-    team = Team(mq, folder / "signals", stage, sum(mq.end_offsets(SOURCE).values()))
-    team.signals.mkdir(exist_ok=True)
+    team = Team(mq, sum(mq.end_offsets(SOURCE).values()))
+    trio, all_four = {"Ann", KILLED, "Cem"}, {"Ann", KILLED, "Cem", "Dee"}
+    acts: Sequence[tuple[Callable[..., None], Sequence[str], str, set[str]]] = (
+        (team.start, ["Ann", KILLED, "Cem"], "Ann, Ben and Cem join", trio),
+        (team.start, ["Dee"], "Dee joins", all_four),
+        (team.kill_in_transaction, [KILLED], "Ben is killed with kill -9 in a transaction", all_four - {KILLED}),
+        (team.start, [KILLED], "Ben comes back", all_four),
+    )
     try:
-        team.start("Ann", KILLED, "Cem")
-        team.wait_for_owners("Ann", KILLED, "Cem")
-        team.note("Ann, Ben and Cem share the flights")
-        team.start("Dee")
-        team.note("Dee joins")
-        team.wait_for_owners("Ann", KILLED, "Cem", "Dee")
-        team.kill_in_transaction(KILLED)
-        team.note("Ben is killed with kill -9 in a transaction")
-        team.wait_for_owners("Ann", "Cem", "Dee")
-        team.start(KILLED)
-        team.note("Ben comes back")
-        team.wait_for_owners("Ann", KILLED, "Cem", "Dee")
-        team.finish()
+        for act, names, event, owners in acts:
+            act(*names)
+            team.events.append((time.time(), event))
+            stage.show(event)
+            team.wait_for_owners(owners)
+        stage.show("The members read the rest")
+        team.hurry.set()
+        team.wait_until(team.has_ended, "all members have ended")
         return team
     finally:
-        team.end()
+        for process in team.processes.values():
+            process.kill()
+            process.join()
 
 
 def owner_name(member_id: str | None) -> str:
@@ -137,17 +159,12 @@ def check_alerts(alerts: pa.Table, flights: pa.Table, lag: int, transactions: pa
     alerts: the messages; flights: from `parse_flights`; lag: of the group; transactions: transactional_id, state and
     reason of each that has ended.
     """
-    columns = pa.schema([f for f in flights.schema if f.name not in ("partition", "offset")])
-    raised = parse_flights(alerts, columns)
-    late = flights.filter(pc.field("arr_delay") > DELAY_MINUTES)
-    order = [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight", "tailnum")]
+    columns = flights.drop_columns(["partition", "offset"]).schema
+    raised, late = parse_flights(alerts, columns), flights.filter(pc.field("arr_delay") > DELAY_MINUTES)
+    order = [(name, "ascending") for name in (*DEPARTURE, "tailnum")]
     same = raised.select(columns.names).sort_by(order).equals(late.select(columns.names).sort_by(order))
-    ended = zip(
-        *(transactions.column(name).to_pylist() for name in ("transactional_id", "state", "reason")), strict=True
-    )
-    aborted = [(owner, reason) for owner, state, reason in ended if state == "CompleteAbort"]
-    committed = transactions.num_rows - len(aborted)
-    left_open = (f"{TARGET}-{KILLED}", "fenced")
+    aborted = [row for row in transactions.to_pylist() if row["state"] == "CompleteAbort"]
+    fenced = [row["transactional_id"] for row in aborted if row["reason"] == "fenced"]
     return [
         check("The group has read every flight", lag == 0, f"{lag} of {flights.num_rows:,} left"),
         check(
@@ -157,8 +174,8 @@ def check_alerts(alerts: pa.Table, flights: pa.Table, lag: int, transactions: pa
         ),
         check(
             "The transaction of the killed process was aborted when the process came back",
-            left_open in aborted,
-            f"{committed} transactions committed, {len(aborted)} aborted",
+            f"{TARGET}-{KILLED}" in fenced,
+            f"{transactions.num_rows - len(aborted)} transactions committed, {len(aborted)} aborted",
         ),
         check_key_order(TARGET, raised),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,11 +23,11 @@ class Stage:
 
 @dataclass
 class Progress:
-    """The console, with the stages and checks so far. stages: sentence -> seconds."""
+    """The console, with the checks and figures so far. tiles: figures, each with what it measures."""
 
     console: Console
-    stages: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
+    tiles: list[tuple[str, str]] = field(default_factory=list)
 
     @contextmanager
     def stage(self, sentence: str) -> Iterator[Stage]:
@@ -40,10 +40,9 @@ class Progress:
         with self.console.status("") as status:
             stage = Stage(lambda text: status.update(escape(text)))
             yield stage
-        self.stages[sentence] = time.monotonic() - began_s
-        self._print(f"  {escape(stage.result)}  [dim]{self.stages[sentence]:.1f} s[/]")
+        self._print(f"  {escape(stage.result)}  [dim]{time.monotonic() - began_s:.1f} s[/]")
 
-    def add_checks(self, checks: Iterable[Check]) -> None:
+    def add_checks(self, *checks: Check) -> None:
         """Print checks that passed, and keep them for the report."""
         for check in checks:
             self.checks.append(check)

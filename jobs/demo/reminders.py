@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -43,13 +42,21 @@ def send_reminders(mq: Connection, flights: pa.Table) -> Reminders:
     """Publish the reminders of the first days, change some, and take them as they come. Raises CheckFailed."""
     mq.topics.create(TOPIC, 4, config={"delay.slot.ms": 20, "retention.ms": -1})
     flights, due_ms = _first_days(flights)
-    reminders = Reminders(due_ms)
     numbers = [str(number) for number in range(flights.num_rows)]
     rows = pa.table({"key": flights.column("tailnum"), "value": numbers, "deliver_at": due_ms})
     published = mq.publish(TOPIC, rows).receipts()
     receipts = dict(zip(published.column("row").to_pylist(), published.column("receipt").to_pylist(), strict=True))
-    _cancel(mq, flights, receipts, reminders)
-    _reschedule(mq, flights, receipts, reminders)
+    reminders = Reminders(due_ms)
+    never_left = _find(flights.column("dep_time").is_null(), receipts)
+    outcomes = mq.delayed.cancel_all([receipts[number] for number in never_left])
+    reminders.cancelled = {n for n, outcome in zip(never_left, outcomes, strict=True) if outcome == "cancelled"}
+    delays = flights.column("dep_delay")
+    for number in _find(pc.greater(delays, LATE_MINUTES), receipts)[:MOST_MOVED]:
+        later_ms = int(due_ms[number]) + delays[number].as_py() * 60_000 // SPEED + 1
+        moved = mq.delayed.reschedule(receipts[number], deliver_at=later_ms)
+        if moved.outcome == "rescheduled" and moved.deliver_at_ms is not None:
+            due_ms[number] = moved.deliver_at_ms
+            reminders.moved.add(number)
     with mq.consumer(GROUP, topics=[TOPIC], protocol="queue", auto_offset_reset="earliest") as consumer:
         assert isinstance(consumer, QueueConsumer)
         _take(consumer, reminders)
@@ -60,28 +67,16 @@ def _first_days(flights: pa.Table) -> tuple[pa.Table, npt.NDArray[np.int64]]:
     """Return the flights of the first days, and when they leave by the faster clock, in milliseconds since 1970."""
     hours_ms = flights.column("time_hour").cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     departs_ms = pc.add(hours_ms, pc.multiply(flights.column("minute"), 60_000)).to_numpy()
-    is_early = departs_ms < departs_ms.min() + DAYS * _DAY_MS
-    departs_ms = departs_ms[is_early]
+    since_ms = departs_ms - departs_ms.min()
+    is_early = since_ms < DAYS * _DAY_MS
     begin_ms = int((time.time() + _BEGIN_S) * 1000)
-    return flights.filter(pa.array(is_early)), begin_ms + (departs_ms - departs_ms.min()) // SPEED
+    return flights.filter(pa.array(is_early)), begin_ms + since_ms[is_early] // SPEED
 
 
-def _cancel(mq: Connection, flights: pa.Table, receipts: dict[int, str], reminders: Reminders) -> None:
-    never_left = np.flatnonzero(flights.column("dep_time").is_null().to_numpy()).tolist()
-    delayed = [number for number in never_left if number in receipts]
-    outcomes = mq.delayed.cancel_all([receipts[number] for number in delayed])
-    reminders.cancelled = {n for n, outcome in zip(delayed, outcomes, strict=True) if outcome == "cancelled"}
-
-
-def _reschedule(mq: Connection, flights: pa.Table, receipts: dict[int, str], reminders: Reminders) -> None:
-    late = pc.fill_null(pc.greater(flights.column("dep_delay"), LATE_MINUTES), False).to_numpy()
-    delays = flights.column("dep_delay").to_pylist()
-    for number in islice((n for n in np.flatnonzero(late).tolist() if n in receipts), MOST_MOVED):
-        due_ms = int(reminders.due_ms[number]) + delays[number] * 60_000 // SPEED + 1
-        moved = mq.delayed.reschedule(receipts[number], deliver_at=due_ms)
-        if moved.outcome == "rescheduled" and moved.deliver_at_ms is not None:
-            reminders.due_ms[number] = moved.deliver_at_ms
-            reminders.moved.add(number)
+def _find(is_chosen: pa.ChunkedArray, receipts: dict[int, str]) -> list[int]:
+    """Return the numbers of the chosen flights whose reminders have receipts."""
+    chosen = pc.fill_null(is_chosen, False).to_pylist()
+    return [number for number, is_it in enumerate(chosen) if is_it and number in receipts]
 
 
 def _take(consumer: QueueConsumer, reminders: Reminders) -> None:

@@ -2,144 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+import plotly.express as px
 import plotly.graph_objects as go
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lakemq.jobs.demo.checks import Check
+from lakemq.jobs.demo.checks import Answer
 from lakemq.jobs.demo.group import Team, owner_name
-from lakemq.jobs.demo.questions import DELAY_BY_VISIBILITY, OWNERS, RELEASES, TRANSACTIONS, Answers
+from lakemq.jobs.demo.progress import Progress
 from lakemq.jobs.demo.reminders import SPEED, Reminders, lateness_ms
 from lakemq.jobs.report import ACCENT, INK, MUTED, Report
 
-_COLORS = {"Ann": "#2563a8", "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
+_COLORS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
+_COLORS |= {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}
 _MOST_POINTS = 3_000
 
 
-def build_report(
-    tiles: Sequence[tuple[str, str]], checks: Sequence[Check], answers: Answers, team: Team, reminders: Reminders
-) -> Report:
-    """Return the report. tiles: a figure, and what it measures."""
+def build_report(progress: Progress, answers: Mapping[str, Answer], team: Team, reminders: Reminders) -> Report:
+    """Return the report on all checks and answers."""
     report = Report(
         "LakeMQ: a year of flights as messages",
         "The flights that left New York in 2013, published from Spark and keyed by tail number, and the weather at "
         "the airports, sent from Python; read back, checked, and asked in SQL.",
     )
-    report.add_tiles(tiles)
-    report.add_section(
-        "What was checked",
-        "Each of these stops the demo with an error where it does not hold.",
-        columns=("Claim", "Evidence"),
-        rows=[(check.claim, check.evidence) for check in checks],
+    report.add_tiles([*progress.tiles, (str(len(progress.checks)), "checks, all passed")])
+    text = "Each of these stops the demo with an error where it does not hold."
+    rows = [(check.claim, check.evidence) for check in progress.checks]
+    report.add_section("What was checked", text, columns=("Claim", "Evidence"), rows=rows)
+
+    def add(name: str, figure: go.Figure, text: str) -> None:
+        report.add_section(answers[name].title, text, figure=figure, source=answers[name].sql)
+
+    add("delay_by_visibility", _draw_delays(answers["delay_by_visibility"].rows), _ON_DELAYS)
+    add("owners", _draw_owners(answers["owners"].rows, team), _ON_OWNERS)
+    add("transactions", _draw_transactions(answers["transactions"].rows, team), _ON_TRANSACTIONS)
+    text = (
+        f"{len(reminders.due_ms):,} reminders of departures, on a clock that runs {SPEED:,} times faster than the "
+        f"flights'. {len(reminders.cancelled):,} were cancelled, as their flights never left, and "
+        f"{len(reminders.moved)} rescheduled, as their flights left hours late."
     )
-    _add_delay_by_visibility(report, answers.delay_by_visibility)
-    _add_owners(report, answers.owners, team)
-    _add_transactions(report, answers.transactions, team)
-    _add_releases(report, answers.releases, reminders)
+    add("releases", _draw_releases(answers["releases"].rows, reminders), text)
     return report
 
 
-def _add_delay_by_visibility(report: Report, answer: pa.Table) -> None:
-    rows = answer.to_pydict()
-    means = [minutes / count for minutes, count in zip(rows["delay_minutes"], rows["flights"], strict=True)]
-    counts = [f"{count:,} flights" for count in rows["flights"]]
-    axes = {"xaxis": {"title": "visibility in miles", "type": "category"}, "yaxis": {"title": "mean delay in minutes"}}
-    bars = go.Bar(x=rows["visibility"], y=means, marker_color=ACCENT, text=counts, textposition="outside")
-    report.add_section(
-        DELAY_BY_VISIBILITY.title,
-        "Two topics, joined: the mean delay at departure, by the visibility at that airport in that hour. The messages "
-        "are rows of Delta tables; DuckDB has read them here, and Spark reads them with the same text.",
-        figure=go.Figure(bars, {"height": 300, **axes}),
-        source=DELAY_BY_VISIBILITY.sql,
-    )
+_ON_DELAYS = """Two topics, joined: the mean delay at departure, by the visibility at that airport in that hour. The
+messages are rows of Delta tables; DuckDB has read them here, and Spark reads them with the same text."""
+_ON_OWNERS = "Processes share the flights. When one joins, is killed or comes back, partitions move."
+_ON_TRANSACTIONS = """Each batch is one transaction: the alerts that it raises, and how far the group has read. What the
+killed process left open was aborted when it came back, and its flights were read again: no alert is missing, and none
+is there twice."""
 
 
-def _add_owners(report: Report, history: pa.Table, team: Team) -> None:
-    """Add a line per partition, with a bar for each time in which it had an owner."""
-    figure = go.Figure(layout={"height": 320, "barmode": "overlay", "yaxis": {"type": "category"}})
-    ended = max(row["until"] or row["since"] for row in history.to_pylist())
-    for name, color in _COLORS.items():
-        owned = [r for r in history.to_pylist() if r["state"] == "ready" and owner_name(r["owner"]) == name]
-        figure.add_bar(
-            name=name,
-            orientation="h",
-            base=[row["since"] for row in owned],
-            x=[_milliseconds(row["since"], row["until"] or ended) for row in owned],
-            y=[f"partition {row['partition']}" for row in owned],
-            marker_color=color,
-        )
-    report.add_section(
-        OWNERS.title,
-        "Processes share the flights. When one joins, is killed or comes back, partitions move.",
-        figure=_with_events(figure, team),
-        source=OWNERS.sql,
-    )
+def _draw_delays(answer: pa.Table) -> go.Figure:
+    means = pc.divide(answer.column("delay_minutes").cast("double"), answer.column("flights"))
+    texts = [f"{count:,} flights" for count in answer.column("flights").to_pylist()]
+    labels = {"x": "visibility in miles", "y": "mean delay in minutes"}
+    figure = px.bar(x=answer.column("visibility"), y=means, text=texts, labels=labels, height=300)
+    return figure.update_traces(marker_color=ACCENT, textposition="outside").update_xaxes(type="category")
 
 
-def _add_transactions(report: Report, history: pa.Table, team: Team) -> None:
-    """Add a line per process, with a bar for each transaction."""
-    figure = go.Figure(layout={"height": 260, "barmode": "overlay", "yaxis": {"type": "category"}})
-    rows = history.to_pylist()
-    for state, name, color in (("CompleteCommit", "committed", ACCENT), ("CompleteAbort", "aborted", _COLORS["Ben"])):
-        ended = [row for row in rows if row["state"] == state]
-        figure.add_bar(
-            name=name,
-            orientation="h",
-            base=[row["started_at"] for row in ended],
-            x=[_milliseconds(row["started_at"], row["updated_at"]) for row in ended],
-            y=[row["transactional_id"].partition("-")[2] for row in ended],
-            marker={"color": color, "line": {"color": "#ffffff", "width": 1}},
-        )
-    report.add_section(
-        TRANSACTIONS.title,
-        "Each batch is one transaction: the alerts that it raises, and how far the group has read. What the killed "
-        "process left open was aborted when it came back, and its flights were read again: no alert is missing, and "
-        "none is there twice.",
-        figure=_with_events(figure, team),
-        source=TRANSACTIONS.sql,
-    )
-
-
-def _add_releases(report: Report, releases: pa.Table, reminders: Reminders) -> None:
-    """Add a point per reminder: when it was due, and when it came."""
-    late_s, numbers = lateness_ms(reminders, releases) / 1000, releases.column("number").to_numpy()
-    due_s = (reminders.due_ms[numbers] - reminders.due_ms.min()) / 1000
-    shown = np.linspace(0, len(numbers) - 1, min(len(numbers), _MOST_POINTS)).astype(int)
-    is_moved = np.isin(numbers[shown], list(reminders.moved))
-    points = [
-        go.Scatter(
-            name=name,
-            x=due_s[shown][chosen],
-            y=(due_s + late_s)[shown][chosen],
-            mode="markers",
-            marker={"size": 6, "color": color, "opacity": 0.75},
-        )
-        for name, chosen, color in (("as first planned", ~is_moved, ACCENT), ("rescheduled", is_moved, _COLORS["Ben"]))
+def _draw_owners(answer: pa.Table, team: Team) -> go.Figure:
+    """Draw a line per partition, with a bar for each time in which it had an owner."""
+    rows = answer.to_pylist()
+    ended = max(row["until"] or row["since"] for row in rows)
+    bars = [
+        (f"partition {row['partition']}", row["since"], row["until"] or ended, owner_name(row["owner"]))
+        for row in rows
+        if row["state"] == "ready"
     ]
-    axes = {"xaxis": {"title": "due, s after the first"}, "yaxis": {"title": "came, s after the first was due"}}
-    report.add_section(
-        RELEASES.title,
-        f"{len(reminders.due_ms):,} reminders of departures, on a clock that runs {SPEED:,} times faster than the "
-        f"flights'. {len(reminders.cancelled):,} were cancelled, as their flights never left, and "
-        f"{len(reminders.moved)} rescheduled, as their flights left hours late.",
-        figure=go.Figure(points, {"height": 320, **axes}),
-        source=RELEASES.sql,
-    )
+    return _draw_times(bars, team, 320)
 
 
-def _with_events(figure: go.Figure, team: Team) -> go.Figure:
-    text: dict[str, Any] = {"y": 1.02, "yref": "paper", "textangle": -15, "showarrow": False, "xanchor": "left"}
+def _draw_transactions(answer: pa.Table, team: Team) -> go.Figure:
+    """Draw a line per process, with a bar for each transaction."""
+    kinds = {"CompleteCommit": "committed", "CompleteAbort": "aborted"}
+    bars = [
+        (row["transactional_id"].partition("-")[2], row["started_at"], row["updated_at"], kinds[row["state"]])
+        for row in answer.to_pylist()
+    ]
+    return _draw_times(bars, team, 260).update_traces(marker_line={"color": "#ffffff", "width": 1})
+
+
+def _draw_times(bars: Sequence[tuple[str, datetime, datetime, str]], team: Team, height: int) -> go.Figure:
+    """Draw bars (line, since, until, kind), and the team's events over them."""
+    lines, since, until, kinds = map(list, zip(*bars, strict=True))
+    columns = {"line": lines, "since": since, "until": until, "kind": kinds}
+    figure = px.timeline(columns, "since", "until", "line", "kind", color_discrete_map=_COLORS, height=height)
+    style: dict[str, Any] = {"y": 1.02, "yref": "paper", "textangle": -15, "showarrow": False, "xanchor": "left"}
     for time_s, event in team.events:
         time = datetime.fromtimestamp(time_s, timezone.utc)
         figure.add_vline(x=time, line={"color": INK, "width": 1, "dash": "dot"})
-        figure.add_annotation(x=time, text=event, font={"size": 11, "color": MUTED}, **text)
-    return figure.update_xaxes(type="date")
+        figure.add_annotation(x=time, text=event, font={"size": 11, "color": MUTED}, **style)
+    return figure.update_layout(legend_title="").update_yaxes(title="", type="category")
 
 
-def _milliseconds(since: datetime, until: datetime) -> float:
-    # A bar of no length would not be drawn.
-    return max((until - since).total_seconds() * 1000, 20)
+def _draw_releases(answer: pa.Table, reminders: Reminders) -> go.Figure:
+    """Draw a point per reminder: when it was due, and when it came."""
+    numbers = answer.column("number").to_numpy()
+    due_s = (reminders.due_ms[numbers] - reminders.due_ms.min()) / 1000
+    shown = np.linspace(0, len(numbers) - 1, min(len(numbers), _MOST_POINTS)).astype(int)
+    points = {
+        "due, s after the first": due_s[shown],
+        "came, s after the first was due": (due_s + lateness_ms(reminders, answer) / 1000)[shown],
+        "kind": np.where(np.isin(numbers[shown], list(reminders.moved)), "rescheduled", "as first planned"),
+    }
+    figure = px.scatter(points, *points, color_discrete_map=_COLORS, height=320)
+    return figure.update_traces(marker={"size": 6, "opacity": 0.75}).update_layout(legend_title="")

@@ -23,8 +23,8 @@ ROWS = 20_000
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return load_source(tmp_path_factory.mktemp("source"), ROWS)
+def source() -> Source:
+    return load_source(ROWS)
 
 
 def rows_refused_by_gx(topic: str, table: pa.Table) -> set[int]:

@@ -22,10 +22,10 @@ from lakemq.jobs.demo import checks
 from lakemq.jobs.demo import data as demo_data
 from lakemq.jobs.demo.checks import CheckFailed
 from lakemq.jobs.demo.data import Source, load_source
-from lakemq.jobs.demo.folder import MARKER, take_folder
+from lakemq.jobs.demo.folder import MARKER, NAMESPACE, take_folder
 from lakemq.jobs.demo.group import DELAY_MINUTES, check_alerts
 from lakemq.jobs.demo.reminders import Reminders, check_reminders
-from lakemq.jobs.demo.tour import DATABASE, main
+from lakemq.jobs.demo.tour import main
 
 FLIGHTS = 2000
 SENT = 1200
@@ -62,7 +62,7 @@ class Outline(HTMLParser):
 @pytest.mark.long  # a minute of it
 @pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
-    path = str(tmp_path / "kept" / DATABASE)
+    path = str(tmp_path / "kept" / NAMESPACE)
     with take_folder(tmp_path / "kept"), lakemq.connect(path, create=True) as mq, mq.serving():
         mq.topics.create("flights", partitions=3)
 
@@ -89,7 +89,7 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
     assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 1
     assert outline.loads == []
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}
-    assert {path.name for path in report.parent.iterdir()} == {DATABASE, MARKER, "report.html"}
+    assert {path.name for path in report.parent.iterdir()} == {NAMESPACE, MARKER, "report.html"}
 
 
 @pytest.mark.parametrize("foreign", ["flights.csv", "nyc/topics/part.parquet", "signals/mine"])
@@ -108,7 +108,7 @@ def test_a_folder_with_other_files_is_left_alone(
 
 def test_what_a_killed_demo_left_is_removed(tmp_path: Path) -> None:
     with take_folder(tmp_path / "kept"):
-        for left in ("nyc/watermarks/part.parquet", "signals/kill-Ben", "report.html"):
+        for left in ("nyc/watermarks/part.parquet", "report.html"):
             path = tmp_path / "kept" / left
             path.parent.mkdir(exist_ok=True, parents=True)
             path.touch()
@@ -133,8 +133,8 @@ def test_without_the_data_it_says_what_to_install(
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return load_source(tmp_path_factory.mktemp("source"), rows=SENT)
+def source() -> Source:
+    return load_source(rows=SENT)
 
 
 @pytest.fixture(scope="module")
