@@ -125,7 +125,7 @@ def parse_flights(messages: pa.Table, columns: pa.Schema) -> pa.Table:
 # -- questions in SQL -------------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
+class SqlAnswer(NamedTuple):
     """A question that a person has, the SQL that answers it, and the answer, with the columns that the SQL names."""
 
     title: str
@@ -133,10 +133,10 @@ class Answer(NamedTuple):
     rows: pa.Table
 
 
-def ask(mq: Connection, name: str) -> Answer:
+def ask(mq: Connection, name: str) -> SqlAnswer:
     """Ask DuckDB the question in the file `sql/<name>.sql`, whose first line is its title."""
     title, _, sql = (_SQL / f"{name}.sql").read_text().partition("\n")
-    return Answer(title.removeprefix("-- "), sql.rstrip(), mq.sql(sql))
+    return SqlAnswer(title.removeprefix("-- "), sql.rstrip(), mq.sql(sql))
 
 
 def check_hash(spark: SparkSession, database: str) -> Check:

@@ -12,18 +12,18 @@ import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.jobs.demo.checks import Answer
+from lakemq.jobs.demo.checks import SqlAnswer
 from lakemq.jobs.demo.group import Team, owner_name
 from lakemq.jobs.demo.progress import Progress
 from lakemq.jobs.demo.reminders import SPEED, Reminders, lateness_ms
-from lakemq.jobs.report import ACCENT, INK, MUTED, Report
+from lakemq.jobs.report import ACCENT, INK, Report
 
 _COLORS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
 _COLORS |= {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}
 _MOST_POINTS = 3_000
 
 
-def build_report(progress: Progress, answers: Mapping[str, Answer], team: Team, reminders: Reminders) -> Report:
+def build_report(progress: Progress, answers: Mapping[str, SqlAnswer], team: Team, reminders: Reminders) -> Report:
     """Return the report on all checks and answers."""
     report = Report(
         "LakeMQ: a year of flights as messages",
@@ -93,12 +93,13 @@ def _draw_times(bars: Sequence[tuple[str, datetime, datetime, str]], team: Team,
     lines, since, until, kinds = map(list, zip(*bars, strict=True))
     columns = {"line": lines, "since": since, "until": until, "kind": kinds}
     figure = px.timeline(columns, "since", "until", "line", "kind", color_discrete_map=_COLORS, height=height)
-    style: dict[str, Any] = {"y": 1.02, "yref": "paper", "textangle": -15, "showarrow": False, "xanchor": "left"}
+    style: dict[str, Any] = {"y": 1, "yref": "paper", "textangle": -15, "showarrow": False, "xanchor": "left"}
     for time_s, event in team.events:
         time = datetime.fromtimestamp(time_s, timezone.utc)
         figure.add_vline(x=time, line={"color": INK, "width": 1, "dash": "dot"})
-        figure.add_annotation(x=time, text=event, font={"size": 11, "color": MUTED}, **style)
-    return figure.update_layout(legend_title="").update_yaxes(title="", type="category")
+        figure.add_annotation(x=time, text=event, yanchor="top", font={"size": 11, "color": INK}, **style)
+    # Above the lines is room for the events.
+    return figure.update_layout(legend_title="").update_yaxes(title="", range=[-0.5, len({*lines}) + 1.5])
 
 
 def _draw_releases(answer: pa.Table, reminders: Reminders) -> go.Figure:
