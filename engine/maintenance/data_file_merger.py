@@ -1,4 +1,4 @@
-"""Merge small data files into large sorted ones, and remove data files that nothing needs any more.
+"""Merge small data files into large sorted ones. `data_file_removal.py` removes those that nothing needs any more.
 
 How a merge goes, and why in this order:
 
@@ -13,47 +13,32 @@ How a merge goes, and why in this order:
 A process may be killed between any two of these. Before and after each, segments point at rows that exist, and a later
 run finds files that nothing points at. Readers that planned before step 5 still read the old files, which stay for
 `merge.grace.ms`.
-
-How a removal is safe: the leader first commits to every table that may come to name the file (`claim`). A leader that
-was stopped while about to name it has lost by then. Only then does the leader look for names of the file: in waiting
-letters, in the journal's tail and in all tables, in this order, because a letter's file is in the journal before the
-letter is deleted.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
-from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.commits import StoredFile
-from lakemq.tables.storage.leftovers import ExpiredLists, Leftovers
-from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.tables.storage.leftovers import Leftovers
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
-from ..namespace.step_reader import StepReader
-from ..namespace.waiting_rows import WaitingRows
-from ..protocol.codec.letter import decode_letter
-from ..protocol.projection import find_named_files
-from ..protocol.values.log import Produce
 from . import merging
+from .data_file_removal import POINTING, DataFileRemover, Handles, parse_file_id, read_named_file_ids
 from .log_bounds import read_log_bounds
 from .merging import Numbers
 from .row_trimming import LiveState, mask_deleted_segments
@@ -76,19 +61,8 @@ _GROUP_BYTES = 8 << 20
 _UNPACKED_BYTES = 8 * SMALL_BYTES
 """A small file that unpacks to more than this is not merged: a merge holds its rows in memory."""
 
-_WAIT_S = 2
-"""How long a removal waits for the lock. Where messages keep dying, a search holds it most of the time."""
-
-POINTING = tuple(spec.name for spec in TABLES if spec.shape != "data" and "file_id" in spec.stored_schema.names)
-"""The tables whose rows point at message rows."""
-
 REWRITTEN = (SEGMENTS.name, REJECTED_ROWS.name)
-"""Those of them that a merge rewrites. A file that another one names is not merged."""
-
-TABLES_LOOKED_AT = (MESSAGES.name, *POINTING)
-
-Handles = Mapping[str, TableHandle]
-"""The leader's own, each at the version of its last commit."""
+"""The tables of POINTING that a merge rewrites. A file that another one names is not merged."""
 
 
 @dataclass
@@ -133,10 +107,11 @@ class DataFileMerger:
         removing: held while files are removed. A search for dying messages holds it while its findings name files.
         """
         self._store, self._files, self._config, self._clock = store, store.files, config, clock
-        self._new_file_id, self._removing, self._reached = new_file_id, removing, reached
+        self._new_file_id, self._reached = new_file_id, reached
         self._leftovers, self._known_files = Leftovers(store.files), _KnownFiles()
-        self._grace_ms = config.ms("merge.grace.ms")
-        self._settled_ms = min(SETTLED_MS, self._grace_ms)
+        grace_ms = config.ms("merge.grace.ms")
+        self._remover = DataFileRemover(store.files, self._leftovers, clock, grace_ms, removing, reached)
+        self._settled_ms = min(SETTLED_MS, grace_ms)
         self._looked_at_ms: int | None = None
         self._counted_at_ms: int | None = None
         self._count_every_ms = config.ms("retention.check.interval.ms")
@@ -161,7 +136,7 @@ class DataFileMerger:
             CommitConflict: another sequencer has committed to one of the tables.
         """
         self._looked_at_ms = self._clock.steady_ms()
-        self._remove(handles, step)
+        self._remover.remove(handles, step)
         last_ms = self._counted_at_ms
         if then is not None and (last_ms is None or self._looked_at_ms - last_ms >= self._count_every_ms):
             self._counted_at_ms = self._looked_at_ms
@@ -211,7 +186,7 @@ class DataFileMerger:
 
     def _read_names(self, handles: Handles) -> frozenset[str]:
         """Read which files of `messages` rows of other tables point at, beside those that a merge rewrites."""
-        ids = set[int]().union(*(_read_named_file_ids(handles[name]) for name in POINTING if name not in REWRITTEN))
+        ids = set[int]().union(*(read_named_file_ids(handles[name]) for name in POINTING if name not in REWRITTEN))
         paths = frozenset(file.path for file in handles[MESSAGES.name].files() if parse_file_id(file.path) in ids)
         self._known_files.named_elsewhere, self._known_files.named_at_ms = paths, self._looked_at_ms
         return paths
@@ -347,82 +322,11 @@ class DataFileMerger:
             if 2 * np.count_nonzero(mask_deleted_segments(rows, then)) > rows.num_rows:
                 wasted.add(file.path)
         self.wasted = frozenset(wasted)
-        named = named.union(*(_read_named_file_ids(handles[name]) for name in POINTING if name != SEGMENTS.name))
+        named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING if name != SEGMENTS.name))
         paths = {f.path for f in handles[MESSAGES.name].files() if (i := parse_file_id(f.path)) >= 0 and i not in named}
         if paths and (new := paths - self._leftovers.list_announced_paths(MESSAGES.name)):
             self._leftovers.announce(MESSAGES.name, sorted(new))
 
-    # -- removing ---------------------------------------------------------------------------------------
-
-    def _remove(self, handles: Handles, step: int) -> None:
-        """Remove files that were replaced, or written in vain, longer ago than the grace, and that nothing names."""
-        due = self._leftovers.due(MESSAGES.name, self._grace_ms)
-        if not due.lists or not self._removing.acquire(timeout=_WAIT_S):
-            return  # with the next look
-        try:
-            self._remove_due(due, handles, step)
-        finally:
-            self._removing.release()
-
-    def _remove_due(self, due: ExpiredLists, handles: Handles, step: int) -> None:
-        messages = handles[MESSAGES.name]
-        for name in TABLES_LOOKED_AT:
-            handles[name].claim()
-        gone = self._find_unnamed_files(due, handles, step)
-        live = [file for file in messages.files() if file.path in gone]
-        if live:
-            messages.replace_at(messages.version, [], live)
-            self._reached("housekeeping.old_removed")
-        if self._leftovers.clear(due, MESSAGES.name, gone) and gone:
-            self._reached("housekeeping.old_deleted")
-
-    def _find_unnamed_files(self, due: ExpiredLists, handles: Handles, step: int) -> set[str]:
-        """Return the files that nothing names.
-
-        The order of looking matters. A name only moves from letters to steps, and from there to the tables, and
-        is in the next place before it leaves the one before. So no name escapes a look in this order.
-        """
-        is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in due.paths)
-        named = {-1, *(self._read_file_ids_in_letters() if is_publishers else ())}
-        named |= find_named_files(StepReader(self._files, step, self._clock.steady_ms).read())
-        named = named.union(*(_read_named_file_ids(handles[name]) for name in POINTING))
-        return {path for path in due.paths if parse_file_id(path) not in named}
-
-    def _read_file_ids_in_letters(self) -> Iterator[int]:
-        """Yield the ids of files that waiting letters name.
-
-        Skip unreadable letters: a request with so old a file is refused.
-        """
-        mailbox = Mailbox(self._files)
-        for name in mailbox.iterate_letters():
-            try:
-                body = mailbox.read(name)
-                requests = [] if body is None else decode_letter(body)[0].requests
-            except (OSError, ValueError):
-                continue
-            for request in requests:
-                if isinstance(request, Produce):
-                    yield from (file.file_id for file in request.files)
-
-
-_NAME = re.compile(r"([0-9a-f]{16})\.parquet")
-
 
 def _file_path(file_id: int) -> str:
     return f"{file_stem(file_id)}.parquet"
-
-
-def parse_file_id(path: str) -> int:
-    """Return the id of a data file, or -1 for a foreign file, which is never touched."""
-    name = _NAME.fullmatch(path)
-    return int(name[1], 16) if name else -1
-
-
-def _read_named_file_ids(handle: TableHandle) -> set[int]:
-    """Return the ids of all files that rows of the table point at; of a changelog, only by keys that still exist."""
-    if handle.spec.shape != "changelog":
-        return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
-    if handle.spec.name == DELAYED.name:  # it may have millions of rows
-        return WaitingRows(handle).read_file_ids()
-    rows = select_newest(handle.read(["step", "removed", *handle.spec.keys]), handle.spec.keys)
-    return set(rows.filter(~pc.field("removed")).column("file_id").to_pylist())

@@ -28,7 +28,8 @@ from lakemq.tables.storage.store import TableHandle
 from ..namespace import crash
 from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from .data_file_merger import FEW_FILES, SMALL_BYTES, TABLES_LOOKED_AT, DataFileMerger, Handles
+from .data_file_merger import FEW_FILES, SMALL_BYTES, DataFileMerger
+from .data_file_removal import TABLES_LOOKED_AT, Handles
 from .row_trimming import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
 from .step_removal import StepRemoval
 from .writing import write_merged_file, write_merged_pieces

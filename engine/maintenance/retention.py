@@ -21,7 +21,7 @@ from lakemq.tables.storage.commits import StoredFile
 from lakemq.tables.storage.store import Store, TableHandle
 
 from ..protocol.values.topics import LogOutgrown, Topic
-from .data_file_merger import parse_file_id
+from .data_file_removal import parse_file_id
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -22,7 +22,7 @@ from ..namespace.data_file import file_name, is_expected_file, look
 from ..namespace.snapshot import Snapshot
 from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.values.topics import Topic
-from .data_file_merger import parse_file_id
+from .data_file_removal import parse_file_id
 
 Numbers = npt.NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from lakemq.tables.storage.changelog import select_newest
 from lakemq.tables.storage.store import TableHandle
 
 from ..protocol.projection import RESTORED_COLUMNS
-from ..protocol.values.packed import KEY, Hashes, hash_keys
+from ..protocol.values.packed_columns import KEY, Hashes, hash_keys
 
 Bounds = Mapping[str, tuple[Any, Any]]
 """Lowest and highest value of columns. None: unbounded."""

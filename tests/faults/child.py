@@ -73,10 +73,11 @@ def serve(path: str, config: dict[str, Any], stop_at: str | None = None, packs: 
 
 def _pack_tiny_blocks() -> None:
     from lakemq.engine.protocol.rows import delays
-    from lakemq.engine.protocol.values import packed
+    from lakemq.engine.protocol.values import packed, packed_block
     from lakemq.engine.sequencer import delay_queue, term
 
-    packed.BLOCK_RANGES, packed.MAX_SMALL_BLOCKS = 4, 2
+    packed.BLOCK_RANGES = packed_block.BLOCK_RANGES = 4
+    packed.MAX_SMALL_BLOCKS = 2
     delays.RESTORED_RANGES, delays.NEAR_MS = 3, 200
     delay_queue._MAX_QUEUED_PER_STEP, delay_queue._MAX_BLOCKS_PER_STEP, delay_queue._MAX_QUEUE = 2, 1, 5
     term.DelayQueue = partial(delay_queue.DelayQueue, near_ms=200, packed_at_once=2)  # type: ignore[assignment, misc]

@@ -23,7 +23,7 @@ from faults.processes import (
 )
 from faults.shims import ShiftedClock
 
-from lakemq.engine.maintenance.data_file_merger import TABLES_LOOKED_AT
+from lakemq.engine.maintenance.data_file_removal import TABLES_LOOKED_AT
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 

@@ -26,7 +26,7 @@ from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rows import delays as rows_of_delays
 from lakemq.engine.protocol.rows.delays import EndedRange, find_ended_ranges
 from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values import packed
+from lakemq.engine.protocol.values import packed, packed_block
 from lakemq.engine.protocol.values.delays import (
     CancelDelays,
     CancelOutcome,
@@ -377,6 +377,7 @@ class PackedDelays(Delays):
     def __init__(self) -> None:
         self.patches = ExitStack()
         self.patches.enter_context(patch.multiple(packed, BLOCK_RANGES=4, MAX_SMALL_BLOCKS=2))
+        self.patches.enter_context(patch.object(packed_block, "BLOCK_RANGES", 4))
         self.patches.enter_context(patch.multiple(rows_of_delays, RESTORED_RANGES=3, NEAR_MS=2_000))
         self.patches.enter_context(
             patch.multiple(delay_queue, _MAX_QUEUED_PER_STEP=2, _MAX_BLOCKS_PER_STEP=1, _MAX_QUEUE=3)

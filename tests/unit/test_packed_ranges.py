@@ -12,7 +12,8 @@ from hypothesis import given
 
 from lakemq.engine.protocol.values import packed
 from lakemq.engine.protocol.values.delays import DelayedRange, RangeKey, WaitingRange
-from lakemq.engine.protocol.values.packed import NEVER_MS, PackedRanges, pack_ranges
+from lakemq.engine.protocol.values.packed import PackedRanges
+from lakemq.engine.protocol.values.packed_block import NEVER_MS, pack_ranges
 from lakemq.engine.protocol.values.waiting import WaitingRanges
 
 BIG = 2**62

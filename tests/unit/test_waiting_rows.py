@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from lakemq.engine.maintenance.data_file_merger import _read_named_file_ids
+from lakemq.engine.maintenance.data_file_removal import read_named_file_ids
 from lakemq.engine.namespace import waiting_rows
 from lakemq.engine.namespace.load import read_delayed_rows
 from lakemq.engine.namespace.waiting_rows import WaitingRows
@@ -98,7 +98,7 @@ def test_files_are_named_while_a_key_exists(
     handle, ended, published_again = store.open(DELAYED), [0, 1, 2, 3, 5, 8, 9, 10, 11, 16], [9]
     for step, keys in ((1, list(range(20))), (2, ended), (3, published_again)):
         handle.append_at(handle.version, DELAYED.table(row(key, step, step == 2) for key in keys), step)
-    assert _read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
+    assert read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
 
 
 def told(rows: pa.Table) -> list[tuple[int, int]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...protocol.values.deliveries import Acknowledgement, AckOutcome, Deliveries
+from ...protocol.values.deliveries import Acknowledgement, AckOutcome
+from ...protocol.values.partition_deliveries import Deliveries
 from ...protocol.values.stretches import DeliveryStatus, Stretch
 from .spans import Span, Spans, group_into_spans
 

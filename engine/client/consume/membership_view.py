@@ -8,8 +8,8 @@ from itertools import groupby
 from operator import itemgetter
 
 from ...protocol.values.assignments import Group, GroupStatus, PartitionStatus, Place
-from ...protocol.values.deliveries import Deliveries, DeliveryPolicy
 from ...protocol.values.offsets import CommittedOffset
+from ...protocol.values.partition_deliveries import Deliveries, DeliveryPolicy
 from ...protocol.values.state import State
 from ..fetch.plan import Bounds, Isolation, read_bounds
 from ..offsets import TopicPartition

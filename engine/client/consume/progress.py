@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ...protocol.values.assignments import Group, Place
-from ...protocol.values.deliveries import Deliveries
+from ...protocol.values.partition_deliveries import Deliveries
 from ...protocol.values.state import State
 from ..fetch.plan import Isolation, read_bounds
 from ..offsets import TopicPartition

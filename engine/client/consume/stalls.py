@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Literal
 
 from ...protocol.values.assignments import Group, GroupMember, PartitionStatus, Place
-from ...protocol.values.deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy
+from ...protocol.values.partition_deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy
 from ...protocol.values.state import State
 from ...protocol.values.stretches import DeliveryStatus
 

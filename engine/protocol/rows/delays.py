@@ -31,7 +31,9 @@ from ..values.delays import (
     count_cancelled_after,
     find_outcome,
 )
-from ..values.packed import COLUMNS, NULL, RESTORED_RANGES, Block, Numbers, reorder_columns, sort_by_publishing
+from ..values.packed import RESTORED_RANGES
+from ..values.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
+from ..values.packed_columns import Numbers
 from ..values.state import State
 from ..values.waiting import CountedBlock
 from .steps import Project, Restore, Steps

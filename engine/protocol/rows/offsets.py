@@ -7,8 +7,8 @@ import pyarrow as pa
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
 from ..values.assignments import Place
-from ..values.deliveries import Deliveries
 from ..values.offsets import CommittedOffset
+from ..values.partition_deliveries import Deliveries
 from ..values.state import State
 from . import stretches
 from .steps import Project, Restore, Steps, map_change_times

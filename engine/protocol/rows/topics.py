@@ -15,7 +15,7 @@ from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, To
 
 from ..values.changes import Changes, DeletedTopic
 from ..values.dead_letters import REDRIVE
-from ..values.deliveries import Deliveries
+from ..values.partition_deliveries import Deliveries
 from ..values.state import State
 from ..values.stretches import DeliveryStatus, Stretch
 from ..values.topics import MAX_PARTITIONS, Topic

@@ -35,8 +35,9 @@ from ..values.dead_letters import (
     decode_cause,
 )
 from ..values.decision import Decision, DecisionInputs
-from ..values.deliveries import DEAD_LETTERS, NO_MESSAGES, Deliveries, MessagesSettled, SettledMessages
+from ..values.deliveries import DEAD_LETTERS, NO_MESSAGES, MessagesSettled, SettledMessages
 from ..values.journal import JournalEntry
+from ..values.partition_deliveries import Deliveries
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
 from ..values.stretches import DeliveryStatus, Range, Stretch, stretches_to_ranges

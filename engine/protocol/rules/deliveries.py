@@ -30,8 +30,6 @@ from ..values.deliveries import (
     AcknowledgementsJudged,
     AckOutcome,
     Acquire,
-    Deliveries,
-    DeliveryPolicy,
     MessageRanges,
     MessagesAcquired,
     MessagesPassed,
@@ -40,6 +38,7 @@ from ..values.deliveries import (
     WantedMessages,
 )
 from ..values.journal import JournalEntry
+from ..values.partition_deliveries import Deliveries, DeliveryPolicy
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.stretches import (

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from ..values.assignments import Group, Place
 from ..values.base import Record
-from ..values.deliveries import ABORTED, COMMITTED, DeliveryPolicy, MessageRanges, MessagesSettled, SettledMessages
+from ..values.deliveries import ABORTED, COMMITTED, MessageRanges, MessagesSettled, SettledMessages
+from ..values.partition_deliveries import DeliveryPolicy
 from ..values.state import State
 from ..values.stretches import DeathReason, DeliveryStatus, Stretch, stretches_to_ranges
 

@@ -15,9 +15,9 @@ from .assignments import Assignment, Group, Place
 from .changes import Changes, DeletedTopic
 from .clients import Client
 from .dead_letters import REDRIVE
-from .deliveries import Deliveries
 from .log import Application
 from .offsets import CommittedOffset
+from .partition_deliveries import Deliveries
 from .producers import ProducerState
 from .segments import Segments
 from .shards import Shards

@@ -12,7 +12,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from .delays import DELAY_TRANSITIONS, DelayEvent, DelayStatus, RangeKey, WaitingRange
-from .packed import NEVER_MS, Block, PackedRanges, pack_ranges
+from .packed import PackedRanges
+from .packed_block import NEVER_MS, Block, pack_ranges
 
 
 class WaitingRanges:

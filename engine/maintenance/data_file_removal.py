@@ -1,0 +1,132 @@
+"""Remove data files that nothing needs any more.
+
+How a removal is safe: the leader first commits to every table that may come to name the file (`claim`). A leader that
+was stopped while about to name it has lost by then. Only then does the leader look for names of the file: in waiting
+letters, in the journal's tail and in all tables, in this order, because a letter's file is in the journal before the
+letter is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from threading import Lock
+
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.delayed import DELAYED
+from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.storage.changelog import select_newest
+from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.leftovers import ExpiredLists, Leftovers
+from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.tables.storage.store import TableHandle
+
+from ..namespace import crash
+from ..namespace.clock import Clock
+from ..namespace.step_reader import StepReader
+from ..namespace.waiting_rows import WaitingRows
+from ..protocol.codec.letter import decode_letter
+from ..protocol.projection import find_named_files
+from ..protocol.values.log import Produce
+
+_WAIT_S = 2
+"""How long a removal waits for the lock. Where messages keep dying, a search holds it most of the time."""
+
+POINTING = tuple(spec.name for spec in TABLES if spec.shape != "data" and "file_id" in spec.stored_schema.names)
+"""The tables whose rows point at message rows."""
+
+TABLES_LOOKED_AT = (MESSAGES.name, *POINTING)
+
+Handles = Mapping[str, TableHandle]
+"""The leader's own, each at the version of its last commit."""
+
+
+class DataFileRemover:
+    """The removals of one term of leadership. It works between two passes, with the handles by which passes commit."""
+
+    def __init__(
+        self,
+        files: Files,
+        leftovers: Leftovers,
+        clock: Clock,
+        grace_ms: int,
+        removing: Lock,
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        """Args:
+        grace_ms: merge.grace.ms. Younger leftovers stay.
+        removing: held while files are removed. A search for dying messages holds it while its findings name files.
+        """
+        self._files, self._leftovers, self._clock = files, leftovers, clock
+        self._grace_ms, self._removing, self._reached = grace_ms, removing, reached
+
+    def remove(self, handles: Handles, step: int) -> None:
+        """Remove files that were replaced, or written in vain, longer ago than the grace, and that nothing names."""
+        due = self._leftovers.due(MESSAGES.name, self._grace_ms)
+        if not due.lists or not self._removing.acquire(timeout=_WAIT_S):
+            return  # with the next look
+        try:
+            self._remove_due(due, handles, step)
+        finally:
+            self._removing.release()
+
+    def _remove_due(self, due: ExpiredLists, handles: Handles, step: int) -> None:
+        messages = handles[MESSAGES.name]
+        for name in TABLES_LOOKED_AT:
+            handles[name].claim()
+        gone = self._find_unnamed_files(due, handles, step)
+        live = [file for file in messages.files() if file.path in gone]
+        if live:
+            messages.replace_at(messages.version, [], live)
+            self._reached("housekeeping.old_removed")
+        if self._leftovers.clear(due, MESSAGES.name, gone) and gone:
+            self._reached("housekeeping.old_deleted")
+
+    def _find_unnamed_files(self, due: ExpiredLists, handles: Handles, step: int) -> set[str]:
+        """Return the files that nothing names.
+
+        The order of looking matters. A name only moves from letters to steps, and from there to the tables, and
+        is in the next place before it leaves the one before. So no name escapes a look in this order.
+        """
+        is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in due.paths)
+        named = {-1, *(self._read_file_ids_in_letters() if is_publishers else ())}
+        named |= find_named_files(StepReader(self._files, step, self._clock.steady_ms).read())
+        named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING))
+        return {path for path in due.paths if parse_file_id(path) not in named}
+
+    def _read_file_ids_in_letters(self) -> Iterator[int]:
+        """Yield the ids of files that waiting letters name.
+
+        Skip unreadable letters: a request with so old a file is refused.
+        """
+        mailbox = Mailbox(self._files)
+        for name in mailbox.iterate_letters():
+            try:
+                body = mailbox.read(name)
+                requests = [] if body is None else decode_letter(body)[0].requests
+            except (OSError, ValueError):
+                continue
+            for request in requests:
+                if isinstance(request, Produce):
+                    yield from (file.file_id for file in request.files)
+
+
+_NAME = re.compile(r"([0-9a-f]{16})\.parquet")
+
+
+def parse_file_id(path: str) -> int:
+    """Return the id of a data file, or -1 for a foreign file, which is never touched."""
+    name = _NAME.fullmatch(path)
+    return int(name[1], 16) if name else -1
+
+
+def read_named_file_ids(handle: TableHandle) -> set[int]:
+    """Return the ids of all files that rows of the table point at; of a changelog, only by keys that still exist."""
+    if handle.spec.shape != "changelog":
+        return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
+    if handle.spec.name == DELAYED.name:  # it may have millions of rows
+        return WaitingRows(handle).read_file_ids()
+    rows = select_newest(handle.read(["step", "removed", *handle.spec.keys]), handle.spec.keys)
+    return set(rows.filter(~pc.field("removed")).column("file_id").to_pylist())
