@@ -18,9 +18,8 @@ import jvm
 import pytest
 import typer.testing
 from azurite import OBJECT_SERVERS, VARIABLE, serve_azurite
+from defects import raise_for_defects
 from xdist.scheduler import LoadScopeScheduling
-
-from lakemq.engine.protocol.values.transitions import Transitions
 
 if TYPE_CHECKING:
     from azurite import AzureServer
@@ -34,13 +33,7 @@ PACKAGE_FOLDERS = ("conf", "engine", "jobs", "pyspark_lakemq", "tables")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")]))
 
 jvm.quick_start()
-
-
-def _raise_defect(defect: str) -> None:
-    raise AssertionError(defect)
-
-
-Transitions.report = staticmethod(_raise_defect)
+raise_for_defects()
 # Each run of a command would build the tree of all commands again: a quarter of the time of the tests of commands.
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from defects import raise_for_defects
 from faults.messages import value_of
 
 import lakemq
@@ -28,6 +29,8 @@ from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import LakeMQError
+
+raise_for_defects()
 
 ROWS = 4
 """Messages of a transaction."""
