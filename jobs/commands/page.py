@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from lakemq.jobs.cli import app
+from lakemq.jobs.commands.kafka_tools import kafka_tools_section
 from lakemq.jobs.exits import MEANINGS
 from lakemq.jobs.logs import TRACE_VARIABLE
 
@@ -75,7 +76,7 @@ def command_page() -> str:
     blocks = [_INTRODUCTION, "## Global options", *_parameters(root), "They may stand before or after the command."]
     for path, command in _commands(root, "lakemq"):
         blocks += [f"## {path}", _text(command.help), *_parameters(command)]
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join([*blocks, kafka_tools_section()]) + "\n"
 
 
 def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
