@@ -23,6 +23,7 @@ from lakemq.jobs.commands import (
     groups,
     messages,
     namespace,
+    offsets,
     publish,
     query,
     topics,
@@ -157,6 +158,7 @@ namespace.add_to(app)
 topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)
+offsets.add_to(app)
 consume.add_to(app)
 query.add_to(app)
 transactions.add_to(app)

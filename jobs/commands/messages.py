@@ -61,10 +61,14 @@ def fetch(
     first, last = "earliest" if counted else _position(start, "--from"), _position(end, "--to")
     session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
     with session.connect() as mq:
-        how = {"isolation": _isolation(isolation), "partitions": partition or None, "include_expired": include_expired}
+        how = {
+            "isolation": parse_isolation(isolation),
+            "partitions": partition or None,
+            "include_expired": include_expired,
+        }
         if counted:
             ends = {range_.partition: range_.end for range_ in mq.fetch(topic, end=last, **how).plan.ranges}
-            first, last = _last(mq, topic, _isolation(isolation), ends, int(counted[1])), ends
+            first, last = _last(mq, topic, parse_isolation(isolation), ends, int(counted[1])), ends
         fetched = mq.fetch(topic, start=first, end=last, **how)
         total = fetched.plan.record_count if limit is None else min(limit, fetched.plan.record_count)
         done = 0
@@ -97,7 +101,7 @@ def tail(
     lines = int(counted[1]) if counted else lines
     session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
     with session.connect() as mq:
-        level = _isolation(isolation)
+        level = parse_isolation(isolation)
         ends = mq.end_offsets(topic, level)
         begin = _last(mq, topic, level, ends, lines) if first is None else first
         fetched = mq.fetch(topic, isolation=level, start=begin, end=ends)
@@ -144,7 +148,8 @@ def _position(text: str, option: str) -> Any:
         raise typer.BadParameter(f"{error}{also}", param_hint=option) from None
 
 
-def _isolation(text: str) -> Any:
+def parse_isolation(text: str) -> Any:
+    """Check the value of --isolation; raise a usage error if it is none."""
     if text not in ("read_committed", "read_uncommitted"):
         raise typer.BadParameter(f"{text!r} is neither read_committed nor read_uncommitted", param_hint="--isolation")
     return text
