@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from lakemq.jobs import interrupts
 from lakemq.jobs.commands import (
+    bench,
     consume,
     dead_letters,
     delayed,
@@ -165,6 +166,7 @@ transactions.add_to(app)
 delayed.add_to(app)
 dead_letters.add_to(app)
 groups.add_to(app)
+bench.add_to(app)
 
 
 def _reopen_closed_streams() -> None:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakemq.jobs.commands.context import ensure_sequencer, get_session
-from lakemq.jobs.output import MessagePrinter
+from lakemq.jobs.commands.printing import KeySeparator, PrintFormat, open_printer
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
+    from lakemq.jobs.message_format import FormatPrinter
+    from lakemq.jobs.output import MessagePrinter
 
 _WAIT_MS = 500
 _SHARED_S = 5
@@ -56,6 +58,8 @@ def consume(
             help="End when the group has read everything that is there now, through any member; fail if it cannot.",
         ),
     ] = False,
+    print_format: PrintFormat = None,
+    key_separator: KeySeparator = None,
 ) -> None:
     """Consume messages as a member of a group, and print them.
 
@@ -65,7 +69,8 @@ def consume(
     """
     from lakemq.engine.client.consume.group_consumer import GroupConsumer
 
-    session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
+    session = get_session(ctx)
+    printer = open_printer(session, print_format, key_separator)
     with (
         session.connect() as mq,
         ensure_sequencer(mq),
@@ -83,7 +88,7 @@ def consume(
     printer.close()
 
 
-def _print_until_end(consumer: GroupConsumer, printer: MessagePrinter, limit: int | None) -> None:
+def _print_until_end(consumer: GroupConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None) -> None:
     if limit is None:
         for batch in consumer.until_end():
             printer.write(batch.to_arrow())
@@ -113,7 +118,9 @@ def _warn_of_unread_messages(consumer: GroupConsumer) -> None:
         )
 
 
-def _print(consumer: GroupConsumer, printer: MessagePrinter, limit: int | None, timeout_ms: int | None) -> None:
+def _print(
+    consumer: GroupConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None, timeout_ms: int | None
+) -> None:
     """Print until `limit` or `timeout_ms` is reached; None is no bound."""
     remaining, last_message_s = limit, time.monotonic()
     while remaining is None or remaining > 0:

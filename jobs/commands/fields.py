@@ -67,9 +67,14 @@ class FieldCounts:
         return {field: count for field, count in sorted(self._lacking.items()) if count}
 
 
-def lines_table(lines: Sequence[bytes]) -> pa.Table:
-    """Return a table in which each line is a value."""
-    return pa.table({"value": pa.array(lines, pa.binary())})
+def lines_table(lines: Sequence[bytes], key_separator: bytes | None = None) -> pa.Table:
+    """Return a table in which each line is a value, or with a separator a key and a value."""
+    if key_separator is None:
+        return pa.table({"value": pa.array(lines, pa.binary())})
+    split = [line.partition(key_separator) for line in lines]
+    keys = [before if separator else None for before, separator, _ in split]
+    values = [after if separator else before for before, separator, after in split]
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
 def json_table(lines: Sequence[bytes], first: int, columns: Columns, counts: FieldCounts) -> pa.Table:

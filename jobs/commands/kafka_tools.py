@@ -75,10 +75,34 @@ KAFKA_TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("`--topic` as a regular expression", "None: name the topics."),
         ("`--exclude-internal-topics`", "None: there are no internal topics."),
     ),
+    "kafka-producer-perf-test": (
+        ("`--topic T --num-records N --record-size BYTES`", "`lakemq bench produce T --messages N --size BYTES`"),
+        ("`--throughput N`", "`lakemq bench produce T --rate N`"),
+        ("`--payload-file FILE`", "`lakemq bench produce T --payload-file FILE`"),
+        ("`--payload-delimiter`", "None: a line of the file is a payload."),
+        ("`--payload-monotonic`", "None. `lakemq bench produce T --keys N` sends keys in turn."),
+        ("`--warmup-records N`", "`lakemq bench produce T --warmup N`"),
+        ("`--producer-props K=V`", "`lakemq bench produce T --config K=V`"),
+        ("`--transactional-id`, `--transaction-duration-ms`", "None"),
+        ("`--print-metrics`", "`lakemq bench produce T --output json` has all figures."),
+    ),
+    "kafka-consumer-perf-test": (
+        ("`--topic T --messages N`", "`lakemq bench consume T --messages N`"),
+        ("`--group G`", "`lakemq bench consume T --group G`"),
+        ("`--from-latest`", "`lakemq bench consume T --from latest`"),
+        ("`--timeout MS`", "`lakemq bench consume T --timeout-ms MS`"),
+        ("`--show-detailed-stats`, `--reporting-interval`", "`lakemq bench consume T`: a line each five seconds"),
+        ("`--hide-header`", "`lakemq bench consume T --output json`"),
+        ("`--fetch-size`, `--threads`", "None: start several commands with the same `--group`."),
+        ("`kafka-e2e-latency`", "`lakemq bench consume T --from latest`, columns `delivery_...`"),
+    ),
     "kcat": (
         ("`-L` (metadata)", "`lakemq topics list`, `lakemq topics describe T`"),
         ("`-Q -t T:P:MS` (offsets by time)", "`lakemq offsets T --time TIME`"),
         ("`-P -t T` (a message per line)", "`lakemq publish --topic T --format lines`"),
+        ("`-P -K SEP`", "`lakemq publish --topic T --key-separator SEP`"),
+        ("`-P -D SEP` (between messages)", "None: a line is a message, or a row of JSON, CSV or Parquet."),
+        ("`-P -Z` (empty is null)", "None. In CSV an empty field is null: `lakemq publish FILE --topic T`"),
         ("`-P -T` (pass the input on)", "None: `tee` does it."),
         ("`-P -l FILE`", "`lakemq publish FILE --topic T --format lines`"),
         ("`-P -p N`", "`lakemq publish FILE --topic T --partition-column COLUMN`"),
@@ -92,6 +116,10 @@ KAFKA_TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("`-C -o s@MS -o e@MS`", "`lakemq fetch T --from TIME --to TIME`"),
         ("`-C -o stored`", "`lakemq consume T --group G`"),
         ("`-C -c N`", "`lakemq fetch T --limit N`"),
+        ("`-C -f FORMAT`", "`lakemq fetch T --print FORMAT`, also `tail` and `consume`"),
+        ("`-C -K SEP`", "`lakemq fetch T --key-separator SEP`"),
+        ("`-C -D SEP`", "`lakemq fetch T --print FORMAT`, with the separator at its end"),
+        ("`-C -Z` (null as NULL)", "`lakemq fetch T --output table` shows `(null)`. `%S` of `--print` is -1."),
         ("`-C -J`", "`lakemq fetch T --output json`"),
         ("`-C -X isolation.level=read_uncommitted`", "`lakemq fetch T --isolation read_uncommitted`"),
         ("`-G GROUP T...`", "`lakemq consume T --group G --follow`"),
@@ -111,7 +139,7 @@ def kafka_tools_section() -> str:
         "such command.",
     ]
     for tool, rows in KAFKA_TOOLS.items():
-        lines = [f"| {_escape(theirs)} | {_escape(ours)} |" for theirs, ours in rows]
+        lines = [f"| {_escape(kafka_cell)} | {_escape(lakemq_cell)} |" for kafka_cell, lakemq_cell in rows]
         blocks += [f"### {tool}", "\n".join([f"| {tool} | lakemq |", "|---|---|", *lines])]
     return "\n\n".join(blocks)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakemq.jobs.commands.context import get_session
-from lakemq.jobs.commands.publish import show_progress
+from lakemq.jobs.commands.printing import KeySeparator, PrintFormat, open_printer
+from lakemq.jobs.commands.progress import show_progress
 from lakemq.jobs.commands.times import parse_position
-from lakemq.jobs.output import MessagePrinter
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -50,6 +50,8 @@ def fetch(
     isolation: Isolation = "read_committed",
     limit: Annotated[int | None, typer.Option(min=0, metavar="N", help="Print at most N messages.")] = None,
     include_expired: Annotated[bool, typer.Option("--include-expired", help="Also print expired messages.")] = False,
+    print_format: PrintFormat = None,
+    key_separator: KeySeparator = None,
 ) -> None:
     """Print messages by partition and offset.
 
@@ -59,7 +61,8 @@ def fetch(
     counted = _LAST.fullmatch(start)
     # a count from the end is resolved below, when the ends are known
     first, last = "earliest" if counted else _position(start, "--from"), _position(end, "--to")
-    session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
+    session = get_session(ctx)
+    printer = open_printer(session, print_format, key_separator)
     with session.connect() as mq:
         how = {
             "isolation": parse_isolation(isolation),
@@ -94,12 +97,15 @@ def tail(
         typer.Option("--from", metavar="POSITION", help=f"Start here instead: {_POSITION}; or -N, the same as -n N."),
     ] = None,
     isolation: Isolation = "read_committed",
+    print_format: PrintFormat = None,
+    key_separator: KeySeparator = None,
 ) -> None:
     """Print the newest messages, and with --follow also new ones as they arrive."""
     counted = _LAST.fullmatch(start or "")
     first = None if start is None or counted else _position(start, "--from")
     lines = int(counted[1]) if counted else lines
-    session, printer = get_session(ctx), MessagePrinter(get_session(ctx).output)
+    session = get_session(ctx)
+    printer = open_printer(session, print_format, key_separator)
     with session.connect() as mq:
         level = parse_isolation(isolation)
         ends = mq.end_offsets(topic, level)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.progress import show_progress
 from lakemq.jobs.commands.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
 from lakemq.jobs.exits import Exit
 from lakemq.jobs.output import note, show
@@ -58,6 +59,14 @@ def publish(
     partition_column: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column with the partition.")
     ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="With --format lines: the text between key and value, as kcat -K; may have \\t, \\xNN and the like. "
+            "A line without it is a value without a key.",
+        ),
+    ] = None,
     deliver_at: DeliverAt = None,
     delay_ms: DelayMs = None,
     ttl_ms: TtlMs = None,
@@ -78,7 +87,8 @@ def publish(
     if deliver_at is not None and delay_ms is not None:
         raise typer.BadParameter("it does not go with --delay-ms", param_hint="--deliver-at")
     times = {"deliver_at": parse_moment_option(deliver_at), "delay_ms": delay_ms, "ttl_ms": ttl_ms}
-    session, file_format = get_session(ctx), _format(format, file)
+    session, file_format = get_session(ctx), _format(format or ("lines" if key_separator else None), file)
+    separator = _parse_separator(key_separator, file_format)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     sent, counts = _Sent(), FieldCounts(columns)
     with ExitStack() as stack:
@@ -90,7 +100,8 @@ def publish(
         tell = stack.enter_context(show_progress("published", fraction))
         stack.enter_context(_note_published_on_error(mq, producer, sent))
         tables = (
-            select_message_columns(table, {**_AS_READ, **times}) for table in read(stream, file_format, columns, counts)
+            select_message_columns(table, {**_AS_READ, **times})
+            for table in read(stream, file_format, columns, counts, separator)
         )
         _send_all(producer, topic, tables, sent, tell)
     show(sent.records(), session.output, ("topic", "partition", "first_offset", "last_offset", "messages"))
@@ -114,6 +125,23 @@ def _format(name: str | None, file: str) -> Any:
     if format_by_name is None:
         raise typer.BadParameter(f"cannot tell the format from the name {file!r}: give it", param_hint="--format")
     return format_by_name
+
+
+def _parse_separator(text: str | None, file_format: Any) -> bytes | None:
+    from lakemq.jobs.commands.rows import Format
+    from lakemq.jobs.message_format import unescape
+
+    if text is None:
+        return None
+    try:
+        separator = unescape(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--key-separator") from None
+    if not separator or b"\n" in separator:
+        raise typer.BadParameter("it must be a text without a line end", param_hint="--key-separator")
+    if file_format is not Format.lines:
+        raise typer.BadParameter("it goes only with --format lines", param_hint="--key-separator")
+    return separator
 
 
 @contextmanager
@@ -198,28 +226,3 @@ def _note_published_on_error(mq: Connection, producer: Producer, sent: _Sent) ->
         if sent.count:
             note(f"messages published before the error: {sent.count}")
         raise
-
-
-@contextmanager
-def show_progress(verb: str, fraction: Callable[[], float | None]) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr if that is a terminal. Call the yielded function with the number of messages."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    parts = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(verb, total=None)
-
-        def tell(count: int) -> None:
-            done = fraction()
-            bar.update(
-                task,
-                description=f"{count:,} messages {verb}",
-                total=None if done is None else 1.0,
-                completed=done or 0.0,
-            )
-
-        yield tell

@@ -54,11 +54,16 @@ def format_of(name: str) -> Format | None:
     return _BY_ENDING.get(name.removesuffix(".gz").rpartition(".")[2].lower())
 
 
-def read(stream: BinaryIO, format: Format, columns: Columns, counts: FieldCounts) -> Iterator[pa.Table]:
-    """Yield the messages of a file in order. counts: counts the fields of JSON lines. Raises InvalidRecord."""
+def read(
+    stream: BinaryIO, format: Format, columns: Columns, counts: FieldCounts, key_separator: bytes | None = None
+) -> Iterator[pa.Table]:
+    """Yield the messages of a file in order. Raises InvalidRecord.
+
+    counts: counts the fields of JSON lines. key_separator: what stands between key and value of a plain line.
+    """
     readers: dict[Format, Callable[[BinaryIO, Columns], Iterator[pa.Table]]] = {
         Format.jsonl: lambda file, names: _read_json(file, names, counts),
-        Format.lines: _read_lines,
+        Format.lines: lambda file, names: _read_lines(file, names, key_separator),
         Format.csv: _read_csv,
         Format.parquet: _read_parquet,
     }
@@ -75,11 +80,11 @@ def _read_json(stream: BinaryIO, columns: Columns, counts: FieldCounts) -> Itera
             yield table
 
 
-def _read_lines(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
+def _read_lines(stream: BinaryIO, columns: Columns, key_separator: bytes | None) -> Iterator[pa.Table]:
     if any(vars(columns).values()):
         raise InvalidRecord("Plain lines have no columns.", expected="--format jsonl, csv or parquet")
     for _, lines in _lines(stream):
-        yield lines_table(lines)
+        yield lines_table(lines, key_separator)
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, list[bytes]]]:
