@@ -27,6 +27,7 @@ from lakemq.jobs.commands import (
     offsets,
     publish,
     query,
+    status,
     topics,
     transactions,
 )
@@ -156,6 +157,7 @@ def lakemq(
 
 
 namespace.add_to(app)
+status.add_to(app)
 topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)

@@ -14,7 +14,7 @@ KAFKA_TOOLS: dict[str, tuple[tuple[str, str], ...]] = {
         ("`--describe --topics-with-overrides`", "`lakemq topics list`, column `config`"),
         (
             "`--describe --under-replicated-partitions`, `--unavailable-partitions`, `--under-min-isr-partitions`",
-            "None: there are no replicas. `lakemq doctor` checks the sequencer and the files.",
+            "None: there are no replicas. `lakemq status` shows the sequencer, `lakemq doctor` checks the files.",
         ),
         ("`--alter --partitions N`", "`lakemq topics alter T --partitions N`. Fewer partitions need `--force`."),
         ("`--delete`", "`lakemq topics delete T`"),

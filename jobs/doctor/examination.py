@@ -36,11 +36,11 @@ def examine(
     spark: bool = True,
 ) -> Iterator[Finding]:
     """Yield all findings: first the machine's, then, with a path, the namespace's."""
-    yield _run_check("versions", lambda: check_versions(spark))
+    yield run_check("versions", lambda: check_versions(spark))
     if spark:
-        yield _run_check("java", check_java)
-        yield _run_check("jars", check_jars)
-    yield _run_check("settings", lambda: check_settings(conf))
+        yield run_check("java", check_java)
+        yield run_check("jars", check_jars)
+    yield run_check("settings", lambda: check_settings(conf))
     if path is None:
         return
     from lakemq.engine.client.connection import Connection
@@ -55,7 +55,7 @@ def examine(
         return
     with mq:
         for name, check in CHECKS.items():
-            yield _run_check(name, partial(check, mq))
+            yield run_check(name, partial(check, mq))
 
 
 def _config(conf: str | None) -> EngineConfig:
@@ -69,7 +69,7 @@ def _config(conf: str | None) -> EngineConfig:
         return EngineConfig()
 
 
-def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
+def run_check(name: str, check: Callable[[], Finding]) -> Finding:
     """Run a check. If it raises, that is a finding, too."""
     from lakemq.errors import TableDamaged
 

@@ -23,15 +23,14 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.quarantine import FOLDER as ASIDE
 from lakemq.jobs.doctor.examination import Finding
 from lakemq.jobs.key_spread import describe_fullest_partition
+from lakemq.jobs.leadership import read_leadership, store_now_ms
 from lakemq.jobs.output import one_line, to_iso
 from lakemq.jobs.probe import probe
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
 from lakemq.tables.storage.foreign import find_foreign_commits
-from lakemq.tables.storage.leader_locks import LeaderLocks
 from lakemq.tables.storage.mailbox import LETTERS
-from lakemq.tables.storage.step_objects import step_name
 from lakemq.tables.storage.store import NewerTable, NotATable
 
 SKEW_MS = 2_000
@@ -108,21 +107,20 @@ def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
 
 def check_sequencer(mq: Connection) -> Finding:
     """Check that a sequencer leads and decides steps, or that nothing waits for one."""
-    state = mq.state()
-    put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
-    silent_ms = max(0, _store_now_ms(mq) - put_ms)
-    last = f"the last step, {state.step}, was put at {_at(put_ms)}, {silent_ms / 1000:.1f} s ago"
+    leadership = read_leadership(mq)
+    leader, silent_ms = leadership.leader, leadership.silent_ms
+    last = f"the last step, {leadership.step}, was put at {_at(leadership.put_ms)}, {silent_ms / 1000:.1f} s ago"
     serve = f"lakemq --path {mq.namespace.path} serve"
     waits = bool(mq.namespace.mailbox.list_waiting(1))
-    if not state.leader:
+    if not leader:
         return Finding(
             "sequencer", not waits, f"no sequencer leads; {last}", f"Letters wait. Run: {serve}" if waits else ""
         )
-    if LeaderLocks(mq.namespace.files).is_dead(state.leader):
-        text = f"no sequencer leads: {state.leader} has ended without handing over its lease; {last}"
+    if leadership.has_died:
+        text = f"no sequencer leads: {leader} has ended without handing over its lease; {last}"
         return Finding("sequencer", False, text, f"{'Letters wait. ' if waits else ''}Run: {serve}")
-    leads = f"{state.leader} leads with epoch {state.leader_epoch}; {last}"
-    if silent_ms > state.lease_ms + SKEW_MS:
+    leads = f"{leader} leads with epoch {leadership.epoch}; {last}"
+    if silent_ms > leadership.lease_ms + SKEW_MS:
         mend = f"It seems to be dead or stopped. Start another one, which takes over: {serve}"
         return Finding("sequencer", False, leads, mend)
     return Finding("sequencer", True, leads)
@@ -137,7 +135,7 @@ def check_mailbox(mq: Connection) -> Finding:
     put_ms = mq.namespace.files.modified_ms(f"{LETTERS}/{waiting[0].name}")
     if put_ms is None:
         return Finding("mailbox", True, f"{count}, and a sequencer is taking them")
-    oldest_ms = max(0, _store_now_ms(mq) - put_ms)
+    oldest_ms = max(0, store_now_ms(mq) - put_ms)
     text = f"{count}, the oldest for about {oldest_ms / 1000:.0f} s"
     if oldest_ms <= WAITING_MS:
         return Finding("mailbox", True, text)
@@ -231,7 +229,7 @@ def check_data_files(mq: Connection) -> Finding:
 
 def check_groups(mq: Connection) -> Finding:
     """Check that no group's offsets expire soon, and that no queue group is stuck."""
-    groups, now_ms = mq.groups.all(), _store_now_ms(mq)
+    groups, now_ms = mq.groups.all(), store_now_ms(mq)
     queues = [group.group for group in groups if group.protocol == "queue" and group.members]
     stalls = [(group, stall) for group in queues for stall in mq.groups.stalls(group) if stall.is_overdue(now_ms)]
     if stalls:
@@ -286,7 +284,7 @@ def check_delays(mq: Connection) -> Finding:
             text,
             f"Restore them into messages/ from a backup. Or cancel all messages that wait: {purge}",
         )
-    late = mq.delayed.releases().count_unreleased(_store_now_ms(mq) - WAITING_MS).messages
+    late = mq.delayed.releases().count_unreleased(store_now_ms(mq) - WAITING_MS).messages
     if late:
         release = f"lakemq --path {mq.namespace.path} delayed release"
         mend = f"Check that a sequencer runs and keeps up. Or release them now: {release}"
@@ -301,14 +299,6 @@ def _deletion(path: str, topic: str, segments: pa.Table, gone: list[int]) -> str
     pairs = sorted(zip(last["partition"].to_pylist(), last["last_offset_max"].to_pylist(), strict=True))
     before = " ".join(f"--before {partition}={offset + 1}" for partition, offset in pairs)
     return f"lakemq --path {path} topics delete-records {topic} {before}" if pairs else ""
-
-
-def _store_now_ms(mq: Connection) -> int:
-    """Return the store's time, which its objects' ages refer to; this machine's if this user may not write there."""
-    try:
-        return mq.namespace.files.time_ms()
-    except OSError:
-        return _now_ms()
 
 
 def _now_ms() -> int:

@@ -1,0 +1,137 @@
+"""`lakemq status`: its figures are those of the commands, and the live page follows the namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+from unit.served import new_name, new_topic
+
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.cli import app
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+def run(path: str, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--path", path, *arguments])
+    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def read_json(path: str) -> dict[str, Any]:
+    (line,) = run(path, "--output", "json", "status").stdout.splitlines()
+    return dict(json.loads(line))
+
+
+def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
+    topic, group = new_topic(mq, partitions=2), new_name("status")
+    mq.publish(topic, pa.table({"value": [b"x"] * 30}))
+    with mq.consumer(group, topics=[topic], protocol="cooperative") as consumer:
+        batch = consumer.poll(10, timeout_ms=10_000)
+        consumer.commit(batch)
+    mq.delayed.schedule(topic, "soon", delay_ms=300_000)
+    mq.delayed.schedule(topic, "later", delay_ms=2_400_000)
+    with mq.producer("status-open") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"open").result(30)
+        record = read_json(mq.namespace.path)
+        state = mq.state()
+        producer.abort_transaction()
+    assert (record["leader"], record["leader_epoch"]) == (state.leader, state.leader_epoch)
+    assert record["leader_has_died"] is False
+    assert 0 <= record["last_step_age_ms"] < 60_000
+    assert record["steps_per_s"] >= 0
+    (row,) = [row for row in record["topics"] if row["topic"] == topic]
+    assert (row["partitions"], row["offsets"]) == (2, 31)
+    (row,) = [row for row in record["groups"] if row["group"] == group]
+    assert row["lag"] == 30 - batch.record_count
+    (row,) = [row for row in record["open_transactions"] if row["transactional_id"] == "status-open"]
+    assert (len(row["partitions"]), row["open_ms"] >= 0) == (1, True)
+    assert record["due_by_minutes"] == {"1": 0, "10": 1, "60": 2}
+    text = run(mq.namespace.path, "status", "--once").stdout
+    assert f"{state.leader}, epoch {state.leader_epoch}" in text
+    assert "1 min: 0; 10 min: 1; 60 min: 2" in text
+    assert topic in text
+    assert group in text
+
+
+def test_a_rate_is_that_of_the_last_second(mq: Connection) -> None:
+    topic = new_topic(mq)
+    lakemq = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path]
+    load = ["bench", "produce", topic, "--messages", "100000", "--rate", "500"]
+    process = subprocess.Popen([*lakemq, *load], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not sum(mq.end_offsets(topic).values()):
+            time.sleep(0.05)
+        record = read_json(mq.namespace.path)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert 100 < record["in_per_s"] < 2_000
+    assert record["topics"][0]["topic"] == topic, "the busiest topic comes first"
+
+
+_LEAD_AND_DIE = """
+import os, signal, sys
+import lakemq
+mq = lakemq.connect(sys.argv[1], create=True)
+assert mq.sequencer().try_lead()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_leader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    subprocess.run([sys.executable, "-c", _LEAD_AND_DIE, path], check=False)
+    record = read_json(path)
+    assert (record["topics"], record["groups"], record["open_transactions"]) == ([], [], [])
+    assert (record["leader_has_died"], record["steps_per_s"]) == (True, 0)
+    assert [finding["check"] for finding in record["findings"]] == ["sequencer"]
+    assert "has died without handing over its lease" in run(path, "status").stdout
+
+
+def test_the_live_page_is_refreshed_until_interrupted(mq: Connection) -> None:
+    topic = new_topic(mq)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", mq.namespace.path, "status"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "200"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=CHECKOUT, env=environment)
+    os.close(theirs)
+    try:
+        shown = read_until(ours, topic)
+        later = new_topic(mq)
+        shown += read_until(ours, later)
+    finally:
+        process.send_signal(signal.SIGINT)
+        while True:  # nobody else empties the terminal's buffer, and the command may wait for room in it
+            try:
+                os.read(ours, 65536)
+            except OSError:
+                break
+        code = process.wait(60)
+        os.close(ours)
+    assert code == 0
+    assert "delayed, due in" in shown
+
+
+def read_until(terminal: int, text: str) -> str:
+    """Return what the terminal shows until the text comes."""
+    shown, deadline_s = "", time.monotonic() + 60
+    while text not in shown:
+        assert time.monotonic() < deadline_s, shown[-2000:]
+        shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown
