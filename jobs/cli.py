@@ -32,6 +32,7 @@ from lakemq.jobs.commands import (
     transactions,
 )
 from lakemq.jobs.commands.context import Session
+from lakemq.jobs.commands.examples import add_examples
 from lakemq.jobs.entry import PATH_VARIABLE, storage_options
 from lakemq.jobs.exits import all_codes, describe_error, exit_code_of
 from lakemq.jobs.logs import TRACE_VARIABLE, log_to_stderr
@@ -169,6 +170,7 @@ delayed.add_to(app)
 dead_letters.add_to(app)
 groups.add_to(app)
 bench.add_to(app)
+add_examples(app)
 
 
 def _reopen_closed_streams() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lakemq.jobs.commands.context import get_session
+from lakemq.jobs.commands.progress import show_activity
 from lakemq.jobs.commands.times import AsOf, parse_as_of
 from lakemq.jobs.output import Output, note, show
 
@@ -110,7 +111,11 @@ def doctor(
     with hide_pandas():
         from lakemq.jobs.doctor.examination import examine
 
-        findings = list(examine(session.path, session.conf, session.storage_options, spark))
+        with show_activity("checking") as tell:
+            findings = []
+            for finding in examine(session.path, session.conf, session.storage_options, spark):
+                findings.append(finding)
+                tell(f"checked {finding.check}")
     records = [
         {"check": f.check, "state": "ok" if f.ok else "FINDING", "found": f.found, "mend": f.mend} for f in findings
     ]
@@ -137,7 +142,7 @@ def audit(
     from lakemq.jobs.audit import audit as audit_of
 
     session = get_session(ctx)
-    with session.connect() as mq:
+    with session.connect() as mq, show_activity("auditing the tables"):
         result = audit_of(mq.namespace, docs)
     records = [
         {

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from lakemq.jobs.cli import app
+from lakemq.jobs.commands.examples import EXAMPLES
 from lakemq.jobs.commands.kafka_tools import kafka_tools_section
 from lakemq.jobs.exits import MEANINGS
 from lakemq.jobs.logs import TRACE_VARIABLE
@@ -75,7 +76,7 @@ def command_page() -> str:
     root = typer.main.get_command(app)
     blocks = [_INTRODUCTION, "## Global options", *_parameters(root), "They may stand before or after the command."]
     for path, command in _commands(root, "lakemq"):
-        blocks += [f"## {path}", _text(command.help), *_parameters(command)]
+        blocks += [f"## {path}", _text(command.help), *_parameters(command), *_example_block(path)]
     return "\n\n".join([*blocks, kafka_tools_section()]) + "\n"
 
 
@@ -86,6 +87,11 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _commands(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command
+
+
+def _example_block(path: str) -> list[str]:
+    lines = EXAMPLES.get(path.removeprefix("lakemq "), ())
+    return ["\n".join(["```", *lines, "```"])] if lines else []
 
 
 def _text(help: str | None) -> str:

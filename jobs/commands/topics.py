@@ -10,6 +10,7 @@ import typer
 
 from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
 from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.progress import show_activity
 from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def describe(
         if keys:
             from lakemq.jobs.key_spread import NEWEST, find_key_spread
 
-            spread = find_key_spread(mq, topic, newest or NEWEST)
+            with show_activity("counting keys"):
+                spread = find_key_spread(mq, topic, newest or NEWEST)
     rows = _spread_rows(spread, show_hot_keys) if spread else []
     warnings = spread.warnings() if spread else []
     if session.output is Output.json:

@@ -1,0 +1,113 @@
+"""Each command has examples in its help, and they work."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import typer
+from typer.testing import CliRunner
+from unit.served import served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import LakeMQError
+from lakemq.jobs.cli import app, move_global_options_first
+from lakemq.jobs.commands.examples import EXAMPLES
+
+pytestmark = pytest.mark.slow
+
+ALL = [(words, line) for words, lines in EXAMPLES.items() for line in lines]
+
+RUN_ELSEWHERE = {"serve", "step", "audit", "spark-sql", "bench produce", "bench consume", "init"}
+"""Commands that do not end by themselves, need Spark, an object store or the lease, or take long."""
+
+GLOBAL_OPTIONS = {"--path", "--conf", "--storage-option", "--output"}
+ENDLESS_OPTIONS = {"--follow", "--watch"}
+
+
+def list_commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from list_commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+COMMANDS = dict(list_commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_each_command_shows_an_example(words: str) -> None:
+    shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert shown.exit_code == 0
+    assert words in EXAMPLES
+    for line in EXAMPLES[words]:
+        assert line in shown.stdout
+
+
+def test_no_example_is_of_another_command() -> None:
+    assert set(EXAMPLES) == set(COMMANDS)
+
+
+@pytest.mark.parametrize(("words", "line"), ALL)
+def test_an_example_is_read_as_its_command(words: str, line: str) -> None:
+    name, *arguments = shlex.split(line)
+    assert name == "lakemq"
+    rest = move_global_options_first(arguments)
+    while rest[0] in GLOBAL_OPTIONS:
+        rest = rest[2:]
+    own = words.split()
+    assert rest[: len(own)] == own
+    COMMANDS[words].make_context(words, rest[len(own) :])
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A namespace with everything that the examples name."""
+    with served(tmp_path_factory.mktemp("examples")) as mq:
+        for topic, partitions in (("flights", 8), ("weather", 1), ("reminders", 1), ("old-flights", 1)):
+            mq.topics.create(topic, partitions)
+        mq.topics.create("flights.dead", 1)
+        mq.publish("flights", pa.table({"value": [b"x"] * 20, "key": [b"N%d" % i for i in range(20)]}))
+        with mq.producer() as producer:
+            for _ in range(10):
+                producer.send("flights", b"x", partition=0)
+        for group, instance in (("alerts", None), ("old-alerts", None), ("loaders", "worker-3")):
+            with mq.consumer(group, topics=["flights"], instance_id=instance, session_timeout_ms=1_800_000) as consumer:
+                consumer.commit(consumer.poll(20, timeout_ms=10_000))
+        yield mq
+
+
+@pytest.fixture(scope="module")
+def namespace(mq: Connection) -> Iterator[str]:
+    """Its path, with an open transaction of `loader-1` and a message that waits."""
+    mq.delayed.schedule("reminders", "later", key="N12345", delay_ms=10**9)
+    with mq.producer("loader-1", transaction_timeout_ms=900_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("weather", b"open").result(30)
+        yield mq.namespace.path
+        with suppress(LakeMQError):  # an example has aborted it
+            producer.abort_transaction()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("words", "line"), ALL)
+def test_an_example_works(
+    words: str, line: str, mq: Connection, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shlex.split(line)[1:]
+    if words in RUN_ELSEWHERE or ENDLESS_OPTIONS & set(own):
+        pytest.skip("another test runs this command")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flights.csv").write_text("tailnum,origin\nN1,JFK\n")
+    if "RECEIPT" in own:
+        receipt = mq.delayed.schedule("reminders", "moved", delay_ms=10**9)
+        own[own.index("RECEIPT")] = receipt
+    done = CliRunner().invoke(app, ["--path", namespace, *own], input=b"key:value\n")
+    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
