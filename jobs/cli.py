@@ -22,6 +22,7 @@ from lakemq.jobs.commands import (
     dead_letters,
     delayed,
     groups,
+    history,
     messages,
     namespace,
     offsets,
@@ -159,6 +160,7 @@ def lakemq(
 
 namespace.add_to(app)
 status.add_to(app)
+history.add_to(app)
 topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)

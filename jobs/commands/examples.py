@@ -13,6 +13,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("lakemq serve", "lakemq --conf lakemq.yaml serve"),
     "step": ("lakemq step --until-idle",),
     "status": ("lakemq status", "lakemq status --once --output json"),
+    "report": (
+        "lakemq report -o report.html",
+        "lakemq report --since 2026-01-31T02:00:00 --until 2026-01-31T02:30:00 -o report.html",
+    ),
     "catalog": ("lakemq catalog", "lakemq catalog --as-of 2026-01-31T12:00:00"),
     "doctor": ("lakemq doctor", "lakemq doctor --no-spark --output json"),
     "audit": ("lakemq audit --strict --docs data/docs",),

@@ -1,0 +1,255 @@
+"""Read what happened in a namespace between two times, from the tables and the journal: for `lakemq report`.
+
+The journal holds the decisions of the last `journal.retention.ms`; ownership and delayed messages have tables of their
+own, which reach back further. All tables are read as of one step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.engine.client.connection import Connection
+
+_BUCKETS = 120
+"""Number of points of a line: more would be closer together than a screen shows."""
+
+_LONGEST_LATENCY_MS = 600_000
+"""A message whose timestamp is older was not new when it was sent, so its age is no latency."""
+
+Numbers = npt.NDArray[np.float64]
+
+_WATERMARK = "SELECT step, decided_at_ms FROM watermarks ORDER BY step DESC LIMIT 1"
+
+APPENDED = """\
+SELECT decided_at_ms, s.topic AS topic, s.kind AS kind, s.origin AS origin, s.record_count AS messages,
+       s.max_timestamp_ms AS max_timestamp_ms
+FROM (SELECT decided_at_ms, explode_outer(segments) AS s FROM journal WHERE decided_at_ms >= {since_ms}) j
+WHERE s.kind IN ('data', 'commit', 'abort') ORDER BY decided_at_ms"""
+
+STEPS = "SELECT DISTINCT step, decided_at_ms FROM journal WHERE decided_at_ms >= {since_ms} ORDER BY step"
+
+CONSUMED = """\
+SELECT decided_at_ms, kind, decision FROM journal
+WHERE decided_at_ms >= {since_ms} AND kind IN ('offsets_committed', 'messages_settled') ORDER BY step, position"""
+
+LAG = """\
+SELECT `group`, topic, CAST(sum(lag + high_watermark - last_stable_offset) AS BIGINT) AS lag
+FROM consumer_lag GROUP BY `group`, topic"""
+
+LATENESS = """\
+SELECT topic, messages, ended_at, late_ms FROM delayed_history
+WHERE state = 'released' AND late_ms IS NOT NULL
+  AND unix_millis(ended_at) >= {since_ms} AND unix_millis(ended_at) < {until_ms} ORDER BY ended_at"""
+
+OWNERS = """\
+SELECT `group`, topic, partition, state, owner, since, until, reason FROM assignment_history
+WHERE unix_millis(since) < {until_ms} AND (until IS NULL OR unix_millis(until) >= {since_ms})
+ORDER BY `group`, topic, partition, since"""
+
+HANDOFFS = """\
+SELECT `group`, topic, partition, from_member, to_member, began_at, took_ms, reason, redelivered FROM handoffs
+WHERE unix_millis(began_at) >= {since_ms} AND unix_millis(began_at) < {until_ms} ORDER BY began_at DESC"""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The buckets of time that all series share. A bucket ends at `ends_ms`."""
+
+    since_ms: int
+    until_ms: int
+
+    @property
+    def bucket_ms(self) -> float:
+        return (self.until_ms - self.since_ms) / _BUCKETS
+
+    @property
+    def ends_ms(self) -> Numbers:
+        ends = self.since_ms + self.bucket_ms * np.arange(1, _BUCKETS + 1)
+        return ends.astype(np.float64)
+
+    def sum(self, at_ms: Any, values: Any) -> Numbers:
+        """Return the sum of the values of each bucket. Values outside of the time are left out."""
+        edges = self.since_ms + self.bucket_ms * np.arange(_BUCKETS + 1)
+        sums, _ = np.histogram(np.asarray(at_ms, float), edges, weights=np.asarray(values, float))
+        return sums.astype(np.float64)
+
+    def per_second(self, at_ms: Any, values: Any) -> Numbers:
+        """Return the sum of each bucket per second."""
+        return self.sum(at_ms, values) * 1000 / self.bucket_ms
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Per bucket: from a message's timestamp to the step that decided it, in ms. NaN: no message came."""
+
+    median: Numbers
+    p99: Numbers
+    highest: float | None
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened between two times.
+
+    Attributes:
+        step: the tables were read as of this step.
+        journal_since_ms: the time of the first decision that the journal still has; None: it has none of this time.
+        appended: topic -> messages per second, per bucket.
+        consumed: group -> offsets per second, per bucket.
+        steps: steps per second, per bucket.
+        lag: group -> offsets behind the end of the log at the end of each bucket. NaN: not known so far back.
+        lateness: rows of delayed messages: topic, messages, ended_at, late_ms.
+        owners, handoffs: rows as in the views.
+    """
+
+    timeline: Timeline
+    step: int
+    journal_since_ms: int | None
+    message_count: int
+    step_count: int
+    appended: Mapping[str, Numbers]
+    consumed: Mapping[str, Numbers]
+    steps: Numbers
+    latencies: Latencies
+    lag: Mapping[str, Numbers]
+    lateness: pa.Table
+    owners: pa.Table
+    handoffs: pa.Table
+
+
+def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
+    """Read the history from since_ms to until_ms, exclusive, in ms since 1970. Raises MissingExtra."""
+    timeline = Timeline(since_ms, until_ms)
+    watermark = mq.sql(_WATERMARK).to_pylist()
+    step = int(watermark[0]["step"]) if watermark else 0
+
+    def ask(query: str) -> pa.Table:
+        return mq.sql(query.format(since_ms=since_ms, until_ms=until_ms), as_of=step)
+
+    appended, steps = ask(APPENDED), ask(STEPS)
+    topic_names = {topic.topic_id: topic.topic for topic in mq.topics.list()}
+    consumption = list(read_consumption(ask(CONSUMED), topic_names))
+    messages = appended.filter(pc.equal(appended["kind"], "data"))
+    step_times_ms = steps["decided_at_ms"].to_numpy()
+    return History(
+        timeline=timeline,
+        step=step,
+        journal_since_ms=int(step_times_ms[0]) if len(step_times_ms) else None,
+        message_count=int(timeline.sum(messages["decided_at_ms"], messages["messages"]).sum()),
+        step_count=int(timeline.sum(step_times_ms, np.ones(len(step_times_ms))).sum()),
+        appended=_rates_by(timeline, messages, "topic"),
+        consumed=_consumption_rates(timeline, consumption),
+        steps=timeline.per_second(step_times_ms, np.ones(len(step_times_ms))),
+        latencies=_latencies(timeline, messages),
+        lag=compute_lag(timeline, ask(LAG), appended, consumption),
+        lateness=ask(LATENESS),
+        owners=ask(OWNERS),
+        handoffs=ask(HANDOFFS),
+    )
+
+
+def _rates_by(timeline: Timeline, rows: pa.Table, column: str) -> dict[str, Numbers]:
+    """Return name -> messages per second, the busiest first."""
+    rates = {}
+    for name in rows[column].unique().to_pylist():
+        own = rows.filter(pc.equal(rows[column], name))
+        rates[name] = timeline.per_second(own["decided_at_ms"], own["messages"])
+    return dict(sorted(rates.items(), key=lambda item: -float(item[1].sum())))
+
+
+def _latencies(timeline: Timeline, messages: pa.Table) -> Latencies:
+    published = messages.filter(pc.equal(messages["origin"], "publish"))
+    at_ms = published["decided_at_ms"].to_numpy().astype(float)
+    ages_ms = at_ms - published["max_timestamp_ms"].to_numpy(zero_copy_only=False).astype(float)
+    is_new = (ages_ms >= 0) & (ages_ms <= _LONGEST_LATENCY_MS) & (at_ms < timeline.until_ms)
+    at_ms, ages_ms = at_ms[is_new], ages_ms[is_new]
+    buckets = np.searchsorted(timeline.ends_ms, at_ms, side="right")
+    median, p99 = np.full(_BUCKETS, np.nan), np.full(_BUCKETS, np.nan)
+    for bucket in np.unique(buckets[buckets < _BUCKETS]):
+        median[bucket], p99[bucket] = np.percentile(ages_ms[buckets == bucket], [50, 99])
+    return Latencies(median, p99, float(ages_ms.max()) if len(ages_ms) else None)
+
+
+@dataclass(frozen=True)
+class Consumption:
+    """Offsets that a group got done with. count: None for a first commit, whose predecessor is not known."""
+
+    at_ms: int
+    group: str
+    topic: str
+    count: int | None
+
+
+def read_consumption(decisions: pa.Table, topic_names: Mapping[int, str]) -> Iterator[Consumption]:
+    """Yield what groups got done with, in order, from commits and acknowledgements in the journal."""
+    committed: dict[tuple[str, str, int], int] = {}
+    for row in decisions.to_pylist():
+        decision = json.loads(row["decision"])
+        group = decision["group"]
+        if row["kind"] == "offsets_committed":
+            for topic, partition, offset, *_ in decision["offsets"]:
+                before = committed.get((group, topic, partition))
+                committed[group, topic, partition] = offset
+                yield Consumption(row["decided_at_ms"], group, topic, None if before is None else offset - before)
+            continue
+        for topic_id, _, state, ranges, *_ in decision["parts"]:
+            if state == "acknowledged" and topic_id in topic_names:
+                count = sum(record_count for _, record_count in ranges)
+                yield Consumption(row["decided_at_ms"], group, topic_names[topic_id], count)
+
+
+def _consumption_rates(timeline: Timeline, consumption: list[Consumption]) -> dict[str, Numbers]:
+    by_group: dict[str, list[Consumption]] = defaultdict(list)
+    for part in consumption:
+        by_group[part.group].append(part)
+    return {
+        group: timeline.per_second([part.at_ms for part in parts], [max(0, part.count or 0) for part in parts])
+        for group, parts in sorted(by_group.items())
+    }
+
+
+def compute_lag(
+    timeline: Timeline, lag_now: pa.Table, appended: pa.Table, consumption: list[Consumption]
+) -> dict[str, Numbers]:
+    """Return group -> lag at the end of each bucket.
+
+    The lag of now is known. Going back in time, each append since then takes from it, and each commit adds to it.
+    Before a first commit in the journal it is not known.
+
+    Args:
+        timeline: the buckets.
+        lag_now: group, topic, lag as of the step of the tables.
+        appended: decided_at_ms, topic, messages, also after the last bucket.
+        consumption: what groups got done with, also after the last bucket.
+    """
+    topics: dict[str, list[str]] = defaultdict(list)
+    now: dict[str, int] = defaultdict(int)
+    for row in lag_now.to_pylist():
+        topics[row["group"]].append(row["topic"])
+        now[row["group"]] += row["lag"]
+    lags = {}
+    for group, own_topics in sorted(topics.items()):
+        rows = appended.filter(pc.is_in(appended["topic"], pa.array(own_topics, pa.string())))
+        parts = [part for part in consumption if part.group == group and part.topic in own_topics]
+        appended_later = _sum_after(timeline, rows["decided_at_ms"].to_numpy(), rows["messages"].to_numpy())
+        done_later = _sum_after(timeline, [part.at_ms for part in parts], [part.count or 0 for part in parts])
+        lag = np.maximum(now[group] - appended_later + done_later, 0.0)
+        unknown_until_ms = max((part.at_ms for part in parts if part.count is None), default=0)
+        lags[group] = np.where(timeline.ends_ms < unknown_until_ms, np.nan, lag)
+    return lags
+
+
+def _sum_after(timeline: Timeline, at_ms: Any, values: Any) -> Numbers:
+    """Return for each bucket the sum of the values after its end. at_ms: ascending."""
+    times = np.asarray(at_ms, float)
+    totals = np.concatenate([[0.0], np.cumsum(np.asarray(values, float))])
+    return totals[-1] - totals[np.searchsorted(times, timeline.ends_ms, side="right")]

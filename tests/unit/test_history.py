@@ -1,0 +1,188 @@
+"""`lakemq report`: its figures agree with the namespace, and the page needs no network."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+from unit.served import served, until
+
+from lakemq.engine.client.connection import Connection
+from lakemq.jobs.cli import app
+from lakemq.jobs.history import Consumption, History, Timeline, compute_lag, read_consumption, read_history
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 40
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    """A namespace with messages, groups of two protocols of which one hands over, and a delayed message."""
+    with served(tmp_path_factory.mktemp("history"), **{"project.interval.ms": 200}) as mq:
+        mq.topics.create("orders", 2)
+        mq.topics.create("reminders")
+        for group, protocol in (("cooperative", "cooperative"), ("queue", "queue")):
+            mq.groups.create(group, {"group.protocol": protocol})
+            consume(mq, group, protocol, 0)
+        mq.publish("orders", pa.table({"value": [b"x"] * MESSAGES}))
+        for group, protocol in (("cooperative", "cooperative"), ("queue", "queue")):
+            consume(mq, group, protocol, MESSAGES // 2)
+        mq.publish("orders", pa.table({"value": [b"x"] * MESSAGES}))
+        consume(mq, "queue", "queue", MESSAGES)
+        mq.delayed.schedule("reminders", "r", delay_ms=200)
+        until(lambda: sum(mq.end_offsets("reminders").values()) == 1)
+        step = mq.state().step
+        until(lambda: mq.sql("SELECT max(step) AS step FROM watermarks").to_pylist()[0]["step"] >= step)
+        yield mq
+
+
+def consume(mq: Connection, group: str, protocol: str, count: int) -> None:
+    """Consume exactly so many messages as one member, which leaves afterwards."""
+    with mq.consumer(group, topics=["orders"], protocol=protocol) as consumer:
+        if not count:
+            consumer.poll(1, timeout_ms=0)
+        while count > 0:
+            batch = consumer.poll(count, timeout_ms=10_000)
+            consumer.commit(batch)
+            count -= batch.record_count
+
+
+@pytest.fixture(scope="module")
+def history(mq: Connection) -> History:
+    now_ms = int(time.time() * 1000) + 1
+    return read_history(mq, now_ms - 600_000, now_ms)
+
+
+def total(history: History, rates: np.ndarray) -> float:
+    return float(rates.sum() * history.timeline.bucket_ms / 1000)
+
+
+def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
+    assert total(history, history.appended["orders"]) == pytest.approx(2 * MESSAGES)
+    assert total(history, history.appended["reminders"]) == pytest.approx(1)
+    assert history.message_count == 2 * MESSAGES + 1
+    assert total(history, history.steps) == pytest.approx(history.step_count)
+    assert history.step_count >= 10
+    assert total(history, history.consumed["queue"]) == pytest.approx(3 * MESSAGES // 2)
+
+
+def test_lag_ends_with_that_of_the_groups(mq: Connection, history: History) -> None:
+    for group in ("cooperative", "queue"):
+        assert history.lag[group][-1] == sum(partition.lag for partition in mq.groups.lag(group))
+    assert history.lag["queue"][0] == 0, "before the first message"
+
+
+def test_latency_and_lateness_are_short(history: History) -> None:
+    assert history.latencies.highest is not None
+    assert 0 <= history.latencies.highest < 60_000
+    assert np.nanmax(history.latencies.median) <= np.nanmax(history.latencies.p99) <= history.latencies.highest
+    (row,) = history.lateness.to_pylist()
+    assert (row["topic"], row["messages"]) == ("reminders", 1)
+    assert 0 <= row["late_ms"] < 60_000
+
+
+def test_owners_and_handoffs_are_those_of_the_groups(mq: Connection, history: History) -> None:
+    expected = mq.sql("SELECT count(*) AS n FROM handoffs").to_pylist()[0]["n"]
+    assert history.handoffs.num_rows == expected > 0
+    assert set(history.owners["group"].to_pylist()) == {"cooperative", "queue"}
+
+
+def test_a_time_without_decisions_is_empty(mq: Connection) -> None:
+    history = read_history(mq, 1_000_000, 2_000_000)
+    assert (history.message_count, history.step_count, history.handoffs.num_rows) == (0, 0, 0)
+    assert history.latencies.highest is None
+
+
+class Page(HTMLParser):
+    """Headings of a page, and every address that it names in a tag that loads something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headings: list[str] = []
+        self.loads: list[str] = []
+        self._in_heading = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_heading = tag == "h2"
+        if tag in ("script", "link", "img", "iframe"):
+            self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.headings.append(data)
+            self._in_heading = False
+
+
+def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    done = run(mq, "--since", "PT10M", "-o", str(file), "--output", "json")
+    assert done["messages"] == 2 * MESSAGES + 1
+    page, text = Page(), file.read_text()
+    page.feed(text)
+    assert page.loads == []
+    assert page.headings == [
+        "Throughput",
+        "Latency of steps",
+        "Steps",
+        "Lag",
+        "Lateness of delayed messages",
+        "Ownership: cooperative",
+        "Ownership: queue",
+        "Hand-offs",
+    ]
+    assert text.count("Plotly.newPlot(") == len(page.headings) - 1
+    assert "NaN" not in text[text.index("<body>") :]
+
+
+def run(mq: Connection, *arguments: str) -> dict[str, int]:
+    done = CliRunner().invoke(app, ["--path", mq.namespace.path, "report", *arguments])
+    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("since", "until_", "expected"),
+    [
+        ("2026-01-31T12:00:00", "2026-01-31T11:00:00", "it must be before --until"),
+        ("PX", "2026-01-31T11:00:00", "expected a duration"),
+        ("yesterday", "2026-01-31T11:00:00", "expected a time in ISO 8601"),
+    ],
+)
+def test_wrong_times_are_refused(mq: Connection, tmp_path: Path, since: str, until_: str, expected: str) -> None:
+    arguments = ["--path", mq.namespace.path, "report", "--since", since, "--until", until_, "-o", str(tmp_path / "r")]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert done.exit_code == 2
+    assert expected in done.stderr
+
+
+def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgements() -> None:
+    def row(at_ms: int, kind: str, decision: dict[str, object]) -> dict[str, object]:
+        return {"decided_at_ms": at_ms, "kind": kind, "decision": json.dumps({"group": "g", **decision})}
+
+    parts = [[7, 0, "acknowledged", [[0, 5], [8, 2]]], [7, 0, "available", [[5, 3]]], [9, 0, "acknowledged", [[0, 1]]]]
+    decisions = [
+        row(1, "offsets_committed", {"offsets": [["t", 0, 10, None, 1, 5]]}),
+        row(2, "offsets_committed", {"offsets": [["t", 0, 25, None, 1, 5], ["t", 1, 3, None, 1, 5]]}),
+        row(3, "offsets_committed", {"offsets": [["t", 0, 5, None, 1, 5]]}),
+        row(4, "messages_settled", {"parts": parts}),
+    ]
+    read = list(read_consumption(pa.Table.from_pylist(decisions), {7: "t"}))
+    assert [(part.at_ms, part.count) for part in read] == [(1, None), (2, 15), (2, None), (3, -20), (4, 7)]
+
+
+def test_lag_is_computed_back_from_now() -> None:
+    timeline = Timeline(0, 120)  # a bucket per millisecond, which ends with it
+    appended = pa.table({"decided_at_ms": [10, 50, 200], "topic": ["t", "t", "t"], "messages": [100, 20, 1]})
+    now = pa.table({"group": ["g"], "topic": ["t"], "lag": [71]})
+    parts = [Consumption(30, "g", "t", None), Consumption(60, "g", "t", 40), Consumption(70, "other", "t", 99)]
+    lag = compute_lag(timeline, now, appended, parts)["g"]
+    assert np.isnan(lag[:29]).all(), "before the first commit"
+    assert list(lag[[30, 48, 50, 58, 60, 119]]) == [90, 90, 110, 110, 70, 70]
