@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,15 +16,19 @@ from lakemq.jobs.demo.checks import SqlAnswer
 from lakemq.jobs.demo.group import Team, owner_name
 from lakemq.jobs.demo.progress import Progress
 from lakemq.jobs.demo.reminders import SPEED, Reminders, lateness_ms
+from lakemq.jobs.history import History
+from lakemq.jobs.history_report import add_lag, add_steps, add_throughput, draw_owners
 from lakemq.jobs.report import ACCENT, INK, Report
 
-_COLORS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
-_COLORS |= {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}
+_MEMBERS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
+_COLORS = {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}
 _MOST_POINTS = 3_000
 
 
-def build_report(progress: Progress, answers: Mapping[str, SqlAnswer], team: Team, reminders: Reminders) -> Report:
-    """Return the report on all checks and answers."""
+def build_report(
+    progress: Progress, answers: Mapping[str, SqlAnswer], team: Team, reminders: Reminders, history: History
+) -> Report:
+    """Return the report on all checks and answers. history: of the whole demo."""
     report = Report(
         "LakeMQ: a year of flights as messages",
         "The flights that left New York in 2013, published from Spark and keyed by tail number, and the weather at "
@@ -47,6 +51,9 @@ def build_report(progress: Progress, answers: Mapping[str, SqlAnswer], team: Tea
         f"{len(reminders.moved)} rescheduled, as their flights left hours late."
     )
     add("releases", _draw_releases(answers["releases"].rows, reminders), text)
+    add_throughput(report, history)
+    add_steps(report, history)
+    add_lag(report, history)
     return report
 
 
@@ -70,36 +77,32 @@ def _draw_owners(answer: pa.Table, team: Team) -> go.Figure:
     """Draw a line per partition, with a bar for each time in which it had an owner."""
     rows = answer.to_pylist()
     ended = max(row["until"] or row["since"] for row in rows)
-    bars = [
-        (f"partition {row['partition']}", row["since"], row["until"] or ended, owner_name(row["owner"]))
-        for row in rows
-        if row["state"] == "ready"
-    ]
-    return _draw_times(bars, team, 320)
+    return _add_events(draw_owners(rows, ended, _MEMBERS, owner_name), team, len({row["partition"] for row in rows}))
 
 
 def _draw_transactions(answer: pa.Table, team: Team) -> go.Figure:
     """Draw a line per process, with a bar for each transaction."""
-    kinds = {"CompleteCommit": "committed", "CompleteAbort": "aborted"}
-    bars = [
-        (row["transactional_id"].partition("-")[2], row["started_at"], row["updated_at"], kinds[row["state"]])
-        for row in answer.to_pylist()
-    ]
-    return _draw_times(bars, team, 260).update_traces(marker_line={"color": "#ffffff", "width": 1})
+    rows = answer.to_pylist()
+    columns = {
+        "process": [row["transactional_id"].partition("-")[2] for row in rows],
+        "since": answer.column("started_at").to_pylist(),
+        "until": answer.column("updated_at").to_pylist(),
+        "kind": [{"CompleteCommit": "committed", "CompleteAbort": "aborted"}[row["state"]] for row in rows],
+    }
+    figure = px.timeline(columns, "since", "until", "process", "kind", color_discrete_map=_COLORS, height=260)
+    figure.update_traces(marker_line={"color": "#ffffff", "width": 1})
+    return _add_events(figure, team, len({*columns["process"]}))
 
 
-def _draw_times(bars: Sequence[tuple[str, datetime, datetime, str]], team: Team, height: int) -> go.Figure:
-    """Draw bars (line, since, until, kind), and the team's events over them."""
-    lines, since, until, kinds = map(list, zip(*bars, strict=True))
-    columns = {"line": lines, "since": since, "until": until, "kind": kinds}
-    figure = px.timeline(columns, "since", "until", "line", "kind", color_discrete_map=_COLORS, height=height)
+def _add_events(figure: go.Figure, team: Team, line_count: int) -> go.Figure:
+    """Draw the team's events over a picture with so many lines, and leave room above them."""
     style: dict[str, Any] = {"y": 1, "yref": "paper", "textangle": -15, "showarrow": False, "xanchor": "left"}
     for time_s, event in team.events:
         time = datetime.fromtimestamp(time_s, timezone.utc)
         figure.add_vline(x=time, line={"color": INK, "width": 1, "dash": "dot"})
         figure.add_annotation(x=time, text=event, yanchor="top", font={"size": 11, "color": INK}, **style)
-    # Above the lines is room for the events.
-    return figure.update_layout(legend_title="").update_yaxes(title="", range=[-0.5, len({*lines}) + 1.5])
+    figure.update_xaxes(type="date").update_layout(legend_title="")
+    return figure.update_yaxes(title="", range=[-0.5, line_count + 1.5])
 
 
 def _draw_releases(answer: pa.Table, reminders: Reminders) -> go.Figure:

@@ -37,6 +37,7 @@ from lakemq.jobs.demo.group import GROUP, TARGET, check_alerts, raise_alerts
 from lakemq.jobs.demo.progress import Progress
 from lakemq.jobs.demo.reminders import check_reminders, send_reminders
 from lakemq.jobs.demo.report import build_report
+from lakemq.jobs.history import read_history
 from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
 SETTINGS = Path(lakemq.__file__).parent / "conf/lakemq.yaml"
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(progress: Progress, folder: Path, rows: int | None) -> Path:
     """Go through all stages in an empty folder, and return the path of the report. Raises CheckFailed."""
-    path = folder / NAMESPACE
+    path, began_ms = folder / NAMESPACE, time.time_ns() // 1_000_000
     with progress.stage("Read a year of flights from New York, and the weather there") as stage:
         source = load_source(rows)
         stage.result = f"{source.flights.num_rows:,} flights, {source.weather.num_rows:,} hourly weather reports"
@@ -95,6 +96,7 @@ def run(progress: Progress, folder: Path, rows: int | None) -> Path:
         with progress.stage("Ask the tables in SQL, without a JVM") as stage:
             answers = {name: ask(mq, name) for name in ("delay_by_visibility", "owners", "transactions", "releases")}
             alerts = mq.fetch(TARGET).to_arrow()
+            history = read_history(mq, began_ms, time.time_ns() // 1_000_000)
             stage.result = "does fog delay departures, who had which partition, what was committed, what came when"
     spark.stop()
     (folder / FLIGHTS).unlink()
@@ -105,7 +107,7 @@ def run(progress: Progress, folder: Path, rows: int | None) -> Path:
         *check_reminders(reminders, answers["releases"].rows),
     )
     report = folder / REPORT
-    build_report(progress, answers, team, reminders).write(report)
+    build_report(progress, answers, team, reminders, history).write(report)
     return report.absolute()
 
 

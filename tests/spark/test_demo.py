@@ -85,6 +85,10 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
         "Groups",
         "Transactions",
         "Delays",
+        "Throughput",
+        "Latency of steps",
+        "Steps",
+        "Lag",
     ]
     assert len(re.findall(r"Plotly\.newPlot\(", page)) == len(outline.headings) - 1
     assert outline.loads == []
