@@ -25,6 +25,9 @@ _BUCKETS = 120
 _LONGEST_LATENCY_MS = 600_000
 """A message whose timestamp is older was not new when it was sent, so its age is no latency."""
 
+_CLOCK_SLACK_MS = 1_000
+"""How far a producer's clock may be ahead."""
+
 Numbers = npt.NDArray[np.float64]
 
 _WATERMARK = "SELECT step, decided_at_ms FROM watermarks ORDER BY step DESC LIMIT 1"
@@ -170,6 +173,8 @@ def _latencies(timeline: Timeline, messages: pa.Table) -> Latencies:
     published = messages.filter(pc.equal(messages["origin"], "publish"))
     at_ms = published["decided_at_ms"].to_numpy().astype(float)
     ages_ms = at_ms - published["max_timestamp_ms"].to_numpy(zero_copy_only=False).astype(float)
+    # A producer's clock may be ahead of the sequencer's time, so a message may seem to be younger than its step.
+    ages_ms = np.where(ages_ms >= -_CLOCK_SLACK_MS, np.maximum(ages_ms, 0), ages_ms)
     is_new = (ages_ms >= 0) & (ages_ms <= _LONGEST_LATENCY_MS) & (at_ms < timeline.until_ms)
     at_ms, ages_ms = at_ms[is_new], ages_ms[is_new]
     buckets = np.searchsorted(timeline.ends_ms, at_ms, side="right")

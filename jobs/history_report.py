@@ -45,6 +45,7 @@ def build_history_report(history: History, path: str) -> Report:
     report.add_tiles(_build_tiles(history))
     add_throughput(report, history)
     add_latency(report, history)
+    add_steps(report, history)
     add_lag(report, history)
     add_lateness(report, history)
     add_owners(report, history)
@@ -93,7 +94,7 @@ def add_throughput(report: Report, history: History) -> None:
 
 
 def add_latency(report: Report, history: History) -> None:
-    """Add the time from a message's timestamp to its step, and the steps per second."""
+    """Add the time from a message's timestamp to its step."""
     latencies = {"median": history.latencies.median, "99 of 100 batches": history.latencies.p99}
     report.add_section(
         "Latency of steps",
@@ -102,6 +103,10 @@ def add_latency(report: Report, history: History) -> None:
         figure=_draw_lines(history, latencies, "ms", markers=True),
         source=_sources(history, APPENDED),
     )
+
+
+def add_steps(report: Report, history: History) -> None:
+    """Add the steps per second."""
     report.add_section(
         "Steps",
         "Steps per second. Without requests the sequencer decides few.",

@@ -86,7 +86,6 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
         "Transactions",
         "Delays",
         "Throughput",
-        "Latency of steps",
         "Steps",
         "Lag",
     ]

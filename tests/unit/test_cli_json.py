@@ -27,6 +27,11 @@ COMMANDS = {
     "step": ["--wait-ms", "0"],
     "catalog": [],
     "doctor": ["--no-spark"],
+    "status": [],
+    "report": ["-o", "/dev/null"],
+    "offsets": ["orders"],
+    "bench produce": ["benched", "--messages", "5"],
+    "bench consume": ["orders", "--messages", "1"],
     "topics create": ["made", "--partitions", "2"],
     "topics list": [],
     "topics describe": ["orders"],
@@ -84,6 +89,7 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A namespace in which each command has something to show; nobody serves it."""
     path = tmp_path_factory.mktemp("json") / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():
+        mq.topics.create("benched")
         for topic in ("orders", "doomed"):
             mq.topics.create(topic)
             mq.publish(topic, pa.table({"key": ["a"] * 5, "value": [b"1", b"\xff", b"3", b"4", b"5"]}))
