@@ -199,3 +199,21 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         "lakemq --output ": ["table", "json", "csv"],
     }
     assert completed(tmp_path, [*expected]) == [*expected.values()]
+
+
+_ACTIVITY = """
+import sys, time
+from lakemq.jobs.commands.progress import show_activity
+with show_activity("counting") as tell:
+    tell("counting keys")
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_an_activity_is_shown_once_two_seconds_have_passed() -> None:
+    for seconds, is_shown in (("0.3", False), ("3", True)):
+        code, stdout, shown = run_at_a_terminal([sys.executable, "-c", _ACTIVITY, seconds])
+        assert (code, stdout) == (0, b"")
+        assert ("counting keys" in shown) is is_shown
+    done = subprocess.run([sys.executable, "-c", _ACTIVITY, "2.5"], capture_output=True, check=True)
+    assert done.stderr == b""
