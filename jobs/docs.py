@@ -146,8 +146,8 @@ def settings_page() -> str:
             "These have no meaning here. Setting one for the engine or a topic is refused, with the reason.",
             _table(("settings", "why"), _not_ours()),
             "## Settings of Kafka and Solace under other names",
-            "These are refused, too. The error names what LakeMQ has instead. Options of `mq.producer` and "
-            "`mq.consumer` may be spelled as in Kafka: `linger.ms` is `linger_ms`.",
+            "These are refused where they do not belong. The error names what LakeMQ has instead. Options of "
+            "`mq.producer` and `mq.consumer` may be spelled as in Kafka: `linger.ms` is `linger_ms`.",
             _table(("setting", "here"), [(f"`{name}`", what) for name, what in REPLACEMENTS.items()]),
             "## Producers",
             inspect.cleandoc(Producer.__doc__ or ""),

@@ -12,7 +12,7 @@ from lakemq.tables.specs.messages import MAX_TTL_MS
 
 from .errors import InvalidConfig
 from .names import is_name
-from .unsupported_settings import unknown_name_error
+from .unsupported_settings import to_dotted_name, unknown_name_error
 
 Value = int | str | bool | tuple[int, ...]
 
@@ -113,7 +113,7 @@ class Parameters:
 
     def __getitem__(self, key: str) -> Parameter:
         if key not in self.declared:
-            raise unknown_name_error(key, self.declared, "parameter")
+            raise unknown_name_error(key, self.declared, "parameter", describe_owner(key))
         return self.declared[key]
 
 
@@ -328,3 +328,15 @@ MEMBER = Parameters(
     ]
 )
 """Options of consumers whose defaults a settings file may change."""
+
+_OWNERS = (
+    (TOPIC, "it is a setting of topics: mq.topics.create(topic, config={...})"),
+    (GROUP, "it is a setting of groups: mq.groups.create(group, config={...})"),
+    (MEMBER, "it is an option of mq.consumer"),
+)
+
+
+def describe_owner(name: object) -> str | None:
+    """Return what has a setting of this name, or None if neither topics, groups nor consumers have it."""
+    plain = to_dotted_name(name) if isinstance(name, str) else None
+    return next((text for parameters, text in _OWNERS if plain in parameters.declared), None)

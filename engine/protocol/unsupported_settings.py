@@ -18,6 +18,7 @@ _NO_COMPACTION = "there are no compacted topics; cleanup.policy is delete"
 _NO_WIRE = "there is no wire protocol and no listener: the store's permissions control access"
 _FILES_PACK = "data files are Parquet, packed by column"
 _PER_TOPIC = "the number of partitions is given when a topic is created"
+_ANY_TIME = "a topic takes any timestamp; message.timestamp.type of the topic may be LogAppendTime"
 
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(
@@ -46,6 +47,8 @@ UNSUPPORTED: dict[str, str] = {
             "remote.storage.enable",
             "local.retention.ms",
             "local.retention.bytes",
+            "zookeeper.connect",
+            "client.rack",
         ),
         _STORES,
     ),
@@ -100,11 +103,23 @@ UNSUPPORTED: dict[str, str] = {
             "reconnect.backoff.ms",
             "reconnect.backoff.max.ms",
             "socket.timeout.ms",
+            "client.dns.lookup",
         ),
         _NO_WIRE,
     ),
     **dict.fromkeys(("compression.type", "compression.gzip.level", "compression.zstd.level"), _FILES_PACK),
+    **dict.fromkeys(("message.timestamp.after.max.ms", "message.timestamp.before.max.ms"), _ANY_TIME),
     "num.partitions": _PER_TOPIC,
+    "metadata.max.age.ms": "a client reads the routes again when the sequencer says that they have changed",
+    "interceptor.classes": "call your own function before you send and after you poll",
+    "check.crcs": "a data file is compared with the footer that the log names, whenever it is read",
+    "exclude.internal.topics": "there are no internal topics",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction ends at its timeout",
+    "group.max.size": "a group takes any number of members",
+    # Solace PubSub+
+    "respect.msg.priority": "the messages of a partition keep their order, without priorities",
+    "reject.msg.to.sender.on.discard": "a publish that is not stored is always refused, with the reason",
+    "egress.enabled": "a topic always delivers; consumer.pause() stops one consumer",
 }
 
 _BYTES = "keys and values are bytes or text: encode them before you send, and decode what you poll"
@@ -112,6 +127,11 @@ _COMMITS = "call consumer.commit() when you have processed a batch; in queue gro
 _POLL = "give max_records and timeout_ms to consumer.poll()"
 _GROUPS = "it is a setting of the group: mq.groups.create(group, config={...})"
 _SESSIONS = "a session_timeout_ms is from 6000 to 1800000"
+_CONNECTION = "it is a setting of the connection: lakemq.connect(path, config={...})"
+_ISOLATION = "give isolation to mq.consumer, or, for a queue group, mq.groups.create(group, config={...})"
+_CREATE = "create topics with mq.topics.create"
+_REDELIVERY = "max.redelivery.count of a queue group; it counts deliveries after the first"
+_TTL = "ttl.ms of a topic"
 
 REPLACEMENTS: dict[str, str] = {
     # Kafka: clients
@@ -131,8 +151,27 @@ REPLACEMENTS: dict[str, str] = {
     "value.serializer": _BYTES,
     "key.deserializer": _BYTES,
     "value.deserializer": _BYTES,
-    "isolation.level": "give isolation to mq.consumer, or, for a queue group, mq.groups.create(group, config={...})",
-    "request.timeout.ms": "it is a setting of the connection: lakemq.connect(path, config={...})",
+    "isolation.level": _ISOLATION,
+    "request.timeout.ms": _CONNECTION,
+    "default.api.timeout.ms": "request.timeout.ms of lakemq.connect(path, config={...})",
+    "allow.auto.create.topics": _CREATE,
+    **{
+        keyword.replace("_", "."): f"give {keyword} to mq.producer"
+        for keyword in (
+            "linger_ms",
+            "batch_size",
+            "buffer_memory",
+            "max_block_ms",
+            "delivery_timeout_ms",
+            "retries",
+            "max_in_flight_requests_per_connection",
+            "enable_idempotence",
+        )
+    },
+    "max.request.size": "max.message.bytes of a topic",
+    "share.acknowledgement.mode": "ack.mode of a queue group",
+    "share.auto.offset.reset": "give auto_offset_reset to mq.consumer",
+    "share.isolation.level": _ISOLATION,
     "transactional.id": "name it in mq.producer(transactional_id)",
     "transactional.id.timeout.ms": "a transaction is aborted after transaction_timeout_ms of mq.producer and "
     "mq.transaction, at most transaction.max.timeout.ms; an id that is not used is forgotten after "
@@ -141,7 +180,22 @@ REPLACEMENTS: dict[str, str] = {
     "partitioner.class": "the topic's setting partitioner says how keys become partitions",
     "retry.backoff.ms": "unanswered requests are repeated at once, until delivery_timeout_ms",
     # Kafka: brokers
-    "auto.create.topics.enable": "create topics with mq.topics.create",
+    "auto.create.topics.enable": _CREATE,
+    **dict.fromkeys(
+        (
+            "offsets.topic.num.partitions",
+            "transaction.state.log.num.partitions",
+            "transactional.id.expiration.ms",
+            "transaction.max.timeout.ms",
+            "producer.id.expiration.ms",
+        ),
+        _CONNECTION,
+    ),
+    "group.consumer.session.timeout.ms": "give session_timeout_ms to mq.consumer",
+    "group.consumer.heartbeat.interval.ms": "give heartbeat_interval_ms to mq.consumer",
+    "group.share.delivery.count.limit": _REDELIVERY,
+    "group.share.record.lock.duration.ms": "a member keeps a message until it acknowledges it or is lost; "
+    "give session_timeout_ms to mq.consumer",
     "log.retention.ms": "retention.ms, of a topic or as a default of the namespace",
     "log.retention.minutes": "retention.ms, of a topic or as a default of the namespace",
     "log.retention.hours": "retention.ms, of a topic or as a default of the namespace",
@@ -160,8 +214,15 @@ REPLACEMENTS: dict[str, str] = {
     "partition.rebalance.max.handoff.time": "max.handoff.ms, in milliseconds",
     "max.delivered.unacked.msgs.per.flow": _GROUPS,
     "max.redelivery.count": _GROUPS,
-    "max.ttl": "ttl.ms of a topic",
-    "respect.ttl.enabled": "ttl.ms of a topic",
+    "max.redelivery": _REDELIVERY,
+    "redelivery": _REDELIVERY,
+    "delivery.count": "delivery_count of each message that a queue group polls",
+    "delivery.delay": "give delay_ms or deliver_at to send, schedule or publish",
+    "max.bind.count": "a group takes any number of consumers; those without a partition stand by",
+    "topic.subscription": "give subscriptions to mq.topics.create",
+    "max.ttl": _TTL,
+    "respect.ttl": _TTL,
+    "respect.ttl.enabled": _TTL,
     "dead.msg.queue": "dead.letter.topic of a topic",
     "max.msg.size": "max.message.bytes",
     "max.msg.spool.usage": "retention.bytes of a topic",
@@ -177,13 +238,14 @@ def to_dotted_name(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-_]", ".", name).lower()
 
 
-def unknown_name_error(name: object, names: Collection[str], kind: str) -> InvalidConfig:
+def unknown_name_error(name: object, names: Collection[str], kind: str, owner: str | None = None) -> InvalidConfig:
     """Return the refusal of an unknown name, with the reason, the replacement, or a similar name.
 
     Args:
         name: the name that was used.
         names: the names that exist.
         kind: "setting" or "option", for the sentence.
+        owner: what has a setting of this name, and how to set it there, if something has.
     """
     plain = to_dotted_name(name) if isinstance(name, str) else ""
     if plain in UNSUPPORTED:
@@ -191,7 +253,10 @@ def unknown_name_error(name: object, names: Collection[str], kind: str) -> Inval
     spelled_so = [candidate for candidate in names if to_dotted_name(candidate) == plain]
     if not spelled_so and plain in REPLACEMENTS:
         return InvalidConfig(f"{name} is no {kind} here: {REPLACEMENTS[plain]}.")
-    near = spelled_so or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    if not spelled_so and owner:
+        return InvalidConfig(f"{name} is no {kind} here: {owner}.")
+    # below 0.7 the nearest name has often nothing to do with it: of linger.ms it is lease.ms
+    near = spelled_so or difflib.get_close_matches(str(name), names, n=1, cutoff=0.7)
     if near:
         return InvalidConfig(f"Unknown {kind}; did you mean {near[0]}?", found=name)
     return InvalidConfig(f"Unknown {kind}.", found=name, expected="one of " + ", ".join(sorted(names)))

@@ -9,7 +9,8 @@ import pytest
 from examples import examples
 from hypothesis import given
 
-from lakemq.engine.namespace.config import ENGINE
+from lakemq.engine.client.publish.options import PRODUCER
+from lakemq.engine.namespace.config import ENGINE, EngineConfig
 from lakemq.engine.protocol.errors import InvalidConfig
 from lakemq.engine.protocol.parameters import GROUP, TOPIC, Parameter, Parameters
 from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
@@ -143,6 +144,43 @@ def test_a_name_of_kafka_or_solace_is_answered_with_what_does_it_here(key: str, 
         ENGINE.parse({key: 1})
     assert key in str(refused.value)
     assert "Expected" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("declared", "key", "answer"),
+    [
+        (TOPIC, "linger.ms", "give linger_ms to mq.producer"),
+        (GROUP, "lingerMs", "give linger_ms to mq.producer"),
+        (TOPIC, "max_block_ms", "give max_block_ms to mq.producer"),
+        (TOPIC, "session.timeout.ms", r"an option of mq\.consumer"),
+        (GROUP, "auto.offset.reset", r"an option of mq\.consumer"),
+        (GROUP, "retention.ms", r"a setting of topics: mq\.topics\.create"),
+        (GROUP, "ttlMs", r"a setting of topics: mq\.topics\.create"),
+        (TOPIC, "max.handoff.ms", r"a setting of groups: mq\.groups\.create"),
+        (TOPIC, "transaction.max.timeout.ms", r"lakemq\.connect\(path, config="),
+        (GROUP, "max-redelivery", r"max\.redelivery\.count of a queue group"),
+        (GROUP, "share.isolation.level", "give isolation to mq.consumer"),
+    ],
+)
+def test_a_name_of_another_place_is_answered_with_the_place(declared: Parameters, key: str, answer: str) -> None:
+    with pytest.raises(InvalidConfig, match=answer) as refused:
+        declared.parse({key: 1})
+    assert str(refused.value).startswith(f"INVALID_CONFIG: {key} is no parameter here: ")
+
+
+def test_every_option_of_a_producer_is_answered_where_settings_are_given() -> None:
+    for option in {*PRODUCER.declared, "enable_idempotence"} - {"on_error"}:
+        key = option.replace("_", ".")
+        for parse in (TOPIC.parse, GROUP.parse, EngineConfig):
+            with pytest.raises(InvalidConfig, match="acks=all" if key == "acks" else f"give {option} to mq.producer"):
+                parse({key: "1"})
+
+
+def test_a_name_that_is_only_a_little_alike_is_not_proposed() -> None:
+    for key in ("leash", "delayed", "max.requests.in.air", "topics.to.keep"):
+        with pytest.raises(InvalidConfig, match="Expected one of") as refused:
+            ENGINE.parse({key: 1})
+        assert "did you mean" not in str(refused.value)
 
 
 def test_what_does_it_here_is_not_said_of_a_name_that_is_known() -> None:
