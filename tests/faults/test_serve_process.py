@@ -67,6 +67,21 @@ def test_a_standby_takes_over_at_once_from_one_that_stops(path: Path, start: Cal
 
 
 @pytest.mark.extended
+def test_a_standby_that_never_led_does_not_say_that_it_hands_over_a_lease(
+    path: Path, start: Callable[..., Process]
+) -> None:
+    first = start("serve")
+    name = first.wait_for_line("leads with epoch 1").split()[2]
+    second = start("serve")
+    second.wait_for_line("stands by")
+    second.signal(signal.SIGTERM)
+    assert second.wait_for_exit() == 0
+    second.wait_for_line("has stopped; it was a standby without a lease")
+    assert not any("handed over" in line for line in second.err)
+    assert leader(path).startswith(f"{name} leads with epoch 1")
+
+
+@pytest.mark.extended
 def test_a_stopped_leader_that_wakes_up_stands_by(path: Path, start: Callable[..., Process]) -> None:
     first = start("serve")
     first.wait_for_line("leads with epoch 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -175,20 +176,27 @@ def test_fetching_jars_shows_what_spark_says_at_a_terminal_alone(tmp_path: Path)
     assert piped.stdout + piped.stderr == b""
 
 
-def completed(folder: Path, lines: list[str]) -> list[list[str]]:
-    """Complete lines in a bash that has loaded the script of the command, as the page says."""
+def command_on_path(folder: Path) -> dict[str, str]:
+    """Write a `lakemq` into the folder, and return an environment that finds it. The folder is the home folder, too."""
     command = folder / "lakemq"
     command.write_text(f'#!/bin/sh\nexec {shlex.join(LAKEMQ)} "$@"\n')
     command.chmod(0o755)
-    script = 'eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"\n'
+    return {**os.environ, "HOME": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def run_bash(environment: dict[str, str], script: str) -> str:
+    return subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    ).stdout
+
+
+def completed(environment: dict[str, str], load: str, lines: list[str]) -> list[list[str]]:
+    """Complete lines in a bash that has loaded the script of the command."""
+    script = load + "\n"
     for words in (line.split(" ") for line in lines):
         script += f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n"
         script += '_lakemq_completion lakemq; echo "${COMPREPLY[@]}"\n'
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-    )
-    return [line.split() for line in done.stdout.splitlines()]
+    return [line.split() for line in run_bash(environment, script).splitlines()]
 
 
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
@@ -198,7 +206,30 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         "lakemq topics delete --y": ["--yes"],
         "lakemq --output ": ["table", "json", "csv"],
     }
-    assert completed(tmp_path, [*expected]) == [*expected.values()]
+    as_the_page_says = 'eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"'
+    assert completed(command_on_path(tmp_path), as_the_page_says, [*expected]) == [*expected.values()]
+
+
+def test_completion_that_was_installed_works_in_the_next_shell(tmp_path: Path) -> None:
+    environment = command_on_path(tmp_path)
+    run_bash(environment, "lakemq --install-completion; exit $?")
+    assert completed(environment, "source ~/.bashrc", ["lakemq topics cr"]) == [["create"]]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_scripts_for_other_shells_ask_the_command(shell: str, tmp_path: Path) -> None:
+    """These shells need not be here, so the test asks with the variables that their script sets."""
+    environment = command_on_path(tmp_path)
+    script = run_bash(environment, f"_LAKEMQ_COMPLETE=source_{shell} lakemq")
+    assert f"_LAKEMQ_COMPLETE=complete_{shell} " in script
+    assert "_TYPER_COMPLETE_ARGS=" in script
+    asked = {
+        **environment,
+        "_LAKEMQ_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": "lakemq topics delete",
+    }
+    assert re.findall(r'(delete[a-z-]*)"?[:\t]', run_bash(asked, "lakemq")) == ["delete", "delete-records"]
 
 
 _ACTIVITY = """
