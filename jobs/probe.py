@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 FOLDER = "probe"
 
+_OBJECT = bytes(4096)
+"""One block of a disk. An empty object needs no room, so that it can be written to a full disk."""
+
 
 def probe(files: Files) -> int | None:
     """Write and delete a small object, and return the time in epoch milliseconds that the store gave it.
@@ -17,7 +20,7 @@ def probe(files: Files) -> int | None:
     Raises the store's error if it refuses.
     """
     name = f"{FOLDER}/{uuid.uuid4().hex}"
-    files.put(name, b"")
+    files.put(name, _OBJECT)
     try:
         return files.modified_ms(name)
     finally:

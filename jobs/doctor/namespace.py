@@ -6,6 +6,7 @@ namespace is writable and what time the store has.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -79,9 +80,9 @@ def check_writable(mq: Connection) -> Finding:
         probe(mq.namespace.files)
     except OSError as error:
         text = f"cannot be written: {error.strerror or error}"
-        return Finding(
-            "writable", False, text, "Fetching works. To publish or to serve, give this user write permission."
-        )
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        need = "make room on the disk" if full else "give this user write permission"
+        return Finding("writable", False, text, f"Fetching works. To publish or to serve, {need}.")
     return Finding("writable", True, "objects can be written and deleted")
 
 

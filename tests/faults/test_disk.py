@@ -27,6 +27,7 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.jobs.doctor.namespace import check_writable
 from lakemq.tables.storage.step_objects import STEPS_FOLDER
 
 SIZE = 4 << 20
@@ -192,6 +193,32 @@ def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(dis
         assert serving.wait_for_exit() == 0
     finally:
         serving.kill()
+
+
+@pytest.mark.extended
+def test_serve_that_starts_on_a_full_disk_serves_when_there_is_room(disk: Path):
+    filler = fill(disk, 0)
+    serving = Process(*LAKEMQ, "--path", str(disk / "namespace"), "serve")
+    try:
+        serving.wait_for_line("cannot be written .No space left on device")
+        serving.wait_for_line("goes on in .*No space left on device")
+        filler.unlink()
+        serving.wait_for_line("leads with epoch ")
+        serving.signal(signal.SIGTERM)
+        assert serving.wait_for_exit() == 0
+    finally:
+        serving.kill()
+
+
+@pytest.mark.extended
+def test_the_doctor_finds_that_a_disk_is_full(disk: Path):
+    with lakemq.connect(str(disk / "namespace")) as mq:
+        assert check_writable(mq).ok
+        fill(disk, 0)
+        finding = check_writable(mq)
+    assert not finding.ok
+    assert "No space left on device" in finding.found
+    assert "make room on the disk" in finding.mend
 
 
 @pytest.mark.extended
