@@ -31,6 +31,7 @@ TOPICS = 100
 GROUPS = 20
 LOOKS = 10
 STEPS_PER_COMMIT = 50
+STEPS_PER_PASS = 500
 
 
 def run(steps: int) -> Iterator[Figure]:
@@ -59,6 +60,8 @@ class Core:
             self._send()
             if self._sent % STEPS_PER_COMMIT == 0:
                 self._commit(self._sent // STEPS_PER_COMMIT % GROUPS)
+            if self._sent % STEPS_PER_PASS == 0:
+                self._state.changes.clear()  # as the projector does once it has computed its rows
         gc.collect()
         return sys.getallocatedblocks()
 
