@@ -14,8 +14,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -40,15 +40,25 @@ log = logging.getLogger("lakemq.serve")
 _LOOK_S = 0.1
 
 
-def serve_until_signal(mq: Connection, for_ms: int | None = None) -> int:
+def serve_until_signal(
+    mq: Connection,
+    for_ms: int | None = None,
+    beside: Callable[[Serving], AbstractContextManager[object]] = nullcontext,
+) -> int:
     """Lead, or stand by while another sequencer leads, until a signal comes. Returns the last known step.
 
-    for_ms: end after this time in any case. Raises the store's errors.
+    Args:
+        mq: the connection to serve with.
+        for_ms: end after this time in any case.
+        beside: returns what runs beside the sequencer, such as a metrics endpoint. It ends before the sequencer does.
+
+    Raises:
+        StorageError: the store failed.
     """
     with catch_stop_signals() as stop:
         end_s = math.inf if for_ms is None else time.monotonic() + for_ms / 1000
         _look_whether_writable(mq)
-        with mq.serving() as serving:
+        with mq.serving() as serving, beside(serving):
             log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
             watch, memory = _LeaderWatcher(serving), MemoryRelease()
             while not (stop.is_set() or serving.wait(_LOOK_S) or time.monotonic() >= end_s):

@@ -52,6 +52,7 @@ from .direct_line import DirectLine
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
 from .fetch.plan import Bounds, FetchPosition, Isolation
+from .observer import Observer
 from .open_objects import OpenObjects
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin
 from .publish.delayed import DelayedMessages
@@ -290,15 +291,21 @@ class Connection:
     @cached_property
     def transactions(self) -> Transactions:
         """List, describe and abort transactions, as an operator."""
-        return Transactions(self.requester, self._whole_state, self.namespace.files.time_ms)
+        return self._make_transactions(self._whole_state)
+
+    def _make_transactions(self, read_state: Callable[[], State]) -> Transactions:
+        return Transactions(self.requester, read_state, self.namespace.files.time_ms)
 
     @cached_property
     def delayed(self) -> DelayedMessages:
         """Schedule, list, cancel and reschedule delayed messages."""
+        return self._make_delayed(self._whole_state)
+
+    def _make_delayed(self, read_state: Callable[[], State]) -> DelayedMessages:
         return DelayedMessages(
             self._arrow_publisher,
             self.requester,
-            self._whole_state,
+            read_state,
             self._look,
             self._fetcher.follow_whole_state,
             self.namespace,
@@ -308,11 +315,24 @@ class Connection:
     @cached_property
     def groups(self) -> Groups:
         """Describe and change groups: settings, members, committed offsets, lag."""
-        resets = OffsetResets(self._whole_state, self._fetcher.offsets_for_times, self._clock.now_ms)
+        return self._make_groups(self._whole_state)
+
+    def _make_groups(self, read_state: Callable[[], State]) -> Groups:
+        resets = OffsetResets(read_state, self._fetcher.offsets_for_times, self._clock.now_ms)
         retention_ms = self.namespace.config.ms("offsets.retention.ms")
         store, time_ms = self.namespace.store, self.namespace.files.time_ms
         return Groups(
-            self._whole_state, self.requester, resets, retention_ms, time_ms, lambda: read_consumption(store, time_ms())
+            read_state, self.requester, resets, retention_ms, time_ms, lambda: read_consumption(store, time_ms())
+        )
+
+    def observer(self) -> Observer:
+        """Return an observer, for a process that looks at groups, transactions and delayed messages again and again."""
+        self._check_open()
+        return Observer(
+            self._fetcher.follow_whole_state(),
+            self._make_groups,
+            self._make_transactions,
+            self._make_delayed,
         )
 
     @cached_property

@@ -139,21 +139,49 @@ def _may_be_old(file: StoredFile, horizon_ms: int) -> bool:
     return youngest is None or youngest < horizon_ms or (decided is not None and decided < horizon_ms)
 
 
-def _find_by_size(
+def measure_sizes(store: Store, topics: Mapping[int, Topic]) -> dict[int, list[int]]:
+    """Return topic_id -> bytes of each partition, as `retention.bytes` counts them: those of data files, shared by row.
+
+    Args:
+        topics: as of a step that the tables do not go beyond, or an earlier one.
+
+    Raises:
+        FileNotFoundError: a table was merged meanwhile.
+    """
+    filled = [topics[i] for i in sorted(topics) if (topics[i].high_watermarks > topics[i].log_starts).any()]
+    sizes = {topic_id: [0] * topic.log_count for topic_id, topic in topics.items()}
+    if not filled:
+        return sizes
+    logs, segments = _Logs.of(filled), store.open(SEGMENTS)
+    files, totals = segments.files(), np.zeros(len(logs.log_starts), np.int64)
+    for part in _read_sized_segments(segments, files, logs, store.open(MESSAGES)):
+        np.add.at(totals, part.place, part.size)
+    for topic, first in zip(filled, logs.firsts.tolist(), strict=True):
+        sizes[topic.topic_id] = totals[first : first + topic.log_count].tolist()
+    return sizes
+
+
+def _read_sized_segments(
     segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, messages: TableHandle
-) -> dict[int, dict[int, int]]:
+) -> Iterator[_SegmentColumns]:
+    """Yield the segments of these logs with their sizes, file by file."""
     stored = sorted((parse_file_id(f.path), f.size_bytes, f.record_count) for f in messages.files() if f.record_count)
     ids, sizes, counts = np.array(stored or [(-1, 0, 1)], np.int64).T
     low, high = int(logs.topic_ids[0]), int(logs.topic_ids[-1])
     near = [f for f in files if _may_hold_topics(f, low, high)]
     where = (pc.field("topic_id") >= low) & (pc.field("topic_id") <= high)
-    parts = []
     for rows in _read_rows(segments, near, (*_FOUND_BY, "file_id"), where):
         at, is_known = logs.index(rows.column("topic_id").to_numpy())
         file_ids = rows.column("file_id").fill_null(-1).to_numpy()
         place = np.minimum(np.searchsorted(ids, file_ids), len(ids) - 1)
         per_row = np.where(ids[place] == file_ids, sizes[place] / counts[place], 0.0)
-        parts.append(_select_segments(rows, logs, at, is_known, per_row))
+        yield _select_segments(rows, logs, at, is_known, per_row)
+
+
+def _find_by_size(
+    segments: TableHandle, files: Sequence[StoredFile], logs: _Logs, messages: TableHandle
+) -> dict[int, dict[int, int]]:
+    parts = list(_read_sized_segments(segments, files, logs, messages))
     every = _SegmentColumns.of(parts)
     limits = np.repeat(
         np.array([topic.setting("retention.bytes") for topic in logs.topics], np.int64),

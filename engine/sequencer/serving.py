@@ -15,6 +15,7 @@ from ..namespace.config import EngineConfig
 from ..namespace.folder_waiter import FolderWaiter
 from ..protocol.errors import NotLeader, StorageError, UnknownServerError
 from .sequencer import Sequencer, StepReport
+from .step_durations import StepDurations
 from .watchdog import Watchdog
 
 log = logging.getLogger("lakemq.serve")
@@ -37,6 +38,7 @@ def serve(
     clock: Clock,
     stopped: Callable[[], bool],
     working: Callable[[bool], None] = lambda _: None,
+    durations: StepDurations | None = None,
 ) -> None:
     """Lead when possible, step at most every engine.tick.ms, and rest longer while nothing comes, until `stopped`.
 
@@ -47,7 +49,9 @@ def serve(
     Args:
         stopped: returns whether to end.
         working: called with True when a step begins, with False when it ends.
+        durations: counts the steps by how long they take.
     """
+    durations = durations or StepDurations()
     waiter = FolderWaiter(sequencer.watch_letters, clock, sequencer.news)
     pace, retry_ms, has_worked, has_failed = _Pace(config), SHORTEST_RETRY_MS, False, False
     try:
@@ -55,7 +59,7 @@ def serve(
             try:
                 working(True)
                 try:
-                    rest = _lead_and_step(sequencer, pace, clock, waiter)
+                    rest = _lead_and_step(sequencer, pace, clock, waiter, durations)
                 finally:
                     working(False)
             except NotLeader as lost:
@@ -94,7 +98,9 @@ class _Rest(NamedTuple):
     poll_ms: float = 0.0
 
 
-def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, waiter: FolderWaiter) -> _Rest:
+def _lead_and_step(
+    sequencer: Sequencer, pace: _Pace, clock: Clock, waiter: FolderWaiter, durations: StepDurations
+) -> _Rest:
     if not sequencer.leads:
         if not sequencer.try_lead():
             return _Rest(STANDBY_MS)
@@ -103,7 +109,9 @@ def _lead_and_step(sequencer: Sequencer, pace: _Pace, clock: Clock, waiter: Fold
     started_ms = clock.steady_ms()
     waiter.reset()
     report = sequencer.step()
-    poll_ms = pace.rest_after_ms(report, clock.steady_ms() - started_ms)
+    took_ms = clock.steady_ms() - started_ms
+    durations.add(report.step, report.letters, took_ms)
+    poll_ms = pace.rest_after_ms(report, took_ms)
     if report.letters:
         waiter.note_arrival()
         return _Rest(poll_ms)
@@ -232,6 +240,7 @@ class Serving:
 
     Attributes:
         error: what ended it early, such as a disk that was full at the very beginning. It is logged when it happens.
+        durations: counts the steps of this object's sequencers by how long they took.
     """
 
     def __init__(
@@ -249,6 +258,7 @@ class Serving:
                 there is none. `close` answers the requests that were made before it.
         """
         self.error: Exception | None = None
+        self.durations = StepDurations()
         self._pid = os.getpid()
         self._make, self._config, self._clock = make, config, clock
         self._own_waited_ms = own_waited_ms
@@ -279,8 +289,12 @@ class Serving:
 
     def _run(self, given_up: Callable[[], bool], working: Callable[[bool], None]) -> None:
         sequencer = self._sequencer
+
+        def is_stopped() -> bool:
+            return self._stop.is_set() or given_up()
+
         try:
-            serve(sequencer, self._config, self._clock, lambda: self._stop.is_set() or given_up(), working)
+            serve(sequencer, self._config, self._clock, is_stopped, working, self.durations)
         except BaseException as error:  # pyo3's panics do not derive from Exception
             if not given_up():
                 self.error = error if isinstance(error, Exception) else UnknownServerError(found=repr(error))

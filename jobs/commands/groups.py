@@ -29,6 +29,7 @@ _COLUMNS = (
     "last_stable_offset",
     "high_watermark",
     "lag",
+    "unacknowledged",
     "deleted",
     "expired",
     "committed_at",
@@ -49,6 +50,7 @@ _DESCRIBED = (
     "partitions",
     "lag",
     "lag_counted_from",
+    "unacknowledged",
     "consumption_rate",
     "deleted",
     "expired",
@@ -281,8 +283,9 @@ def lag(ctx: typer.Context, group: Name) -> None:
 
     lag counts the offsets from next_offset on, including markers and aborted messages. counted_from says what
     next_offset is. committed: the committed offset. start: where the group starts, before its first commit. log_start:
-    the start of the log, while the group has no start yet; then lag is the largest possible. pending: the open
-    transaction that holds offsets for the partition.
+    the start of the log, while the group has no start yet; then lag is the largest possible. unacknowledged: messages
+    of a queue group that its owner has and has not acknowledged. pending: the open transaction that holds offsets for
+    the partition.
     """
     session = get_session(ctx)
     with session.connect() as mq:
@@ -336,6 +339,7 @@ def _lag(row: PartitionLag) -> dict[str, Any]:
         "last_stable_offset": row.last_stable_offset,
         "high_watermark": row.high_watermark,
         "lag": row.lag,
+        "unacknowledged": row.unacknowledged,
         "deleted": row.deleted,
         "expired": row.expired,
         "committed_at": from_millis(row.committed_at_ms),

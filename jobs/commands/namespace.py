@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +15,9 @@ from lakemq.jobs.commands.context import get_session
 from lakemq.jobs.commands.progress import show_activity
 from lakemq.jobs.commands.times import AsOf, parse_as_of
 from lakemq.jobs.output import Output, note, show
+
+if TYPE_CHECKING:
+    from lakemq.engine.sequencer.serving import Serving
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,18 +41,41 @@ def init(
     show([made], session.output, tuple(made))
 
 
-def serve(ctx: typer.Context) -> None:
+def serve(
+    ctx: typer.Context,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, metavar="PORT", help="Answer scrapes of Prometheus at this port; 0 takes a free one."
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address on which metrics are served; 0.0.0.0: on all.")
+    ] = "127.0.0.1",
+) -> None:
     """Run a sequencer until SIGTERM or SIGINT; then finish the step and hand over the lease.
 
-    While another one leads, this one stands by and takes over when the other stops or dies.
+    While another one leads, this one stands by and takes over when the other stops or dies. --metrics-port needs the
+    extra `metrics`.
     """
     from lakemq.jobs.logs import log_to_stderr
     from lakemq.jobs.native_memory import choose_allocator
     from lakemq.jobs.serve import serve_until_signal
 
     choose_allocator()
+    if metrics_port is not None:
+        from lakemq.jobs.metrics.server import serve_metrics
+
     with get_session(ctx).connect() as mq, log_to_stderr(logging.INFO):
-        serve_until_signal(mq)
+
+        @contextmanager
+        def run_beside(serving: Serving) -> Iterator[None]:
+            with ExitStack() as stack:
+                if metrics_port is not None:
+                    stack.enter_context(serve_metrics(mq, metrics_host, metrics_port, serving))
+                yield
+
+        serve_until_signal(mq, beside=run_beside)
 
 
 def step(

@@ -16,6 +16,12 @@ from .stalls import find_stalls
 
 _RETENTION = "offsets.retention.ms"
 
+GROUP_STATES = tuple(status.value for status in GroupStatus if status is not GroupStatus.DEAD)
+"""The states of groups that exist."""
+
+PARTITION_STATES = tuple(status.value for status in PartitionStatus)
+"""The states of the partitions that members of a group share."""
+
 
 @dataclass(frozen=True)
 class GroupInfo:
@@ -45,6 +51,7 @@ class GroupInfo:
             last `rate_window_ms`. It is read from tables, which are about a second behind. Transaction markers count,
             and so does a reset forwards. None: the tables changed too fast to be read.
         rate_window_ms: a minute, or less if the namespace is younger.
+        unacknowledged: sum over its partitions, as in `PartitionLag`.
     """
 
     group: str
@@ -70,6 +77,7 @@ class GroupInfo:
     delay_left_ms: int
     consumption_rate: float | None
     rate_window_ms: int | None
+    unacknowledged: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,6 +187,7 @@ def describe_group(
         delay_left_ms=max(0, group.not_before_ms - now_ms) if group and group.not_before_ms else 0,
         consumption_rate=None if consumption is None else consumption.rate(name, _find_start_offsets(group)),
         rate_window_ms=None if consumption is None else consumption.window_ms,
+        unacknowledged=sum(lag.unacknowledged for lag in lags),
     )
 
 

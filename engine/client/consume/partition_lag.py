@@ -27,6 +27,7 @@ class PartitionLag:
         deleted: offsets that were deleted before the group was done with them.
         expired: messages that expired before any member of a queue group had them.
         pending: transactional id of the open transaction that holds offsets for the partition.
+        unacknowledged: messages that the owner of the partition, in a queue group, has and has not acknowledged.
     """
 
     group: str
@@ -43,6 +44,7 @@ class PartitionLag:
     committed_at_ms: int | None
     metadata: str | None
     pending: str | None
+    unacknowledged: int = 0
 
 
 def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
@@ -82,7 +84,13 @@ def _describe_lag(state: State, group: str, place: Place, pending: str | None) -
         committed_at_ms=committed.committed_at_ms if committed else None,
         metadata=committed.metadata if committed else None,
         pending=pending,
+        unacknowledged=_count_unacknowledged(state, group, place),
     )
+
+
+def _count_unacknowledged(state: State, group: str, place: Place) -> int:
+    deliveries = state.find_deliveries(group, place)
+    return deliveries.held_count if deliveries else 0
 
 
 def _find_lag_origin(state: State, name: str, place: Place) -> tuple[int, LagOrigin]:

@@ -1,0 +1,68 @@
+"""An observer looks at a whole namespace again and again: groups, transactions and delayed messages as of one step.
+
+`mq.groups` and its neighbours load the whole state for each call, which suits a command. An observer loads it once and
+follows the steps from then on, so that a look of a metrics endpoint or a console is cheap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..protocol.values.state import State
+from .consume.groups import Groups
+from .publish.delayed import DelayedMessages
+from .transactions.operations import Transactions
+
+ReadState = Callable[[], State]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The namespace as of one step. It is valid inside the block that yields it, and must not be kept.
+
+    Attributes:
+        state: topics, partitions, and who leads.
+        groups, transactions, delayed: the same objects as those of the connection, which read this state. They also
+            send requests.
+    """
+
+    state: State
+    groups: Groups
+    transactions: Transactions
+    delayed: DelayedMessages
+
+
+class Observer:
+    """Looks of one process at a namespace. Thread-safe: one thread looks at a time."""
+
+    def __init__(
+        self,
+        refresh: ReadState,
+        make_groups: Callable[[ReadState], Groups],
+        make_transactions: Callable[[ReadState], Transactions],
+        make_delayed: Callable[[ReadState], DelayedMessages],
+    ) -> None:
+        """refresh: returns the whole state as of the newest step; it changes the state that it returned before."""
+        self._refresh = refresh
+        self._lock = threading.RLock()
+        self._state = State()
+        self._groups = make_groups(self._read_state)
+        self._transactions = make_transactions(self._read_state)
+        self._delayed = make_delayed(self._read_state)
+
+    @contextmanager
+    def look(self) -> Iterator[Observation]:
+        """Yield the namespace as of the newest step. Other threads wait until the block ends.
+
+        Raises:
+            StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
+        """
+        with self._lock:
+            self._state = self._refresh()
+            yield Observation(self._state, self._groups, self._transactions, self._delayed)
+
+    def _read_state(self) -> State:
+        return self._state

@@ -1,0 +1,1 @@
+"""Metrics of a namespace, in the OpenMetrics format that Prometheus scrapes."""
