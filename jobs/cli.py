@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from lakemq.jobs import interrupts
 from lakemq.jobs.commands import (
     bench,
+    console,
     consume,
     dead_letters,
     delayed,
@@ -172,6 +173,7 @@ delayed.add_to(app)
 dead_letters.add_to(app)
 groups.add_to(app)
 bench.add_to(app)
+console.add_to(app)
 add_examples(app)
 
 

@@ -149,7 +149,7 @@ def describe(
                 [member for info in infos if info.members for member in mq.groups.members(info.group)], session
             )
         elif settings:
-            show((row for info in infos for row in _settings(info)), session.output, _SETTINGS)
+            show((row for info in infos for row in list_settings(info)), session.output, _SETTINGS)
         else:
             show(map(_to_record, infos), session.output, _STATE if state else _DESCRIBED)
 
@@ -313,7 +313,8 @@ WHERE "group" = $group AND since <= $at AND (until > $at OR until IS NULL)
 ORDER BY topic, partition"""
 
 
-def _settings(info: GroupInfo) -> list[dict[str, Any]]:
+def list_settings(info: GroupInfo) -> list[dict[str, Any]]:
+    """Return all settings of a group by name: group, setting, value, and whether it is set."""
     return [
         {"group": info.group, "setting": key, "value": str(value), "set": "yes" if key in info.config else "default"}
         for key, value in sorted(info.settings.items())

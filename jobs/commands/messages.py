@@ -71,7 +71,7 @@ def fetch(
         }
         if counted:
             ends = {range_.partition: range_.end for range_ in mq.fetch(topic, end=last, **how).plan.ranges}
-            first, last = _last(mq, topic, parse_isolation(isolation), ends, int(counted[1])), ends
+            first, last = find_last_offsets(mq, topic, parse_isolation(isolation), ends, int(counted[1])), ends
         fetched = mq.fetch(topic, start=first, end=last, **how)
         total = fetched.plan.record_count if limit is None else min(limit, fetched.plan.record_count)
         done = 0
@@ -109,7 +109,7 @@ def tail(
     with session.connect() as mq:
         level = parse_isolation(isolation)
         ends = mq.end_offsets(topic, level)
-        begin = _last(mq, topic, level, ends, lines) if first is None else first
+        begin = find_last_offsets(mq, topic, level, ends, lines) if first is None else first
         fetched = mq.fetch(topic, isolation=level, start=begin, end=ends)
         for table in fetched.pieces():
             printer.write(table)
@@ -122,7 +122,7 @@ def tail(
                 return
 
 
-def _last(mq: Connection, topic: str, isolation: Any, ends: dict[int, int], lines: int) -> dict[int, int]:
+def find_last_offsets(mq: Connection, topic: str, isolation: Any, ends: dict[int, int], lines: int) -> dict[int, int]:
     """Return the offset at which the last `lines` messages of each partition start.
 
     Markers and aborted messages have offsets too, so subtracting from the end is not enough: this widens the range

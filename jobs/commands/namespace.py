@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakemq.jobs.commands.console import HIGHEST_PORT, AllowChanges, TokenFile, open_console_of
 from lakemq.jobs.commands.context import get_session
 from lakemq.jobs.commands.progress import show_activity
 from lakemq.jobs.commands.times import AsOf, parse_as_of
@@ -46,18 +47,33 @@ def serve(
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65_535, metavar="PORT", help="Answer scrapes of Prometheus at this port; 0 takes a free one."
+            min=0,
+            max=HIGHEST_PORT,
+            metavar="PORT",
+            help="Answer scrapes of Prometheus at this port; 0 takes a free one.",
         ),
     ] = None,
     metrics_host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address on which metrics are served; 0.0.0.0: on all.")
     ] = "127.0.0.1",
+    with_console: Annotated[
+        bool, typer.Option("--console", help="Also show the namespace in a browser, as `lakemq console` does.")
+    ] = False,
+    console_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address on which the console listens.")
+    ] = "127.0.0.1",
+    console_port: Annotated[
+        int, typer.Option(min=0, max=HIGHEST_PORT, metavar="PORT", help="The port of the console; 0 takes a free one.")
+    ] = 8080,
+    token_file: TokenFile = None,
+    allow_changes: AllowChanges = False,
 ) -> None:
     """Run a sequencer until SIGTERM or SIGINT; then finish the step and hand over the lease.
 
     While another one leads, this one stands by and takes over when the other stops or dies. --metrics-port needs the
-    extra `metrics`.
+    extra `metrics`, --console the extra `console`.
     """
+    from lakemq.jobs.console.settings import make_settings
     from lakemq.jobs.logs import log_to_stderr
     from lakemq.jobs.native_memory import choose_allocator
     from lakemq.jobs.serve import serve_until_signal
@@ -66,13 +82,20 @@ def serve(
     if metrics_port is not None:
         from lakemq.jobs.metrics.server import serve_metrics
 
-    with get_session(ctx).connect() as mq, log_to_stderr(logging.INFO):
+    if with_console:
+        import lakemq.jobs.console.server  # noqa: F401  # a missing extra is reported before the sequencer leads
+
+    session = get_session(ctx)
+    settings = make_settings(console_host, console_port, token_file, allow_changes) if with_console else None
+    with session.connect() as mq, log_to_stderr(logging.INFO):
 
         @contextmanager
         def run_beside(serving: Serving) -> Iterator[None]:
             with ExitStack() as stack:
                 if metrics_port is not None:
                     stack.enter_context(serve_metrics(mq, metrics_host, metrics_port, serving))
+                if settings is not None:
+                    stack.enter_context(open_console_of(session, mq, settings, serving))
                 yield
 
         serve_until_signal(mq, beside=run_beside)

@@ -114,7 +114,7 @@ def describe(
         if session.output is Output.table:
             show([_summary(description)], session.output, ("topic", "topic_id", *_COLUMNS[1:3], "subscriptions"))
             typer.echo()
-            show(_settings(description), session.output, ("setting", "value", "set"))
+            show(list_settings(description), session.output, ("setting", "value", "set"))
             typer.echo()
         by_partition = {row["partition"]: row for row in rows}
         columns = _PARTITIONS + (_SPREAD if spread else ()) + (("hot_key",) if show_hot_keys else ())
@@ -260,7 +260,8 @@ def _whole(topic: TopicDescription) -> dict[str, Any]:
     return {**_summary(topic), "settings": topic.settings, **offsets}
 
 
-def _settings(topic: TopicDescription) -> list[dict[str, Any]]:
+def list_settings(topic: TopicDescription) -> list[dict[str, Any]]:
+    """Return all settings of a topic by name: setting, value, and whether it is set."""
     return [
         {"setting": key, "value": str(value), "set": "yes" if key in topic.config else "default"}
         for key, value in sorted(topic.settings.items())

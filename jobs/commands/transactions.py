@@ -17,7 +17,7 @@ transactions = typer.Typer(no_args_is_help=True, help="List, describe and abort 
 
 TransactionalId = Annotated[str, typer.Argument(metavar="ID", help="The transactional id.")]
 
-_STATES = ("Empty", "Ongoing", "CompleteCommit", "CompleteAbort")
+STATES = ("Empty", "Ongoing", "CompleteCommit", "CompleteAbort")
 """States that last. Prepare states end within a step, and dead ids are deleted."""
 
 _LISTED = (
@@ -53,13 +53,13 @@ def list_transactions(
     ctx: typer.Context,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help=f"Only ids in this state ({', '.join(_STATES)}); repeatable."),
+        typer.Option(metavar="STATE", help=f"Only ids in this state ({', '.join(STATES)}); repeatable."),
     ] = None,
 ) -> None:
     """List all transactional ids by name, with their open transactions."""
     for name in state or ():
-        if name not in _STATES:
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(_STATES)}", param_hint="--state")
+        if name not in STATES:
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(STATES)}", param_hint="--state")
     session = get_session(ctx)
     with session.connect() as mq:
         show(map(_transaction, mq.transactions.all(tuple(state or ()))), session.output, _LISTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidConfig
@@ -17,13 +17,22 @@ from lakemq.jobs.metrics.collector import NamespaceCollector
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.observer import Observer
     from lakemq.engine.sequencer.serving import Serving
 
 log = logging.getLogger("lakemq.metrics")
 
 
+class OpenRegistry(NamedTuple):
+    """A registry of metrics, and what its metrics of the namespace are read with."""
+
+    registry: CollectorRegistry
+    collector: NamespaceCollector
+    observer: Observer
+
+
 @contextmanager
-def open_registry(mq: Connection, serving: Serving | None = None) -> Iterator[CollectorRegistry]:
+def open_registry(mq: Connection, serving: Serving | None = None) -> Iterator[OpenRegistry]:
     """Yield a registry with the metrics of the namespace and of this process.
 
     Args:
@@ -31,11 +40,12 @@ def open_registry(mq: Connection, serving: Serving | None = None) -> Iterator[Co
         serving: the sequencer of this process, if it runs one.
     """
     registry = CollectorRegistry(auto_describe=False)
-    collector = NamespaceCollector(mq, mq.observer(), serving)
+    observer = mq.observer()
+    collector = NamespaceCollector(mq, observer, serving)
     registry.register(collector)
     ProcessCollector(registry=registry)
     try:
-        yield registry
+        yield OpenRegistry(registry, collector, observer)
     finally:
         collector.close()
 
@@ -54,9 +64,9 @@ def serve_metrics(mq: Connection, host: str, port: int, serving: Serving | None 
         InvalidConfig: the address cannot be listened on.
         MissingExtra: the extra `metrics` is not installed.
     """
-    with open_registry(mq, serving) as registry:
+    with open_registry(mq, serving) as metrics:
         try:
-            server, thread = start_http_server(port, host, registry)
+            server, thread = start_http_server(port, host, metrics.registry)
         except OSError as error:
             raise InvalidConfig(
                 f"Metrics cannot be served: {error.strerror or error}.",

@@ -156,6 +156,9 @@ def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
         (["sql", "SELECT 1"], "duckdb", "sql"),
         (["spark-sql"], "pyspark", "spark"),
         (["audit"], "duckdb", "sql"),
+        (["serve", "--metrics-port", "0"], "prometheus_client", "metrics"),
+        (["console"], "uvicorn", "console"),
+        (["serve", "--console"], "uvicorn", "console"),
     ],
 )
 def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import tempfile
+import threading
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...namespace.extras import needs
 from ...namespace.interruptible import add_interruptible
@@ -98,13 +99,65 @@ def _no_statement(text: str) -> InvalidRequest:
     return InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
 
 
+class QueryLimits(NamedTuple):
+    """Bounds of a query that a stranger wrote. max_rows: the rest of the result is not computed."""
+
+    timeout_s: float
+    max_rows: int
+    memory_mb: int
+
+
+class BoundedResult(NamedTuple):
+    """The columns and the first rows of a result. is_cut: there are more rows."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    is_cut: bool
+
+
+def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snapshot: Snapshot) -> BoundedResult:
+    """Run statements in Spark's SQL within limits, and return the result of the last one.
+
+    Raises:
+        InvalidRequest: the query fails, or needs more time or memory than it may have.
+        MissingExtra: the extra `sql` is not installed.
+    """
+    with needs("sql"):
+        import duckdb
+
+    try:
+        connection, text = _prepare(namespace, text, False, SqlDialect.spark, snapshot, limits.memory_mb)
+        timer = threading.Timer(limits.timeout_s, connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            with _explain_errors(text, False):
+                result = connection.execute(text)
+                if result is None:
+                    raise _no_statement(text)
+                rows = result.fetchmany(limits.max_rows + 1)
+        finally:
+            timer.cancel()
+    except duckdb.InterruptException:
+        raise InvalidRequest(f"The query was stopped after {limits.timeout_s:g} s.", expected="a shorter one") from None
+    except duckdb.Error as error:
+        raise InvalidRequest(f"The query fails: {error}", found=text[:100]) from None
+    columns = _number_repeated([name for name, *_ in result.description or ()])
+    return BoundedResult(columns, rows[: limits.max_rows], len(rows) > limits.max_rows)
+
+
 def _prepare(
-    namespace: Namespace, text: str, allow_files: bool, dialect: SqlDialect, snapshot: Snapshot
+    namespace: Namespace,
+    text: str,
+    allow_files: bool,
+    dialect: SqlDialect,
+    snapshot: Snapshot,
+    memory_mb: int | None = None,
 ) -> tuple[duckdb.DuckDBPyConnection, str]:
     """Return a DuckDB that has all that the statements name, and the statements in its dialect."""
     text = parse_text("query", text)
     text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
-    connection = connect_duckdb(namespace, allow_files, snapshot)
+    connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
     for log_range in ranges:
         _add_range(connection, namespace, snapshot, log_range)
     return connection, text
@@ -173,10 +226,11 @@ def connect_duckdb(
     allow_files: bool = False,
     snapshot: Snapshot | None = None,
     without: Collection[str] = (),
+    memory_mb: int | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """Return an in-memory DuckDB whose current schema has all tables and views, as of one watermark.
 
-    without: paths of data files of `messages` whose rows are left out.
+    without: paths of data files of `messages` whose rows are left out. memory_mb: the most memory that DuckDB takes.
 
     Raises StepTooOld.
     """
@@ -191,7 +245,8 @@ def connect_duckdb(
 
     name = database_name(namespace.path)
     database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # quoted: it may be a reserved word, such as order
-    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    bound: dict[str, str] = {} if memory_mb is None else {"memory_limit": f"{memory_mb}MB"}
+    connection = duckdb.connect(":memory:", config={**_SETTINGS, **bound})
     add_interruptible(connection)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")

@@ -1,0 +1,88 @@
+"""`lakemq console`: pages about the namespace in a browser; and the same beside `lakemq serve`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakemq.jobs.commands.context import Session, get_session
+from lakemq.jobs.output import note
+
+if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
+    from lakemq.engine.sequencer.serving import Serving
+    from lakemq.jobs.console.settings import ConsoleSettings
+    from lakemq.jobs.doctor.examination import Finding
+
+HIGHEST_PORT = 65_535
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file with the token that visitors must show; without it, $LAKEMQ_CONSOLE_TOKEN. Needed unless --host is"
+        " this machine's alone.",
+    ),
+]
+AllowChanges = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changes",
+        help="Let visitors reset offsets, send dead letters back, cancel delayed messages, abort transactions and"
+        " change settings.",
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command()(console)
+
+
+def console(
+    ctx: typer.Context,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=HIGHEST_PORT, metavar="PORT", help="The port; 0 takes a free one.")
+    ] = 8080,
+    token_file: TokenFile = None,
+    allow_changes: AllowChanges = False,
+) -> None:
+    """Show the namespace in a browser until SIGTERM or SIGINT. It reads, and needs no sequencer to do so.
+
+    Needs the extra `console`, and for SQL and charts the extra `sql`.
+    """
+    from lakemq.jobs.console.settings import make_settings
+    from lakemq.jobs.logs import log_to_stderr
+    from lakemq.jobs.serve import catch_stop_signals
+
+    session = get_session(ctx)
+    settings = make_settings(host, port, token_file, allow_changes)
+    with (
+        session.connect() as mq,
+        log_to_stderr(logging.INFO),
+        catch_stop_signals() as stop,
+        open_console_of(session, mq, settings) as address,
+    ):
+        note(f"The console is at {address}. Stop it with Ctrl-C.")
+        stop.wait()
+
+
+def open_console_of(
+    session: Session, mq: Connection, settings: ConsoleSettings, serving: Serving | None = None
+) -> AbstractContextManager[str]:
+    """Return a console for this call of the command, as a context manager that yields its address."""
+    from importlib.util import find_spec
+
+    from lakemq.jobs.console.server import serve_console
+    from lakemq.jobs.doctor.examination import examine
+
+    def run_checks() -> Sequence[Finding]:
+        spark = find_spec("pyspark") is not None
+        return list(examine(session.path, session.conf, session.storage_options, spark))
+
+    return serve_console(mq, settings, run_checks, serving)

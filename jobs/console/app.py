@@ -1,0 +1,274 @@
+"""The web application: which address shows which page, and how errors look. It keeps nothing between requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import Any
+
+from lakemq.engine.namespace.extras import needs
+
+with needs("console"):
+    import python_multipart  # noqa: F401  # forms need it, and starlette imports it late
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, RedirectResponse, Response
+    from starlette.routing import Route
+
+from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
+from lakemq.jobs.console import csrf, guard
+from lakemq.jobs.console.changes import CHANGES, Change
+from lakemq.jobs.console.console import Console, NotPossible
+from lakemq.jobs.console.inputs import LONGEST_NAME, BadInput, read_text
+from lakemq.jobs.console.pages import (
+    dead_letters,
+    delayed,
+    doctor,
+    groups,
+    messages,
+    overview,
+    tables,
+    topics,
+    transactions,
+)
+from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page
+from lakemq.jobs.console.rendering import make_templates
+from lakemq.jobs.exits import describe_error
+
+log = logging.getLogger("lakemq.console")
+
+Inputs = Mapping[str, Any]
+ReadPage = Callable[[Console, Inputs], Page]
+
+MENU = (
+    Link("Overview", "/"),
+    Link("Topics", "/topics"),
+    Link("Groups", "/groups"),
+    Link("Delayed", "/delayed"),
+    Link("Dead letters", "/dead-letters"),
+    Link("Transactions", "/transactions"),
+    Link("Tables", "/tables"),
+    Link("SQL", "/sql"),
+    Link("Doctor", "/doctor"),
+    Link("Metrics", "/metrics"),
+)
+
+PAGES: dict[str, ReadPage] = {
+    "/": overview.read_overview,
+    "/topics": topics.read_topics,
+    "/topic": topics.read_topic,
+    "/messages": messages.read_messages,
+    "/message": messages.read_message,
+    "/groups": groups.read_groups,
+    "/group": groups.read_group,
+    "/delayed": delayed.read_delayed,
+    "/dead-letters": dead_letters.read_dead_letters,
+    "/dead-letter-topic": dead_letters.read_dead_letter_topic,
+    "/transactions": transactions.read_transactions,
+    "/tables": tables.read_tables,
+    "/sql": tables.read_sql_box,
+    "/doctor": doctor.read_doctor,
+}
+"""Pages by their address. They only read."""
+
+POSTED_PAGES: dict[str, ReadPage] = {"/sql": tables.run_sql_box, "/doctor": doctor.run_doctor}
+"""Pages that read much, so that no other site may make a browser ask for them."""
+
+REFRESH_S = (5, 15, 60)
+_NOT_FOUND = (UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
+_WRONG_TOKEN_S = 0.5
+"""How long a wrong token at the login page takes, so that guessing is slow."""
+
+
+class WebApplication:
+    """Answers requests with the pages of a console."""
+
+    def __init__(self, console: Console, registry: CollectorRegistry) -> None:
+        self._console, self._registry = console, registry
+        self._templates = make_templates()
+        self._tokens = csrf.FormTokens()
+        self._style, self._icon = _read_static("console.css"), _read_static("icon.svg")
+
+    def list_routes(self) -> list[Route]:
+        """Return all addresses with what answers them."""
+        return [
+            *(Route(path, self._show(read)) for path, read in PAGES.items()),
+            *(Route(path, self._show_posted(read), methods=["POST"]) for path, read in POSTED_PAGES.items()),
+            Route("/change/{name}", self._confirm_change),
+            Route("/change/{name}", self._apply_change, methods=["POST"]),
+            Route("/metrics", self._show_metrics),
+            Route(guard.LOGIN, self._show_login),
+            Route(guard.LOGIN, self._log_in, methods=["POST"]),
+            Route(guard.STYLE, lambda request: Response(self._style, media_type="text/css")),
+            Route(guard.ICON, lambda request: Response(self._icon, media_type="image/svg+xml")),
+        ]
+
+    # -- pages that read --------------------------------------------------------------------------------
+
+    def _show(self, read: ReadPage) -> Callable[[Request], Response]:
+        return lambda request: self._answer(request, lambda: read(self._console, request.query_params))
+
+    def _show_posted(self, read: ReadPage) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            inputs = await self._read_form(request)
+            return await run_in_threadpool(self._answer, request, lambda: read(self._console, inputs))
+
+        return endpoint
+
+    def _answer(self, request: Request, read: Callable[[], Page]) -> Response:
+        """Return a page, or the page that explains why there is none."""
+        try:
+            return self._render(request, read())
+        except BadInput as error:
+            return self._explain(request, "This input cannot be used", str(error), 400)
+        except NotPossible as error:
+            return self._explain(request, "This is not possible now", str(error), 409)
+        except _NOT_FOUND as error:
+            return self._explain(request, "Not found", str(error), 404)
+        except LakeMQError as error:
+            return self._explain(request, "LakeMQ refused this", str(error), 503 if error.retriable else 400)
+        except Exception as error:  # the console goes on; the visitor and the log see what is wrong
+            log.error("The page %s cannot be shown: %s", request.url.path, error, exc_info=error)
+            return self._explain(request, "This page cannot be shown", describe_error(error), 500)
+
+    def _explain(self, request: Request, title: str, text: str, status: int) -> Response:
+        return self._render(request, Page(title, [Notice(text, "bad")]), status)
+
+    def _render(self, request: Request, page: Page, status: int = 200) -> Response:
+        nonce = self._tokens.choose_nonce(request.cookies.get(csrf.COOKIE))
+        refresh = request.query_params.get("refresh", "")
+        done = CHANGES.get(request.query_params.get("done", ""))
+        html = self._templates.get_template("page.html").render(
+            page=page,
+            menu=MENU,
+            path=request.url.path,
+            namespace=self._console.mq.namespace.path,
+            allow_changes=self._console.settings.allow_changes,
+            refresh=next((seconds for seconds in REFRESH_S if refresh == str(seconds)), None),
+            refresh_links=self._list_refresh_links(request),
+            done=done.done if done and status == 200 else "",
+            csrf_field=csrf.FIELD,
+            make_csrf=lambda action: self._tokens.make(nonce, action),
+        )
+        response = HTMLResponse(html, status)
+        response.set_cookie(csrf.COOKIE, nonce, httponly=True, samesite="strict")
+        return response
+
+    def _list_refresh_links(self, request: Request) -> list[Link]:
+        if request.method != "GET":
+            return []
+        url = request.url.remove_query_params(["refresh", "done"])
+        links = [(f"{seconds} s", url.include_query_params(refresh=seconds)) for seconds in REFRESH_S]
+        # without the host, so that a wrong Host header leads nowhere
+        return [Link(text, f"{target.path}?{target.query}") for text, target in (("off", url), *links)]
+
+    def _show_metrics(self, request: Request) -> Response:
+        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encoder(self._registry), headers={"Content-Type": content_type})
+
+    # -- forms ------------------------------------------------------------------------------------------
+
+    async def _read_form(self, request: Request) -> dict[str, Any]:
+        """Return the fields of a form. Raises HTTPException if it was not filled on a page of this process."""
+        form = await request.form(max_files=0, max_fields=20)
+        inputs = {name: value for name, value in form.items() if isinstance(value, str)}
+        token = inputs.pop(csrf.FIELD, "")
+        if not self._tokens.is_valid(request.cookies.get(csrf.COOKIE), request.url.path, token):
+            raise HTTPException(403, "This form is not valid any more. Go back, load the page again, and repeat it.")
+        return inputs
+
+    def explain_http_error(self, request: Request, error: Exception) -> Response:
+        """Return the page for an address that does not exist, a wrong method, or a form that is not valid."""
+        assert isinstance(error, HTTPException)
+        return self._explain(request, "This request is refused", error.detail, error.status_code)
+
+    # -- changes ----------------------------------------------------------------------------------------
+
+    def _find_change(self, request: Request) -> Change:
+        change = CHANGES.get(request.path_params["name"])
+        if change is None:
+            raise HTTPException(404, "There is no such change.")
+        if not self._console.settings.allow_changes:
+            raise HTTPException(403, "This console only shows. Start it with --allow-changes to change something.")
+        return change
+
+    def _confirm_change(self, request: Request) -> Response:
+        change = self._find_change(request)
+
+        def read() -> Page:
+            inputs = _pick_inputs(change, request.query_params)
+            self._console.check_leader()
+            fields = [Field(name, name, value, is_hidden=True) for name, value in inputs.items()]
+            form = Form("Confirm", request.url.path, fields, f"{change.title} now", "post", is_change=True)
+            return Page(change.title, [*change.preview(self._console, inputs), form])
+
+        return self._answer(request, read)
+
+    async def _apply_change(self, request: Request) -> Response:
+        change = self._find_change(request)
+        inputs = await self._read_form(request)
+        return await run_in_threadpool(self._apply, request, change, inputs)
+
+    def _apply(self, request: Request, change: Change, form: Inputs) -> Response:
+        name = request.path_params["name"]
+        pages: list[str] = []
+
+        def apply() -> Page:
+            inputs = _pick_inputs(change, form)
+            self._console.check_leader()
+            log.info("%s: a visitor of the console at %s", name, request.client.host if request.client else "?")
+            change.apply(self._console, inputs)
+            pages.append(change.page(inputs))
+            return Page(change.title, [Notice(change.done, "good")])
+
+        answer = self._answer(request, apply)
+        if not pages:
+            return answer
+        # reloading the page that follows must not do it again
+        return RedirectResponse(f"{pages[0]}{'&' if '?' in pages[0] else '?'}done={name}", 303)
+
+    # -- the token --------------------------------------------------------------------------------------
+
+    def _show_login(self, request: Request) -> Response:
+        form = Form("Token", guard.LOGIN, [Field("token", "token of this console", is_secret=True)], "Open", "post")
+        return self._answer(request, lambda: Page("Open the console", [form]))
+
+    async def _log_in(self, request: Request) -> Response:
+        inputs = await self._read_form(request)
+        return await run_in_threadpool(self._check_token, request, inputs)
+
+    def _check_token(self, request: Request, inputs: Inputs) -> Response:
+        token = self._console.settings.token
+        if token is None:
+            return RedirectResponse("/", 303)
+        if not guard.are_equal(inputs.get("token", ""), token):
+            time.sleep(_WRONG_TOKEN_S)
+            return self._explain(request, "Open the console", "This is not the token of this console.", 403)
+        response = RedirectResponse("/", 303)
+        response.set_cookie(guard.SESSION_COOKIE, guard.make_session(token), httponly=True, samesite="strict")
+        return response
+
+
+def build_app(console: Console, registry: CollectorRegistry) -> guard.Guard:
+    """Return the ASGI application of a console, with the guard in front."""
+    application = WebApplication(console, registry)
+    app = Starlette(
+        routes=application.list_routes(),
+        exception_handlers={HTTPException: application.explain_http_error},
+    )
+    return guard.Guard(app, console.settings)
+
+
+def _read_static(name: str) -> str:
+    return files("lakemq.jobs.console").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:
+    """Return the inputs of a change, within their lengths. Raises BadInput."""
+    return {name: read_text(inputs, name, change.longest.get(name, LONGEST_NAME), "") for name in change.inputs}

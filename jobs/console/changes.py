@@ -1,0 +1,216 @@
+"""Changes of the namespace: what each needs, what its confirmation page says, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.inputs import BadInput, read_position, read_text
+from lakemq.jobs.console.parts import Notice, Part, Table
+from lakemq.jobs.console.rendering import make_link
+
+Inputs = Mapping[str, Any]
+
+_MOST_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Change:
+    """A kind of change.
+
+    Attributes:
+        title: names it.
+        inputs: the names of its inputs; the confirmation form carries all of them.
+        preview: returns what it would do, without doing it.
+        apply: does it.
+        page: returns where to go afterwards.
+        done: the sentence that says that it is done.
+    """
+
+    title: str
+    inputs: tuple[str, ...]
+    preview: Callable[[Console, Inputs], list[Part]]
+    apply: Callable[[Console, Inputs], None]
+    page: Callable[[Inputs], str]
+    done: str
+    longest: Mapping[str, int] = field(default_factory=dict)
+
+
+# -- offsets of groups ----------------------------------------------------------------------------------
+
+
+def _reset_offsets(console: Console, inputs: Inputs, dry_run: bool) -> list[list[Any]]:
+    topic = read_text(inputs, "topic", default="")
+    if not inputs.get("to"):
+        raise BadInput("The input to is missing. Expected earliest, latest, an offset or a time.")
+    changes = console.mq.groups.reset_offsets(
+        read_text(inputs, "group"), topic or None, to=read_position(inputs, "to", "latest"), dry_run=dry_run
+    )
+    return [
+        [change.topic, change.partition, _dash(change.before), _dash(change.after)] for change in changes[:_MOST_ROWS]
+    ]
+
+
+def _preview_reset(console: Console, inputs: Inputs) -> list[Part]:
+    rows = _reset_offsets(console, inputs, dry_run=True)
+    text = f"The group {inputs['group']} will go on from these offsets. Messages in between are skipped, or come again."
+    return [Notice(text), Table("Changes", ("topic", "partition", "before", "after"), rows, "No offset would change.")]
+
+
+def _apply_reset(console: Console, inputs: Inputs) -> None:
+    _reset_offsets(console, inputs, dry_run=False)
+
+
+# -- dead letters ---------------------------------------------------------------------------------------
+
+
+def _make_condition(inputs: Inputs) -> str | None:
+    group = read_text(inputs, "group", default="")
+    return "consumer_group = '" + group.replace("'", "''") + "'" if group else None
+
+
+def _preview_redrive(console: Console, inputs: Inputs) -> list[Part]:
+    topic = read_text(inputs, "topic")
+    redriven = console.mq.dead_letters.redrive(topic, _make_condition(inputs), dry_run=True)
+    text = f"{redriven.messages:,} dead letters of {topic} will be sent back to the ends of their source topics."
+    stay = f"{redriven.without_topic:,} stay, because their source topic does not exist."
+    return [Notice(text), *([Notice(stay)] if redriven.without_topic else [])]
+
+
+def _apply_redrive(console: Console, inputs: Inputs) -> None:
+    console.mq.dead_letters.redrive(read_text(inputs, "topic"), _make_condition(inputs))
+
+
+# -- delayed messages -----------------------------------------------------------------------------------
+
+
+def _preview_cancel(console: Console, inputs: Inputs) -> list[Part]:
+    if read_text(inputs, "receipt", 4_000, ""):
+        return [Notice("The message with this receipt will be cancelled, if it still waits.")]
+    topic = read_text(inputs, "topic", default="")
+    if not topic:
+        raise BadInput("Give a receipt, or a topic.")
+    count = console.mq.delayed.cancel_where(topic, _read_key(inputs), dry_run=True).num_rows
+    return [Notice(f"{count:,} messages that wait for {topic} will be cancelled. They will not be delivered.")]
+
+
+def _apply_cancel(console: Console, inputs: Inputs) -> None:
+    receipt = read_text(inputs, "receipt", 4_000, "")
+    if receipt:
+        console.mq.delayed.cancel(receipt)
+    else:
+        console.mq.delayed.cancel_where(read_text(inputs, "topic"), _read_key(inputs))
+
+
+def _read_key(inputs: Inputs) -> str | None:
+    return read_text(inputs, "key", 1_000, "") or None
+
+
+# -- transactions ---------------------------------------------------------------------------------------
+
+
+def _preview_abort(console: Console, inputs: Inputs) -> list[Part]:
+    info = console.mq.transactions.describe(read_text(inputs, "id", 1_000))
+    places = ", ".join(info.partitions) or "no partition yet"
+    text = f"The open transaction of {info.transactional_id} in {places} will be aborted, and its producer is fenced."
+    return [Notice(text if info.state == "Ongoing" else f"{info.transactional_id} has no open transaction now.")]
+
+
+def _apply_abort(console: Console, inputs: Inputs) -> None:
+    console.mq.transactions.abort(read_text(inputs, "id", 1_000))
+
+
+# -- settings -------------------------------------------------------------------------------------------
+
+
+def _read_setting(inputs: Inputs) -> dict[str, str | None]:
+    return {read_text(inputs, "setting"): read_text(inputs, "value", 1_000, "") or None}
+
+
+def _preview_setting(subject: str, current: Mapping[str, Any], inputs: Inputs) -> list[Part]:
+    ((name, value),) = _read_setting(inputs).items()
+    if name not in current:
+        raise BadInput(f"There is no setting {name!r}. Expected one of: {', '.join(sorted(current))}.")
+    rows = [[name, str(current[name]), "its default" if value is None else value]]
+    return [Notice(f"This setting of {subject} will change."), Table("Change", ("setting", "now", "new"), rows)]
+
+
+def _preview_topic(console: Console, inputs: Inputs) -> list[Part]:
+    topic = console.mq.topics.describe(read_text(inputs, "topic"))
+    return _preview_setting(f"the topic {topic.topic}", topic.settings, inputs)
+
+
+def _apply_topic(console: Console, inputs: Inputs) -> None:
+    console.mq.topics.alter(read_text(inputs, "topic"), _read_setting(inputs))
+
+
+def _preview_group(console: Console, inputs: Inputs) -> list[Part]:
+    group = console.mq.groups.describe(read_text(inputs, "group"))
+    return _preview_setting(f"the group {group.group}", group.settings, inputs)
+
+
+def _apply_group(console: Console, inputs: Inputs) -> None:
+    console.mq.groups.alter(read_text(inputs, "group"), _read_setting(inputs))
+
+
+def _dash(value: int | None) -> int | str:
+    return "-" if value is None else value
+
+
+CHANGES: dict[str, Change] = {
+    "reset-offsets": Change(
+        "Reset offsets",
+        ("group", "topic", "to"),
+        _preview_reset,
+        _apply_reset,
+        lambda inputs: make_link("/group", name=inputs["group"]),
+        "The offsets are reset.",
+    ),
+    "redrive": Change(
+        "Send dead letters back",
+        ("topic", "group"),
+        _preview_redrive,
+        _apply_redrive,
+        lambda inputs: "/dead-letters",
+        "The dead letters are sent back.",
+    ),
+    "cancel-delayed": Change(
+        "Cancel delayed messages",
+        ("receipt", "topic", "key"),
+        _preview_cancel,
+        _apply_cancel,
+        lambda inputs: "/delayed",
+        "The messages that still waited are cancelled.",
+        {"receipt": 4_000, "key": 1_000},
+    ),
+    "abort": Change(
+        "Abort a transaction",
+        ("id",),
+        _preview_abort,
+        _apply_abort,
+        lambda inputs: "/transactions",
+        "The transaction is aborted.",
+        {"id": 1_000},
+    ),
+    "alter-topic": Change(
+        "Change a topic",
+        ("topic", "setting", "value"),
+        _preview_topic,
+        _apply_topic,
+        lambda inputs: make_link("/topic", name=inputs["topic"]),
+        "The setting is changed.",
+        {"value": 1_000},
+    ),
+    "alter-group": Change(
+        "Change a group",
+        ("group", "setting", "value"),
+        _preview_group,
+        _apply_group,
+        lambda inputs: make_link("/group", name=inputs["group"]),
+        "The setting is changed.",
+        {"value": 1_000},
+    ),
+}
+"""Each change by the name in its address."""

@@ -1,0 +1,79 @@
+"""What all pages of a console read from: one connection, one observer, one collector of metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lakemq.engine.client.sql.query import BoundedResult, QueryLimits, run_bounded_query
+from lakemq.engine.namespace.snapshot import take_snapshot
+from lakemq.jobs.console.settings import ConsoleSettings
+from lakemq.tables.storage.leader_locks import LeaderLocks
+
+if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.observer import Observer
+    from lakemq.jobs.doctor.examination import Finding
+    from lakemq.jobs.metrics.collector import NamespaceCollector
+
+QUERY_LIMITS = QueryLimits(timeout_s=20.0, max_rows=1_000, memory_mb=1_024)
+"""Bounds of a query. It must not take the memory of a sequencer in the same process."""
+
+
+class NotPossible(Exception):
+    """The namespace does not allow this now. The message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Console:
+    """The namespace as pages see it.
+
+    Attributes:
+        mq: the connection.
+        observer: groups, transactions and delayed messages as of one step.
+        collector: the metrics.
+        settings: what the console allows.
+        examine: runs the doctor's checks.
+    """
+
+    mq: Connection
+    observer: Observer
+    collector: NamespaceCollector
+    settings: ConsoleSettings
+    examine: Callable[[], Sequence[Finding]]
+    _query_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run_sql(self, text: str) -> BoundedResult:
+        """Run a query over the tables as of the last projection, within QUERY_LIMITS. One query runs at a time.
+
+        Raises:
+            NotPossible: another query runs.
+            InvalidRequest: the query fails, or takes too long.
+            MissingExtra: the extra `sql` is not installed.
+        """
+        if not self._query_lock.acquire(timeout=QUERY_LIMITS.timeout_s):
+            raise NotPossible("Another query runs. Try again when it has ended.")
+        try:
+            namespace = self.mq.namespace
+            return run_bounded_query(namespace, text, QUERY_LIMITS, take_snapshot(namespace.store))
+        finally:
+            self._query_lock.release()
+
+    def read_rows(self, text: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query of a page. Raises as `run_sql`."""
+        return self.run_sql(text).rows
+
+    def check_leader(self) -> None:
+        """Raise NotPossible if no sequencer would decide a request now."""
+        leader = self.mq.state().leader
+        if not leader or LeaderLocks(self.mq.namespace.files).is_dead(leader):
+            raise NotPossible(
+                "No sequencer leads, so nothing can be changed. Start one with `lakemq serve`, then try again."
+            )
+
+
+def quote_sql(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

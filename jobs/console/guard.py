@@ -1,0 +1,141 @@
+"""The guard in front of all pages: refuse foreign hosts, missing tokens and oversized requests; add security headers.
+
+- A page on the web can make a browser send requests to this machine. If it also lets its own name resolve to this
+  machine (DNS rebinding), it could read the answers. So without a token, the Host header must name this machine.
+- With a token, a browser shows it in a cookie that only this console's own pages send (SameSite=Strict). The cookie is
+  derived from the token and cannot be turned back into it.
+- Pages load nothing from elsewhere and run no script: the Content-Security-Policy says so to the browser.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lakemq.jobs.console.settings import ConsoleSettings, is_loopback
+
+SESSION_COOKIE = "lakemq_session"
+LOGIN, STYLE, ICON = "/login", "/static/console.css", "/static/icon.svg"
+MAX_BODY_BYTES = 64 << 10
+MAX_TARGET_BYTES = 8 << 10
+OPEN_PATHS = (LOGIN, STYLE, ICON)
+"""Paths that need no token."""
+
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none';"
+        " frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # not no-referrer: that would also make browsers send `Origin: null` with forms
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def make_session(token: str) -> str:
+    """Return the cookie of a browser that has shown the token."""
+    return hmac.new(token.encode(), b"lakemq console session", hashlib.sha256).hexdigest()
+
+
+class Guard:
+    """An ASGI middleware that lets only acceptable requests pass."""
+
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        refusal = self._refuse(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send_with_headers)
+            return
+        await self._app(scope, _limit_body(receive), send_with_headers)
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that must not pass; None: it may."""
+        headers = Headers(scope=scope)
+        if len(scope["path"]) + len(scope["query_string"]) > MAX_TARGET_BYTES:
+            return _refusal(414, f"The address is too long. At most {MAX_TARGET_BYTES} bytes are read.")
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY_BYTES):
+            return _refusal(413, f"The request is too large. At most {MAX_BODY_BYTES} bytes are read.")
+        if self._settings.token is None and not is_loopback(_host_name(headers.get("host", ""))):
+            return _refusal(421, "The Host header does not name this machine. Open http://localhost with the port.")
+        if scope["method"] == "POST" and not _is_same_origin(headers):
+            return _refusal(403, "The form was sent from another site. Open the console and use its own form.")
+        if scope["path"] in OPEN_PATHS or self._has_token(headers):
+            return None
+        if "text/html" in headers.get("accept", "") and scope["method"] == "GET":
+            return RedirectResponse(LOGIN, status_code=303)
+        return PlainTextResponse(
+            "This console needs its token: Authorization: Bearer TOKEN.\n", 401, {"WWW-Authenticate": "Bearer"}
+        )
+
+    def _has_token(self, headers: Headers) -> bool:
+        token = self._settings.token
+        if token is None:
+            return True
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and are_equal(shown.strip(), token):
+            return True
+        cookies = cookie_parser(headers.get("cookie", ""))
+        return are_equal(cookies.get(SESSION_COOKIE, ""), make_session(token))
+
+
+def _limit_body(receive: Receive) -> Receive:
+    """Return a `receive` that ends a body without a declared length when it is too long."""
+    size = 0
+
+    async def receive_limited() -> Message:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > MAX_BODY_BYTES:
+            return {"type": "http.disconnect"}
+        return message
+
+    return receive_limited
+
+
+def _refusal(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status)
+
+
+def _host_name(host: str) -> str:
+    """Return the Host header without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    """Return whether a form comes from a page of this console. Programs that are no browsers send no origin."""
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def are_equal(shown: str, expected: str) -> bool:
+    """Compare secrets in a time that tells nothing about them."""
+    return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), expected.encode())

@@ -1,0 +1,100 @@
+"""Delayed messages: how many wait per topic, and when they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from lakemq.jobs.commands.times import from_millis
+from lakemq.jobs.console.charts import draw_bars
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
+from lakemq.jobs.console.payloads import show_payload
+from lakemq.jobs.console.rendering import format_time, make_link
+
+_MINUTES = 60
+_MOST_NEXT = 20
+
+# Ranges are selected first, so that only files with messages of the next hour are read.
+_PER_MINUTE = """\
+SELECT CAST((unix_millis(deliver_at) - {begin_ms}) DIV 60000 AS INT) AS minute, count(*) AS messages
+FROM pending_delayed_rows
+WHERE deliver_at >= timestamp_millis({begin_ms}) AND deliver_at < timestamp_millis({end_ms})
+GROUP BY 1"""
+
+_NEXT = """\
+SELECT topic, partition, key, deliver_at, state
+FROM pending_delayed_rows
+WHERE deliver_at < timestamp_millis({end_ms})
+ORDER BY deliver_at LIMIT {most}"""
+
+_PER_HOUR = "SELECT due_hour, CAST(sum(messages) AS BIGINT) AS messages FROM pending_delayed GROUP BY 1 ORDER BY 1"
+
+
+def read_delayed(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return the page of delayed messages."""
+    with console.observer.look() as observation:
+        infos, pointer_ms = observation.delayed.all(), observation.delayed.pointer_ms()
+    rows = [
+        [
+            Link(info.topic, make_link("/topic", name=info.topic)),
+            info.messages,
+            info.open,
+            info.ranges,
+            format_time(from_millis(info.first_due_ms)),
+            format_time(from_millis(info.last_due_ms)),
+        ]
+        for info in infos
+    ]
+    columns = ("topic", "messages", "of open transactions", "ranges", "first due", "last due")
+    parts: list[Part] = [
+        Facts(
+            "Delayed messages",
+            [("waiting", sum(info.messages for info in infos)), ("released until", format_time(pointer_ms or None))],
+        ),
+        Table("Topics", columns, rows, "No message waits."),
+        *(_draw_due_times(console) if infos else []),
+    ]
+    if console.settings.allow_changes:
+        parts.append(_offer_cancelling())
+    return Page("Delayed messages", parts)
+
+
+def _draw_due_times(console: Console) -> list[Part]:
+    begin = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+    begin_ms = int(begin.timestamp() * 1000)
+    end_ms = begin_ms + _MINUTES * 60_000
+
+    def draw() -> list[Part]:
+        counts = dict(console.read_rows(_PER_MINUTE.format(begin_ms=begin_ms, end_ms=end_ms)))
+        minutes = [
+            (f"{begin + timedelta(minutes=minute):%H:%M} UTC", float(counts.get(minute, 0)))
+            for minute in range(_MINUTES)
+        ]
+        hours = [(f"{hour:%Y-%m-%d %H}:00 UTC", float(count)) for hour, count in console.read_rows(_PER_HOUR)]
+        following = [
+            [topic, partition, show_payload(key, "auto", 200), format_time(deliver_at), state]
+            for topic, partition, key, deliver_at, state in console.read_rows(
+                _NEXT.format(end_ms=end_ms, most=_MOST_NEXT)
+            )
+        ]
+        total = int(sum(count for _, count in minutes))
+        return [
+            Notice(f"{total:,} messages are due within the next hour, as of the last projection."),
+            Picture(draw_bars("Due per minute, next hour", minutes, "messages")),
+            Picture(draw_bars("Due per hour", hours, "messages")),
+            Table("Due next", ("topic", "partition", "key", "deliver at", "state"), following),
+        ]
+
+    return draw_or_explain("The picture of due times", draw)
+
+
+def _offer_cancelling() -> Form:
+    fields = [
+        Field("receipt", "receipt of one message"),
+        Field("topic", "or a topic"),
+        Field("key", "with this key (empty: all keys)"),
+    ]
+    return Form("Cancel messages", "/change/cancel-delayed", fields, "Continue", is_change=True)

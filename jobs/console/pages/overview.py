@@ -1,0 +1,156 @@
+"""The overview: is the sequencer alive, what waits, what lags, and the last hour as charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from lakemq.jobs.console.charts import draw_bars
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.parts import Facts, Link, Notice, Page, Part, Picture, Table
+from lakemq.jobs.console.rendering import format_length, make_link
+
+_MINUTES = 60
+_MOST_GROUPS = 10
+
+_PER_MINUTE = """\
+SELECT CAST((j.decided_at_ms - {since_ms}) DIV 60000 AS INT) AS minute, count(DISTINCT j.step) AS steps,
+       CAST(coalesce(sum(s.records), 0) AS BIGINT) AS messages
+FROM (SELECT DISTINCT step, decided_at_ms FROM journal WHERE decided_at_ms >= {since_ms}) j
+LEFT JOIN (SELECT step, sum(record_count) AS records FROM segments WHERE kind = 'data' GROUP BY step) s
+  ON s.step = j.step
+GROUP BY 1"""
+
+
+def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return the first page."""
+    figures = read_figures(console)
+    return Page(
+        "Overview",
+        [
+            *_warn(figures),
+            _describe_sequencer(figures),
+            _describe_work(figures),
+            *_list_lags(console),
+            *_draw_last_hour(console),
+        ],
+    )
+
+
+def read_figures(console: Console) -> dict[str, float]:
+    """Return the metrics by name; those with labels as sums."""
+    figures: dict[str, float] = {}
+    for family in console.collector.collect():
+        for sample in family.samples:
+            figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
+            for label in ("within_seconds", "sequencer"):
+                if label in sample.labels:
+                    figures[f"{sample.name} {sample.labels[label]}"] = sample.value
+    return figures
+
+
+def _warn(figures: Mapping[str, float]) -> list[Part]:
+    warnings: list[Part] = []
+    if not figures.get("lakemq_sequencer_present"):
+        warnings.append(Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad"))
+    elif figures["lakemq_last_step_age_seconds"] > 2 * figures["lakemq_lease_seconds"] > 0:
+        warnings.append(Notice("The sequencer is silent: its last step is older than two leases.", "bad"))
+    if figures.get("lakemq_oldest_letter_age_seconds", 0) > 10:
+        warnings.append(Notice("Letters wait for long. The sequencer does not keep up.", "bad"))
+    if figures.get("lakemq_delayed_overdue_messages", 0) > 0:
+        warnings.append(Notice("Delayed messages are due and not released.", "bad"))
+    if figures.get("lakemq_scrape_failed", 0) > 0:
+        warnings.append(Notice("A part of these figures cannot be read; the log says why.", "bad"))
+    return warnings
+
+
+def _describe_sequencer(figures: Mapping[str, float]) -> Facts:
+    leader = next((name.partition(" ")[2] for name in figures if name.startswith("lakemq_leader_info ")), "")
+    return Facts(
+        "Sequencer",
+        [
+            ("leader", leader or "none"),
+            ("epoch", _whole(figures, "lakemq_leader_epoch")),
+            ("steps", _whole(figures, "lakemq_steps_total")),
+            ("last step", f"{format_length(1000 * figures.get('lakemq_last_step_age_seconds', 0))} ago"),
+            ("lease", format_length(1000 * figures.get("lakemq_lease_seconds", 0))),
+            ("letters waiting", _whole(figures, "lakemq_letters_waiting")),
+            ("tables behind, in steps", _whole(figures, "lakemq_projection_lag_steps")),
+            *_describe_durations(figures),
+        ],
+    )
+
+
+def _describe_durations(figures: Mapping[str, float]) -> list[tuple[str, Any]]:
+    """Return the mean duration of a step, which only a serving process knows."""
+    count = figures.get("lakemq_step_duration_seconds_count", 0)
+    mean_ms = 1000 * figures.get("lakemq_step_duration_seconds_sum", 0) / count if count else None
+    return [] if mean_ms is None else [("mean step of this process", format_length(mean_ms))]
+
+
+def _describe_work(figures: Mapping[str, float]) -> Facts:
+    oldest_ms = 1000 * figures.get("lakemq_oldest_open_transaction_age_seconds", 0)
+    due = [
+        (f"due within {format_length(1000 * seconds)}", _whole(figures, f"lakemq_delayed_due_messages {seconds}"))
+        for seconds in (60, 300, 3600)
+    ]
+    return Facts(
+        "Work",
+        [
+            ("topics", Link(str(_whole(figures, "lakemq_topics")), "/topics")),
+            ("messages", _whole(figures, "lakemq_topic_messages")),
+            ("open transactions", Link(str(_whole(figures, "lakemq_transactions_open")), "/transactions")),
+            ("oldest open transaction", format_length(oldest_ms) if oldest_ms else "-"),
+            ("delayed messages", Link(str(_whole(figures, "lakemq_delayed_messages")), "/delayed")),
+            *due,
+            ("unacknowledged in queues", _whole(figures, "lakemq_group_unacknowledged_messages")),
+            ("dead letters", Link(str(_whole(figures, "lakemq_dead_letters")), "/dead-letters")),
+        ],
+    )
+
+
+def _whole(figures: Mapping[str, float], name: str) -> int:
+    return int(figures.get(name, 0))
+
+
+def _list_lags(console: Console) -> list[Part]:
+    with console.observer.look() as observation:
+        groups = sorted(observation.groups.all(), key=lambda group: -group.lag)[:_MOST_GROUPS]
+    rows = [
+        [
+            Link(group.group, make_link("/group", name=group.group)),
+            group.state,
+            group.members,
+            group.lag,
+            group.consumption_rate,
+        ]
+        for group in groups
+    ]
+    return [
+        Table(
+            "Groups with the most lag",
+            ("group", "state", "members", "lag", "consumed per second"),
+            rows,
+            empty="There is no group yet.",
+        )
+    ]
+
+
+def _draw_last_hour(console: Console) -> list[Part]:
+    begin = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta(minutes=_MINUTES - 1)
+
+    def draw() -> list[Part]:
+        since_ms = int(begin.timestamp() * 1000)
+        rows = console.read_rows(_PER_MINUTE.format(since_ms=since_ms))
+        counts = {minute: (steps, messages) for minute, steps, messages in rows}
+        labels = [(minute, f"{begin + timedelta(minutes=minute):%H:%M} UTC") for minute in range(_MINUTES)]
+        messages = [(label, float(counts.get(minute, (0, 0))[1])) for minute, label in labels]
+        steps = [(label, float(counts.get(minute, (0, 0))[0])) for minute, label in labels]
+        return [
+            Picture(draw_bars("Messages per minute, last hour", messages, "messages")),
+            Picture(draw_bars("Steps per minute, last hour", steps, "steps")),
+        ]
+
+    return draw_or_explain("The last hour", draw)

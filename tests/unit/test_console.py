@@ -1,0 +1,262 @@
+"""The console's pages: each shows what the command and SQL show, and never runs what a message holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from unit.browsing import Browser, facts, notices, open_browser, table_rows
+from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
+
+from lakemq.engine.client.sql.query import QueryLimits
+from lakemq.jobs.console import console as console_module
+from lakemq.jobs.console.app import MENU, PAGES
+
+pytestmark = pytest.mark.slow
+
+PLACES = {
+    "/topic": {"name": ORDERS, "keys": "yes"},
+    "/messages": {"topic": ORDERS},
+    "/message": {"topic": ORDERS, "partition": 0, "offset": 0},
+    "/group": {"name": WORKERS},
+    "/dead-letter-topic": {"topic": f"{ORDERS}.dlq"},
+}
+"""What pages need to know beside their address."""
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
+    with open_busy_namespace(tmp_path_factory.mktemp("console")) as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def browser(busy: BusyNamespace) -> Iterator[Browser]:
+    """A visitor of a console that only shows."""
+    busy.mq.sql("SELECT 1", wait_ms=30_000)  # the tables hold everything from here on
+    with open_browser(busy.mq, busy.serving) as visitor:
+        yield visitor
+
+
+def read_sql(busy: BusyNamespace, query: str) -> list[dict[str, Any]]:
+    return list(busy.mq.sql(query).to_pylist())
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_opens_and_runs_no_script(browser: Browser, path: str) -> None:
+    page = browser.get(path, **PLACES.get(path, {}))
+    assert not [text for text in notices(page) if "cannot be" in text]
+    assert page.count("<h1>") == 1
+    assert "<script" not in page
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
+    assert not re.findall(r"<[^>]* (?:on\w+|style)=", page)
+    assert all(f'href="{entry.href}"' in page for entry in MENU)
+
+
+def test_every_link_of_a_page_leads_to_a_page(browser: Browser) -> None:
+    pages = [browser.get(path, **PLACES.get(path, {})) for path in PAGES]
+    links = {link.replace("&amp;", "&") for page in pages for link in re.findall(r'href="(/[^"]*)"', page)}
+    assert len(links) > 40
+    broken = {link: response.status_code for link in links if (response := browser.client.get(link)).status_code != 200}
+    assert not broken
+
+
+def test_the_overview_says_what_sql_says(busy: BusyNamespace, browser: Browser) -> None:
+    shown = facts(browser.get("/"))
+    state = busy.mq.state()
+    assert shown["leader"] == state.leader
+    assert shown["epoch"] == str(state.leader_epoch)
+    for name, query in (
+        (
+            "messages",
+            "SELECT sum(high_watermark - log_start_offset) AS n FROM partitions p WHERE step = "
+            "(SELECT max(step) FROM partitions q WHERE q.topic_id = p.topic_id AND q.partition = p.partition)",
+        ),
+        ("open transactions", "SELECT count(*) AS n FROM open_transactions"),
+        ("delayed messages", "SELECT sum(messages) AS n FROM pending_delayed"),
+        ("dead letters", "SELECT count(*) AS n FROM dead_lettered"),
+    ):
+        assert shown[name] == str(read_sql(busy, query)[0]["n"]), name
+    assert (shown["due within 1 min"], shown["due within 5 min"]) == ("0", "1")
+
+
+def test_the_charts_of_the_overview_count_all_messages_of_the_hour(busy: BusyNamespace, browser: Browser) -> None:
+    (total,) = re.findall(r'aria-label="Messages per minute[^"]*, ([\d,]+) in all"', browser.get("/"))
+    (row,) = read_sql(busy, "SELECT sum(record_count) AS n FROM segments WHERE kind = 'data'")
+    assert total == str(row["n"])
+
+
+def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.get("/topic", name=ORDERS)
+    described = busy.mq.topics.describe(ORDERS)
+    rows = table_rows(page, "Partitions")
+    assert [(row[1], row[2], row[5]) for row in rows] == [
+        (str(first), str(end), state)
+        for first, end, state in zip(
+            described.beginning_offsets, described.end_offsets, described.partition_states, strict=True
+        )
+    ]
+    lags = {row["group"]: row for row in read_sql(busy, f"SELECT * FROM group_lag WHERE topic = '{ORDERS}'")}
+    readers = {row[0]: row[2] for row in table_rows(page, "Groups that read it")}
+    assert readers == {group: str(row["lag"]) for group, row in lags.items()}
+    assert {row[0] for row in table_rows(page, "Settings")} == {*described.settings}
+
+
+def test_a_group_shows_who_owns_what(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.get("/group", name=WORKERS)
+    owned = read_sql(
+        busy, f"SELECT partition, owner, state FROM group_assignments WHERE group = '{WORKERS}' ORDER BY 1"
+    )
+    rows = table_rows(page, "Partitions: who owns what")
+    assert [(row[1], row[7], row[8]) for row in rows] == [(str(r["partition"]), r["state"], r["owner"]) for r in owned]
+    unacknowledged = sum(lag.unacknowledged for lag in busy.mq.groups.lag(WORKERS))
+    assert sum(int(row[5]) for row in rows) == unacknowledged > 0
+    assert facts(page)["unacknowledged"] == str(unacknowledged)
+    assert len(re.findall(r'<rect class="c0"', page)) == len(owned), "the picture of owners has a bar per partition"
+    assert [row[0] for row in table_rows(page, "Members")] == [row["owner"] for row in owned[:1]]
+
+
+def test_a_group_without_members_shows_its_offsets(browser: Browser) -> None:
+    rows = table_rows(browser.get("/group", name=READERS), "Partitions: who owns what")
+    assert [row[2] for row in rows] == ["10", "20"]
+
+
+def test_messages_are_found_by_offset_time_and_key(busy: BusyNamespace, browser: Browser) -> None:
+    stored = list(busy.mq.fetch(ORDERS))
+    rows = table_rows(browser.get("/messages", topic=ORDERS, partition=1, **{"from": 3}, limit=5), "Messages")
+    expected = [m for m in stored if m.partition == 1 and 3 <= m.offset < 8]
+    assert [(row[1], row[3]) for row in rows] == [(str(m.offset), m.key.decode()) for m in expected]  # type: ignore[union-attr]
+    rows = table_rows(browser.get("/messages", topic=ORDERS, key="k3", limit=200), "Messages")
+    assert sorted(row[:2] for row in rows) == sorted(
+        [str(m.partition), str(m.offset)] for m in stored if m.key == b"k3"
+    )
+    assert table_rows(browser.get("/messages", topic=ORDERS, **{"from": "2999-01-01"}), "Messages") == []
+    rows = table_rows(browser.get("/messages", topic=ORDERS, **{"from": "2020-01-01"}, limit=200), "Messages")
+    assert len(rows) == len(stored)
+    last = table_rows(browser.get("/messages", topic=ORDERS, limit=4), "Messages")
+    ends = busy.mq.end_offsets(ORDERS)
+    assert [row[1] for row in last] == [str(ends[p] - back) for p in (0, 1) for back in (2, 1)]
+
+
+def test_a_payload_is_shown_and_never_run(busy: BusyNamespace, browser: Browser) -> None:
+    (message,) = [m for m in busy.mq.fetch(ORDERS) if m.value == HOSTILE.encode()]
+    place = {"topic": ORDERS, "partition": message.partition, "offset": message.offset}
+    pages = [
+        browser.get("/message", **place),
+        browser.get("/message", **place, **{"as": "text"}),
+        browser.get("/messages", topic=ORDERS, partition=message.partition, **{"from": message.offset}, limit=1),
+    ]
+    for page in pages:
+        assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;" in page
+        assert "<script" not in page
+        assert "<img" not in page
+    hexadecimal = browser.get("/message", **place, **{"as": "hex"})
+    assert message.value[:16].hex(" ") in hexadecimal  # type: ignore[index]
+    sql = browser.submit(browser.get("/sql"), "/sql", text="SELECT value, '<b>x</b>' AS `<i>n</i>` FROM log LIMIT 200")
+    assert "<script" not in sql
+    assert "<b>x" not in sql
+    assert "<i>n" not in sql
+    letters = browser.get("/dead-letter-topic", topic=f"{ORDERS}.dlq")
+    assert "no such &lt;b&gt;customer&lt;/b&gt;" in letters
+
+
+def test_names_of_a_visitor_are_shown_and_never_run(browser: Browser) -> None:
+    page = browser.get("/topic", 404, name="<script>alert(1)</script>")
+    assert "<script" not in page
+    page = browser.get("/group", 400, name="'\"><img src=x>")
+    assert "<img" not in page
+
+
+def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.get("/delayed")
+    (info,) = busy.mq.delayed.all()
+    assert table_rows(page, "Topics")[0][:2] == [ORDERS, str(info.messages)]
+    assert re.search(r'aria-label="Due per minute, next hour: at most 1 messages, 1 in all"', page)
+    (row,) = table_rows(page, "Due next")
+    assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
+
+
+def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) -> None:
+    (row,) = table_rows(browser.get("/transactions", state="Ongoing"), "Transactional ids")
+    assert (row[0], row[1], row[5]) == ("shipper", "Ongoing", "shipped-0")
+    assert table_rows(browser.get("/transactions", state="CompleteAbort"), "Transactional ids") == []
+
+
+def test_sql_answers_as_mq_sql_does(busy: BusyNamespace, browser: Browser) -> None:
+    query = "SELECT topic, count(*) AS messages FROM log_committed GROUP BY topic ORDER BY topic"
+    rows = table_rows(browser.submit(browser.get("/sql"), "/sql", text=query), "Result")
+    assert rows == [[row["topic"], str(row["messages"])] for row in read_sql(busy, query)]
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("SELEC 1", "not Spark SQL"),
+        ("SELECT * FROM read_csv('/etc/passwd')", "The query fails"),
+        ("COPY (SELECT 1) TO '/tmp/console-copy.csv'", "The query fails"),
+        ("SET memory_limit = '100GB'", "The query fails"),
+        ("DELETE FROM segments", "The query fails"),
+        ("", "missing"),
+        ("x" * 20_000, "At most 10000"),
+    ],
+)
+def test_sql_reads_only_and_only_tables(browser: Browser, query: str, reason: str) -> None:
+    assert reason in " ".join(notices(browser.submit(browser.get("/sql"), "/sql", 400, text=query)))
+
+
+def test_a_query_that_takes_too_long_is_stopped(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "QUERY_LIMITS", QueryLimits(timeout_s=0.3, max_rows=10, memory_mb=256))
+    endless = "SELECT count(*) FROM range(10000000) a CROSS JOIN range(10000000) b"
+    page = browser.submit(browser.get("/sql"), "/sql", 400, text=endless)
+    assert "stopped after 0.3 s" in notices(page)[0]
+
+
+def test_a_long_result_is_cut(browser: Browser) -> None:
+    page = browser.submit(browser.get("/sql"), "/sql", text="SELECT * FROM range(5000)")
+    assert len(table_rows(page, "Result")) == 1_000
+    assert "The result has more rows. The first 1,000 are shown." in notices(page)
+
+
+def test_the_doctor_examines_when_asked(browser: Browser) -> None:
+    checks = table_rows(browser.submit(browser.get("/doctor"), "/doctor"), "Checks")
+    assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
+
+
+def test_metrics_are_the_same_as_those_of_serve(browser: Browser) -> None:
+    text = browser.client.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
+    assert text.endswith("# EOF\n")
+    assert "lakemq_step_duration_seconds_count" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [
+        ("/messages", {"topic": ORDERS, "partition": "x"}),
+        ("/messages", {"topic": ORDERS, "partition": 99}),
+        ("/messages", {"topic": ORDERS, "limit": 100_000}),
+        ("/messages", {"topic": ORDERS, "from": "yesterday"}),
+        ("/messages", {"topic": ORDERS, "from": "9" * 19}),
+        ("/messages", {"topic": ORDERS, "as": "html"}),
+        ("/messages", {"topic": ORDERS, "isolation": "none"}),
+        ("/messages", {}),
+        ("/message", {"topic": ORDERS, "partition": 0, "offset": 10_000}),
+        ("/topic", {"name": "x" * 300}),
+        ("/group", {"name": WORKERS, "minutes": 0}),
+        ("/transactions", {"state": "nosuch"}),
+    ],
+)
+def test_inputs_are_bounded(browser: Browser, path: str, inputs: dict[str, Any]) -> None:
+    assert notices(browser.get(path, 400, **inputs))
+
+
+def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:
+    assert '<meta http-equiv="refresh" content="15">' in browser.get("/", refresh="15")
+    for text in ("0", "1", "15;url=//x", "²"):
+        assert "http-equiv" not in browser.get("/", refresh=text)
+
+
+def test_what_does_not_exist_is_not_found(browser: Browser) -> None:
+    for path, inputs in (("/topic", {"name": "nosuch"}), ("/group", {"name": "nosuch"}), ("/nosuch", {})):
+        assert notices(browser.get(path, 404, **inputs))

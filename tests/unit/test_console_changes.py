@@ -1,0 +1,161 @@
+"""Changes with the console: only if allowed, each after a confirmation, with a token against foreign sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from unit.browsing import Browser, form_fields, notices, open_browser, table_rows
+from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
+from unit.served import served, until, values
+
+from lakemq.jobs.console.changes import CHANGES
+
+pytestmark = pytest.mark.slow
+
+INPUTS = {
+    "reset-offsets": {"group": READERS, "topic": ORDERS, "to": "earliest"},
+    "redrive": {"topic": f"{ORDERS}.dlq", "group": WORKERS},
+    "cancel-delayed": {"topic": ORDERS},
+    "abort": {"id": "shipper"},
+    "alter-topic": {"topic": ORDERS, "setting": "retention.ms", "value": "1234567"},
+    "alter-group": {"group": WORKERS, "setting": "max.redelivery.count", "value": "9"},
+}
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
+    with open_busy_namespace(tmp_path_factory.mktemp("console")) as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def browser(busy: BusyNamespace) -> Iterator[Browser]:
+    """A visitor of a console that allows changes."""
+    with open_browser(busy.mq, busy.serving, allow_changes=True) as visitor:
+        yield visitor
+
+
+def read_step(busy: BusyNamespace) -> int:
+    """Return the number of requests that were decided for this connection; renewals of the lease do not count."""
+    (row,) = busy.mq.sql("SELECT count(request_id) AS n FROM journal", wait_ms=30_000).to_pylist()
+    return int(row["n"])
+
+
+def test_every_change_has_a_case() -> None:
+    assert {*INPUTS} == {*CHANGES}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_nothing_changes_unless_it_is_allowed(busy: BusyNamespace, name: str) -> None:
+    with open_browser(busy.mq, busy.serving) as visitor:
+        assert "--allow-changes" in notices(visitor.get(f"/change/{name}", 403, **INPUTS[name]))[0]
+        token = form_fields(visitor.get("/sql"), "/sql")["csrf"]
+        response = visitor.client.post(f"/change/{name}", data={**INPUTS[name], "csrf": token})
+        assert response.status_code == 403
+        for path in ("/group?name=workers", "/topic?name=orders", "/delayed", "/transactions"):
+            assert "/change/" not in visitor.get(path)
+    assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] != 1234567
+    assert [commit.committed_offset for commit in busy.mq.groups.lag(READERS)] == [10, 20]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_form_of_another_site_is_refused(busy: BusyNamespace, browser: Browser, name: str) -> None:
+    path = f"/change/{name}"
+    fields = form_fields(browser.get(path, **INPUTS[name]), path)
+    before = read_step(busy)
+    for data, headers in (
+        ({**fields, "csrf": ""}, {}),
+        ({**fields, "csrf": "0" * 64}, {}),
+        ({**fields, "csrf": form_fields(browser.get("/sql"), "/sql")["csrf"]}, {}),
+        (fields, {"Origin": "http://evil.example"}),
+        (fields, {"Origin": "null"}),
+        (fields, {"Sec-Fetch-Site": "cross-site"}),
+    ):
+        assert browser.client.post(path, data=data, headers=headers).status_code == 403, (data, headers)
+    without_cookie = browser.client.build_request("POST", path, data=fields)
+    del without_cookie.headers["cookie"]
+    assert browser.client.send(without_cookie).status_code == 403
+    assert read_step(busy) == before
+
+
+def test_settings_change_after_the_confirmation(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.get("/change/alter-topic", **INPUTS["alter-topic"])
+    assert table_rows(page, "Change") == [["retention.ms", "604800000", "1234567"]]
+    assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] == 604_800_000
+    assert notices(browser.submit(page, "/change/alter-topic"))[0] == "The setting is changed."
+    assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] == 1_234_567
+    browser.confirm("alter-topic", topic=ORDERS, setting="retention.ms", value="")
+    assert busy.mq.topics.describe(ORDERS).settings["retention.ms"] == 604_800_000
+    browser.confirm("alter-group", **INPUTS["alter-group"])
+    assert busy.mq.groups.describe(WORKERS).settings["max.redelivery.count"] == 9
+
+
+def test_offsets_are_reset_as_the_confirmation_says(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.get("/change/reset-offsets", **INPUTS["reset-offsets"])
+    assert table_rows(page, "Changes") == [[ORDERS, "0", "10", "0"], [ORDERS, "1", "20", "0"]]
+    after = browser.submit(page, "/change/reset-offsets")
+    assert notices(after)[0] == "The offsets are reset."
+    assert [lag.committed_offset for lag in busy.mq.groups.lag(READERS)] == [0, 0]
+
+
+def test_offsets_of_a_group_with_members_stay(browser: Browser) -> None:
+    page = browser.get("/change/reset-offsets", 400, group=WORKERS, topic=ORDERS, to="earliest")
+    assert notices(page)[0].startswith("NON_EMPTY_GROUP")
+
+
+def test_dead_letters_are_sent_back(busy: BusyNamespace, browser: Browser) -> None:
+    page = browser.get("/change/redrive", **INPUTS["redrive"])
+    assert "1 dead letters" in notices(page)[0]
+    count = len(values(busy.mq, ORDERS))
+    browser.submit(page, "/change/redrive")
+    assert len(values(busy.mq, ORDERS)) == count + 1
+    assert busy.mq.dead_letters.counts() == []
+
+
+def test_delayed_messages_are_cancelled(busy: BusyNamespace, browser: Browser) -> None:
+    receipt = busy.mq.delayed.schedule(ORDERS, "a", key="only", delay_ms=600_000)
+    busy.mq.delayed.schedule(ORDERS, "b", delay_ms=600_000)
+    browser.confirm("cancel-delayed", receipt=receipt)
+    assert busy.mq.delayed.cancel(receipt) in ("cancelled", "not_found")
+    waiting = sum(info.messages for info in busy.mq.delayed.all(ORDERS))
+    page = browser.get("/change/cancel-delayed", topic=ORDERS)
+    assert notices(page)[0].startswith(f"{waiting} messages that wait for {ORDERS}")
+    browser.submit(page, "/change/cancel-delayed")
+    assert busy.mq.delayed.all(ORDERS) == []
+
+
+def test_a_transaction_is_aborted(busy: BusyNamespace, browser: Browser) -> None:
+    with busy.mq.producer("doomed") as producer:
+        producer.begin_transaction()
+        producer.send(SHIPPED, "never").result()
+        browser.confirm("abort", id="doomed")
+        assert busy.mq.transactions.describe("doomed").state == "CompleteAbort"
+    assert "never" not in values(busy.mq, SHIPPED)
+
+
+def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:
+    for name, inputs, reason in (
+        ("alter-topic", {"topic": ORDERS, "setting": "nosuch", "value": "1"}, "There is no setting"),
+        ("alter-topic", {"topic": ORDERS, "setting": "retention.ms", "value": "x" * 2_000}, "At most"),
+        ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": ""}, "missing"),
+        ("reset-offsets", {"group": READERS, "topic": ORDERS, "to": "soon"}, "not a position"),
+        ("cancel-delayed", {}, "Give a receipt, or a topic"),
+    ):
+        assert reason in notices(browser.get(f"/change/{name}", 400, **inputs))[0]
+    assert notices(browser.get("/change/nosuch", 404))
+
+
+def test_nothing_can_be_changed_without_a_sequencer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with served(tmp_path_factory.mktemp("alone")) as mq:
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["1"]}))
+        for serving in mq._open.serving:
+            serving.close()
+        until(lambda: not mq.state().leader)
+        with open_browser(mq, allow_changes=True) as visitor:
+            page = visitor.get("/change/alter-topic", 409, topic="t", setting="retention.ms", value="1")
+            assert "lakemq serve" in notices(page)[0]
+            assert "No sequencer leads" in notices(visitor.get("/"))[0]
+            assert "messages" in visitor.get("/topics")

@@ -1,0 +1,241 @@
+"""The console's door: tokens, foreign hosts, oversized requests, security headers; and settings before it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from unit.browsing import Browser, notices, open_browser
+from unit.served import served
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidConfig
+from lakemq.jobs.console.guard import MAX_BODY_BYTES, SECURITY_HEADERS, SESSION_COOKIE, Guard, make_session
+from lakemq.jobs.console.settings import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
+
+TOKEN = "0123456789abcdef0123"
+
+
+async def _echo(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+def ask(settings: ConsoleSettings, method: str = "GET", path: str = "/x", **options: Any) -> httpx.Response:
+    """Send one request through the guard to an application that tells how long the body was."""
+    guarded = Guard(Starlette(routes=[Route("/{path:path}", _echo, methods=["GET", "POST"])]), settings)
+
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(guarded, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "LOCALHOST"])
+def test_names_of_this_machine_pass(host: str) -> None:
+    assert ask(ConsoleSettings(), headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil:8080", "", "192.168.0.1"])
+def test_a_name_that_was_made_to_resolve_here_is_refused(host: str) -> None:
+    response = ask(ConsoleSettings(), headers={"Host": host})
+    assert response.status_code == 421
+    assert ask(ConsoleSettings(), "POST", headers={"Host": host}).status_code == 421
+
+
+def test_every_answer_has_the_security_headers() -> None:
+    for response in (ask(ConsoleSettings()), ask(ConsoleSettings(), headers={"Host": "evil.example"})):
+        assert {name: response.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    policy = SECURITY_HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "script-src" not in policy
+
+
+def test_with_a_token_nothing_is_shown_without_it() -> None:
+    settings = ConsoleSettings("0.0.0.0", token=TOKEN)
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": "Bearer \xe9"},
+        {"Cookie": f"{SESSION_COOKIE}={TOKEN}"},
+        {"Cookie": f"{SESSION_COOKIE}="},
+    ):
+        encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+        response = ask(settings, headers=encoded)
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), headers
+        assert ask(settings, "POST", headers=encoded).status_code == 401
+    assert ask(settings, headers={"Accept": "text/html"}).headers["location"] == "/login"
+    for headers in (
+        {"Authorization": f"Bearer {TOKEN}"},
+        {"Cookie": f"{SESSION_COOKIE}={make_session(TOKEN)}", "Host": "console.example:8080"},
+    ):
+        assert ask(settings, headers=headers).status_code == 200
+
+
+def test_oversized_requests_are_refused() -> None:
+    settings = ConsoleSettings()
+    assert ask(settings, "POST", content=b"x" * MAX_BODY_BYTES).text == str(MAX_BODY_BYTES)
+    assert ask(settings, "POST", content=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
+    assert ask(settings, path=f"/{'x' * 10_000}").status_code == 414
+    assert ask(settings, path="/x", params={"q": "x" * 10_000}).status_code == 414
+    for length in ("-1", "x", "9" * 30, "²"):
+        response = ask(settings, "POST", headers={"Content-Length": length.encode()})
+        assert response.status_code == 413, length
+
+    async def endless() -> Any:
+        for _ in range(MAX_BODY_BYTES // 1000 + 2):
+            yield b"x" * 1000
+
+    assert ask(settings, "POST", content=endless()).status_code >= 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://localhost:8080"}, 200),
+        ({"Origin": "http://localhost:9999"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+def test_a_form_comes_from_the_console_itself(headers: dict[str, str], status: int) -> None:
+    assert ask(ConsoleSettings(), "POST", headers=headers).status_code == status
+
+
+# -- settings -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+
+
+def test_a_token_is_needed_where_others_can_reach_the_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "console.example"):
+        with pytest.raises(InvalidConfig, match=r"--token-file"):
+            make_settings(host, 8080, None, False)
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert make_settings(host, 8080, None, False).token is None
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    assert make_settings("0.0.0.0", 8080, file, True) == ConsoleSettings("0.0.0.0", 8080, TOKEN, True)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert make_settings("0.0.0.0", 8080, None, False).token == TOKEN
+    assert TOKEN not in repr(make_settings("0.0.0.0", 8080, None, False))
+
+
+@pytest.mark.parametrize("content", ["", "short", "0123456789abcdé\x00f", "0123456789\n0123456789"])
+def test_a_token_that_is_weak_or_broken_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    with pytest.raises(InvalidConfig) as refused:
+        make_settings("127.0.0.1", 8080, file, False)
+    assert not content or content not in str(refused.value)
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        make_settings("127.0.0.1", 8080, tmp_path / "nosuch", False)
+
+
+def test_loopback_is_known_by_number_and_name() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "localhost.example", "127.0.0.1.example", "1270.0.0.1")))
+
+
+# -- a real console -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("guarded")) as connection:
+        yield connection
+
+
+@pytest.mark.slow
+def test_a_visitor_logs_in_once(mq: Connection) -> None:
+    with open_browser(mq, token=TOKEN) as visitor:
+        page = visitor.get("/topics")
+        assert "token of this console" in page
+        assert "<table" not in page
+        wrong = visitor.submit(page, "/login", 403, token="0" * 20)
+        assert "not the token" in notices(wrong)[0]
+        assert "<h1>Overview</h1>" in visitor.submit(page, "/login", token=TOKEN)
+        assert "<h1>Topics</h1>" in visitor.get("/topics")
+        cookies = visitor.client.post("/login", data={}).headers.get_list("set-cookie")
+        assert all("HttpOnly" in cookie and "SameSite=strict" in cookie for cookie in cookies)
+        assert TOKEN not in "".join(visitor.client.cookies.values())
+        script = Browser(visitor.address, Authorization=f"Bearer {TOKEN}", Accept="*/*")
+        assert "lakemq_topics" in script.get("/metrics")
+    with open_browser(mq, token="another-token-of-this") as second:
+        second.client.cookies.set(SESSION_COOKIE, make_session(TOKEN))
+        assert "token of this console" in second.get("/topics")
+
+
+@pytest.mark.slow
+def test_a_port_in_use_is_refused(mq: Connection) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InvalidConfig, match="cannot listen"), open_browser(mq, port=taken.getsockname()[1]):
+            pytest.fail("a port that is in use was opened")
+
+
+def _wait_for_address(process: subprocess.Popen[str], word: str) -> str:
+    assert process.stderr
+    for line in process.stderr:
+        if word in line:
+            return next(part for part in line.split() if part.startswith("http://")).rstrip(".\"'},")
+    raise AssertionError(f"the command has ended: {process.wait()}")
+
+
+@pytest.mark.slow
+def test_the_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True):
+        pass
+    command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path]
+    for arguments, word, target, text in (
+        (["console", "--port", "0"], "console is at", "", "No sequencer leads"),
+        (["serve", "--console", "--console-port", "0"], "console is at", "", "mean step of this process"),
+        (["serve", "--metrics-port", "0"], "metrics are at", "", "lakemq_step_duration_seconds_count"),
+    ):
+        with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
+            try:
+                address = _wait_for_address(process, word)
+                assert text in httpx.get(address + target, timeout=60).text
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.stderr.read()  # type: ignore[union-attr]
+        assert process.returncode == 0, arguments
+
+
+@pytest.mark.slow
+def test_a_console_that_others_could_reach_does_not_start_without_a_token(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True):
+        pass
+    for arguments in (["console", "--host", "0.0.0.0"], ["serve", "--console", "--console-host", "0.0.0.0"]):
+        command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, *arguments]
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+        assert done.returncode == 3
+        assert done.stderr.startswith("INVALID_CONFIG: The console needs a token")

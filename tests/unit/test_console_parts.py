@@ -1,0 +1,112 @@
+"""Payloads as text, and charts as numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
+from lakemq.jobs.console.payloads import escape_invisible, indent_json, show_payload
+from lakemq.jobs.console.rendering import format_length, format_size, make_link
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "kind", "text"),
+    [
+        (None, "auto", "null", ""),
+        (b"", "auto", "text", ""),
+        (b"plain", "auto", "text", "plain"),
+        (b"12", "auto", "text", "12"),
+        (b'{"a":1,"b":[]}', "auto", "json", '{\n  "a": 1,\n  "b": []\n}'),
+        (b'{"a":1}', "text", "text", '{"a":1}'),
+        (b'{"a":1.10000000000000000001}', "auto", "json", '{\n  "a": 1.10000000000000000001\n}'),
+        (b"{not json}", "json", "text", "{not json}"),
+        (b"\xff\x00A", "auto", "hex", "000000  ff 00 41                                         ..A"),
+        (b"\xff", "text", "text", "\\xff"),
+        (b"A", "hex", "hex", "000000  41                                               A"),
+        (b"a\x1b[31mb", "auto", "text", "a\\x1b[31mb"),
+        ("safe\u202etxt.exe".encode(), "auto", "text", "safe\\u202etxt.exe"),
+    ],
+)
+def test_a_payload_is_shown_as_what_it_is(data: bytes | None, how: str, kind: str, text: str) -> None:
+    view = show_payload(data, how)
+    assert (view.kind, view.text, view.is_cut) == (kind, text, False)
+
+
+def test_a_long_payload_is_cut_and_says_so() -> None:
+    assert show_payload(b"x" * 5_000).is_cut
+    assert len(show_payload(b"x" * 5_000).text) == 1_000
+    assert show_payload(b"x" * 5_000).size_bytes == 5_000
+    assert show_payload("é".encode() * 5_000, most_characters=1_001).kind == "text"
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert show_payload(deep, most_characters=200_000).kind == "text"
+
+
+@given(JSON)
+@examples(200)
+def test_indented_json_means_the_same(document: object) -> None:
+    assert json.loads(indent_json(json.dumps(document, ensure_ascii=False))) == document
+
+
+@given(st.binary(max_size=3_000), st.sampled_from(["auto", "text", "json", "hex"]))
+@examples(200)
+def test_any_bytes_are_shown_without_control_characters(data: bytes, how: str) -> None:
+    text = show_payload(data, how).text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+
+
+def test_what_reorders_text_is_escaped() -> None:
+    assert escape_invisible("a\u2066b\tc\nd\x85") == "a\\u2066b\tc\nd\\x85"
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    chart = draw_bars("T", [("a", 1), ("b", 0), ("c", 4)], "things")
+    assert [bar.height for bar in chart.bars] == [HEIGHT / 4, HEIGHT]
+    assert all(bar.x >= 0 and bar.x + bar.width <= WIDTH and 0 <= bar.y < HEIGHT for bar in chart.bars)
+    assert [bar.title for bar in chart.bars] == ["a: 1 things", "c: 4 things"]
+    assert chart.description == "T: at most 4 things, 5 in all"
+    assert draw_bars("T", [], "things").bars == []
+
+
+def test_owners_are_drawn_from_when_to_when_they_had_a_partition() -> None:
+    begin = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    end = begin + timedelta(minutes=10)
+    periods = [
+        OwnershipPeriod("t-0", "a", begin - timedelta(hours=1), begin + timedelta(minutes=5), "joined"),
+        OwnershipPeriod("t-0", "b", begin + timedelta(minutes=5), None, "handoff"),
+        OwnershipPeriod("t-1", "a", begin - timedelta(hours=2), begin - timedelta(hours=1), "joined"),
+    ]
+    first, second = draw_ownership("T", periods, begin, end).bars
+    assert (first.width, second.width) == (second.width, first.width)
+    assert first.x + first.width == pytest.approx(second.x)
+    assert second.x + second.width == pytest.approx(WIDTH)
+    assert first.colour != second.colour
+
+
+def test_figures_have_units_that_suit_them() -> None:
+    assert [format_size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30)] == ["0 B", "1023 B", "1.5 kB", "5 MB", "3 GB"]
+    assert [format_length(n) for n in (None, 0, 950, 1_500, 90_000, 86_400_000)] == [
+        "-",
+        "0 ms",
+        "950 ms",
+        "1.5 s",
+        "1.5 min",
+        "1 d",
+    ]
+
+
+def test_inputs_of_a_link_are_quoted() -> None:
+    assert make_link("/group", name="a&b=c d", minutes=None) == "/group?name=a%26b%3Dc+d"
+    assert make_link("/topics") == "/topics"
