@@ -112,6 +112,10 @@ $(AIRFLOW)/ready: setup.cfg requirements-airflow.lock | $(READY)
 	$(UV_INSTALL) --python $(AIRFLOW)/bin/python $(EDITABLE)
 	@touch $@
 
+.PHONY: test-browser
+test-browser: $(READY) ## the console in Chromium; skipped without chromium and chromedriver: about a minute
+	$(BIN)/pytest -n 0 tests/browser
+
 .PHONY: soak
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked
 	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))

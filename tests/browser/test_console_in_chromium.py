@@ -1,0 +1,125 @@
+"""The console in a real browser: no page complains, no payload runs, forms work, dark colours and phones are served."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from browser.webdriver import CHROMIUM, DRIVER, Tab, open_tab
+from unit.browsing import Browser, open_browser
+from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
+
+from lakemq.jobs.console.app import PAGES
+from lakemq.jobs.console.rendering import make_link
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+
+ADDRESSES = [
+    *(path for path in PAGES if path not in ("/topic", "/messages", "/message", "/group", "/dead-letter-topic")),
+    make_link("/topic", name=ORDERS, keys="yes"),
+    make_link("/messages", topic=ORDERS, limit=200),
+    make_link("/message", topic=ORDERS, partition=0, offset=0),
+    make_link("/group", name=WORKERS),
+    make_link("/dead-letter-topic", topic=f"{ORDERS}.dlq"),
+]
+_LOOKS = 60
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
+    with open_busy_namespace(tmp_path_factory.mktemp("console")) as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def visitor(busy: BusyNamespace) -> Iterator[Browser]:
+    busy.mq.sql("SELECT 1", wait_ms=30_000)
+    with open_browser(busy.mq, busy.serving, allow_changes=True) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with open_tab(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def test_no_page_writes_to_the_browsers_console(visitor: Browser, tab: Tab) -> None:
+    tab.open(f"{visitor.address}/nosuch")
+    assert any("404" in message for message in tab.read_console()), "a failed request is noticed"
+    for address in ADDRESSES:
+        tab.open(visitor.address + address)
+        assert tab.evaluate("document.querySelectorAll('h1').length") == 1, address
+        assert tab.read_console() == [], address
+
+
+def test_a_hostile_payload_is_text(busy: BusyNamespace, visitor: Browser, tab: Tab) -> None:
+    (message,) = [m for m in busy.mq.fetch(ORDERS) if m.value == HOSTILE.encode()]
+    for address in (
+        make_link("/messages", topic=ORDERS, limit=200),
+        make_link("/message", topic=ORDERS, partition=message.partition, offset=message.offset),
+    ):
+        tab.open(visitor.address + address)
+        assert HOSTILE in tab.evaluate("document.body.textContent")
+        assert tab.evaluate("document.scripts.length + document.images.length") == 0
+
+
+def test_pages_fit_a_phone_in_both_colours(visitor: Browser, tab: Tab) -> None:
+    for scheme, is_dark in (("light", False), ("dark", True)):
+        tab.emulate(390, 844, scheme)
+        for address in ADDRESSES:
+            tab.open(visitor.address + address)
+            assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (address, scheme)
+            assert (read_brightness(tab, "backgroundColor") < 80) == is_dark, (address, scheme)
+            assert abs(read_brightness(tab, "color") - read_brightness(tab, "backgroundColor")) > 150
+    tab.emulate(1280, 900)
+
+
+def read_brightness(tab: Tab, style: str) -> float:
+    """Return the mean of red, green and blue of the page's text or background."""
+    colour = tab.evaluate(f"getComputedStyle(document.body).{style}")
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
+def test_a_visitor_resets_offsets_with_the_mouse(busy: BusyNamespace, visitor: Browser, tab: Tab) -> None:
+    tab.open(f"{visitor.address}/group?name={READERS}")
+    form = "form[action='/change/reset-offsets']"
+    tab.fill(f"{form} input[name=topic]", ORDERS)
+    tab.fill(f"{form} input[name=to]", "earliest")
+    tab.click(f"{form} button")
+    assert "will go on from these offsets" in tab.evaluate("document.body.textContent")
+    assert [lag.committed_offset for lag in busy.mq.groups.lag(READERS)] == [10, 20]
+    tab.click(f"{form} button")
+    assert "The offsets are reset." in tab.evaluate("document.body.textContent")
+    assert [lag.committed_offset for lag in busy.mq.groups.lag(READERS)] == [0, 0]
+    assert tab.read_console() == []
+
+
+def test_a_visitor_runs_sql(visitor: Browser, tab: Tab) -> None:
+    tab.open(f"{visitor.address}/sql")
+    tab.fill("textarea", "SELECT 6 * 7 AS answer")
+    tab.click("form[action='/sql'] button")
+    assert tab.evaluate("document.querySelector('td').textContent") == "42"
+
+
+def test_a_visitor_logs_in(busy: BusyNamespace, tab: Tab) -> None:
+    token = "a-token-for-this-test"
+    with open_browser(busy.mq, busy.serving, token=token) as guarded:
+        tab.open(f"{guarded.address}/topics")
+        tab.fill("input[name=token]", token)
+        tab.click("form[action='/login'] button")
+        tab.open(f"{guarded.address}/topics")
+        assert tab.evaluate("document.querySelector('h1').textContent") == "Topics"
+        assert token not in tab.evaluate("document.cookie")
+
+
+def test_a_page_that_refreshes_leaks_nothing(visitor: Browser, tab: Tab) -> None:
+    tab.open(f"{visitor.address}/")
+    before = tab.count_memory()
+    for _ in range(_LOOKS):
+        tab.open(f"{visitor.address}/")
+    after = tab.count_memory()
+    assert after["Documents"] <= before["Documents"] + 5
+    assert after["Nodes"] <= 2 * before["Nodes"] + 1_000
+    assert after["JSHeapUsedSize"] <= before["JSHeapUsedSize"] + 5_000_000
