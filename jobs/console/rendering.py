@@ -15,6 +15,9 @@ from lakemq.jobs.commands.times import from_millis
 from lakemq.jobs.console.payloads import escape_invisible, show_payload
 from lakemq.jobs.output import to_iso, to_readable
 
+MOST_ROWS = 1_000
+"""How many rows of a table a page shows: browsers draw more only slowly."""
+
 _SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 _LENGTHS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
@@ -28,15 +31,8 @@ def make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "number": format_number,
-        "size": format_size,
-        "time": format_time,
-        "length": format_length,
-        "cell": format_cell,
-        "payload": show_payload,
-    }
-    environment.globals |= {"link": make_link}
+    environment.filters |= {"number": format_number, "size": format_size}
+    environment.globals |= {"most_rows": MOST_ROWS}
     return environment
 
 

@@ -34,7 +34,10 @@ class BusyNamespace:
 
 @contextmanager
 def open_busy_namespace(folder: Path) -> Iterator[BusyNamespace]:
-    """Yield it. 100 orders; the queue group has rejected one and holds others; the readers have committed 30."""
+    """Yield it, for a quarter of an hour at most: then the transaction times out.
+
+    It has 100 orders. The queue group has rejected one and holds the others; the readers have committed 30.
+    """
     with ExitStack() as stack:
         mq = stack.enter_context(served(folder, **{"project.interval.ms": 100}))
         (serving,) = mq._open.serving
@@ -42,7 +45,7 @@ def open_busy_namespace(folder: Path) -> Iterator[BusyNamespace]:
         mq.topics.create(SHIPPED, 1)
         values = [HOSTILE, *(f'{{"order": {n}}}' for n in range(99))]
         mq.publish(ORDERS, pa.table({"key": [f"k{n % 7}" for n in range(100)], "value": values}))
-        receipt = mq.delayed.schedule(ORDERS, "later", key="d", delay_ms=120_000)
+        receipt = mq.delayed.schedule(ORDERS, "later", key="d", delay_ms=1_800_000)
         member = stack.enter_context(mq.consumer(WORKERS, topics=[ORDERS], protocol="queue"))
         assert isinstance(member, QueueConsumer)
         messages: list[object] = []
@@ -50,7 +53,7 @@ def open_busy_namespace(folder: Path) -> Iterator[BusyNamespace]:
         member.reject(messages[:1], error="no such <b>customer</b>")  # type: ignore[arg-type]
         with mq.consumer(READERS, assign=[ORDERS]) as reader:
             reader.commit({(ORDERS, 0): 10, (ORDERS, 1): 20})
-        transaction = stack.enter_context(mq.producer("shipper"))
+        transaction = stack.enter_context(mq.producer("shipper", transaction_timeout_ms=900_000))
         assert isinstance(transaction, TransactionalProducer)
         transaction.begin_transaction()
         transaction.send(SHIPPED, "not yet").result()

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
+from lakemq.jobs.console.parts import Table
 from lakemq.jobs.console.payloads import escape_invisible, indent_json, show_payload
-from lakemq.jobs.console.rendering import format_length, format_size, make_link
+from lakemq.jobs.console.rendering import MOST_ROWS, format_length, format_size, make_link, make_templates
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -105,6 +106,13 @@ def test_figures_have_units_that_suit_them() -> None:
         "1.5 min",
         "1 d",
     ]
+
+
+def test_a_table_shows_a_bounded_number_of_rows() -> None:
+    template = make_templates().from_string('{% import "parts.html" as draw %}{{ draw.table(table) }}')
+    page = template.render(table=Table("T", ("n",), [[n] for n in range(MOST_ROWS + 7)]))
+    assert page.count("<td") == MOST_ROWS
+    assert "7 more rows are not shown." in page
 
 
 def test_inputs_of_a_link_are_quoted() -> None:

@@ -101,8 +101,8 @@ def test_a_scrape_says_what_the_commands_say(busy: BusyNamespace, scrape: Callab
     assert total(found, "lakemq_partition_end_offset", topic=ORDERS) == sum(busy.mq.end_offsets(ORDERS).values())
     assert total(found, "lakemq_group_state", group=WORKERS, lakemq_group_state="Stable") == 1
     assert total(found, "lakemq_group_state", group=WORKERS) == 1
-    assert total(found, "lakemq_delayed_due_messages", within_seconds="60") == 0
-    assert total(found, "lakemq_delayed_due_messages", within_seconds="300") == 1
+    assert total(found, "lakemq_delayed_due_messages", within_seconds="300") == 0
+    assert total(found, "lakemq_delayed_due_messages", within_seconds="3600") == 1
     assert 0 < total(found, "lakemq_oldest_open_transaction_age_seconds") < 600
     assert 0 < total(found, "lakemq_topic_size_bytes", topic=ORDERS) < 1_000_000
     assert total(found, "lakemq_steps_total") <= busy.mq.state().step

@@ -17,7 +17,6 @@ from lakemq.jobs.console.rendering import format_time, make_link
 _MINUTES = 60
 _MOST_NEXT = 20
 
-# Ranges are selected first, so that only files with messages of the next hour are read.
 _PER_MINUTE = """\
 SELECT CAST((unix_millis(deliver_at) - {begin_ms}) DIV 60000 AS INT) AS minute, count(*) AS messages
 FROM pending_delayed_rows
@@ -84,7 +83,7 @@ def _draw_due_times(console: Console) -> list[Part]:
         return [
             Notice(f"{total:,} messages are due within the next hour, as of the last projection."),
             Picture(draw_bars("Due per minute, next hour", minutes, "messages")),
-            Picture(draw_bars("Due per hour", hours, "messages")),
+            Picture(draw_bars("Due per hour, of hours with messages", hours, "messages")),
             Table("Due next", ("topic", "partition", "key", "deliver at", "state"), following),
         ]
 

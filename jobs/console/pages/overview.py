@@ -40,9 +40,10 @@ def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def read_figures(console: Console) -> dict[str, float]:
-    """Return the metrics by name; those with labels as sums."""
+    """Return the metrics by name; those with labels as sums. A metric that is not read yet is missing."""
     figures: dict[str, float] = {}
     for family in console.collector.collect():
+        figures.setdefault(family.name, 0.0)
         for sample in family.samples:
             figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
             for label in ("within_seconds", "sequencer"):
@@ -99,20 +100,26 @@ def _describe_work(figures: Mapping[str, float]) -> Facts:
     return Facts(
         "Work",
         [
-            ("topics", Link(str(_whole(figures, "lakemq_topics")), "/topics")),
+            ("topics", _link_figure(figures, "lakemq_topics", "/topics")),
             ("messages", _whole(figures, "lakemq_topic_messages")),
-            ("open transactions", Link(str(_whole(figures, "lakemq_transactions_open")), "/transactions")),
+            ("open transactions", _link_figure(figures, "lakemq_transactions_open", "/transactions")),
             ("oldest open transaction", format_length(oldest_ms) if oldest_ms else "-"),
-            ("delayed messages", Link(str(_whole(figures, "lakemq_delayed_messages")), "/delayed")),
+            ("delayed messages", _link_figure(figures, "lakemq_delayed_messages", "/delayed")),
             *due,
             ("unacknowledged in queues", _whole(figures, "lakemq_group_unacknowledged_messages")),
-            ("dead letters", Link(str(_whole(figures, "lakemq_dead_letters")), "/dead-letters")),
+            ("dead letters", _link_figure(figures, "lakemq_dead_letters", "/dead-letters")),
         ],
     )
 
 
-def _whole(figures: Mapping[str, float], name: str) -> int:
-    return int(figures.get(name, 0))
+def _whole(figures: Mapping[str, float], name: str) -> int | None:
+    """Return a figure; None if it is not read yet, which must not look like zero."""
+    return int(figures[name]) if name in figures else None
+
+
+def _link_figure(figures: Mapping[str, float], name: str, href: str) -> Link:
+    figure = _whole(figures, name)
+    return Link("-" if figure is None else f"{figure:,}", href)
 
 
 def _list_lags(console: Console) -> list[Part]:

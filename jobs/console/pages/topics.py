@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription
 
 _HOME = Link("Topics", "/topics")
+_MOST_BARS = 200
+"""How many partitions the picture of a topic shows."""
 
 
 def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
@@ -66,7 +68,11 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
                 ("subscriptions", ", ".join(topic.subscriptions) or "-"),
             ],
         ),
-        Picture(draw_bars("Offsets per partition", [(f"partition {p}", n) for p, n in enumerate(offsets)], "offsets")),
+        Picture(
+            draw_bars(
+                "Offsets per partition", [(f"partition {p}", n) for p, n in enumerate(offsets[:_MOST_BARS])], "offsets"
+            )
+        ),
         _list_partitions(console, topic),
         _list_readers(console, name),
     ]
