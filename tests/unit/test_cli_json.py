@@ -18,8 +18,8 @@ from unit.served import until
 import lakemq
 from lakemq.jobs.cli import app
 
-# Spark's shell prints what Spark prints; `serve` prints nothing at all; tests/quality runs the audit, which takes long.
-ELSEWHERE = {"spark-sql", "serve", "audit"}
+# `spark-sql` prints what Spark prints; `serve` and `console` print nothing; tests/quality runs the audit.
+ELSEWHERE = {"console", "spark-sql", "serve", "audit"}
 
 # No command builds on another one: each may run alone, in any process.
 COMMANDS = {

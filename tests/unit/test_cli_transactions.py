@@ -206,13 +206,14 @@ def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: s
         "last_stable_offset": 5,
         "high_watermark": 5,
         "lag": 2,
+        "unacknowledged": 0,
         "deleted": 0,
         "expired": 0,
         "metadata": "halfway",
         "pending": None,
     }
     shown = lake("groups", "lag", "mirror").stdout.splitlines()[0].split()
-    assert shown[-5:] == ["lag", "deleted", "expired", "committed_at", "pending"]
+    assert shown[-6:] == ["lag", "unacknowledged", "deleted", "expired", "committed_at", "pending"]
     assert ("mirror", "Empty") in {(one["group"], one["state"]) for one in found("groups", "list")}
     assert lake("groups", "lag", "strangers", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
 
