@@ -33,8 +33,6 @@ TRANSFER_MS = 10_000
 """Time for the rest of a letter that has begun, and for a client to take an answer."""
 MAX_BUFFERED_BYTES = 256 << 20
 """Bytes of all letters that are being received or wait. A line whose letter would exceed this is closed."""
-DRAIN_VALID_MS = 1_000
-"""Age at which a drain says nothing any more: the process may have been stopped since."""
 
 _MAX_LINES = 4096
 _TURN_MS = 250
@@ -100,16 +98,19 @@ class Lines:
         self._step_began_ms = began_ms
 
     def request_drain(self) -> None:
-        """Have everything read that has arrived. `news` is set when it is done; then `take_drain` returns True."""
+        """Have everything read that has arrived. `news` is set when it is done; then `take_drain` returns its time."""
         self._is_drain_wanted = True
         self._wake()
 
-    def take_drain(self) -> bool:
-        """Return whether a drain has just ended. Letters that had arrived before it can be taken now."""
+    def take_drain(self) -> int | None:
+        """Return the time of the drain that has ended since the last call, by the steady clock; None if none has.
+
+        All letters that had arrived before that time can be taken now.
+        """
         if self._is_over:  # no letter can come any more
-            return True
+            return self._clock.steady_ms()
         drained_at_ms, self._drained_at_ms = self._drained_at_ms, None
-        return drained_at_ms is not None and self._clock.steady_ms() - drained_at_ms <= DRAIN_VALID_MS
+        return drained_at_ms
 
     def close(self) -> None:
         """Close all lines. When this returns, no letter comes any more."""
@@ -133,6 +134,7 @@ class Lines:
 
     def _serve_events(self) -> None:
         is_drain, self._is_drain_wanted = self._is_drain_wanted, False
+        begun_ms = self._clock.steady_ms()
         for key, mask in self._selector.select(0 if is_drain else _TURN_MS / 1000):
             line = key.data
             if line is not None:
@@ -142,7 +144,7 @@ class Lines:
             else:
                 self._take_wake_ups()
         if is_drain:
-            self._drained_at_ms = self._clock.steady_ms()
+            self._drained_at_ms = begun_ms
             self._news.set()
 
     def _take_wake_ups(self) -> None:

@@ -315,7 +315,7 @@ class Sequencer:
 
     def _step(self, term: Term) -> StepReport:
         term.background.finish_if_done()
-        is_drained = term.lines is None or term.lines.take_drain()
+        drained_at_ms = self._clock.steady_ms() if term.lines is None else term.lines.take_drain()
         letters = self._intake.take_letters(
             term.state,
             term.namespace_id,
@@ -324,7 +324,7 @@ class Sequencer:
         )
         self._reached("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
-        due = self._find_due(term, letters, is_drained)
+        due = self._find_due(term, letters, drained_at_ms)
         renewal = self._renew_if_quiet(term)
         now_ms = term.time.store_ms()
         outgrown = term.retention.take_outgrown(term.state, min(now_ms, term.time.now_ms()))
@@ -372,8 +372,11 @@ class Sequencer:
             later.is_added = True
             later.stop()
 
-    def _find_due(self, term: Term, letters: StepLetters, is_drained: bool) -> list[machine.DueTimer]:
-        """Return the deadlines that this step must decide. is_drained: all that had come on lines was taken."""
+    def _find_due(self, term: Term, letters: StepLetters, drained_at_ms: int | None) -> list[machine.DueTimer]:
+        """Return the deadlines that this step must decide.
+
+        drained_at_ms: all that had come on lines by this time was taken. None: a letter may be there that is not read.
+        """
         steady_ms = self._clock.steady_ms()
         all_seen = not (letters.repeated or letters.repeated_on_lines or letters.backlog)
         if all_seen:
@@ -382,14 +385,17 @@ class Sequencer:
             return []  # let nothing time out while a letter that was sent in time may be waiting
         # forget no client while one of its decided letters is undeleted: the letter would be decided again
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
+        # Deadlines count up to the drain. So they pass however long a step takes, and no stop of this process since
+        # the drain makes a deadline pass before letters that were sent in time.
+        age_ms = 0 if drained_at_ms is None else steady_ms - drained_at_ms
+        time = Time(term.time.now_ms() - age_ms, steady_ms - age_ms, self._limits, term.patience)
+        due = machine.find_due(term.state, time, expire)
+        due = [deadline for deadline in due if deadline not in term.failed_due]
+        if due and drained_at_ms is None and term.lines is not None:
+            term.lines.request_drain()  # the next step comes when it has ended, and decides them
+            return []
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
-        due = machine.find_due(term.state, self._make_time(term, term.time.now_ms()), expire)
-        due = [deadline for deadline in due if deadline not in term.failed_due]
-        if due and not is_drained and term.lines is not None:
-            # A letter may have arrived that is not read yet. The next step comes when all are.
-            term.lines.request_drain()
-            return []
         return due
 
     def _make_time(self, term: Term, now_ms: int) -> Time:
