@@ -24,7 +24,14 @@ from dataclasses import dataclass, field
 from lakemq.tables.storage.mailbox import LetterName
 
 from ..namespace.clock import Clock
-from ..namespace.line_frames import MAX_FRAME_BYTES, MAX_GREETING_BYTES, FrameKind, FrameReader, encode_frame
+from ..namespace.line_frames import (
+    MAX_FRAME_BYTES,
+    MAX_GREETING_BYTES,
+    BadFrame,
+    FrameKind,
+    FrameReader,
+    encode_frame,
+)
 
 
 @dataclass(eq=False)
@@ -137,10 +144,15 @@ class LineTable:
             self._send(line)
 
     def add_letter(self, letter: LineLetter) -> None:
-        """Let a letter wait to be decided, unless its line is closed."""
+        """Let a letter wait to be decided, unless its line is closed.
+
+        Raises BadFrame if the client has not taken the answer before: its answers would pile up.
+        """
         with self._lock:
             if letter.line.is_closed:
                 return
+            if letter.line.output:
+                raise BadFrame("a letter from a client that has not taken the answer before")
             letter.line.is_busy = True
             self._inbox.append(letter)
             self._inbox_bytes += len(letter.body)

@@ -212,6 +212,16 @@ def test_a_client_that_takes_no_answer_is_left_after_a_while(leader: Leader) -> 
     until(lambda: not len(leader.lines.table))
 
 
+def test_answers_do_not_pile_up_for_a_client_that_takes_none(leader: Leader) -> None:
+    """Each letter shows that the client lives. So a client that sends and never reads would never be late."""
+    client, answer = leader.connect().greet(), b"x" * (5 << 20)
+    client.send(encode_letter_frame(1, b""))
+    leader.lines.table.answer(leader.take(), answer)
+    client.send(encode_letter_frame(2, b""))
+    until(lambda: not len(leader.lines.table))
+    assert leader.lines.table.take_letter() is None
+
+
 def test_a_silent_connection_and_a_letter_without_an_end_are_left_after_a_while(leader: Leader) -> None:
     idle = leader.connect().greet(Hello("ns", 3, "secret", "idle"))
     silent, endless = leader.connect(), leader.connect().greet()
