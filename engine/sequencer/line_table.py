@@ -42,6 +42,7 @@ class Line:
         client_id: empty before the hello.
         since_ms: when the connection, the letter that is arriving, or the answer that waits to be sent began.
         is_busy: a letter of it is not answered yet. A client sends one at a time.
+        arriving_bytes: of its frame that is not complete yet, as last counted.
         output: bytes that the client has not taken yet.
         is_closed: nothing that it sends counts any more.
     """
@@ -51,6 +52,7 @@ class Line:
     reader: FrameReader = field(default_factory=lambda: FrameReader(MAX_GREETING_BYTES))
     client_id: str = ""
     is_busy: bool = False
+    arriving_bytes: int = 0
     output: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
 
@@ -74,7 +76,7 @@ class LineTable:
         self._all: set[Line] = set()
         self._by_client: dict[str, Line] = {}
         self._inbox: deque[LineLetter] = deque()
-        self._inbox_bytes = 0
+        self._inbox_bytes = self._arriving_bytes = 0
 
     def __len__(self) -> int:
         return len(self._all)
@@ -172,16 +174,20 @@ class LineTable:
         """Return all lines in a forked child, where the lock may be held for ever by a thread that is not there."""
         return list(self._all)
 
-    def buffered_bytes(self) -> int:
-        """Return the bytes of all letters that are arriving or wait."""
+    def count_buffered_bytes(self, line: Line) -> int:
+        """Note what has come on this line, and return the bytes of all letters that are arriving or wait."""
         with self._lock:
-            return self._inbox_bytes + sum(line.reader.size_bytes for line in self._all)
+            self._arriving_bytes += line.reader.size_bytes - line.arriving_bytes
+            line.arriving_bytes = line.reader.size_bytes
+            return self._inbox_bytes + self._arriving_bytes
 
     def remove(self, line: Line) -> None:
         """Close the line and its descriptor."""
         with self._lock:
             self._drop(line)
             self._all.discard(line)
+            self._arriving_bytes -= line.arriving_bytes
+            line.arriving_bytes = 0
         line.connection.close()
 
     # -- both, with the lock held -----------------------------------------------------------------------

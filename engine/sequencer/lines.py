@@ -200,7 +200,7 @@ class Lines:
         line.reader.add(data)
         for frame in line.reader.frames():
             self._take_frame(line, frame)
-        if line.reader.size_bytes and self.table.buffered_bytes() > MAX_BUFFERED_BYTES:
+        if self.table.count_buffered_bytes(line) > MAX_BUFFERED_BYTES:
             raise BadFrame(f"all letters that are arriving or wait have more than {MAX_BUFFERED_BYTES} bytes")
 
     def _take_frame(self, line: Line, frame: Frame) -> None:

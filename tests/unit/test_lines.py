@@ -257,6 +257,20 @@ def test_all_letters_together_are_bounded(leader: Leader, monkeypatch: pytest.Mo
     assert leader.take().name.client_id == "first"
 
 
+def test_many_short_letters_are_bounded_like_a_long_one(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "MAX_BUFFERED_BYTES", 1 << 20)
+    clients = [leader.connect().greet(Hello("ns", 3, "secret", f"c{n}")) for n in range(15)]
+    for client in clients:
+        client.send(encode_letter_frame(1, b"x" * 100_000))
+    until(lambda: len(leader.lines.table) == 10)
+    assert len(leader.lines.table._inbox) == 10
+    while leader.lines.table.take_letter() is not None:
+        pass
+    last = leader.connect().greet(Hello("ns", 3, "secret", "last"))
+    last.send(encode_letter_frame(1, b"x" * 1_000_000))
+    assert leader.take().name.client_id == "last", "there is room again"
+
+
 def test_connections_beyond_the_bound_are_closed_and_the_others_served(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
