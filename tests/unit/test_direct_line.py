@@ -197,6 +197,27 @@ def test_where_the_mailbox_takes_no_letter_after_the_line_its_outcome_is_unknown
     office.close()
 
 
+def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path) -> None:
+    """Else the client would not know what became of its letter: its time is over when it goes on."""
+    answered, clock = threading.Event(), AheadClock()
+
+    def answer_and_note(lines: Lines, letter: LineLetter) -> None:
+        answer(lines, letter)
+        answered.set()
+
+    def be_stopped() -> None:
+        assert answered.wait(10)
+        clock.ahead_ms += 60_000
+
+    office = OnLine(tmp_path, answer_and_note)
+    line = DirectLine(office.desk.files, "ns", clock)
+    was_sent, received = line.exchange("stopped", 1, letter_of("stopped", 1, "t"), 30_000, be_stopped)
+    assert was_sent
+    assert received == Answer("stopped", 1, 1, [ProducerDone(9, 0)])
+    line.close()
+    office.close()
+
+
 def raise_full(*_: Any) -> str:
     from lakemq.tables.storage.mailbox import MailboxFull
 
