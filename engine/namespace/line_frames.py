@@ -10,10 +10,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from lakemq.tables.storage.line_objects import LINES_FOLDER
 from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES
 
 _HEADER = struct.Struct(">IB")
@@ -58,13 +59,13 @@ class LineAddress(msgspec.Struct, frozen=True):
 
     Attributes:
         namespace_id, epoch, token: what a client's hello must repeat.
-        socket: name of a Unix socket beside this object.
+        socket: name of a Unix socket beside this object. A client must not be led to sockets of other programs.
     """
 
     namespace_id: str
     epoch: int
     token: str
-    socket: str
+    socket: Annotated[str, msgspec.Meta(pattern=rf"^{LINES_FOLDER}/[^/]+$")]
 
 
 _hellos = msgspec.msgpack.Decoder(Hello)
@@ -93,7 +94,10 @@ def encode_address(address: LineAddress) -> bytes:
 
 def decode_address(body: bytes) -> LineAddress:
     """Decode the object of an address. Raises ValueError."""
-    return _addresses.decode(body)
+    try:
+        return _addresses.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not an address: {error}") from error
 
 
 def encode_letter_frame(number: int, body: bytes) -> bytes:

@@ -236,6 +236,7 @@ def test_a_full_mailbox_is_told_as_before_where_nothing_was_sent(tmp_path: Path)
 
 FORGED = {
     "nonsense": b"nonsense",
+    "a list without an end": b'{"more": ' + b"[" * 100_000,
     "nothing": b"",
     "a socket that is gone": encode_address(LineAddress("ns", 9, "t", "line/gone.sock")),
     "a folder": encode_address(LineAddress("ns", 9, "t", "mailbox")),

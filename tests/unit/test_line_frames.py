@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,9 +76,16 @@ def test_a_letter_without_a_whole_number_is_refused(content: bytes) -> None:
         decode_letter_frame(content)
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"namespace_id":1}', b"\xff" * 9])
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"namespace_id":1}', b"\xff" * 9, b'{"x":' + b"[" * 100_000])
 def test_an_object_that_is_no_address_is_refused(body: bytes) -> None:
-    with pytest.raises(msgspec.MsgspecError):
+    with pytest.raises(ValueError, match="not an address"):
+        decode_address(body)
+
+
+@pytest.mark.parametrize("name", ["/run/other.sock", "line/../other.sock", "other.sock", "line/", "line"])
+def test_an_address_leads_to_no_socket_of_another_program(name: str) -> None:
+    body = encode_address(LineAddress("ns", 1, "token", name))
+    with pytest.raises(ValueError, match="socket"):
         decode_address(body)
 
 
