@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class LineTable:
         self._lock = threading.Lock()
         self._all: set[Line] = set()
         self._by_client: dict[str, Line] = {}
-        self._inbox: deque[LineLetter] = deque()
+        self._inbox: OrderedDict[Line, LineLetter] = OrderedDict()
         self._inbox_bytes = self._arriving_bytes = 0
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class LineTable:
         with self._lock:
             if not self._inbox:
                 return None
-            letter = self._inbox.popleft()
+            _, letter = self._inbox.popitem(last=False)
             self._inbox_bytes -= len(letter.body)
             return letter
 
@@ -156,7 +156,7 @@ class LineTable:
             if letter.line.output:
                 raise BadFrame("a letter from a client that has not taken the answer before")
             letter.line.is_busy = True
-            self._inbox.append(letter)
+            self._inbox[letter.line] = letter
             self._inbox_bytes += len(letter.body)
 
     def send_output(self, line: Line) -> bool:
@@ -208,9 +208,8 @@ class LineTable:
         line.is_closed = True
         if self._by_client.get(line.client_id) is line:
             del self._by_client[line.client_id]
-        if line.is_busy:
-            self._inbox = deque(letter for letter in self._inbox if letter.line is not line)
-            self._inbox_bytes = sum(len(letter.body) for letter in self._inbox)
+        if (letter := self._inbox.pop(line, None)) is not None:
+            self._inbox_bytes -= len(letter.body)
         # Closing it here could close a descriptor that the reading thread is about to read, or one with its number.
         with suppress(OSError):
             line.connection.shutdown(socket.SHUT_RDWR)
