@@ -61,13 +61,16 @@ class DirectLine:
     ) -> tuple[bool, Answer | None]:
         """Send a letter, and wait for its answer.
 
+        timeout_ms: for the whole request. The line gets at most half of it.
         sent: called when the letter is on its way.
 
         Returns:
             Whether anything may have been sent, and the answer. None: the letter must go through the mailbox.
         """
+        # Half of the time is for the mailbox: another leader may answer there.
+        deadline_ms = self._clock.steady_ms() + min(timeout_ms / 2, PATIENCE_MS)
         try:
-            connection = self._open(client_id)
+            connection = self._open(client_id, deadline_ms)
         except (OSError, ValueError) as error:
             log.debug("No direct connection to the sequencer: %s", error)
             self._give_up(BAD_LINE_MS)
@@ -75,8 +78,7 @@ class DirectLine:
         if connection is None:
             return False, None
         try:
-            deadline_ms = self._clock.steady_ms() + min(timeout_ms, PATIENCE_MS)
-            connection.settimeout(max(0.001, min(timeout_ms, PATIENCE_MS) / 1000))
+            connection.settimeout(max(1, deadline_ms - self._clock.steady_ms()) / 1000)
             connection.sendall(encode_letter_frame(number, body))
             sent()
             answer = decode_answer(self._receive(FrameKind.ANSWER, deadline_ms).content)
@@ -98,7 +100,7 @@ class DirectLine:
         self.close()
         self._look_at_ms = self._clock.steady_ms() + pause_ms
 
-    def _open(self, client_id: str) -> socket.socket | None:
+    def _open(self, client_id: str, deadline_ms: float) -> socket.socket | None:
         """Return the open line of this client; None if no leader listens where this process can connect."""
         if self._connection is not None and self._client_id == client_id:
             return self._connection
@@ -113,13 +115,13 @@ class DirectLine:
         address = decode_address(self._files.get(name))
         self._connection = unix_sockets.connect(os.path.join(self._files.root, address.socket), GREETING_MS / 1000)
         self._client_id, self._reader = client_id, FrameReader(MAX_FRAME_BYTES)
-        self._greet(self._connection, address)
+        self._greet(self._connection, address, min(deadline_ms, now_ms + GREETING_MS))
         return self._connection
 
-    def _greet(self, connection: socket.socket, address: LineAddress) -> None:
+    def _greet(self, connection: socket.socket, address: LineAddress, deadline_ms: float) -> None:
         hello = Hello(self._namespace_id, address.epoch, address.token, self._client_id)
         connection.sendall(encode_hello(hello))
-        self._receive(FrameKind.WELCOME, self._clock.steady_ms() + GREETING_MS)
+        self._receive(FrameKind.WELCOME, deadline_ms)
 
     def _receive(self, kind: FrameKind, deadline_ms: float) -> Frame:
         """Return the next frame, which must be of this kind. Raises OSError, ValueError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lakemq.engine.client import direct_line
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.direct_line import DirectLine
 from lakemq.engine.client.requester import Requester
-from lakemq.engine.namespace.line_frames import LineAddress, encode_address
+from lakemq.engine.namespace.line_frames import FrameKind, LineAddress, encode_address, encode_frame
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut
 from lakemq.engine.protocol.values.clients import Answer
@@ -28,6 +29,7 @@ from lakemq.engine.sequencer.line_opener import open_term_lines
 from lakemq.engine.sequencer.line_table import LineLetter
 from lakemq.engine.sequencer.lines import Lines
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.storage import unix_sockets
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.line_objects import line_name, remove_older_lines
 from lakemq.tables.storage.mailbox import LetterName, Mailbox
@@ -181,6 +183,30 @@ def test_without_a_good_answer_the_same_letter_goes_into_the_mailbox(
     assert office.ask() == ProducerDone(7, 0)
     assert office.desk.letters == [("c1", 1, 1), ("c1", 2, 1)], "a line that failed is left alone for a while"
     office.close()
+
+
+@pytest.mark.parametrize("is_greeted", [True, False], ids=["stopped after the welcome", "stopped before the hello"])
+def test_a_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path, is_greeted: bool) -> None:
+    """Another leader may answer there, also a request with a short timeout."""
+    desk = Desk(tmp_path)
+    address = LineAddress("ns", 1, "t", f"{line_name(1)}-aa.sock")
+    (tmp_path / "line").mkdir()
+    listener = unix_sockets.listen(str(tmp_path / address.socket))
+    desk.files.put(line_name(1), encode_address(address), durable=False)
+    line = DirectLine(desk.files, "ns", AheadClock())
+    accepted = []
+
+    def greet() -> None:
+        accepted.append(listener.accept()[0])
+        accepted[0].sendall(encode_frame(FrameKind.WELCOME, b""))
+
+    if is_greeted:
+        threading.Thread(target=greet).start()
+    begun = time.monotonic()
+    assert line.exchange("c1", 1, b"a letter", 1_000) == (is_greeted, None)
+    assert 0.4 < time.monotonic() - begun < 0.9
+    for end in (*accepted, listener):
+        end.close()
 
 
 @pytest.mark.parametrize("error", ["full", "unwritable"])
