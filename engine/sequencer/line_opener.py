@@ -54,8 +54,19 @@ def open_term_lines(
     return lines
 
 
+def remove_old_lines(files: Files, epoch: int) -> None:
+    """Remove what leads clients to leaders before this epoch, whose take-over has landed.
+
+    Also a leader without lines must call it: clients would wait for the welcome of a stopped process again and again.
+    """
+    if isinstance(files, LocalFiles):
+        try:
+            remove_older_lines(files, epoch)
+        except OSError as error:
+            log.warning("Clients may look in vain for an earlier leader, whose line cannot be removed: %s", error)
+
+
 def _announce(files: Files, address: LineAddress) -> None:
-    remove_older_lines(files, address.epoch)
     name, body = line_name(address.epoch), encode_address(address)
     try:
         files.put(name, body, durable=False)

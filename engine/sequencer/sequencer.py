@@ -57,7 +57,7 @@ from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
 from .intake import Intake, OpenedLetter, StepLetters
-from .line_opener import open_term_lines
+from .line_opener import open_term_lines, remove_old_lines
 from .quarantine import Quarantine
 from .replies import Replies, Reply
 from .standby import Standby
@@ -237,6 +237,7 @@ class Sequencer:
             self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
             self._locks.remove_dead()
+            remove_old_lines(self._ns.files, term.state.leader_epoch)
             if self._has_lines:
                 term.lines = open_term_lines(
                     self._ns.files, term.namespace_id, term.state.leader_epoch, lease_ms, self.news, self._clock
@@ -247,8 +248,7 @@ class Sequencer:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
-            if term.lines is not None:
-                term.lines.close()
+            term.close_lines()
             term.delay_queue.close()
             term.later_ranges.stop()
             term.background.abandon()
@@ -276,6 +276,8 @@ class Sequencer:
                 self._observers.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, term: Term) -> None:
+        # first let clients put their letters into the mailbox: the next leader decides them
+        term.close_lines()
         # give the lease back last, so that the next leader does not meet our projector
         term.background.drain(term.state)
         self._decide(term, StepLetters(), [leader.decide_resign(term.state)])

@@ -90,6 +90,12 @@ class Term:
         is_computing = self.targets.is_working or looks or self.delay_queue.is_working(self.time.store_ms())
         return is_computing or bool(self.state.list_moving_groups())
 
+    def close_lines(self) -> None:
+        """Close all lines. Clients put the letters that were not decided into the mailbox."""
+        lines, self.lines = self.lines, None
+        if lines is not None:
+            lines.close()
+
     def due_in_ms(self) -> float | None:
         """Return in how many ms there is work without a letter. None: nothing is known."""
         now_ms = self.time.now_ms()

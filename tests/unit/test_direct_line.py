@@ -24,6 +24,7 @@ from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.line_opener import open_term_lines
 from lakemq.engine.sequencer.line_table import LineLetter
@@ -87,6 +88,13 @@ def test_a_leader_removes_what_dead_ones_left_and_nothing_newer(tmp_path: Path) 
         files.put(name, b"", durable=False)
     remove_older_lines(files, 2)
     assert sorted(files.list("line")) == names[2:]
+
+
+def test_a_leader_without_lines_leads_no_client_to_a_stopped_one(tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        mq.namespace.files.put(line_name(0), b"of a process that is stopped", durable=False)
+        mq.step_until_idle()
+        assert mq.namespace.files.list("line") == []
 
 
 # -- a leader that does what a test tells it to -------------------------------------------------------------
@@ -323,6 +331,34 @@ def test_a_letter_that_comes_on_both_ways_is_decided_once(led: tuple[Connection,
     assert [name for name in topics_created(sequencer) if name == topic] == [topic]
     assert sequencer.state.step == sum(1 for _ in range(sequencer.state.step))
     line.close()
+
+
+def test_a_leader_that_resigns_closes_its_lines_before_it_projects(
+    led: tuple[Connection, Sequencer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Projecting may take long, and no letter is decided meanwhile."""
+    mq, sequencer = led
+    term = sequencer._term
+    assert term is not None
+    line = DirectLine(mq.namespace.files, mq.namespace.namespace_id, AheadClock())
+    answers: list[tuple[bool, Answer | None]] = []
+    body = letter_of("c1", 1, new_name("t"))
+    sender = threading.Thread(target=lambda: answers.append(line.exchange("c1", 1, body, 30_000)))
+    sender.start()
+    until(lambda: term.lines is not None and bool(term.lines.table._inbox))
+    drain, has_ended_first = term.background.drain, []
+
+    def drain_slowly(state: State) -> None:
+        if not has_ended_first:
+            sender.join(1)
+            has_ended_first.append(not sender.is_alive())
+        drain(state)
+
+    monkeypatch.setattr(term.background, "drain", drain_slowly)
+    sequencer.resign()
+    sender.join()
+    assert answers == [(True, None)]
+    assert has_ended_first == [True]
 
 
 def letter_of(client_id: str, number: int, topic: str) -> bytes:
