@@ -185,7 +185,7 @@ def _latencies(timeline: Timeline, messages: pa.Table) -> Latencies:
 
 
 @dataclass(frozen=True)
-class Consumption:
+class GroupConsumption:
     """Offsets that a group got done with. count: None for a first commit, whose predecessor is not known."""
 
     at_ms: int
@@ -194,7 +194,7 @@ class Consumption:
     count: int | None
 
 
-def read_consumption(decisions: pa.Table, topic_names: Mapping[int, str]) -> Iterator[Consumption]:
+def read_consumption(decisions: pa.Table, topic_names: Mapping[int, str]) -> Iterator[GroupConsumption]:
     """Yield what groups got done with, in order, from commits and acknowledgements in the journal."""
     committed: dict[tuple[str, str, int], int] = {}
     for row in decisions.to_pylist():
@@ -204,16 +204,16 @@ def read_consumption(decisions: pa.Table, topic_names: Mapping[int, str]) -> Ite
             for topic, partition, offset, *_ in decision["offsets"]:
                 before = committed.get((group, topic, partition))
                 committed[group, topic, partition] = offset
-                yield Consumption(row["decided_at_ms"], group, topic, None if before is None else offset - before)
+                yield GroupConsumption(row["decided_at_ms"], group, topic, None if before is None else offset - before)
             continue
         for topic_id, _, state, ranges, *_ in decision["parts"]:
             if state == "acknowledged" and topic_id in topic_names:
                 count = sum(record_count for _, record_count in ranges)
-                yield Consumption(row["decided_at_ms"], group, topic_names[topic_id], count)
+                yield GroupConsumption(row["decided_at_ms"], group, topic_names[topic_id], count)
 
 
-def _consumption_rates(timeline: Timeline, consumption: list[Consumption]) -> dict[str, Numbers]:
-    by_group: dict[str, list[Consumption]] = defaultdict(list)
+def _consumption_rates(timeline: Timeline, consumption: list[GroupConsumption]) -> dict[str, Numbers]:
+    by_group: dict[str, list[GroupConsumption]] = defaultdict(list)
     for part in consumption:
         by_group[part.group].append(part)
     return {
@@ -223,7 +223,7 @@ def _consumption_rates(timeline: Timeline, consumption: list[Consumption]) -> di
 
 
 def compute_lag(
-    timeline: Timeline, lag_now: pa.Table, appended: pa.Table, consumption: list[Consumption]
+    timeline: Timeline, lag_now: pa.Table, appended: pa.Table, consumption: list[GroupConsumption]
 ) -> dict[str, Numbers]:
     """Return group -> lag at the end of each bucket.
 

@@ -17,14 +17,14 @@ from lakemq.tables.storage.unix_sockets import listen
 
 from ..namespace.clock import Clock
 from ..namespace.line_frames import LineAddress, decode_address, encode_address
-from .lines import Lines
+from .lines import LineServer
 
 log = logging.getLogger("lakemq.serve")
 
 
 def open_term_lines(
     files: Files, namespace_id: str, epoch: int, lease_ms: int, news: threading.Event, clock: Clock
-) -> Lines | None:
+) -> LineServer | None:
     """Open the lines of a leader whose take-over has landed; None if clients cannot connect here.
 
     news: is set when a letter has come.
@@ -40,7 +40,7 @@ def open_term_lines(
         log.info("Clients use the mailbox only, because no socket can be made in %s: %s", LINES_FOLDER, error)
         return None
     try:
-        lines = Lines(listener, address, lease_ms, news, clock, lambda: _withdraw(files, address))
+        lines = LineServer(listener, address, lease_ms, news, clock, lambda: _withdraw(files, address))
     except (OSError, RuntimeError) as error:  # no descriptor, no thread
         listener.close()
         log.warning("Clients use the mailbox only, because their line cannot be served: %s", error)

@@ -48,7 +48,7 @@ def max_lines() -> int:
     return _MAX_LINES if soft == resource.RLIM_INFINITY else min(_MAX_LINES, soft // 2)
 
 
-class Lines:
+class LineServer:
     """The lines of one term. The sequencer's thread calls the methods; a thread of its own reads.
 
     Attributes:
@@ -282,7 +282,7 @@ def _check_name(client_id: str, number: int, now_ms: int = 0) -> LetterName:
         raise BadFrame(str(error)) from error
 
 
-_open_lines: weakref.WeakSet[Lines] = weakref.WeakSet()
+_open_lines: weakref.WeakSet[LineServer] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

@@ -40,7 +40,7 @@ from .attendance import Attendance
 from .background_projection import BackgroundProjection
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
-from .lines import Lines
+from .lines import LineServer
 from .pending_file import CurrentPendingFile
 from .projector import Projector
 from .retention_search import RetentionSearch
@@ -81,7 +81,7 @@ class Term:
     all_seen_at_ms: int
     patience: ObservedWaits = field(default_factory=ObservedWaits)
     failed_due: set[machine.DueTimer] = field(default_factory=set)
-    lines: Lines | None = None
+    lines: LineServer | None = None
 
     @property
     def is_working(self) -> bool:

@@ -28,7 +28,7 @@ from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.line_opener import open_term_lines
 from lakemq.engine.sequencer.line_table import LineLetter
-from lakemq.engine.sequencer.lines import Lines
+from lakemq.engine.sequencer.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage import unix_sockets
 from lakemq.tables.storage.files import LocalFiles
@@ -106,7 +106,7 @@ class OnLine:
     letters: number and body of each letter that came on the line, in order.
     """
 
-    def __init__(self, folder: Path, behave: Callable[[Lines, LineLetter], None], **faults: Any) -> None:
+    def __init__(self, folder: Path, behave: Callable[[LineServer, LineLetter], None], **faults: Any) -> None:
         self.desk = Desk(folder, **faults)
         self.letters: list[tuple[int, bytes]] = []
         self._behave, self._news, self._stop = behave, threading.Event(), threading.Event()
@@ -138,14 +138,14 @@ class OnLine:
         self.lines.close()
 
 
-def answer(lines: Lines, letter: LineLetter, number_ahead: int = 0, client_id: str = "") -> None:
+def answer(lines: LineServer, letter: LineLetter, number_ahead: int = 0, client_id: str = "") -> None:
     head, _ = decode_letter(letter.body)
     results: Any = [ProducerDone(9, 0)] * len(head.requests)
     name = client_id or letter.name.client_id
     lines.table.answer(letter, encode_answer(Answer(name, letter.name.number + number_ahead, 1, results)))
 
 
-def stay_silent(lines: Lines, letter: LineLetter) -> None:
+def stay_silent(lines: LineServer, letter: LineLetter) -> None:
     """Take the letter as a leader does whose process is stopped then."""
 
 
@@ -174,7 +174,7 @@ def test_an_answer_on_the_line_is_the_callers(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("behave", BEHAVIOURS.values(), ids=BEHAVIOURS)
 def test_without_a_good_answer_the_same_letter_goes_into_the_mailbox(
-    tmp_path: Path, behave: Callable[[Lines, LineLetter], None]
+    tmp_path: Path, behave: Callable[[LineServer, LineLetter], None]
 ) -> None:
     office, bodies = OnLine(tmp_path, behave), []
     after_put = office.desk.files.after_put
@@ -235,7 +235,7 @@ def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path)
     """Else the client would not know what became of its letter: its time is over when it goes on."""
     answered, clock = threading.Event(), AheadClock()
 
-    def answer_and_note(lines: Lines, letter: LineLetter) -> None:
+    def answer_and_note(lines: LineServer, letter: LineLetter) -> None:
         answer(lines, letter)
         answered.set()
 

@@ -16,7 +16,7 @@ from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.history import Consumption, History, Timeline, compute_lag, read_consumption, read_history
+from lakemq.jobs.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,11 @@ def test_lag_is_computed_back_from_now() -> None:
     timeline = Timeline(0, 120)  # a bucket per millisecond, which ends with it
     appended = pa.table({"decided_at_ms": [10, 50, 200], "topic": ["t", "t", "t"], "messages": [100, 20, 1]})
     now = pa.table({"group": ["g"], "topic": ["t"], "lag": [71]})
-    parts = [Consumption(30, "g", "t", None), Consumption(60, "g", "t", 40), Consumption(70, "other", "t", 99)]
+    parts = [
+        GroupConsumption(30, "g", "t", None),
+        GroupConsumption(60, "g", "t", 40),
+        GroupConsumption(70, "other", "t", 99),
+    ]
     lag = compute_lag(timeline, now, appended, parts)["g"]
     assert np.isnan(lag[:29]).all(), "before the first commit"
     assert list(lag[[30, 48, 50, 58, 60, 119]]) == [90, 90, 110, 110, 70, 70]

@@ -26,7 +26,7 @@ from lakemq.engine.namespace.line_frames import (
 )
 from lakemq.engine.sequencer import lines as lines_module
 from lakemq.engine.sequencer.line_table import Line, LineLetter, LineTable
-from lakemq.engine.sequencer.lines import HELLO_MS, TRANSFER_MS, Lines
+from lakemq.engine.sequencer.lines import HELLO_MS, TRANSFER_MS, LineServer
 from lakemq.tables.storage import unix_sockets
 from lakemq.tables.storage.mailbox import LetterName
 
@@ -70,7 +70,7 @@ class Leader:
 
     def __init__(self, folder: Path) -> None:
         self.path, self.clock, self.news = str(folder / "line.sock"), AheadClock(), threading.Event()
-        self.lines = Lines(unix_sockets.listen(self.path), ADDRESS, LEASE_MS, self.news, self.clock)
+        self.lines = LineServer(unix_sockets.listen(self.path), ADDRESS, LEASE_MS, self.news, self.clock)
 
     def connect(self) -> Client:
         return Client(self.path)
