@@ -41,13 +41,11 @@ from ..namespace.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
-from ..protocol.codec.letter import encode_answer
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
 from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transaction_end import has_unobserved_timeout
-from ..protocol.values.clients import Answer, Answered, ClientRemoved
 from ..protocol.values.dead_letters import DyingFound
 from ..protocol.values.decision import DecisionInputs, InlineRows
 from ..protocol.values.delays import RangeKey
@@ -56,10 +54,11 @@ from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
+from .answers import Answers
 from .intake import Intake, OpenedLetter, StepLetters
 from .line_opener import open_term_lines, remove_old_lines
 from .quarantine import Quarantine
-from .replies import Replies, Reply
+from .replies import Replies
 from .standby import Standby
 from .step_log import EncodedStep
 from .step_preparer import PreparedStep, StepPreparer
@@ -163,6 +162,7 @@ class Sequencer:
         # a thread of its own: sweeping may take long, and must not hold up projections
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
+        self._answers = Answers(self._intake, self._replies, reached)
         # reads heartbeats, searches tables and computes assignments beside the steps
         self._observers = background or Workers(2, "lakemq-watch")
         self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, reached)
@@ -318,12 +318,8 @@ class Sequencer:
     def _step(self, term: Term) -> StepReport:
         term.background.finish_if_done()
         drained_at_ms = self._clock.steady_ms() if term.lines is None else term.lines.take_drain()
-        letters = self._intake.take_letters(
-            term.state,
-            term.namespace_id,
-            lambda: self._give_sign_of_life(term),
-            None if term.lines is None else term.lines.table,
-        )
+        lines = None if term.lines is None else term.lines.table
+        letters = self._intake.take_letters(term.state, term.namespace_id, lambda: self._give_sign_of_life(term), lines)
         self._reached("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
         due = self._find_due(term, letters, drained_at_ms)
@@ -343,7 +339,7 @@ class Sequencer:
         entries = self._decide(term, letters, renewal, due, observations) if is_due else []
         term.targets.start_missing(term.state)
         # Nobody waits for a projection, so the replies come first.
-        self._reply(term, letters, entries)
+        self._answers.send(term.state, lines, letters, entries, partial(self._yield_between_signs_of_life, term))
         self._log_step(term, letters)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
@@ -516,45 +512,6 @@ class Sequencer:
             if entry.request_id is not None:
                 client_id, _, number = entry.request_id.rpartition("/")
                 self._quarantine.refuse_next_time(client_id, int(number))
-
-    def _reply(self, term: Term, letters: StepLetters, entries: Sequence[JournalEntry]) -> None:
-        state, records = term.state, [entry.record for entry in entries]
-        on_lines = self._answer_on_lines(term, letters)
-        replies: list[Reply] = [
-            (r.client_id, r.number, r.results)
-            for r in records
-            if isinstance(r, Answered) and r.client_id not in on_lines
-        ]
-        for name in letters.repeated:
-            client = state.clients.get(name.client_id)
-            if client is not None and client.number == name.number:
-                replies.append((name.client_id, name.number, client.results))
-        self._replies.send(state.step, self._yield_between_signs_of_life(term, replies))
-        self._replies.retry_replies(state)
-        expired = [
-            entry.record for entry in entries if isinstance(entry.record, ClientRemoved) and entry.request_id is None
-        ]
-        self._replies.forget([record.client_id for record in expired])
-        self._reached("sequencer.answered")
-        done = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
-        if done:
-            self._intake.discard(self._yield_between_signs_of_life(term, done))
-            self._reached("sequencer.letters_discarded")
-
-    def _answer_on_lines(self, term: Term, letters: StepLetters) -> set[str]:
-        """Answer the letters that came on lines, and return the clients they came from."""
-        if term.lines is None:
-            return set()
-        decided = [opened.on_line for opened in letters.taken if opened.on_line is not None]
-        for on_line in (*decided, *letters.repeated_on_lines):
-            name = on_line.name
-            client = term.state.clients.get(name.client_id)
-            if client is None or client.number != name.number:
-                term.lines.table.refuse(on_line)
-                continue
-            answer = Answer(name.client_id, name.number, term.state.step, client.results)
-            term.lines.table.answer(on_line, encode_answer(answer))
-        return {on_line.name.client_id for on_line in decided}
 
     def _log_step(self, term: Term, letters: StepLetters) -> None:
         if letters.taken and log.isEnabledFor(logging.DEBUG):
