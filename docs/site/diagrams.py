@@ -120,7 +120,7 @@ def _draw_states(lines: Sequence[str]) -> str:
     boxes: dict[str, int] = {}
     edges = []
     for line in lines:
-        edge = re.fullmatch(r"(\S+) --> ([^\s:]+)(?:: (.+))?", line)
+        edge = re.fullmatch(r"(\S+) --> ([^\s:]+)(?: ?: (.+))?", line)
         if not edge:
             raise DiagramError(f"Cannot draw the line '{line}' of a state diagram.")
         source = "start" if edge[1] == "[*]" else edge[1]

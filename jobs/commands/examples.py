@@ -13,6 +13,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("lakemq serve", "lakemq --conf lakemq.yaml serve"),
     "step": ("lakemq step --until-idle",),
     "status": ("lakemq status", "lakemq status --once --output json"),
+    "console": ("lakemq console", "lakemq console --host 0.0.0.0 --token-file token --allow-changes"),
     "report": (
         "lakemq report -o report.html",
         "lakemq report --since 2026-01-31T02:00:00 --until 2026-01-31T02:30:00 -o report.html",

@@ -24,7 +24,7 @@ def stalls(world: QueueWorld) -> list[Stall]:
 
 
 def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(doctor, "_store_now_ms", lambda _: world.clock.ms)
+    monkeypatch.setattr(doctor, "store_now_ms", lambda _: world.clock.ms)
     return doctor.check_groups(SimpleNamespace(groups=groups_of(world), namespace=SimpleNamespace(path="p")))  # type: ignore[arg-type]
 
 
