@@ -13,20 +13,20 @@ from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 
-class Told(RebalanceListener):
+class RecordingListener(RebalanceListener):
     """Notes what a member is told, and of which partitions."""
 
     def __init__(self) -> None:
-        self.words: list[tuple[str, list[int]]] = []
+        self.events: list[tuple[str, list[int]]] = []
 
     def on_assigned(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("assigned", [p for _, p in partitions]))
+        self.events.append(("assigned", [p for _, p in partitions]))
 
     def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("revoked", [p for _, p in partitions]))
+        self.events.append(("revoked", [p for _, p in partitions]))
 
     def on_lost(self, partitions: list[tuple[str, int]]) -> None:
-        self.words.append(("lost", [p for _, p in partitions]))
+        self.events.append(("lost", [p for _, p in partitions]))
 
 
 def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
@@ -41,12 +41,12 @@ def texts(batch: Any) -> list[str]:
     return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
 
 
-def owned(consumer: GroupConsumer) -> list[int]:
+def list_owned(consumer: GroupConsumer) -> list[int]:
     return [partition for _, partition in consumer.assignment()]
 
 
-def taken(consumer: QueueConsumer, count: int) -> list[Any]:
+def take_messages(consumer: QueueConsumer, count: int) -> list[Any]:
     """As soon as they are shown, at least so many messages."""
-    found: list[Any] = []
-    until(lambda: bool(found.extend(consumer.poll(timeout_ms=20)) or len(found) >= count))
-    return found
+    messages: list[Any] = []
+    until(lambda: bool(messages.extend(consumer.poll(timeout_ms=20)) or len(messages) >= count))
+    return messages

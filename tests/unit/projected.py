@@ -22,12 +22,12 @@ def tables(mq: Harness) -> dict[str, pa.Table]:
     return {spec.name: written.get(spec.name, spec.empty()) for spec in TABLES}
 
 
-def sql(given: Mapping[str, pa.Table], query: str) -> list[tuple[Any, ...]]:
+def sql(rows_by_table: Mapping[str, pa.Table], query: str) -> list[tuple[Any, ...]]:
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         for macro in _MACROS:
             connection.execute(macro)
-        for name, rows in given.items():
+        for name, rows in rows_by_table.items():
             connection.from_arrow(rows).create_view(name)
         for name, text in VIEWS.items():
             connection.execute(f"CREATE VIEW {name} AS {text.format(database='main')}")

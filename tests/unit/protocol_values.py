@@ -194,8 +194,8 @@ delayed_ranges = st.integers(0, 3).flatmap(
     lambda n: st.builds(
         DelayedRanges,
         *(
-            st.lists(one, min_size=n, max_size=n)
-            for one in (counts, texts, small, file_ids, st.none() | millis, *(counts,) * 2, *(millis,) * 4)
+            st.lists(strategy, min_size=n, max_size=n)
+            for strategy in (counts, texts, small, file_ids, st.none() | millis, *(counts,) * 2, *(millis,) * 4)
         ),
         st.just([]) | st.lists(st.booleans(), min_size=n, max_size=n),
         st.just([]) | st.lists(counts, min_size=n, max_size=n),
@@ -204,7 +204,7 @@ delayed_ranges = st.integers(0, 3).flatmap(
 ended_ranges = st.builds(
     lambda ranges, *more: EndedRanges(
         *(getattr(ranges, name) for name in DelayedRanges.__struct_fields__),
-        *(one[: len(ranges.topic)] for one in more),
+        *(column[: len(ranges.topic)] for column in more),
     ),
     delayed_ranges,
     st.just([]) | st.lists(counts, min_size=3, max_size=3),
@@ -338,12 +338,13 @@ REQUESTS: Kinds = {
     ),
     CancelDelays: st.builds(CancelDelays, columns(small), columns(file_ids), columns(small), columns(small))
     | st.builds(
-        CancelDelays, *(st.lists(one, min_size=1, max_size=1) for one in (small, file_ids, small, small, small))
+        CancelDelays,
+        *(st.lists(strategy, min_size=1, max_size=1) for strategy in (small, file_ids, small, small, small)),
     ),
     RescheduleDelays: st.builds(RescheduleDelays, columns(small), columns(file_ids), *(columns(small),) * 4)
     | st.builds(
         RescheduleDelays,
-        *(st.lists(one, min_size=1, max_size=1) for one in (small, file_ids, small, small, small, counts)),
+        *(st.lists(strategy, min_size=1, max_size=1) for strategy in (small, file_ids, small, small, small, counts)),
     ),
 }
 

@@ -44,10 +44,10 @@ def everything(mq: Connection, topic: str) -> list[str]:
     return values(mq, topic, "read_uncommitted")
 
 
-def committed(mq: Connection, group: str, topic: str, stable: bool = True) -> int | None:
+def read_committed_offset(mq: Connection, group: str, topic: str, stable: bool = True) -> int | None:
     """The group's offset of partition 0."""
-    found = mq.requester.ask(FetchOffsets(group, [(topic, 0)], stable))
-    return found.offsets[0].offset if found.offsets else None  # type: ignore[union-attr]
+    fetched = mq.requester.ask(FetchOffsets(group, [(topic, 0)], stable))
+    return fetched.offsets[0].offset if fetched.offsets else None  # type: ignore[union-attr]
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -67,13 +67,13 @@ def test_what_waits_for_a_group_is_what_it_is_not_done_with(mq: Connection) -> N
 def test_what_comes_to_a_topic_that_was_made_anew_is_told_at_once(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     publish(mq, topic, "1", "2")
-    told = find_waiting_ends(mq, group, [topic])
+    ends = find_waiting_ends(mq, group, [topic])
     assert consume(mq, group, topic) == 2
     mq.topics.delete(topic)
     mq.topics.create(topic)
     publish(mq, topic, "of another topic")
     assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 1}}
-    assert has_new_ends(find_waiting_ends(mq, group, [topic]), told)
+    assert has_new_ends(find_waiting_ends(mq, group, [topic]), ends)
 
 
 def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connection) -> None:
@@ -119,12 +119,12 @@ def test_the_file_of_dags_needs_airflow_alone() -> None:
 
 def test_what_the_provider_names_is_there_and_asks_for_airflow() -> None:
     info = airflow_provider.get_provider_info()
-    named = [one["hook-class-name"] for one in info["connection-types"]] + info["queues"]
+    named = [connection_type["hook-class-name"] for connection_type in info["connection-types"]] + info["queues"]
     named += [
         f"{module}.x"
         for kind in ("hooks", "sensors", "triggers")
-        for one in info[kind]
-        for module in one["python-modules"]
+        for entry in info[kind]
+        for module in entry["python-modules"]
     ]
     for name in named:
         module = name.rpartition(".")[0]

@@ -33,7 +33,7 @@ class Colour(str, Enum):
 
 
 @pytest.mark.parametrize(
-    ("check", "given", "plain"),
+    ("check", "value", "plain"),
     [
         (parse_whole_number, 4, 4),
         (parse_whole_number, -(2**63), -(2**63)),
@@ -51,11 +51,11 @@ class Colour(str, Enum):
         (parse_mapping, {1: 2}, {1: 2}),
     ],
 )
-def test_what_is_right_is_plain_python(check: Callable[[str, Any], Any], given: Any, plain: Any) -> None:
-    taken = check("it", given)
-    assert taken == plain
-    assert type(taken) is type(plain)
-    msgspec.msgpack.encode(taken)
+def test_what_is_right_is_plain_python(check: Callable[[str, Any], Any], value: Any, plain: Any) -> None:
+    checked = check("it", value)
+    assert checked == plain
+    assert type(checked) is type(plain)
+    msgspec.msgpack.encode(checked)
 
 
 @pytest.mark.parametrize(

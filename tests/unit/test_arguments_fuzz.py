@@ -132,55 +132,55 @@ def calls(mq: Connection) -> list[Call]:
     def right(**values: Any) -> dict[str, Callable[[], Any]]:
         return {name: value if callable(value) else lambda value=value: value for name, value in values.items()}
 
-    def tail(**given: Any) -> None:
-        mq.tail(**given)
+    def tail(**arguments: Any) -> None:
+        mq.tail(**arguments)
 
-    def poll(**given: Any) -> None:
+    def poll(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            longest = given["timeout_ms"]
-            consumer.poll(**{**given, "timeout_ms": min(longest, 1) if isinstance(longest, int) else longest})
+            longest = arguments["timeout_ms"]
+            consumer.poll(**{**arguments, "timeout_ms": min(longest, 1) if isinstance(longest, int) else longest})
 
-    def until_end(**given: Any) -> None:
+    def until_end(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            for _ in consumer.until_end(**given):
+            for _ in consumer.until_end(**arguments):
                 pass
 
-    def seek(**given: Any) -> None:
+    def seek(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.seek(**given)
+            consumer.seek(**arguments)
 
-    def position(**given: Any) -> None:
+    def position(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.position(**given)
+            consumer.position(**arguments)
 
-    def commit(**given: Any) -> None:
+    def commit(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.commit(**given)
+            consumer.commit(**arguments)
 
-    def pause(**given: Any) -> None:
+    def pause(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.pause(**given)
-            consumer.resume(**given)
+            consumer.pause(**arguments)
+            consumer.resume(**arguments)
 
-    def consumer(**given: Any) -> None:
-        with mq.consumer(**given) as made:
-            made.lag()
+    def consumer(**arguments: Any) -> None:
+        with mq.consumer(**arguments) as consumer_made:
+            consumer_made.lag()
 
-    def member(**given: Any) -> None:
-        mq.consumer("members", **given).close()
+    def member(**arguments: Any) -> None:
+        mq.consumer("members", **arguments).close()
 
-    def queue(**given: Any) -> None:
-        with mq.consumer("queued", **given) as made:
-            made.poll()
+    def queue(**arguments: Any) -> None:
+        with mq.consumer("queued", **arguments) as consumer_made:
+            consumer_made.poll()
 
-    def stream(**given: Any) -> None:
-        mq.stream(**given)
+    def stream(**arguments: Any) -> None:
+        mq.stream(**arguments)
 
     def wait(wait_ms: Any) -> None:
         mq.step_until_idle(min(wait_ms, 1) if isinstance(wait_ms, int) else wait_ms)
 
-    def fetch(**given: Any) -> None:
-        mq.fetch(**given).to_arrow()
+    def fetch(**arguments: Any) -> None:
+        mq.fetch(**arguments).to_arrow()
 
     return [
         Call("topics.describe", right(topic=TOPIC), mq.topics.describe),
@@ -214,7 +214,7 @@ def calls(mq: Connection) -> list[Call]:
                 delay_ms=None,
                 ttl_ms=None,
             ),
-            lambda data, **given: mq.publish(data=data() if data is rows else data, **given),
+            lambda data, **arguments: mq.publish(data=data() if data is rows else data, **arguments),
         ),
         Call(
             "publish of an application",
@@ -370,9 +370,9 @@ def make_topics(mq: Connection) -> None:
         mq.publish(topic, rows())
 
 
-def released(mq: Connection) -> bool:
+def has_nothing_due_soon(mq: Connection) -> bool:
     """Whether nothing that was accepted is on its way into the log."""
-    return all(one.first_due_ms > time.time() * 1000 + 5_000 for one in mq.delayed.all())
+    return all(waiting.first_due_ms > time.time() * 1000 + 5_000 for waiting in mq.delayed.all())
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +392,7 @@ def check(mq: Connection, call: Call, arguments: dict[str, Any]) -> None:
         assert mq.topics.list() == before, call.name
     else:
         if "deliver_at" in arguments:
-            until(lambda: released(mq))
+            until(lambda: has_nothing_due_soon(mq))
 
 
 NOT_THERE = {

@@ -58,7 +58,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         sys.modules.pop(module, None)
 
 
-def computed(name: str, threads: PlugInThreads | None = None, timeout_s: float = PATIENCE_S) -> ComputedAssignment:
+def compute(name: str, threads: PlugInThreads | None = None, timeout_s: float = PATIENCE_S) -> ComputedAssignment:
     return compute_assignment(name, "range", COUNTS, MEMBERS, timeout_s, (threads or PlugInThreads()).run)
 
 
@@ -78,17 +78,17 @@ def test_the_package_names_what_is_built_in() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(SETUP)
     named = dict(line.split(" = ") for line in setup["options.entry_points"][GROUP].split("\n") if line)
-    found = {}
+    attributes = {}
     for name, value in named.items():
         module, attribute = value.split(":")
-        found[name] = getattr(import_module(module), attribute)
-    assert found == BUILT_IN
+        attributes[name] = getattr(import_module(module), attribute)
+    assert attributes == BUILT_IN
 
 
 def test_a_built_in_name_is_the_built_in_one(install: Install) -> None:
     install("raise SystemExit", range="assign")
     assert find_assignor("range") is BUILT_IN["range"]
-    assert computed("range") == ComputedAssignment(BUILT_IN["range"](COUNTS, MEMBERS), "range")
+    assert compute("range") == ComputedAssignment(BUILT_IN["range"](COUNTS, MEMBERS), "range")
 
 
 def test_the_example_is_a_plug_in(install: Install) -> None:
@@ -96,11 +96,11 @@ def test_the_example_is_a_plug_in(install: Install) -> None:
     code, setup = (textwrap.dedent(example) for example in examples if example.strip())
     (name, attribute) = re.findall(r"^ *([\w-]+) = [\w.]+:(\w+)$", setup, re.MULTILINE)[0]
     install(code, **{name: attribute})
-    assert computed(name) == ComputedAssignment(WHOLE_TOPICS, "whole-topics")
+    assert compute(name) == ComputedAssignment(WHOLE_TOPICS, "whole-topics")
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
         ("raise RuntimeError('no\\nway')", "RuntimeError: no way"),
         ("raise SystemExit(3)", "SystemExit: 3"),
@@ -111,20 +111,20 @@ def test_the_example_is_a_plug_in(install: Install) -> None:
         ("spread = lambda: None", None),
     ],
 )
-def test_what_cannot_be_loaded_is_unsupported(install: Install, code: str, why: str | None) -> None:
+def test_what_cannot_be_loaded_is_unsupported(install: Install, code: str, reason: str | None) -> None:
     install(code, spread="spread")
-    if why is None:
+    if reason is None:
         assert callable(find_assignor("spread"))
         return
-    with pytest.raises(UnsupportedAssignor, match=why):
+    with pytest.raises(UnsupportedAssignor, match=reason):
         find_assignor("spread")
-    assert why in stood_in(computed("spread"))
+    assert reason in stood_in(compute("spread"))
 
 
 def test_there_is_none_of_this_name() -> None:
     with pytest.raises(UnsupportedAssignor, match=r"'spread'.*range, roundrobin, sticky, cooperative-sticky"):
         find_assignor("spread")
-    assert "UNSUPPORTED_ASSIGNOR" in stood_in(computed("spread"))
+    assert "UNSUPPORTED_ASSIGNOR" in stood_in(compute("spread"))
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
@@ -188,7 +188,7 @@ class Items(dict[str, Any]):
         return self.given()
 
 
-def raised(error: BaseException) -> Any:
+def raise_error(error: BaseException) -> Any:
     raise error
 
 
@@ -203,9 +203,9 @@ NONSENSE: list[tuple[Any, str]] = [
     (Hostile(), "cannot be read"),
     (Nameless(), "of type Nameless"),
     (Claims(dict), "cannot be read"),
-    (Items(lambda: raised(SystemExit(1))), "cannot be read: SystemExit"),
-    (Items(lambda: raised(Ours())), "cannot be read: Ours"),
-    (Items(lambda: raised(ValueError("a\nb"))), "cannot be read: ValueError"),
+    (Items(lambda: raise_error(SystemExit(1))), "cannot be read: SystemExit"),
+    (Items(lambda: raise_error(Ours())), "cannot be read: Ours"),
+    (Items(lambda: raise_error(ValueError("a\nb"))), "cannot be read: ValueError"),
     (Items(lambda: None), "cannot be read: TypeError"),
     (Items(lambda: itertools.repeat(("c1", []))), "'c1' is there twice"),
     (Items(lambda: ((f"c{n}", []) for n in itertools.count(1))), "'c4' is no member"),
@@ -250,25 +250,25 @@ def test_what_is_no_assignment_is_a_value_error(number: int) -> None:
 
 
 def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
-    given = [
+    assignments = [
         GOOD,
         {"c2": [("u", 0), ("t", 2)], "c1": (["t", 1], ["t", 0])},
         {Str("c1"): iter([(Str("t"), np.int64(1)), ("t", np.uint8(0))]), np.str_("c2"): {("u", 0), ("t", 2)}},
         Items(lambda: iter(GOOD.items())),
     ]
-    for assignment in given:
+    for assignment in assignments:
         clean = check_assignment(assignment, COUNTS, MEMBERS)
         assert clean == GOOD
         assert list(clean) == sorted(MEMBERS)
         assert {type(member_id) for member_id in clean} == {str}
-        assert {(type(t), type(p)) for mine in clean.values() for t, p in mine} == {(str, int)}
+        assert {(type(t), type(p)) for partitions in clean.values() for t, p in partitions} == {(str, int)}
 
 
 # -- who stands in --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "reason"),
     [
         ("raise KeyError('t')", "it raises KeyError: 't'"),
         ("raise SystemExit", "it raises SystemExit"),
@@ -283,18 +283,18 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         ("return {m: Unspeakable for m in members}", "its assignment is invalid: 'c1' gets no partitions"),
     ],
 )
-def test_a_plug_in_that_does_not_answer_well_is_stood_in_for(install: Install, body: str, why: str) -> None:
+def test_a_plug_in_that_does_not_answer_well_is_stood_in_for(install: Install, body: str, reason: str) -> None:
     code = """
     class Unspeakable(Exception):
         def __str__(self): raise SystemExit
     def assign(counts, members):
         """
     install(code + body, spread="assign")
-    assert f"range stands in for the assignor spread: {why}" in stood_in(computed("spread"))
+    assert f"range stands in for the assignor spread: {reason}" in stood_in(compute("spread"))
     assert set(COUNTS) == {"t", "u", "nobody's"}
 
 
-def loaded(module: str) -> ModuleType:
+def wait_for_module(module: str) -> ModuleType:
     end = time.monotonic() + PATIENCE_S
     while not hasattr(sys.modules.get(module), "go"):
         assert time.monotonic() < end
@@ -333,16 +333,16 @@ def test_a_plug_in_that_hangs_is_left_alone_until_it_is_back(install: Install, w
     install(f"def assign(counts, members): return {GOOD!r}", quick="assign")
     threads = PlugInThreads()
     try:
-        assert "it took longer than 0.1 s" in stood_in(computed("slow", threads, 0.1))
+        assert "it took longer than 0.1 s" in stood_in(compute("slow", threads, 0.1))
         for _ in range(3):
-            assert "a call before still hangs" in stood_in(computed("slow", threads))
+            assert "a call before still hangs" in stood_in(compute("slow", threads))
         assert len(hanging("slow")) == 1
-        assert computed("quick", threads) == ComputedAssignment(GOOD, "quick")
+        assert compute("quick", threads) == ComputedAssignment(GOOD, "quick")
     finally:
-        loaded(module).go.set()
+        wait_for_module(module).go.set()
     for thread in hanging("slow"):
         thread.join(PATIENCE_S)
-    assert computed("slow", threads) == ComputedAssignment(GOOD, "slow")
+    assert compute("slow", threads) == ComputedAssignment(GOOD, "slow")
     assert not hanging("slow")
 
 
@@ -356,7 +356,7 @@ def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: I
     """
     install(code, spread="assign")
     threads, done = PlugInThreads(), []
-    callers = [threading.Thread(target=lambda: done.append(computed("spread", threads))) for _ in range(2)]
+    callers = [threading.Thread(target=lambda: done.append(compute("spread", threads))) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:

@@ -68,10 +68,10 @@ def partitions_of(text: str) -> tuple[TopicPartition, ...]:
 
 
 def members_of(text: str, topics: Iterable[str]) -> dict[str, Member]:
-    found = re.findall(r"(\w+)(?:\(([^)]*)\))?(?:\{([^}]*)\})?", text)
+    matches = re.findall(r"(\w+)(?:\(([^)]*)\))?(?:\{([^}]*)\})?", text)
     return {
         name: Member(tuple(subscribed.split(",") if subscribed else topics), partitions_of(owned))
-        for name, subscribed, owned in found
+        for name, subscribed, owned in matches
     }
 
 
@@ -79,8 +79,8 @@ def members_of(text: str, topics: Iterable[str]) -> dict[str, Member]:
 def test_who_gets_what(name: str, partitions: str, members: str, expected: str) -> None:
     counts = counts_of(partitions)
     given_members = members_of(members, counts)
-    wanted = {member_id: sorted(member.owned) for member_id, member in members_of(expected, ()).items()}
-    assert check_assignment(BUILT_IN[name](counts, given_members), counts, given_members) == wanted
+    expected_assignment = {member_id: sorted(member.owned) for member_id, member in members_of(expected, ()).items()}
+    assert check_assignment(BUILT_IN[name](counts, given_members), counts, given_members) == expected_assignment
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -107,8 +107,8 @@ instance_ids = st.none() | st.sampled_from(["i1", "i2"])
 
 
 def members(topics: st.SearchStrategy[tuple[str, ...]]) -> st.SearchStrategy[dict[str, Member]]:
-    one = st.builds(Member, topics, st.lists(partition, max_size=12).map(tuple), instance_ids)
-    return st.dictionaries(st.sampled_from([f"m{i}" for i in range(12)]), one, max_size=7)
+    member = st.builds(Member, topics, st.lists(partition, max_size=12).map(tuple), instance_ids)
+    return st.dictionaries(st.sampled_from([f"m{i}" for i in range(12)]), member, max_size=7)
 
 
 anybody: st.SearchStrategy[Case] = st.tuples(counts, members(some_topics))
@@ -116,12 +116,12 @@ equals: st.SearchStrategy[Case] = st.tuples(counts, some_topics.flatmap(lambda t
 
 
 def loads(assignment: Mapping[str, Sequence[TopicPartition]]) -> dict[str, int]:
-    return {member_id: len(mine) for member_id, mine in assignment.items()}
+    return {member_id: len(partitions) for member_id, partitions in assignment.items()}
 
 
 def spread(numbers: Iterable[int]) -> int:
-    found = list(numbers) or [0]
-    return max(found) - min(found)
+    values = list(numbers) or [0]
+    return max(values) - min(values)
 
 
 def owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
@@ -131,12 +131,12 @@ def owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[Top
         instance_id = members[member_id].instance_id
         return instance_id is None, instance_id or "", member_id
 
-    found: dict[TopicPartition, str] = {}
+    owner_by_partition: dict[TopicPartition, str] = {}
     for member_id in sorted(members, key=order):
         for topic, number in members[member_id].owned:
             if topic in members[member_id].topics and 0 <= number < counts.get(topic, 0):
-                found.setdefault((topic, number), member_id)
-    return found
+                owner_by_partition.setdefault((topic, number), member_id)
+    return owner_by_partition
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -147,8 +147,8 @@ def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(na
     assigned = BUILT_IN[name](counts, members)
     assert check_assignment(assigned, counts, members) == assigned
     backwards = {
-        member_id: Member(one.topics[::-1], one.owned[::-1], one.instance_id)
-        for member_id, one in reversed(members.items())
+        member_id: Member(member.topics[::-1], member.owned[::-1], member.instance_id)
+        for member_id, member in reversed(members.items())
     }
     assert BUILT_IN[name](dict(reversed(counts.items())), backwards) == assigned
 
@@ -161,14 +161,14 @@ def test_those_who_subscribe_the_same_get_the_same_but_one(case: Case) -> None:
         assert spread(loads(BUILT_IN[name](counts, members)).values()) <= 1
     ranges = BUILT_IN["range"](counts, members)
     for topic in counts:
-        assert spread(sum(of == topic for of, _ in mine) for mine in ranges.values()) <= 1
+        assert spread(sum(of == topic for of, _ in partitions) for partitions in ranges.values()) <= 1
 
 
 @examples()
 @given(case=equals)
 def test_sticky_without_owners_deals_as_roundrobin_does_where_all_subscribe_the_same(case: Case) -> None:
     counts, members = case
-    new = {member_id: Member(one.topics, (), one.instance_id) for member_id, one in members.items()}
+    new = {member_id: Member(member.topics, (), member.instance_id) for member_id, member in members.items()}
     assert BUILT_IN["sticky"](counts, new) == {m: sorted(p) for m, p in BUILT_IN["roundrobin"](counts, new).items()}
 
 
@@ -178,15 +178,17 @@ def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Ca
     counts, members = case
     kept_by = owners(members, counts)
     assigned = BUILT_IN["sticky"](counts, members)
-    kept = sum(kept_by.get(one) == member_id for member_id, mine in assigned.items() for one in mine)
+    kept_count = sum(
+        kept_by.get(partition) == member_id for member_id, partitions in assigned.items() for partition in partitions
+    )
 
     owned = Counter(kept_by.values())
-    each, extra = divmod(sum(loads(assigned).values()), len(members) or 1)
-    most = max(
-        sum(min(owned[member_id], each + (member_id in larger)) for member_id in members)
+    share, extra = divmod(sum(loads(assigned).values()), len(members) or 1)
+    expected_count = max(
+        sum(min(owned[member_id], share + (member_id in larger)) for member_id in members)
         for larger in itertools.combinations(members, extra)
     )
-    assert kept == most
+    assert kept_count == expected_count
 
 
 @examples()
@@ -213,7 +215,8 @@ def test_sticky_changes_nothing_of_its_own_answer(case: Case) -> None:
     counts, members = case
     assigned = BUILT_IN["sticky"](counts, members)
     settled = {
-        member_id: Member(one.topics, tuple(assigned[member_id]), one.instance_id) for member_id, one in members.items()
+        member_id: Member(member.topics, tuple(assigned[member_id]), member.instance_id)
+        for member_id, member in members.items()
     }
     assert BUILT_IN["sticky"](counts, settled) == assigned
 
@@ -239,19 +242,22 @@ def test_ten_thousand_partitions_of_five_hundred_members_are_quick(topic_count: 
     topics = tuple(counts)
     width = max(1, topic_count // 5) if is_diverse else topic_count
 
-    def subscribed(member: int) -> tuple[str, ...]:
+    def choose_topics(member: int) -> tuple[str, ...]:
         """In another order than others have; so many topics are a pattern's, and in order."""
         first = 0 if topic_count == 10_000 else member * 7 % topic_count
         return (topics[first:] + topics[:first])[:width]
 
-    new = {f"m{i}": Member(subscribed(i)) for i in range(500)}
+    new = {f"m{i}": Member(choose_topics(i)) for i in range(500)}
     sticky = BUILT_IN["sticky"]
-    settled = {member_id: Member(new[member_id].topics, tuple(mine)) for member_id, mine in sticky(counts, new).items()}
-    joined = {**settled, **{f"n{i}": new[f"m{i}"] for i in range(50)}}
-    left = dict(list(settled.items())[3:])
-    took = {
-        what: cpu_s(sticky, counts, who)
-        for what, who in {"new": new, "settled": settled, "50 join": joined, "3 leave": left}.items()
+    settled = {
+        member_id: Member(new[member_id].topics, tuple(partitions))
+        for member_id, partitions in sticky(counts, new).items()
     }
-    print({what: round(seconds, 3) for what, seconds in took.items()})
+    joined = {**settled, **{f"n{i}": new[f"m{i}"] for i in range(50)}}
+    remaining = dict(list(settled.items())[3:])
+    took = {
+        case: cpu_s(sticky, counts, case_members)
+        for case, case_members in {"new": new, "settled": settled, "50 join": joined, "3 leave": remaining}.items()
+    }
+    print({case: round(seconds, 3) for case, seconds in took.items()})
     assert max(took.values()) < MOST_CPU_S

@@ -27,38 +27,38 @@ def test_stages_run_in_order_whatever_the_order_of_adding() -> None:
 
 def test_a_hook_runs_once_and_not_after_it_was_cancelled() -> None:
     hooks, calls = ExitHooks(), []
-    kept = hooks.add(Stage.PRODUCERS, "kept", lambda: calls.append("kept"), LONG_S)
+    hook = hooks.add(Stage.PRODUCERS, "kept", lambda: calls.append("kept"), LONG_S)
     cancelled = hooks.add(Stage.PRODUCERS, "cancelled", lambda: calls.append("cancelled"), LONG_S)
     cancelled.cancel()
     cancelled.cancel()
     hooks.run()
     hooks.run()
-    kept.cancel()
+    hook.cancel()
     assert calls == ["kept"]
 
 
 def test_hooks_of_a_stage_run_side_by_side() -> None:
-    hooks, met = ExitHooks(), []
-    both = threading.Barrier(2)
+    hooks, arrivals = ExitHooks(), []
+    barrier = threading.Barrier(2)
     for name in ("a", "b"):
-        hooks.add(Stage.PRODUCERS, name, lambda: met.append(both.wait(LONG_S)), LONG_S)
+        hooks.add(Stage.PRODUCERS, name, lambda: arrivals.append(barrier.wait(LONG_S)), LONG_S)
     hooks.run()
-    assert sorted(met) == [0, 1]
+    assert sorted(arrivals) == [0, 1]
 
 
 def test_a_hook_that_hangs_or_fails_is_logged_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
-    hooks, calls, never = ExitHooks(), [], threading.Event()
+    hooks, calls, never_set = ExitHooks(), [], threading.Event()
 
     def fail() -> None:
         raise OSError("no space left")
 
-    hooks.add(Stage.PRODUCERS, "The hanging producer", lambda: never.wait(LONG_S), 0.01)
+    hooks.add(Stage.PRODUCERS, "The hanging producer", lambda: never_set.wait(LONG_S), 0.01)
     hooks.add(Stage.PRODUCERS, "The failing producer", fail, LONG_S)
     hooks.add(Stage.SERVING, "serving", lambda: calls.append("serving"), LONG_S)
     begun_s = time.monotonic()
     with caplog.at_level(logging.ERROR, "lakemq.exit"):
         hooks.run()
-    never.set()
+    never_set.set()
     assert calls == ["serving"]
     assert time.monotonic() - begun_s < LONG_S / 2
     assert "The hanging producer did not end within 0.01 s" in caplog.text

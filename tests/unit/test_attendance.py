@@ -48,9 +48,9 @@ class Scene:
         return self.look()
 
     def look(self) -> list[tuple[str, str]]:
-        found = self.attendance.find_silent_members(self.mq.state)
-        found += self.attendance.find_silent_members(self.mq.state)  # what the look that began just now has found
-        return [(one.member_id, one.reason) for one in found]
+        silent = self.attendance.find_silent_members(self.mq.state)
+        silent += self.attendance.find_silent_members(self.mq.state)  # what the look that began just now has found
+        return [(member.member_id, member.reason) for member in silent]
 
 
 @pytest.fixture
@@ -128,16 +128,16 @@ def test_looks_that_take_long_find_the_dead_nevertheless(scene: Scene, monkeypat
     real = scene.beats.read_newest
 
     def slow() -> dict[str, tuple[int, bytes | None]]:
-        found = real()
+        result = real()
         scene.clock.ms += 6_000
-        return found
+        return result
 
     monkeypatch.setattr(scene.beats, "read_newest", slow)
-    found = []
+    silent = []
     for _ in range(4):
         scene.beat("a", "C1")
-        found += scene.pass_ms(1_000)
-    assert set(found) == {("C2", "session")}
+        silent += scene.pass_ms(1_000)
+    assert set(silent) == {("C2", "session")}
 
 
 def test_nobody_is_silent_because_the_leader_cannot_read(
@@ -220,18 +220,18 @@ def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) ->
 def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: Path) -> None:
     beats = Beats(FaultyFiles(str(tmp_path)))
     heart = HeartbeatThread(beats, lambda: "abc")
-    one, two = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
-    one.note_poll()
-    wait_for(lambda: seen(beats) == [("C1", 1), ("C2", 0)])
+    first, second = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
+    first.note_poll()
+    wait_for(lambda: read_beats(beats) == [("C1", 1), ("C2", 0)])
     number = beats.read_newest()["abc"][0]
     wait_for(lambda: beats.read_newest()["abc"][0] > number)
-    one.stop()
-    wait_for(lambda: seen(beats) == [("C2", 0)])
-    two.stop()
+    first.stop()
+    wait_for(lambda: read_beats(beats) == [("C2", 0)])
+    second.stop()
     wait_for(lambda: beats.read_newest() == {})
-    again = heart.add("g", "C3", 5)
-    wait_for(lambda: seen(beats) == [("C3", 0)])
-    again.stop()
+    third = heart.add("g", "C3", 5)
+    wait_for(lambda: read_beats(beats) == [("C3", 0)])
+    third.stop()
 
 
 def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -259,14 +259,14 @@ def test_a_heart_beats_on_whatever_a_beat_fails_with(tmp_path: Path, monkeypatch
     monkeypatch.setattr(beats, "put", put)
     heart = HeartbeatThread(beats, lambda: "abc")
     heart.add("g", "C1", 2)
-    wait_for(lambda: seen(beats) == [("C1", 0)])
+    wait_for(lambda: read_beats(beats) == [("C1", 0)])
     heart.stop()
 
 
-def seen(beats: Beats) -> list[tuple[str, int]]:
+def read_beats(beats: Beats) -> list[tuple[str, int]]:
 
     bodies = [body for _, body in beats.read_newest().values() if body is not None]
-    return [(one[1], one[2]) for body in bodies for one in msgspec.msgpack.decode(body)]
+    return [(beat[1], beat[2]) for body in bodies for beat in msgspec.msgpack.decode(body)]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

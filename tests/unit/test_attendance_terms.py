@@ -50,11 +50,11 @@ class Terms(Scene):
 
     def wait_ms(self, ms: int) -> list[tuple[str, str]]:
         """The time passes, and the leader looks every second at least."""
-        found = []
+        silent = []
         while ms > 0:
-            found += self.pass_ms(min(ms, 1_000))
+            silent += self.pass_ms(min(ms, 1_000))
             ms -= 1_000
-        return found
+        return silent
 
     def observation_left_ms(self) -> int:
         return self.attendance.observation_left_ms(self.mq.state)
@@ -150,8 +150,8 @@ def test_a_member_that_shares_its_beats_lives_with_the_process(scene: Terms) -> 
     scene.lead()
     scene.beat("a", "C2")
     # C1 is not among the beats any more
-    found = [one for _ in range(7) for one in (scene.beat("a", "C2"), *scene.pass_ms(1_000)) if one]
-    assert set(found) == {("C1", "session")}
+    silent = [finding for _ in range(7) for finding in (scene.beat("a", "C2"), *scene.pass_ms(1_000)) if finding]
+    assert set(silent) == {("C1", "session")}
 
 
 def test_a_beat_that_outlived_its_thread_keeps_nobody_alive(scene: Terms) -> None:
@@ -193,11 +193,11 @@ def test_a_note_neither_keeps_a_member_alive_nor_hides_that_it_does_not_poll(sce
     scene.join("C1", poll_ms=2_000)
     scene.lead()
     scene.lead()
-    found = []
+    silent = []
     for _ in range(6):
         scene.beat("a", "C1", polls=3)
-        found += scene.pass_ms(1_000)
-    assert set(found) == {("C1", "poll")}
+        silent += scene.pass_ms(1_000)
+    assert set(silent) == {("C1", "poll")}
 
 
 def test_a_member_that_begins_to_beat_after_it_was_noted_lives(scene: Terms) -> None:

@@ -49,12 +49,12 @@ def test_what_is_put_is_told_of(tmp_path: Path, named: bool) -> None:
 
 
 def test_those_who_watch_one_folder_are_told_each_until_they_end(tmp_path: Path) -> None:
-    one, two = new_watch(tmp_path), new_watch(tmp_path)
-    one.close()
+    first, second = new_watch(tmp_path), new_watch(tmp_path)
+    first.close()
     (tmp_path / "a").touch()
-    assert two.event.wait(LONG_S)
-    assert not one.event.is_set()
-    two.close()
+    assert second.event.wait(LONG_S)
+    assert not first.event.is_set()
+    second.close()
 
 
 def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from unit.consuming import Told, add, owned, texts
-from unit.served import committed, new_name, new_topic, until
+from unit.consuming import RecordingListener, add, list_owned, texts
+from unit.served import new_name, new_topic, read_committed_offset, until
 from unit.test_group_consumer import settle
 
 import lakemq
@@ -41,11 +41,11 @@ def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsu
     return consumer
 
 
-def shared(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
+def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
     """A topic, a group, and two members that share it evenly."""
     topic, group = new_topic(mq, partitions), classic(mq)
     first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
-    settle(first, second, on=lambda: len(owned(first)) == len(owned(second)) == partitions // 2)
+    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == partitions // 2)
     return topic, group, first, second
 
 
@@ -54,55 +54,55 @@ def shared(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, G
 
 def test_all_is_given_up_and_given_anew_and_told_in_that_order(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), classic(mq)
-    first, second = Told(), Told()
-    one = member(mq, group, topic, listener=first)
-    settle(one, on=lambda: len(owned(one)) == 4)
-    two = member(mq, group, topic, listener=second)
-    settle(one, two, on=lambda: len(owned(one)) == len(owned(two)) == 2)
+    first_listener, second_listener = RecordingListener(), RecordingListener()
+    first = member(mq, group, topic, listener=first_listener)
+    settle(first, on=lambda: len(list_owned(first)) == 4)
+    second = member(mq, group, topic, listener=second_listener)
+    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 2)
     assert mq.groups.describe(group).generation == 2
-    mine, others = owned(one), owned(two)
-    assert sorted(mine + others) == [0, 1, 2, 3]
-    two.close()
-    settle(one, on=lambda: len(owned(one)) == 4)
+    first_owned, second_owned = list_owned(first), list_owned(second)
+    assert sorted(first_owned + second_owned) == [0, 1, 2, 3]
+    second.close()
+    settle(first, on=lambda: len(list_owned(first)) == 4)
     assert mq.groups.describe(group).generation == 3
-    one.close()
-    assert first.words == [
+    first.close()
+    assert first_listener.events == [
         ("assigned", [0, 1, 2, 3]),
         ("revoked", [0, 1, 2, 3]),
-        ("assigned", mine),
-        ("revoked", mine),
+        ("assigned", first_owned),
+        ("revoked", first_owned),
         ("assigned", [0, 1, 2, 3]),
         ("revoked", [0, 1, 2, 3]),
     ]
-    assert second.words == [("assigned", others), ("revoked", others)]
+    assert second_listener.events == [("assigned", second_owned), ("revoked", second_owned)]
 
 
 def test_nobody_reads_while_one_is_at_work_and_the_group_says_who(mq: Connection) -> None:
-    topic, group, one, two = shared(mq, 2)
+    topic, group, first, second = start_two_members(mq, 2)
     add(mq, topic, {0: 1, 1: 1})
-    assert one.poll(timeout_ms=5_000)
+    assert first.poll(timeout_ms=5_000)
     before = mq.groups.describe(group).generation  # 1 or 2: whether they joined at once
-    three = member(mq, group, topic)
-    settle(two, three, on=lambda: owned(two) == [])
+    third = member(mq, group, topic)
+    settle(second, third, on=lambda: list_owned(second) == [])
     add(mq, topic, {0: 1, 1: 1}, "later ")
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < 0.3:
-        assert not two.poll()
-        assert not three.poll()
+        assert not second.poll()
+        assert not third.poll()
     described = mq.groups.describe(group)
-    assert (described.state, described.waits_for) == ("PreparingRebalance", [one.member_id])
-    settle(one, two, three, on=lambda: mq.groups.describe(group).state == "Stable")
+    assert (described.state, described.waits_for) == ("PreparingRebalance", [first.member_id])
+    settle(first, second, third, on=lambda: mq.groups.describe(group).state == "Stable")
     assert mq.groups.describe(group).waits_for == []
     assert mq.groups.describe(group).generation == before + 1
-    for consumer in (one, two, three):
+    for consumer in (first, second, third):
         consumer.close()
 
 
 def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Connection) -> None:
     """The others stand still for as long; who took so long is told that what it has read does not count."""
-    topic, group, told = new_topic(mq, 2), classic(mq), Told()
+    topic, group, listener = new_topic(mq, 2), classic(mq), RecordingListener()
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_500}
-    slow = member(mq, group, topic, listener=told, **options)
+    slow = member(mq, group, topic, listener=listener, **options)
     add(mq, topic, {0: 1, 1: 1})
     batch = slow.poll(timeout_ms=5_000)
     polled_s = time.monotonic()
@@ -111,8 +111,8 @@ def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Con
     assert time.monotonic() - polled_s > 1.5
     with pytest.raises(UnknownMemberId):
         slow.commit(batch)
-    settle(slow, quick, on=lambda: owned(slow) == [0] or owned(slow) == [1])
-    assert told.words[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
+    settle(slow, quick, on=lambda: list_owned(slow) == [0] or list_owned(slow) == [1])
+    assert listener.events[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
     slow.close()
     quick.close()
 
@@ -123,11 +123,11 @@ def test_in_a_cooperative_group_only_what_the_slow_one_has_stops(mq: Connection)
     first, second = (mq.consumer(group, topics=[topic], protocol="cooperative", **options) for _ in range(2))
     assert isinstance(first, GroupConsumer)
     assert isinstance(second, GroupConsumer)
-    settle(first, second, on=lambda: len(owned(first)) + len(owned(second)) == 3 and bool(owned(second)))
-    slow, quick = (first, second) if len(owned(first)) == 2 else (second, first)
+    settle(first, second, on=lambda: len(list_owned(first)) + len(list_owned(second)) == 3 and bool(list_owned(second)))
+    slow, quick = (first, second) if len(list_owned(first)) == 2 else (second, first)
     third = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
     until(lambda: mq.groups.describe(group).waits_for == [slow.member_id])
-    (partition,) = owned(quick)
+    (partition,) = list_owned(quick)
     add(mq, topic, {partition: 1})
     assert texts(quick.poll(timeout_ms=5_000)) == [f"{partition}.0"]
     for consumer in (slow, quick, third):
@@ -137,22 +137,22 @@ def test_in_a_cooperative_group_only_what_the_slow_one_has_stops(mq: Connection)
 def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: Connection) -> None:
     class Commits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            one.commit(batches[-1])
+            first.commit(batches[-1])
 
     topic, group = new_topic(mq, 2), classic(mq)
     add(mq, topic, {0: 3, 1: 3})
     batches: list[Any] = []
-    one = member(mq, group, topic, listener=Commits())
-    batches.append(one.poll(timeout_ms=5_000))
+    first = member(mq, group, topic, listener=Commits())
+    batches.append(first.poll(timeout_ms=5_000))
     assert batches[0].record_count == 6
-    two = member(mq, group, topic)
-    settle(one, two, on=lambda: len(owned(one)) == len(owned(two)) == 1)
+    second = member(mq, group, topic)
+    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 1)
     add(mq, topic, {0: 1, 1: 1}, "later ")
-    read = texts(one.poll(timeout_ms=5_000)) + texts(two.poll(timeout_ms=5_000))
+    read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
     assert sorted(read) == ["later 0.0", "later 1.0"]
-    one._listener = RebalanceListener()
-    two.close()
-    one.close()
+    first._listener = RebalanceListener()
+    second.close()
+    first.close()
 
 
 # -- commits ------------------------------------------------------------------------------------------------
@@ -161,44 +161,44 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
 def test_what_was_read_in_a_generation_that_is_over_does_not_count(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), classic(mq)
     add(mq, topic, {0: 3, 1: 3})
-    one = member(mq, group, topic)
-    batch = one.poll(timeout_ms=5_000)
-    two = member(mq, group, topic)
-    settle(one, two, on=lambda: len(owned(two)) == 1)
+    first = member(mq, group, topic)
+    batch = first.poll(timeout_ms=5_000)
+    second = member(mq, group, topic)
+    settle(first, second, on=lambda: len(list_owned(second)) == 1)
     with pytest.raises(IllegalGeneration):
-        one.commit(batch)
-    assert one.committed() == two.committed() == {}
-    two.close()
-    one.close()
+        first.commit(batch)
+    assert first.committed() == second.committed() == {}
+    second.close()
+    first.close()
 
 
 def test_what_was_given_up_may_be_committed_until_all_have_done_so(mq: Connection) -> None:
-    topic, group, one, two = shared(mq, 2)
+    topic, group, first, second = start_two_members(mq, 2)
     add(mq, topic, {0: 2, 1: 2})
-    batch = one.poll(timeout_ms=5_000)
-    three = member(mq, group, topic)
-    settle(one, three, on=lambda: owned(one) == [])
-    assert list(one.commit(batch).values()) == [2]
+    batch = first.poll(timeout_ms=5_000)
+    third = member(mq, group, topic)
+    settle(first, third, on=lambda: list_owned(first) == [])
+    assert list(first.commit(batch).values()) == [2]
     assert sorted(row.committed_offset or 0 for row in mq.groups.lag(group)) == [0, 2]
-    for consumer in (one, two, three):
+    for consumer in (first, second, third):
         consumer.close()
 
 
 def test_offsets_of_a_member_count_with_the_transaction_of_their_generation(mq: Connection) -> None:
     topic, out, group = new_topic(mq, 2), new_topic(mq, 1), classic(mq)
     add(mq, topic, {0: 2, 1: 2})
-    one = member(mq, group, topic)
-    batch = one.poll(timeout_ms=5_000)
+    first = member(mq, group, topic)
+    batch = first.poll(timeout_ms=5_000)
     with mq.transaction(new_name("tx")) as txn:
         txn.publish(out, batch.to_arrow().select(["value"]))
         txn.send_offsets(batch)
-    assert committed(mq, group, topic) == 2
-    two = member(mq, group, topic)
-    settle(one, two, on=lambda: len(owned(two)) == 1)
+    assert read_committed_offset(mq, group, topic) == 2
+    second = member(mq, group, topic)
+    settle(first, second, on=lambda: len(list_owned(second)) == 1)
     with pytest.raises((IllegalGeneration, TransactionAbortable)), mq.transaction(new_name("tx")) as txn:
         txn.send_offsets(batch)
-    two.close()
-    one.close()
+    second.close()
+    first.close()
 
 
 # -- static members -----------------------------------------------------------------------------------------
@@ -206,66 +206,66 @@ def test_offsets_of_a_member_count_with_the_transaction_of_their_generation(mq: 
 
 def test_a_static_member_comes_back_to_what_it_had_and_nobody_else_notices(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), classic(mq)
-    told = Told()
-    a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b", listener=told)
-    settle(a, b, on=lambda: len(owned(a)) == len(owned(b)) == 2)
-    had, generation = owned(a), mq.groups.describe(group).generation
-    words = list(told.words)
+    listener = RecordingListener()
+    a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b", listener=listener)
+    settle(a, b, on=lambda: len(list_owned(a)) == len(list_owned(b)) == 2)
+    owned_before, generation = list_owned(a), mq.groups.describe(group).generation
+    words = list(listener.events)
     a.close()
-    again = member(mq, group, topic, instance_id="a")
-    settle(again, b, on=lambda: owned(again) == had)
-    assert (told.words, mq.groups.describe(group).generation) == (words, generation)
-    again.close(leave=True)
-    settle(b, on=lambda: len(owned(b)) == 4)
+    returned = member(mq, group, topic, instance_id="a")
+    settle(returned, b, on=lambda: list_owned(returned) == owned_before)
+    assert (listener.events, mq.groups.describe(group).generation) == (words, generation)
+    returned.close(leave=True)
+    settle(b, on=lambda: len(list_owned(b)) == 4)
     b.close()
 
 
 def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
-    topic, group, told = new_topic(mq, 1), classic(mq), Told()
+    topic, group, listener = new_topic(mq, 1), classic(mq), RecordingListener()
     add(mq, topic, {0: 2})
-    first = member(mq, group, topic, instance_id="i", listener=told)
+    first = member(mq, group, topic, instance_id="i", listener=listener)
     batch = first.poll(timeout_ms=5_000)
     second = member(mq, group, topic, instance_id="i")
     with pytest.raises(FencedInstanceId):
         first.commit(batch)
     with pytest.raises(FencedInstanceId):
         first.poll()
-    assert told.words == [("assigned", [0]), ("lost", [0])]
-    settle(second, on=lambda: owned(second) == [0])
+    assert listener.events == [("assigned", [0]), ("lost", [0])]
+    settle(second, on=lambda: list_owned(second) == [0])
     second.close()
 
 
 def test_a_static_member_that_was_away_for_too_long_has_its_share_of_the_next_generation(mq: Connection) -> None:
     """As if its process had been stopped: it does not beat, and its session is longer than others wait for it."""
-    topic, group, told = new_topic(mq, 2), classic(mq), Told()
+    topic, group, listener = new_topic(mq, 2), classic(mq), RecordingListener()
     add(mq, topic, {0: 1, 1: 1})
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}
-    away = member(mq, group, topic, instance_id="away", listener=told, **options)
-    batch = away.poll(timeout_ms=5_000)
-    away._membership._stop_heartbeat()
-    here = member(mq, group, topic, instance_id="here", **options)
-    settle(here, on=lambda: len(owned(here)) == 1)
-    assert [one.instance_id for one in mq.groups.members(group)] == ["here", "away"]
-    assert mq.groups.describe(group).leader == here.member_id
+    absent = member(mq, group, topic, instance_id="away", listener=listener, **options)
+    batch = absent.poll(timeout_ms=5_000)
+    absent._membership._stop_heartbeat()
+    present = member(mq, group, topic, instance_id="here", **options)
+    settle(present, on=lambda: len(list_owned(present)) == 1)
+    assert [member_info.instance_id for member_info in mq.groups.members(group)] == ["here", "away"]
+    assert mq.groups.describe(group).leader == present.member_id
     with pytest.raises(IllegalGeneration):
-        away.commit(batch)
-    away.poll()
-    assert told.words == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", owned(away))]
-    assert sorted(owned(away) + owned(here)) == [0, 1]
-    away.close(leave=True)
-    here.close(leave=True)
+        absent.commit(batch)
+    absent.poll()
+    assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", list_owned(absent))]
+    assert sorted(list_owned(absent) + list_owned(present)) == [0, 1]
+    absent.close(leave=True)
+    present.close(leave=True)
 
 
 def test_a_static_member_that_closes_while_all_give_up_is_not_waited_for(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), classic(mq)
-    one = member(mq, group, topic, instance_id="one")
-    settle(one, on=lambda: owned(one) == [0, 1])
-    two = member(mq, group, topic)
+    first = member(mq, group, topic, instance_id="one")
+    settle(first, on=lambda: list_owned(first) == [0, 1])
+    second = member(mq, group, topic)
     until(lambda: mq.groups.describe(group).state == "PreparingRebalance")
-    one.close()
-    settle(two, on=lambda: len(owned(two)) == 1)
+    first.close()
+    settle(second, on=lambda: len(list_owned(second)) == 1)
     assert mq.groups.describe(group).members == 2
-    two.close()
+    second.close()
 
 
 # -- the group ----------------------------------------------------------------------------------------------
@@ -274,14 +274,14 @@ def test_a_static_member_that_closes_while_all_give_up_is_not_waited_for(mq: Con
 def test_the_first_member_of_a_new_group_waits_for_others(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), classic(mq, **{"group.initial.rebalance.delay.ms": 2_000})
     begun_s = time.monotonic()
-    one, two = member(mq, group, topic), member(mq, group, topic)
+    first, second = member(mq, group, topic), member(mq, group, topic)
     assert mq.groups.describe(group).state == "PreparingRebalance"
-    settle(one, two, on=lambda: len(owned(one)) == len(owned(two)) == 1)
+    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 1)
     assert time.monotonic() - begun_s > 2
     assert mq.groups.describe(group).generation == 1
-    assert mq.groups.describe(group).leader == one.member_id
-    one.close()
-    two.close()
+    assert mq.groups.describe(group).leader == first.member_id
+    first.close()
+    second.close()
 
 
 def test_mixed_protocols_are_refused_and_so_are_settings_that_are_none(mq: Connection) -> None:
@@ -307,7 +307,7 @@ def test_a_stream_of_what_is_there_waits_until_it_is_given_partitions(mq: Connec
     add(mq, topic, {0: 3, 1: 2})
     with lakemq.connect(mq.namespace.path) as other:
         stream = other.stream(group, topics=[topic], auto_offset_reset="earliest")
-        seen: list[int] = []
-        assert stream.foreach_batch(lambda rows: seen.append(rows.num_rows), available_now=True) == 5
-    assert sum(seen) == 5
-    assert committed(mq, group, topic) == 3
+        row_counts: list[int] = []
+        assert stream.foreach_batch(lambda rows: row_counts.append(rows.num_rows), available_now=True) == 5
+    assert sum(row_counts) == 5
+    assert read_committed_offset(mq, group, topic) == 3

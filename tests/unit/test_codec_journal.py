@@ -27,7 +27,7 @@ steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_size=1, ma
 def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
     rows = encode_steps(written)
     assert rows.schema == JOURNAL.stored_schema
-    in_order = sorted(written, key=lambda one: one.step)
+    in_order = sorted(written, key=lambda step: step.step)
     assert decode_steps(rows) == in_order
     assert decode_steps(rows.combine_chunks()) == in_order
     assert decode_steps(rows.take(list(reversed(range(rows.num_rows))))) == in_order
@@ -40,13 +40,13 @@ def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "known", "follow"),
+    ("step_numbers", "last_step", "follow"),
     [([], 4, True), ([5], 4, True), ([6, 5], 4, True), ([5, 7], 4, False), ([6], 4, False), ([4, 5], 4, False)],
 )
-def test_steps_that_follow_leave_no_gap(found: list[int], known: int, follow: bool) -> None:
-    made = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in found]
-    rows = encode_steps(made)
-    assert decode_steps_after(rows, known) == (sorted(made, key=lambda one: one.step) if follow else None)
+def test_steps_that_follow_leave_no_gap(step_numbers: list[int], last_step: int, follow: bool) -> None:
+    steps = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in step_numbers]
+    rows = encode_steps(steps)
+    assert decode_steps_after(rows, last_step) == (sorted(steps, key=lambda step: step.step) if follow else None)
 
 
 def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:

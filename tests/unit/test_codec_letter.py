@@ -41,32 +41,32 @@ def body(values: list[bytes | None]) -> pa.Table:
 
 @examples()
 @given(st.lists(requests, max_size=3), st.none() | st.lists(st.none() | st.binary(max_size=5), max_size=3))
-def test_a_letter_comes_out_as_it_went_in(asked: list[AnyRequest], values: list[bytes | None] | None) -> None:
-    letter, rows = Letter("c", 7, asked, 5), None if values is None else body(values)
+def test_a_letter_comes_out_as_it_went_in(sent_requests: list[AnyRequest], values: list[bytes | None] | None) -> None:
+    letter, rows = Letter("c", 7, sent_requests, 5), None if values is None else body(values)
     assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
 
 
 def test_rows_of_many_requests_come_out_in_order() -> None:
     rows = pa.concat_tables([body([b"a"]), body([b"b", b"c"])])
-    _, found = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
-    assert found is not None
-    assert found.column("value").to_pylist() == [b"a", b"b", b"c"]
+    _, decoded = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
+    assert decoded is not None
+    assert decoded.column("value").to_pylist() == [b"a", b"b", b"c"]
 
 
 def test_of_rows_nothing_comes_along_that_is_no_row() -> None:
     notes = {"note": "x" * 100_000}
-    noted = body([b"a"]).replace_schema_metadata(notes)
-    _, found = decode_letter(letter_bytes(Letter("c", 1, [], 0), noted))
-    assert isinstance(found, pa.Table)
-    assert found.equals(body([b"a"]))
-    assert len(encode_rows(found)) < 10_000 < len(encode_rows(noted))
+    rows_with_notes = body([b"a"]).replace_schema_metadata(notes)
+    _, decoded = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows_with_notes))
+    assert isinstance(decoded, pa.Table)
+    assert decoded.equals(body([b"a"]))
+    assert len(encode_rows(decoded)) < 10_000 < len(encode_rows(rows_with_notes))
 
 
 def test_a_letter_has_no_more_requests_than_clients_put_into_one() -> None:
-    most = letter_bytes(Letter("c", 1, [InitProducer()] * MAX_REQUESTS, 0))
-    assert len(decode_letter(most)[0].requests) == MAX_REQUESTS
+    largest_letter = letter_bytes(Letter("c", 1, [InitProducer()] * MAX_REQUESTS, 0))
+    assert len(decode_letter(largest_letter)[0].requests) == MAX_REQUESTS
     for last in (b'{"request":"init_producer"}', b'{"request":"of a newer version"}'):
-        more = most.replace(b"]]", b"],[0," + last + b"]]", 1)
+        more = largest_letter.replace(b"]]", b"],[0," + last + b"]]", 1)
         with pytest.raises(ValueError, match="5000"):
             decode_letter(more[:4] + struct.pack("<I", len(more) - 8) + more[8:])
 
@@ -166,8 +166,8 @@ def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
 
 
 def test_a_letter_says_where_the_rows_of_a_request_begin() -> None:
-    asked = Produce([], Ranges(), 0)
-    letter, _ = decode_letter(encode_letter("c", 1, [(row, encode_request(asked)) for row in (0, 7)], 5))
+    request = Produce([], Ranges(), 0)
+    letter, _ = decode_letter(encode_letter("c", 1, [(row, encode_request(request)) for row in (0, 7)], 5))
     assert [request.first_row for request in letter.requests] == [0, 7]  # type: ignore[union-attr]
 
 
@@ -196,7 +196,7 @@ def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"compression": "zstd"}, "compressed"),
         ({"compression": "lz4"}, "compressed"),
@@ -205,14 +205,14 @@ def test_rows_that_are_no_message_bodies_are_a_value_error(rows: pa.Table) -> No
     ],
 )
 def test_rows_that_are_more_than_their_bytes_are_refused_before_they_are_read(
-    options: dict[str, Any], told: str
+    options: dict[str, Any], message: str
 ) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BODY_SCHEMA, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(body([b"x"]))
         writer.write_table(body([bytes(8 << 20)]))
     letter = letter_bytes(Letter("c", 1, [], 0)) + bytes(sink.getvalue())
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         decode_letter(letter)
 
 
@@ -241,9 +241,9 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
     mq.create("t", 2)
     mq.producer()
     mq.one(InitProducer("etl"))
-    for asked in letters:
-        results = mq.ask(*asked, inline_rows=inline_rows)
-        assert len(results) == len(asked)
+    for letter_requests in letters:
+        results = mq.ask(*letter_requests, inline_rows=inline_rows)
+        assert len(results) == len(letter_requests)
         decode_answer(encode_answer(Answer("c", 1, 1, results)))
     replayed = machine.replay(type(mq.state)(), mq.steps)
     assert plain(replayed) == plain(mq.state)
@@ -252,8 +252,8 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
 
 @examples()
 @given(st.lists(results, max_size=3))
-def test_an_answer_comes_out_as_it_went_in(told: list[AnyResult]) -> None:
-    answer = Answer("c", 7, 5, told)
+def test_an_answer_comes_out_as_it_went_in(sent_results: list[AnyResult]) -> None:
+    answer = Answer("c", 7, 5, sent_results)
     assert decode_answer(encode_answer(answer)) == answer
 
 

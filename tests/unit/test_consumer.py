@@ -15,7 +15,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from unit.consuming import add, texts
-from unit.served import CONFIG, committed, new_name, new_topic, values
+from unit.served import CONFIG, new_name, new_topic, read_committed_offset, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -51,7 +51,7 @@ def test_an_option_that_is_not_known_is_named(mq: Connection, options: dict[str,
         mq.consumer("g", assign=["t"], **options)
 
 
-def filled(mq: Connection, *counts: int) -> str:
+def create_filled_topic(mq: Connection, *counts: int) -> str:
     """A new topic with so many messages in each partition; a message is its partition and number."""
     topic = new_topic(mq, len(counts))
     add(mq, topic, dict(enumerate(counts)))
@@ -64,13 +64,13 @@ def filled(mq: Connection, *counts: int) -> str:
 @examples()
 @given(st.dictionaries(st.integers(0, 20), st.integers(-3, 50)), st.integers(0, 200))
 def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: int):
-    given = poll_sizes(behind, room)
-    assert given.keys() == behind.keys()
-    assert sum(given.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
-    assert all(0 <= given[place] <= max(0, lag) for place, lag in behind.items())
-    unserved = [given[place] for place, lag in behind.items() if given[place] < lag]
+    sizes = poll_sizes(behind, room)
+    assert sizes.keys() == behind.keys()
+    assert sum(sizes.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
+    assert all(0 <= sizes[place] <= max(0, lag) for place, lag in behind.items())
+    unserved = [sizes[place] for place, lag in behind.items() if sizes[place] < lag]
     if unserved:
-        assert max(given.values()) <= min(unserved) + 1
+        assert max(sizes.values()) <= min(unserved) + 1
         # of those that could take more, those named first have what does not divide
         assert unserved == sorted(unserved, reverse=True)
 
@@ -86,7 +86,7 @@ def test_what_one_cannot_use_goes_to_the_others():
 
 
 def test_a_poll_brings_all_in_order(mq: Connection, group: str):
-    topics = [filled(mq, 5, 0, 7), filled(mq, 3)]
+    topics = [create_filled_topic(mq, 5, 0, 7), create_filled_topic(mq, 3)]
     with mq.consumer(group, assign=topics) as consumer:
         batch = consumer.poll()
         assert texts(batch) == [f"{p}.{i}" for p, n in ((0, 5), (2, 7), (0, 3)) for i in range(n)]
@@ -101,7 +101,7 @@ def test_a_poll_brings_all_in_order(mq: Connection, group: str):
 
 
 def test_polls_take_evenly_and_no_more_than_asked(mq: Connection, group: str):
-    topic = filled(mq, 40, 4, 40)
+    topic = create_filled_topic(mq, 40, 4, 40)
     with mq.consumer(group, assign=[topic]) as consumer:
         batches = [consumer.poll(max_records=12) for _ in range(8)]
     assert [batch.record_count for batch in batches] == [12] * 7 + [0]
@@ -113,13 +113,13 @@ def test_polls_take_evenly_and_no_more_than_asked(mq: Connection, group: str):
 
 def test_no_partition_starves_beside_a_busy_one(mq: Connection, group: str):
     """With room for one message only, and one partition that has a new one each time."""
-    topic = filled(mq, 1, 4, 4)
-    seen: Counter[int] = Counter()
+    topic = create_filled_topic(mq, 1, 4, 4)
+    counts: Counter[int] = Counter()
     with mq.consumer(group, assign=[topic]) as consumer:
         for _ in range(6):
-            seen.update(m.partition for m in consumer.poll(max_records=1))
+            counts.update(m.partition for m in consumer.poll(max_records=1))
             add(mq, topic, {0: 1})
-    assert seen == {0: 2, 1: 2, 2: 2}
+    assert counts == {0: 2, 1: 2, 2: 2}
 
 
 def test_a_poll_waits_for_the_first_message(mq: Connection, group: str):
@@ -133,7 +133,7 @@ def test_a_poll_waits_for_the_first_message(mq: Connection, group: str):
 
 
 def test_only_what_is_assigned_is_read(mq: Connection, group: str):
-    topic = filled(mq, 2, 2)
+    topic = create_filled_topic(mq, 2, 2)
     with mq.consumer(group, assign=[(topic, 1)]) as consumer:
         assert texts(consumer.poll()) == ["1.0", "1.1"]
         for call in (consumer.position, lambda *place: consumer.seek(*place, 0)):
@@ -144,7 +144,7 @@ def test_only_what_is_assigned_is_read(mq: Connection, group: str):
 
 
 def test_what_is_refused(mq: Connection, group: str):
-    topic = filled(mq, 1)
+    topic = create_filled_topic(mq, 1)
     for wrong in ({"assign": [(topic, 1)]}, {"assign": [(topic, -1)]}, {"topics": ["nobody-knows-it"]}):
         with pytest.raises(UnknownTopicOrPartition):
             mq.consumer(group, **wrong)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_positions_pass_markers_and_what_was_aborted(mq: Connection, group: str)
 
 
 def test_a_poll_ends_before_what_is_open(mq: Connection, group: str):
-    topic = filled(mq, 2)
+    topic = create_filled_topic(mq, 2)
     with mq.producer(new_name("id"), linger_ms=0) as producer:
         producer.begin_transaction()
         producer.send(topic, "open")
@@ -251,7 +251,7 @@ def test_a_poll_ends_before_what_is_open(mq: Connection, group: str):
 
 
 def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, group: str):
-    topic = filled(mq, 5)
+    topic = create_filled_topic(mq, 5)
     with mq.producer(new_name("id")) as producer:
         producer.begin_transaction()
         with producer._transactions.add_part() as ref:
@@ -269,17 +269,17 @@ def test_offsets_that_a_transaction_holds_back_are_waited_for(mq: Connection, gr
 
 @pytest.mark.slow
 def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
-    topic = filled(mq, 4, 4)
+    topic = create_filled_topic(mq, 4, 4)
     with mq.consumer(group, assign=[topic]) as consumer:
         assert consumer.lag() == {(topic, 0): 4, (topic, 1): 4}
         batch = consumer.poll(max_records=4)
         consumer.poll(max_records=2)
         assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 2}
-        noted = consumer.commit({(topic, 1): 3}, metadata="by hand")
-        assert noted == {(topic, 1): 3}
-        told = consumer.committed()
-        assert (told[topic, 0].offset, told[topic, 1].offset, told[topic, 1].metadata) == (2, 3, "by hand")
-    with lakemq.connect(mq.namespace.path, config=CONFIG) as again, again.consumer(group, assign=[topic]) as consumer:
+        answer = consumer.commit({(topic, 1): 3}, metadata="by hand")
+        assert answer == {(topic, 1): 3}
+        offsets = consumer.committed()
+        assert (offsets[topic, 0].offset, offsets[topic, 1].offset, offsets[topic, 1].metadata) == (2, 3, "by hand")
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as other, other.consumer(group, assign=[topic]) as consumer:
         assert texts(consumer.poll()) == ["0.2", "0.3", "1.3"]
         assert consumer.commit() == {(topic, 0): 4, (topic, 1): 4}
     with mq.consumer(group, assign=[topic]) as consumer:
@@ -291,42 +291,42 @@ def test_a_group_goes_on_where_it_committed(mq: Connection, group: str):
 def test_who_shares_a_letter_with_one_that_is_told_much_asks_again(
     mq: Connection, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = filled(mq, 1)
+    topic = create_filled_topic(mq, 1)
     monkeypatch.setattr(machine, "MAX_OFFSET_ANSWER_BYTES", 0)
     with mq.consumer(group, assign=[topic]) as consumer, ThreadPoolExecutor(8) as threads:
         consumer.commit({(topic, 0): 1})
-        shared = [one.exception() for one in mq.requester.submit_all([(FetchOffsets(group), None)] * 3)]
+        shared = [future.exception() for future in mq.requester.submit_all([(FetchOffsets(group), None)] * 3)]
         assert [type(error) for error in shared] == [type(None), ThrottlingQuotaExceeded, ThrottlingQuotaExceeded]
-        told = list(threads.map(lambda _: consumer.committed()[topic, 0].offset, range(100)))
-    assert told == [1] * 100
+        offsets = list(threads.map(lambda _: consumer.committed()[topic, 0].offset, range(100)))
+    assert offsets == [1] * 100
 
 
 def test_a_group_of_one_does_not_know_the_other(mq: Connection, group: str):
-    topic = filled(mq, 1)
-    with mq.consumer(group, assign=[topic]) as one, mq.consumer(new_name("group"), assign=[topic]) as other:
-        one.poll()
-        assert (one.commit(), other.committed()) == ({(topic, 0): 1}, {})
+    topic = create_filled_topic(mq, 1)
+    with mq.consumer(group, assign=[topic]) as consumer, mq.consumer(new_name("group"), assign=[topic]) as other:
+        consumer.poll()
+        assert (consumer.commit(), other.committed()) == ({(topic, 0): 1}, {})
         assert texts(other.poll()) == ["0.0"]
 
 
 def test_nothing_is_committed_that_was_not_polled(mq: Connection, group: str):
-    topic = filled(mq, 1)
+    topic = create_filled_topic(mq, 1)
     with mq.consumer(group, assign=[topic]) as consumer:
         assert consumer.commit() == {}
-    assert committed(mq, group, topic) is None
+    assert read_committed_offset(mq, group, topic) is None
 
 
-@pytest.mark.parametrize(("reset", "seen"), [("earliest", ["0.0", "0.1", "new 0.0"]), ("latest", ["new 0.0"])])
-def test_where_a_group_begins(mq: Connection, group: str, reset: Any, seen: list[str]):
-    topic = filled(mq, 2)
+@pytest.mark.parametrize(("reset", "expected"), [("earliest", ["0.0", "0.1", "new 0.0"]), ("latest", ["new 0.0"])])
+def test_where_a_group_begins(mq: Connection, group: str, reset: Any, expected: list[str]):
+    topic = create_filled_topic(mq, 2)
     with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
         first = texts(consumer.poll())
         add(mq, topic, {0: 1}, mark="new ")
-        assert first + texts(consumer.poll()) == seen
+        assert first + texts(consumer.poll()) == expected
 
 
 def test_without_a_reset_a_group_needs_an_offset(mq: Connection, group: str):
-    topic = filled(mq, 2, 2)
+    topic = create_filled_topic(mq, 2, 2)
     with mq.consumer(group, assign=[topic], auto_offset_reset="none") as consumer:
         for call in (consumer.poll, consumer.lag, lambda: consumer.position(topic, 0)):
             with pytest.raises(NoOffsetForPartition):
@@ -339,39 +339,41 @@ def test_without_a_reset_a_group_needs_an_offset(mq: Connection, group: str):
         assert not consumer.poll()
 
 
-@pytest.mark.parametrize(("reset", "seen"), [("earliest", ["0.4", "0.5"]), ("latest", []), ("none", None)])
-def test_messages_that_were_deleted_below_the_position(mq: Connection, group: str, reset: Any, seen: list[str] | None):
-    topic = filled(mq, 6)
+@pytest.mark.parametrize(("reset", "expected"), [("earliest", ["0.4", "0.5"]), ("latest", []), ("none", None)])
+def test_messages_that_were_deleted_below_the_position(
+    mq: Connection, group: str, reset: Any, expected: list[str] | None
+):
+    topic = create_filled_topic(mq, 6)
     with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
         consumer.commit({(topic, 0): 0})
         assert len(texts(consumer.poll(max_records=2))) == 2
         mq.topics.delete_records(topic, {0: 4})
         with pytest.raises(OffsetOutOfRange):
             consumer.seek(topic, 0, 3)
-        if seen is None:
+        if expected is None:
             with pytest.raises(OffsetOutOfRange):
                 consumer.poll()
         else:
-            assert texts(consumer.poll()) == seen
+            assert texts(consumer.poll()) == expected
             assert consumer.position(topic, 0) == 6
 
 
 def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
-    topic = filled(mq, 4)
+    topic = create_filled_topic(mq, 4)
     with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._fetch
 
-        def deleting(*args: Any, **how: Any) -> Any:
+        def deleting(*args: Any, **options: Any) -> Any:
             consumer._fetch = fetch
             mq.topics.delete_records(topic, {0: 2})
-            return fetch(*args, **how)
+            return fetch(*args, **options)
 
         consumer._fetch = deleting
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.2", "0.3"]
 
 
 def test_a_topic_that_is_deleted_and_made_anew(mq: Connection, group: str):
-    topic = filled(mq, 4)
+    topic = create_filled_topic(mq, 4)
     with mq.consumer(group, assign=[topic]) as consumer:
         consumer.poll()
         consumer.commit()
@@ -388,16 +390,16 @@ def test_a_topic_that_is_deleted_and_made_anew(mq: Connection, group: str):
 def test_two_threads_share_a_consumer(mq: Connection, group: str):
     """Every message comes to one of them, while others read and write through the same connection."""
     topic = new_topic(mq, 3)
-    seen: list[list[tuple[int, int]]] = [[], []]
+    places_by_thread: list[list[tuple[int, int]]] = [[], []]
     deadline_s = time.monotonic() + 60
     with mq.consumer(group, assign=[topic]) as consumer:
 
-        def read(mine: list[tuple[int, int]]) -> None:
-            while len(seen[0]) + len(seen[1]) < 24 and time.monotonic() < deadline_s:
+        def read(places: list[tuple[int, int]]) -> None:
+            while len(places_by_thread[0]) + len(places_by_thread[1]) < 24 and time.monotonic() < deadline_s:
                 batch = consumer.poll(max_records=7, timeout_ms=100, poll_ms=1)
-                mine += [(m.partition, m.offset) for m in batch]
+                places += [(m.partition, m.offset) for m in batch]
 
-        threads = [threading.Thread(target=read, args=(mine,)) for mine in seen]
+        threads = [threading.Thread(target=read, args=(places,)) for places in places_by_thread]
         [thread.start() for thread in threads]
         with mq.producer(new_name("id"), linger_ms=0) as producer:
             for number in range(8):
@@ -408,6 +410,6 @@ def test_two_threads_share_a_consumer(mq: Connection, group: str):
                 mq.end_offsets(topic)
                 producer.commit_transaction() if number % 2 else producer.abort_transaction()
         [thread.join() for thread in threads]
-    both = seen[0] + seen[1]
-    assert sorted(both) == [(m.partition, m.offset) for m in mq.fetch(topic)]
-    assert len(set(both)) == len(both) == 24
+    places = places_by_thread[0] + places_by_thread[1]
+    assert sorted(places) == [(m.partition, m.offset) for m in mq.fetch(topic)]
+    assert len(set(places)) == len(places) == 24

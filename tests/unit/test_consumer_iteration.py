@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from unit.consuming import add, owned
-from unit.served import committed, new_name, new_topic, until
+from unit.consuming import add, list_owned
+from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume import iteration
@@ -41,9 +41,9 @@ def test_it_brings_all_messages_and_ends_when_none_has_come_for_the_timeout(
     topic, count = new_topic(mq, 2), iteration.POLL_RECORDS
     add(mq, topic, {0: count, 1: 7})
     with consumer_of(mq, new_name("g"), topic, protocol) as consumer:
-        seen = values(consumer)
-        assert [one for one in seen if one.startswith("0.")] == [f"0.{n}" for n in range(count)]
-        assert [one for one in seen if one.startswith("1.")] == [f"1.{n}" for n in range(7)]
+        read_values = values(consumer)
+        assert [value for value in read_values if value.startswith("0.")] == [f"0.{n}" for n in range(count)]
+        assert [value for value in read_values if value.startswith("1.")] == [f"1.{n}" for n in range(7)]
         add(mq, topic, {0: 1}, "more ")
         assert values(consumer) == ["more 0.0"]
 
@@ -60,7 +60,7 @@ def test_a_commit_in_the_loop_notes_the_message_at_hand_and_nothing_after_it(
             if message.offset == 2:
                 consumer.commit()
                 break
-        assert committed(mq, group, topic) == 3
+        assert read_committed_offset(mq, group, topic) == 3
         assert consumer.lag() == {(topic, 0): 2}
         assert values(consumer.poll(timeout_ms=5_000)) == ["0.3", "0.4"]
 
@@ -70,16 +70,16 @@ def test_seek_and_pause_in_the_loop_count_at_once(mq: Connection, protocol: str 
     topic = new_topic(mq, 2)
     add(mq, topic, {0: 4, 1: 2})
     with consumer_of(mq, new_name("g"), topic, protocol) as consumer:
-        seen = []
+        read_values = []
         for message in consumer:
-            seen.append(*values([message]))
-            if seen == ["0.0", "0.1"]:
+            read_values.append(*values([message]))
+            if read_values == ["0.0", "0.1"]:
                 consumer.seek(topic, 0, 0)
-            elif seen[-1] == "1.0" and len(seen) == 3:
+            elif read_values[-1] == "1.0" and len(read_values) == 3:
                 consumer.pause([(topic, 1)])
-            elif seen.count("0.3") == 1 and seen[-1] == "0.3":
+            elif read_values.count("0.3") == 1 and read_values[-1] == "0.3":
                 consumer.resume([(topic, 1)])
-        assert seen == ["0.0", "0.1", "1.0", "0.0", "0.1", "0.2", "0.3", "1.1"]
+        assert read_values == ["0.0", "0.1", "1.0", "0.0", "0.1", "0.2", "0.3", "1.1"]
 
 
 @ALL
@@ -87,19 +87,19 @@ def test_it_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | Non
     topic = new_topic(mq)
     add(mq, topic, {0: 3})
     options: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
-    consumer, seen = mq.consumer(new_name("g"), **options), list[Message]()
+    consumer, messages = mq.consumer(new_name("g"), **options), list[Message]()
     for message in consumer:  # without a timeout it would wait for more
-        seen.append(message)
-        if len(seen) == 2:
+        messages.append(message)
+        if len(messages) == 2:
             consumer.close()
-    assert values(seen) == ["0.0", "0.1"]
-    other, seen = mq.consumer(new_name("g"), **options), []
+    assert values(messages) == ["0.0", "0.1"]
+    other, messages = mq.consumer(new_name("g"), **options), []
     closing = threading.Timer(0.05, other.close)
     for message in other:
-        seen.append(message)
-        if len(seen) == 3:
+        messages.append(message)
+        if len(messages) == 3:
             closing.start()
-    assert values(seen) == ["0.0", "0.1", "0.2"]
+    assert values(messages) == ["0.0", "0.1", "0.2"]
     closing.join()
 
 
@@ -129,7 +129,12 @@ def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connectio
         consumer.flush()
         assert consumer.lag() == {(topic, 0): 4}
     with consumer_of(mq, group, topic, "queue") as after:
-        assert [(one.offset, one.delivery_count) for one in islice(after, 4)] == [(2, 2), (3, 1), (4, 1), (5, 1)]
+        assert [(message.offset, message.delivery_count) for message in islice(after, 4)] == [
+            (2, 2),
+            (3, 1),
+            (4, 1),
+            (5, 1),
+        ]
 
 
 def test_what_is_given_back_in_the_loop_comes_before_what_follows_it(mq: Connection) -> None:
@@ -137,14 +142,14 @@ def test_what_is_given_back_in_the_loop_comes_before_what_follows_it(mq: Connect
     add(mq, topic, {0: 4})
     with consumer_of(mq, group, topic, "queue") as consumer:
         assert isinstance(consumer, QueueConsumer)
-        seen = []
+        deliveries = []
         for message in consumer:
-            seen.append((message.offset, message.delivery_count))
+            deliveries.append((message.offset, message.delivery_count))
             if message.offset == 1 and message.delivery_count == 1:
                 consumer.nack(message)
             else:
                 consumer.ack(message)
-        assert sorted(seen) == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)]
+        assert sorted(deliveries) == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)]
         consumer.flush()
         assert consumer.lag() == {(topic, 0): 0}
 
@@ -159,17 +164,17 @@ def test_a_slow_loop_gives_up_partitions_between_two_messages(
     with consumer_of(mq, group, topic, protocol) as first:
         assert isinstance(first, GroupConsumer)
         messages = iter(first)
-        seen = [next(messages)]
+        read_messages = [next(messages)]
         with consumer_of(mq, group, topic, protocol) as second:
             assert isinstance(second, GroupConsumer)
 
-            def shared() -> bool:
+            def is_shared_evenly() -> bool:
                 message = next(messages)
-                seen.append(message)
+                read_messages.append(message)
                 first.commit({(message.topic, message.partition): message.offset + 1})
                 second.poll(max_records=1)
-                return len(owned(first)) == len(owned(second)) == 1
+                return len(list_owned(first)) == len(list_owned(second)) == 1
 
-            until(shared)
-            (kept,) = owned(first)
-            assert {one.partition for one in islice(messages, 5)} == {kept}
+            until(is_shared_evenly)
+            (kept_partition,) = list_owned(first)
+            assert {message.partition for message in islice(messages, 5)} == {kept_partition}

@@ -47,27 +47,31 @@ def story() -> Story:
     return story
 
 
-def committed(story: Story) -> int:
+def read_committed_offset(story: Story) -> int:
     return story.mq.state.offsets["g"][story.mq.state.topic_ids["t"], 0].offset
 
 
 @pytest.mark.parametrize(
-    ("acknowledged", "left"),
+    ("acknowledged", "expected_lag"),
     [([], 10), (["0-1"], 8), (["0-1", "4-5"], 6), (["3", "5", "7", "9"], 6), (["1-9"], 1), (["0-9"], 0)],
 )
 def test_what_is_acknowledged_past_the_committed_offset_is_not_left(
-    story: Story, acknowledged: list[str], left: int
+    story: Story, acknowledged: list[str], expected_lag: int
 ) -> None:
     if acknowledged:
         story.tell({"ack": {"t-0": acknowledged}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, committed(story), "committed", left)]
+    assert (
+        in_sql(story.mq)
+        == in_python(story.mq)
+        == [("g", "t", 0, read_committed_offset(story), "committed", expected_lag)]
+    )
 
 
 def test_what_is_rejected_or_given_back_is_left(story: Story) -> None:
     story.tell({"ack": {"t-0": "2-9"}})
     story.tell({"reject": {"t-0": 0}})
     story.tell({"nack": {"t-0": 1}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, committed(story), "committed", 2)]
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 2)]
 
 
 def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(story: Story) -> None:
@@ -75,7 +79,7 @@ def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(st
     story.tell({"who": "A", "publish": {"t-0": 6}})
     story.tell({"acquire": "C1"})
     story.tell({"ack": {"t-0": ["8-13"]}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, committed(story), "committed", 8)]
+    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 8)]
 
 
 @pytest.mark.parametrize(

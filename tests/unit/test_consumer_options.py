@@ -22,7 +22,7 @@ QUEUE = {"group.protocol": "queue"}
 
 def test_each_declared_option_is_a_keyword_that_the_docstring_explains() -> None:
     parameters = inspect.signature(Connection.consumer).parameters
-    keywords = [name for name, one in parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    keywords = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     assert sorted(keywords) == sorted(CONSUMER)
     explained = inspect.getdoc(Connection.consumer) or ""
     for name, option in CONSUMER.items():
@@ -111,13 +111,13 @@ def test_a_new_group_begins_at_the_earliest_message_and_logs_how_many_there_are(
     add(mq, topic, {0: 3, 1: 1})
     with caplog.at_level(logging.INFO, "lakemq.consumer"):
         with mq.consumer(group, **_reads(topic, protocol)) as consumer:
-            found: list[str] = []
-            until(lambda: bool(found.extend(texts(consumer.poll(timeout_ms=20))) or len(found) == 4))
+            read_texts: list[str] = []
+            until(lambda: bool(read_texts.extend(texts(consumer.poll(timeout_ms=20))) or len(read_texts) == 4))
             consumer.commit()
         with mq.consumer(group, **_reads(topic, protocol)) as consumer:
             consumer.poll()
-    said = [record for record in caplog.records if "is new to" in record.message]
-    assert [(one.levelname, one.message) for one in said] == [
+    log_records = [record for record in caplog.records if "is new to" in record.message]
+    assert [(record.levelname, record.message) for record in log_records] == [
         (
             "INFO",
             f"Group {group} is new to {topic} and begins at its start: it reads the 4 offsets that are already there.",
@@ -134,9 +134,9 @@ def test_a_group_that_begins_at_the_latest_message_says_how_many_it_skips(
     add(mq, topic, {0: 3, 1: 1})
     with mq.consumer(group, **_reads(topic, protocol), auto_offset_reset="latest") as consumer:
         consumer.poll()
-    said = [record for record in caplog.records if "is new to" in record.message]
-    assert [one.levelname for one in said] == ["WARNING"]
-    assert f"Group {group} is new to {topic} and begins behind 4 offsets" in said[0].message
+    log_records = [record for record in caplog.records if "is new to" in record.message]
+    assert [record.levelname for record in log_records] == ["WARNING"]
+    assert f"Group {group} is new to {topic} and begins behind 4 offsets" in log_records[0].message
 
 
 @pytest.mark.slow

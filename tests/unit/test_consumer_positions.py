@@ -15,7 +15,7 @@ from lakemq.errors import IllegalState
 pytestmark = pytest.mark.slow
 
 
-def aborted(mq: Connection, topic: str, partition: int) -> None:
+def publish_aborted_message(mq: Connection, topic: str, partition: int) -> None:
     """A message that read_committed never shows."""
     with mq.producer("aborting") as producer:
         producer.begin_transaction()
@@ -27,23 +27,23 @@ def aborted(mq: Connection, topic: str, partition: int) -> None:
 def test_a_group_is_asked_about_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     mq.topics.create("wide", partitions=20)
     mq.publish("wide", pa.table({"value": [str(n) for n in range(100)]}))
-    asked: list[AnyRequest] = []
+    requests: list[AnyRequest] = []
     ask = mq.requester.ask
 
-    def counted(request: AnyRequest) -> AnyResult:
-        asked.append(request)
+    def count_request(request: AnyRequest) -> AnyResult:
+        requests.append(request)
         return ask(request)
 
-    monkeypatch.setattr(mq.requester, "ask", counted)
+    monkeypatch.setattr(mq.requester, "ask", count_request)
     with mq.consumer("wide", assign=["wide"]) as consumer:
         assert consumer.poll().record_count == 100
         assert set(consumer.lag().values()) == {0}
-    assert [type(request) for request in asked] == [FetchOffsets]
+    assert [type(request) for request in requests] == [FetchOffsets]
 
 
 def test_a_batch_moves_past_what_it_does_not_show(mq: Connection) -> None:
     mq.topics.create("holes", partitions=2)
-    aborted(mq, "holes", 0)
+    publish_aborted_message(mq, "holes", 0)
     with mq.consumer("holes", assign=["holes"]) as consumer:
         batch = consumer.poll()
         assert (bool(batch), batch.offsets) == (False, {("holes", 0): 2})
@@ -53,7 +53,7 @@ def test_a_batch_moves_past_what_it_does_not_show(mq: Connection) -> None:
 def test_what_a_poll_passed_before_it_found_something_counts(mq: Connection) -> None:
     for topic in ("late", "later"):
         mq.topics.create(topic)
-        aborted(mq, topic, 0)
+        publish_aborted_message(mq, topic, 0)
     mq.publish("later", pa.table({"value": ["shown"]}))
     with mq.consumer("late", assign=["late", "later"]) as consumer:
         # the first look takes two offsets of each, and none of them is shown
@@ -85,7 +85,7 @@ def test_an_empty_batch_is_asked_for_as_a_dataframe_too(mq: Connection) -> None:
 
 def test_a_tail_has_no_tables_of_nothing(mq: Connection) -> None:
     mq.topics.create("followed")
-    aborted(mq, "followed", 0)
+    publish_aborted_message(mq, "followed", 0)
     later = threading.Timer(0.2, lambda: mq.publish("followed", pa.table({"value": ["shown"]})))
     later.start()
     assert next(mq.tail("followed", start=0))["value"].to_pylist() == [b"shown"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import committed, new_name, new_topic
+from unit.served import new_name, new_topic, read_committed_offset
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
@@ -38,11 +38,11 @@ def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, re
         assert texts(consumer.poll()) == ["old 0", "old 1"]
         consumer.commit()
         make_anew(mq, topic, "new 0", "new 1", "new 2")
-        assert committed(mq, group, topic) is None
+        assert read_committed_offset(mq, group, topic) is None
         assert (consumer.lag(), consumer.position(topic, 0)) == ({(topic, 0): 3}, 0)
         assert texts(consumer.poll()) == ["new 0", "new 1", "new 2"]
         consumer.commit()
-    assert committed(mq, group, topic) == 3
+    assert read_committed_offset(mq, group, topic) == 3
 
 
 def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group: str) -> None:
@@ -51,9 +51,9 @@ def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group:
     with mq.consumer(group, assign=[topic]) as consumer:
         batch = consumer.poll()
         make_anew(mq, topic, "new 0", "new 1", "new 2")
-        for what in (None, batch, batch.offsets, {(topic, 0): 1}):
+        for progress in (None, batch, batch.offsets, {(topic, 0): 1}):
             with pytest.raises(UnknownTopicId, match=f"{topic} with id"):
-                consumer.commit(what)
+                consumer.commit(progress)
         with mq.producer(new_name("id")) as producer:
             producer.begin_transaction()
             producer.send_offsets_to_transaction(batch.offsets, group)
@@ -62,7 +62,7 @@ def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group:
             producer.abort_transaction()
         with pytest.raises(TransactionAbortable), mq.transaction(new_name("id")) as txn:
             txn.send_offsets(batch)
-        assert committed(mq, group, topic) is None
+        assert read_committed_offset(mq, group, topic) is None
         # who gives names only means what has the name now
         with mq.transaction(new_name("id")) as txn:
             txn.send_offsets({(topic, 0): 1}, group)
@@ -75,10 +75,10 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
     with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._fetch
 
-        def making_anew(*args: Any, **how: Any) -> Any:
+        def making_anew(*args: Any, **options: Any) -> Any:
             consumer._fetch = fetch
             make_anew(mq, topic, "new 0", "new 1")
-            return fetch(*args, **how)
+            return fetch(*args, **options)
 
         consumer.poll(max_records=1)
         consumer._fetch = making_anew

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.consuming import owned, taken
+from unit.consuming import list_owned, take_messages
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -28,20 +28,20 @@ def test_a_key_counts_if_both_owners_acknowledged_messages_of_it(mq: Connection,
     topic, group = new_topic(mq, 2), new_name("g")
     mq.groups.create(group, {"group.protocol": "queue", "max.handoff.ms": 50, "rebalance.delay.ms": 0})
     publish(mq, topic, "abcb")
-    with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as one:
-        assert isinstance(one, QueueConsumer)
-        messages = taken(one, 4)
-        one.ack([message for message in messages if message.key != b"c"])
-        one.flush()
-        with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as two:
-            assert isinstance(two, QueueConsumer)
-            found: list[Any] = []
-            until(lambda: bool(one.poll() or found.extend(two.poll()) or owned(two) == [1]))
+    with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as first:
+        assert isinstance(first, QueueConsumer)
+        messages = take_messages(first, 4)
+        first.ack([message for message in messages if message.key != b"c"])
+        first.flush()
+        with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as second:
+            assert isinstance(second, QueueConsumer)
+            later_messages: list[Any] = []
+            until(lambda: bool(first.poll() or later_messages.extend(second.poll()) or list_owned(second) == [1]))
             publish(mq, topic, later)
-            two.ack([*found, *taken(two, 3 - len(found))])
-            two.flush()
-            until(lambda: any(handoff.to_member == two.member_id for handoff in read_handoffs(mq, group)))
-            (handoff,) = [one for one in read_handoffs(mq, group) if one.to_member == two.member_id]
+            second.ack([*later_messages, *take_messages(second, 3 - len(later_messages))])
+            second.flush()
+            until(lambda: any(handoff.to_member == second.member_id for handoff in read_handoffs(mq, group)))
+            (handoff,) = [handoff for handoff in read_handoffs(mq, group) if handoff.to_member == second.member_id]
             assert (handoff.from_offset, handoff.to_offset, handoff.redelivered) == (0, 2, 1)
             assert handoff.to_acknowledged_ahead == "[[3,1]]"
             assert count_cut_keys(mq, [handoff]) == [cut]

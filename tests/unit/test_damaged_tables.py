@@ -79,7 +79,7 @@ OF_T = {"topic_id": 1, "topic": "t"}
 
 
 @pytest.mark.parametrize(
-    ("table", "changes", "told"),
+    ("table", "changes", "message"),
     [
         ("partitions", {"open_transactions": [None]}, "partitions.open_transactions has a null in a list"),
         ("producers", {"units": [None]}, "producers.units has a null in a list"),
@@ -97,14 +97,14 @@ OF_T = {"topic_id": 1, "topic": "t"}
     ids=str,
 )
 def test_a_row_that_was_never_written_is_named(
-    table: str, changes: dict[str, Any], told: str, busy: Path, tmp_path: Path
+    table: str, changes: dict[str, Any], message: str, busy: Path, tmp_path: Path
 ) -> None:
     path = shutil.copytree(busy, tmp_path / "mq")
     stored = DeltaTable(str(path / table)).to_pyarrow_table()
     mark = max(DeltaTable(str(path / "watermarks")).to_pyarrow_table()["step"].to_pylist())
-    row = max(stored.to_pylist(), key=lambda one: one["step"]) | {"step": mark} | changes
+    row = max(stored.to_pylist(), key=lambda row: row["step"]) | {"step": mark} | changes
     write_deltalake(str(path / table), pa.Table.from_pylist([row], stored.schema), mode="append")
-    with lakemq.connect(str(path)) as mq, pytest.raises(TableDamaged, match=told):
+    with lakemq.connect(str(path)) as mq, pytest.raises(TableDamaged, match=message):
         mq.step_until_idle()
 
 
@@ -146,13 +146,13 @@ def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
         reader.topics.list()
 
 
-@pytest.mark.parametrize("ours", [TypeError, AttributeError])
+@pytest.mark.parametrize("error_type", [TypeError, AttributeError])
 def test_a_mistake_of_ours_is_not_told_as_damage(
-    ours: type[Exception], reader: Connection, monkeypatch: pytest.MonkeyPatch
+    error_type: type[Exception], reader: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mistaken(*_: Any) -> None:
-        raise ours("a mistake")
+        raise error_type("a mistake")
 
     monkeypatch.setattr(recovery, "restore", mistaken)
-    with pytest.raises(ours, match="a mistake"):
+    with pytest.raises(error_type, match="a mistake"):
         reader.topics.list()

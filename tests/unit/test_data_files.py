@@ -35,13 +35,13 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def projected(tmp_path: Path) -> Iterator[Connection]:
+def project_at_once(tmp_path: Path) -> Iterator[Connection]:
     """What is decided is in the tables at once."""
     with served(tmp_path, **{"project.interval.ms": 0}) as connection:
         yield connection
 
 
-def filled(mq: Connection) -> tuple[str, Path]:
+def create_filled_topic(mq: Connection) -> tuple[str, Path]:
     """A topic, and the one file its messages are in."""
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": [f"message {i:06}" for i in range(ROWS)]}))
@@ -52,11 +52,11 @@ def filled(mq: Connection) -> tuple[str, Path]:
 # -- ids and names ---------------------------------------------------------------------------------------
 
 
-def test_ids_tell_who_wrote_a_file_and_are_its_name(projected: Connection) -> None:
-    _, published = filled(projected)
-    inline = new_topic(projected)
-    projected.publish(inline, pa.table({"value": ["rides in its letter"]}))
-    (inline_id,) = projected.fetch(inline).plan.segments["file_id"].to_pylist()
+def test_ids_tell_who_wrote_a_file_and_are_its_name(project_at_once: Connection) -> None:
+    _, published = create_filled_topic(project_at_once)
+    inline = new_topic(project_at_once)
+    project_at_once.publish(inline, pa.table({"value": ["rides in its letter"]}))
+    (inline_id,) = project_at_once.fetch(inline).plan.segments["file_id"].to_pylist()
     assert 0 <= int(published.stem, 16) < 2**61 <= inline_id < 2**62
     written = {published.name, f"{inline_id:016x}.parquet"}
     until(lambda: {file.name for file in published.parent.glob("*.parquet")} == written)
@@ -65,11 +65,11 @@ def test_ids_tell_who_wrote_a_file_and_are_its_name(projected: Connection) -> No
 
 
 def test_new_ids_are_publishers_and_no_two_are_alike() -> None:
-    found = [new_file_id() for _ in range(10_000)]
-    assert len(set(found)) == len(found)
-    assert 0 <= min(found) < 2**58  # of ten thousand, less than one in 10**580 has none below an eighth
-    assert 2**61 - 2**58 < max(found) < 2**61
-    assert {file_id & 7 for file_id in found} == set(range(8))
+    file_ids = [new_file_id() for _ in range(10_000)]
+    assert len(set(file_ids)) == len(file_ids)
+    assert 0 <= min(file_ids) < 2**58  # of ten thousand, less than one in 10**580 has none below an eighth
+    assert 2**61 - 2**58 < max(file_ids) < 2**61
+    assert {file_id & 7 for file_id in file_ids} == set(range(8))
 
 
 def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connection) -> None:
@@ -80,9 +80,9 @@ def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connecti
     assert (column.statistics.min, column.statistics.max, file.record_count) == (FEW, FEW, 200_000)
 
 
-def test_rows_of_files_with_neighbouring_ids_are_told_apart(projected: Connection) -> None:
+def test_rows_of_files_with_neighbouring_ids_are_told_apart(project_at_once: Connection) -> None:
     """The sum of id and partition, by which rows and segments are joined, is the same for some of them."""
-    mq = projected
+    mq = project_at_once
     topic = new_topic(mq, 3)
     for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
         publish(mq, topic, a_file(mq, 4, file_id, partition), partition)
@@ -153,13 +153,13 @@ MISHAPS = [
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=lambda mishap: mishap.__name__)
 def test_what_was_not_written_is_not_delivered(mq: Connection, mishap: Callable[[Path], None]) -> None:
-    topic, file = filled(mq)
-    other, _ = filled(mq)
+    topic, file = create_filled_topic(mq)
+    other, _ = create_filled_topic(mq)
     before = file.read_bytes()
     mishap(file)
-    with pytest.raises(FileTruncated, match=file.stem) as told:
+    with pytest.raises(FileTruncated, match=file.stem) as error_info:
         mq.fetch(topic).to_arrow()
-    assert not told.value.retriable
+    assert not error_info.value.retriable
     with pytest.raises(FileTruncated, match=file.stem):
         list(mq.fetch(topic, start=10, end=20))
     assert len(values(mq, other)) == ROWS
@@ -173,24 +173,24 @@ def test_what_was_not_written_is_not_delivered(mq: Connection, mishap: Callable[
 
 
 def test_pages_that_cannot_be_decoded_are_told_as_damage(mq: Connection) -> None:
-    topic, file = filled(mq)
+    topic, file = create_filled_topic(mq)
     data = bytearray(file.read_bytes())
     data[4:2000] = bytes(1996)
     file.write_bytes(data)
-    with pytest.raises(FileTruncated, match=f"{file.stem} is damaged") as told:
+    with pytest.raises(FileTruncated, match=f"{file.stem} is damaged") as error_info:
         mq.fetch(topic).to_arrow()
-    assert not told.value.retriable
+    assert not error_info.value.retriable
 
 
 def test_a_file_that_this_user_may_not_read_is_worth_another_try(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, file = filled(mq)
+    topic, file = create_filled_topic(mq)
 
-    def denied(name: str) -> pa.NativeFile:
+    def deny(name: str) -> pa.NativeFile:
         raise PermissionError(13, "Permission denied", name)
 
-    monkeypatch.setattr(mq.namespace.files, "open_input", denied)
+    monkeypatch.setattr(mq.namespace.files, "open_input", deny)
     with pytest.raises(StorageError, match=file.stem):
         mq.fetch(topic).to_arrow()
 
@@ -208,23 +208,23 @@ def publish(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> P
 
 
 def a_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataFile:
-    given = {"partition": partition, "timestamp": 0, "value": file_stem(file_id).encode()}
-    body = pa.table([pa.array([given.get(f.name)] * rows, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
+    values_by_column = {"partition": partition, "timestamp": 0, "value": file_stem(file_id).encode()}
+    body = pa.table([pa.array([values_by_column.get(f.name)] * rows, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
     return DataFile(*write_data_file(mq.namespace.files, file_id, body))
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "message"),
     [
         (b"", "0 bytes, not a Parquet file"),
         (b"PAR1" + b"x" * 92 + b"PAR1", "100 bytes, not a Parquet file"),
         (b"junk" * 25, "100 bytes, not a Parquet file"),
     ],
 )
-def test_what_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, found: str) -> None:
+def test_what_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, message: str) -> None:
     topic = new_topic(mq)
     mq.namespace.files.put(file_name(JUNK), content)
-    with pytest.raises(FileMissing, match=found):
+    with pytest.raises(FileMissing, match=message):
         publish(mq, topic, DataFile(JUNK, len(content), 5, 0, 0, 0))
     assert mq.end_offsets(topic) == {0: 0}
 
@@ -254,12 +254,12 @@ def test_a_file_that_cannot_be_read_refuses_its_own_request_only(
     topic, file, other = new_topic(mq), a_file(mq, 1, DENIED), a_file(mq, 2, FINE)
     opened = LocalFiles.open_input
 
-    def denied(self: LocalFiles, name: str) -> pa.NativeFile:
+    def deny(self: LocalFiles, name: str) -> pa.NativeFile:
         if name == file_name(DENIED):
             raise PermissionError(13, "Permission denied", name)
         return opened(self, name)
 
-    monkeypatch.setattr(LocalFiles, "open_input", denied)
+    monkeypatch.setattr(LocalFiles, "open_input", deny)
     with pytest.raises(FileMissing, match="Permission denied"):
         publish(mq, topic, file)
     assert publish(mq, topic, other).units[0].record_count == 2

@@ -16,7 +16,7 @@ import pytest
 from clocks import ManualClock
 from protocol_harness import AtOnce, Harness
 from typer.testing import CliRunner
-from unit.consuming import taken
+from unit.consuming import take_messages
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
@@ -49,9 +49,9 @@ def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsum
     return consumer
 
 
-def until_done(mq: Connection, one: QueueConsumer) -> None:
+def until_done(mq: Connection, consumer: QueueConsumer) -> None:
     """The group has nothing left, whether this member is in it still."""
-    until(lambda: mq.groups.describe(one.group).lag == 0)
+    until(lambda: mq.groups.describe(consumer.group).lag == 0)
 
 
 def causes(mq: Connection, topic: str) -> list[dict[str, str]]:
@@ -75,12 +75,12 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
     with mq.producer() as producer:
         for n in range(4):
             producer.send(topic, f"m{n}", key="k", headers=[("trace", b"1"), ("trace", None)])
-    with member(mq, topic, group) as one:
-        messages = taken(one, 4)
-        one.reject(messages[1:3], error="no such \udcff customer")
-        one.ack([messages[0], messages[3]])
-        one.flush()
-        until_done(mq, one)
+    with member(mq, topic, group) as consumer:
+        messages = take_messages(consumer, 4)
+        consumer.reject(messages[1:3], error="no such \udcff customer")
+        consumer.ack([messages[0], messages[3]])
+        consumer.flush()
+        until_done(mq, consumer)
     dead = list(mq.fetch(f"{topic}.dlq"))
     partition = messages[0].partition
     assert [(m.partition, m.offset, m.key, m.value) for m in dead] == [
@@ -88,9 +88,9 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
     ]
     assert [m.timestamp for m in dead] == [m.timestamp for m in messages[1:3]]
     assert [m.headers[:2] for m in dead] == [(("trace", b"1"), ("trace", None))] * 2
-    told = {"topic": topic, "partition": str(partition), "group": group, "reason": "rejected"}
-    told |= {"error": "no such \\udcff customer", "delivery-count": "1"}
-    assert causes(mq, f"{topic}.dlq") == [{**told, "offset": str(at)} for at in (1, 2)]
+    expected = {"topic": topic, "partition": str(partition), "group": group, "reason": "rejected"}
+    expected |= {"error": "no such \\udcff customer", "delivery-count": "1"}
+    assert causes(mq, f"{topic}.dlq") == [{**expected, "offset": str(at)} for at in (1, 2)]
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
     # nothing else was said of its neighbours, and nothing was written anew
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
@@ -100,14 +100,14 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
 def test_what_is_given_back_too_often_is_a_dead_letter_with_the_last_error(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["bad", "good"]}))
-    with member(mq, topic, group, max_redelivery_count=1) as one:
+    with member(mq, topic, group, max_redelivery_count=1) as consumer:
         done: list[bytes] = []
-        while len(done) < 1 or any(one.lag().values()):
-            for message in one.poll(timeout_ms=50):
+        while len(done) < 1 or any(consumer.lag().values()):
+            for message in consumer.poll(timeout_ms=50):
                 if message.value == b"bad":
-                    one.nack(message, error=f"attempt {message.delivery_count}")
+                    consumer.nack(message, error=f"attempt {message.delivery_count}")
                 else:
-                    one.ack(message)
+                    consumer.ack(message)
                     done.append(message.value)
     (cause,) = causes(mq, f"{topic}.dlq")
     assert (cause["reason"], cause["error"], cause["delivery-count"]) == ("given_up", "attempt 2", "2")
@@ -118,8 +118,8 @@ def test_what_is_given_back_too_often_is_a_dead_letter_with_the_last_error(mq: C
 def test_what_a_lost_consumer_had_for_the_last_time_is_a_dead_letter(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["a", "b"]}))
-    with member(mq, topic, group, max_redelivery_count=0) as one:
-        assert len(taken(one, 2)) == 2
+    with member(mq, topic, group, max_redelivery_count=0) as consumer:
+        assert len(take_messages(consumer, 2)) == 2
     until(lambda: f"{topic}.dlq" in {t.topic for t in mq.topics.list()})
     assert values(mq, f"{topic}.dlq") == ["a", "b"]
     assert mq.groups.describe(group).lag == 0
@@ -129,15 +129,15 @@ def test_what_a_lost_consumer_had_for_the_last_time_is_a_dead_letter(mq: Connect
 def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": [f"m{n}" for n in range(3)]}))
-    with member(mq, topic, group) as one:
-        one.reject(taken(one, 3), error="it's 'bad'")
-        one.flush()
-        until_done(mq, one)
+    with member(mq, topic, group) as consumer:
+        consumer.reject(take_messages(consumer, 3), error="it's 'bad'")
+        consumer.flush()
+        until_done(mq, consumer)
     until(lambda: bool(sql(mq, f"FROM dead_lettered WHERE topic = '{topic}.dlq'")))
     columns = "consumer_group, reason, error, delivery_count, source_topic, source_partition, source_offset, l.offset"
     rows = sql(mq, f"SELECT {columns}, value FROM dead_lettered l WHERE topic = '{topic}.dlq' ORDER BY source_offset")
-    why = (group, "rejected", "it's 'bad'", 1, topic, 0)
-    assert rows == [(*why, n, n, f"m{n}".encode()) for n in range(3)]
+    cause = (group, "rejected", "it's 'bad'", 1, topic, 0)
+    assert rows == [(*cause, n, n, f"m{n}".encode()) for n in range(3)]
 
 
 @pytest.mark.extended
@@ -149,14 +149,14 @@ def test_what_has_expired_among_dead_letters_takes_nobody_elses_cause(mq: Connec
     mq.topics.create(letters, 1)
     mq.publish(letters, pa.table({"value": ["x", "y"]}), ttl_ms=0)
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    with member(mq, topic, group) as one:
-        for message in taken(one, 3):
-            one.reject([message], error=f"of {message.value.decode()}")
-        one.flush()
-        until_done(mq, one)
+    with member(mq, topic, group) as consumer:
+        for message in take_messages(consumer, 3):
+            consumer.reject([message], error=f"of {message.value.decode()}")
+        consumer.flush()
+        until_done(mq, consumer)
     until(lambda: mq.dead_letters.all(letters).num_rows == 3)
-    found = mq.dead_letters.all(letters).select(["value", "error", "source_offset"]).to_pylist()
-    assert found == [{"value": v.encode(), "error": f"of {v}", "source_offset": n} for n, v in enumerate("abc")]
+    rows = mq.dead_letters.all(letters).select(["value", "error", "source_offset"]).to_pylist()
+    assert rows == [{"value": v.encode(), "error": f"of {v}", "source_offset": n} for n, v in enumerate("abc")]
     assert mq.dead_letters.purge(letters, "error = 'of b'") == 1
     assert mq.dead_letters.all(letters)["value"].to_pylist() == [b"a", b"c"]
 
@@ -167,12 +167,12 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["a", "b"]}))
     for source in (topic, f"{topic}.dlq"):
-        with member(mq, source, new_name(group)) as one:
-            one.reject(taken(one, 2))
-            one.flush()
-            name = one.group
+        with member(mq, source, new_name(group)) as consumer:
+            consumer.reject(take_messages(consumer, 2))
+            consumer.flush()
+            name = consumer.group
             if source == topic:
-                until_done(mq, one)
+                until_done(mq, consumer)
     newest = f"FROM consumer_offsets c WHERE c.group = '{name}' ORDER BY step DESC LIMIT 1"
     until(lambda: _ranges(mq, newest) == [(2, "dying", "rejected")])
     assert f"{topic}.dlq.dlq" not in {t.topic for t in mq.topics.list()}
@@ -183,25 +183,31 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
 def test_what_is_dying_for_good_is_deleted_with_the_log_before_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     dead = given_up(mq, topic, ["a", "b", "c"])
-    with member(mq, dead, group) as one:
-        one.reject(taken(one, 3))
-        one.flush()
-        assert one.lag() == {(dead, 0): 3}
-        for before, left in ((2, 1), (3, 0)):
+    with member(mq, dead, group) as consumer:
+        consumer.reject(take_messages(consumer, 3))
+        consumer.flush()
+        assert consumer.lag() == {(dead, 0): 3}
+        for before, expected_lag in ((2, 1), (3, 0)):
             mq.topics.delete_records(dead, {0: before})
-            until(lambda left=left: bool(not one.poll() and one.lag() == {(dead, 0): left}))
+            until(
+                lambda expected_lag=expected_lag: bool(
+                    not consumer.poll() and consumer.lag() == {(dead, 0): expected_lag}
+                )
+            )
     assert mq.groups.describe(group).lag == 0
 
 
 def _ranges(mq: Connection, newest: str) -> list[tuple[int, str, str]]:
     rows = sql(mq, f"SELECT ranges {newest}")
-    return [(one["record_count"], one["state"], one["reason"]) for (listed,) in rows for one in listed or ()]
+    return [
+        (range_["record_count"], range_["state"], range_["reason"]) for (listed,) in rows for range_ in listed or ()
+    ]
 
 
 @pytest.mark.parametrize("error", [None, 5, b"x", ["x"]])
 def test_an_error_is_text(mq: Connection, error: Any) -> None:
-    with member(mq, new_topic(mq), new_name("g")) as one:
-        for call in (one.nack, one.reject):
+    with member(mq, new_topic(mq), new_name("g")) as consumer:
+        for call in (consumer.nack, consumer.reject):
             with pytest.raises(InvalidRequest, match="error"):
                 call([], error=error)
 
@@ -212,10 +218,10 @@ def test_an_error_is_text(mq: Connection, error: Any) -> None:
 def given_up(mq: Connection, topic: str, texts: list[str], group: str | None = None) -> str:
     """These messages are dead letters of the topic; returns their topic."""
     mq.publish(topic, pa.table({"value": texts}))
-    with member(mq, topic, group or new_name("g")) as one:
-        one.reject(taken(one, len(texts)), error="bad")
-        one.flush()
-        until_done(mq, one)
+    with member(mq, topic, group or new_name("g")) as consumer:
+        consumer.reject(take_messages(consumer, len(texts)), error="bad")
+        consumer.flush()
+        until_done(mq, consumer)
     return f"{topic}.dlq"
 
 
@@ -232,8 +238,8 @@ def test_dead_letters_go_back_where_they_come_from_each_once(mq: Connection) -> 
     back = list(mq.fetch(topic, start=9))
     assert all(not message.headers for message in back)
     assert values(mq, dead) == [f"m{n}" for n in range(9)]
-    with member(mq, topic, new_name("g")) as one:
-        assert [m.value.decode() for m in taken(one, 18)][9:] == [f"m{n}" for n in range(9)]
+    with member(mq, topic, new_name("g")) as consumer:
+        assert [m.value.decode() for m in take_messages(consumer, 18)][9:] == [f"m{n}" for n in range(9)]
 
 
 @pytest.mark.extended
@@ -248,10 +254,10 @@ def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_wh
     mq.topics.create(stamped, 1, config={"dead.letter.topic": dead, **stamps})
     for topic in (plain, stamped):
         mq.publish(topic, pa.table({"value": [topic], "timestamp": [datetime(2020, 1, 1, tzinfo=timezone.utc)]}))
-        with member(mq, topic, new_name("g")) as one:
-            one.reject(taken(one, 1))
-            one.flush()
-            until_done(mq, one)
+        with member(mq, topic, new_name("g")) as consumer:
+            consumer.reject(take_messages(consumer, 1))
+            consumer.flush()
+            until_done(mq, consumer)
     first = {topic: next(iter(mq.fetch(topic))).timestamp for topic in (plain, stamped)}
     assert {m.value.decode(): m.timestamp for m in mq.fetch(dead)} == first
     assert mq.dead_letters.redrive(dead).messages == 2
@@ -268,13 +274,13 @@ def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection
     mq.topics.create(topic, 1, config={"dead.letter.topic": dead})
     mq.topics.delete(dead)
     mq.publish(topic, pa.table({"value": ["a"]}))
-    with member(mq, topic, group) as one:
-        one.reject(taken(one, 1))
-        one.flush()
+    with member(mq, topic, group) as consumer:
+        consumer.reject(take_messages(consumer, 1))
+        consumer.flush()
         time.sleep(1)  # by now it was looked for, and nothing came of it
         assert mq.groups.describe(group).lag == 1
         mq.topics.create(dead, 1)
-        until_done(mq, one)
+        until_done(mq, consumer)
     assert values(mq, dead) == ["a"]
 
 
@@ -289,9 +295,9 @@ def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
     assert mq.dead_letters.purge(dead, "source_offset = 1", dry_run=True) == 1
     assert mq.dead_letters.purge(dead, "source_offset = 1") == 1
     assert mq.dead_letters.redrive(dead, "value IN ('b', 'c')") == Redriven(1)
-    left = mq.dead_letters.all(dead)
-    assert left.column("value").to_pylist() == [b"a", b"d"]
-    assert left.schema.equals(COLUMNS)
+    remaining = mq.dead_letters.all(dead)
+    assert remaining.column("value").to_pylist() == [b"a", b"d"]
+    assert remaining.schema.equals(COLUMNS)
     assert mq.dead_letters.counts(dead) == [of_all._replace(messages=2)]
     assert mq.dead_letters.purge(dead) == 2
     assert mq.dead_letters.counts(dead) == []
@@ -326,16 +332,16 @@ def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
 @pytest.mark.slow
 def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
     """Another one cannot go: its topic was deleted when it was asked for already."""
-    dead, gone, topic = new_name("dead"), new_name("t"), new_name("t")
+    dead, deleted_topic, topic = new_name("dead"), new_name("t"), new_name("t")
     mq.topics.create(dead, 1)
-    for name in (gone, topic):
+    for name in (deleted_topic, topic):
         mq.topics.create(name, 1, config={"dead.letter.topic": dead})
         mq.publish(name, pa.table({"value": [name]}))
-        with member(mq, name, new_name("g")) as one:
-            one.reject(taken(one, 1))
-            one.flush()
-            until_done(mq, one)
-    mq.topics.delete(gone)
+        with member(mq, name, new_name("g")) as consumer:
+            consumer.reject(take_messages(consumer, 1))
+            consumer.flush()
+            until_done(mq, consumer)
+    mq.topics.delete(deleted_topic)
     topic_id = mq.topics.describe(dead).topic_id
     mq.requester.ask(SettleDeadLetters(dead, topic_id, {0: [(0, 1)]}))
     began_s = time.monotonic()
@@ -361,8 +367,8 @@ def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = given_up(mq, topic, [f"{n}" for n in range(200)])
     with ThreadPoolExecutor(4) as threads:
-        told = list(threads.map(lambda _: mq.dead_letters.redrive(dead).messages, range(4)))
-    assert sum(told) == 200
+        counts = list(threads.map(lambda _: mq.dead_letters.redrive(dead).messages, range(4)))
+    assert sum(counts) == 200
     assert sorted(values(mq, topic)[200:], key=int) == [f"{n}" for n in range(200)]
 
 
@@ -426,18 +432,18 @@ def test_the_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     dead = given_up(mq, topic, ["a", "b", "c"], group)
 
-    def said(*arguments: str) -> Any:
+    def run_command(*arguments: str) -> Any:
         result = CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", "dead-letters", *arguments])
         assert result.exit_code == 0, result.stderr
         return [json.loads(line) for line in result.stdout.splitlines()]
 
-    told = {"topic": dead, "consumer_group": group, "reason": "rejected", "source_topic": topic, "messages": 3}
-    assert said("list", dead) == [told]
-    assert told in said("list")
-    assert [row["value"] for row in said("show", dead, "--where", "source_offset > 0")] == ["b", "c"]
-    assert said("redrive", dead, "--where", "value = 'b'", "--dry-run")[0]["messages"] == 1
-    assert said("redrive", dead, "--where", "value = 'b'") == [{"messages": 1, "waiting": 0, "without_topic": 0}]
-    assert said("purge", dead, "--yes") == [{"messages": 2}]
+    expected = {"topic": dead, "consumer_group": group, "reason": "rejected", "source_topic": topic, "messages": 3}
+    assert run_command("list", dead) == [expected]
+    assert expected in run_command("list")
+    assert [row["value"] for row in run_command("show", dead, "--where", "source_offset > 0")] == ["b", "c"]
+    assert run_command("redrive", dead, "--where", "value = 'b'", "--dry-run")[0]["messages"] == 1
+    assert run_command("redrive", dead, "--where", "value = 'b'") == [{"messages": 1, "waiting": 0, "without_topic": 0}]
+    assert run_command("purge", dead, "--yes") == [{"messages": 2}]
     assert values(mq, topic)[3:] == ["b"]
 
 
@@ -460,20 +466,20 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
         open_producer = mq.producer(transactional_id=new_name("tx"))
         open_producer.begin_transaction()
         open_producer.send(topic, "open").result()
-        found: dict[bool, DyingFound] = {}
+        found_by_isolation: dict[bool, DyingFound] = {}
 
         def look() -> bool:
             for committed in (False, True):
-                wanted = DyingMessages("g", 1, 0, ((0, 4), (5, 3)), committed)
-                ((found[committed], _),) = find_dying(mq.namespace.store, [wanted])
-            return bool(found[False].rows) and found[False].rows[-1].first == 7
+                dying = DyingMessages("g", 1, 0, ((0, 4), (5, 3)), committed)
+                ((found_by_isolation[committed], _),) = find_dying(mq.namespace.store, [dying])
+            return bool(found_by_isolation[False].rows) and found_by_isolation[False].rows[-1].first == 7
 
         until(look)
         open_producer.abort_transaction()
         open_producer.close()
     # 0, 1 committed, 2 marker, 3, 4 aborted, 5 marker, 6 plain, 7 open
-    assert _offsets(found[True]) == ([0, 1, 6], [2, 3, 5])
-    assert _offsets(found[False]) == ([0, 1, 3, 6, 7], [2, 5])
+    assert _offsets(found_by_isolation[True]) == ([0, 1, 6], [2, 3, 5])
+    assert _offsets(found_by_isolation[False]) == ([0, 1, 3, 6, 7], [2, 5])
 
 
 @pytest.mark.extended
@@ -487,21 +493,21 @@ def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connec
     every_second = DyingMessages("g", topic_id, 0, tuple((at, 1) for at in range(0, 6, 2)), True)
     all_of_it = DyingMessages("h", topic_id, 0, ((0, 6),), True)
 
-    def looked(*wanted: DyingMessages, most: int) -> list[tuple[list[int], int]]:
-        return [(_offsets(found)[0], end) for found, end in find_dying(mq.namespace.store, wanted, most)]
+    def find_offsets(*dying: DyingMessages, most: int) -> list[tuple[list[int], int]]:
+        return [(_offsets(dying_found)[0], end) for dying_found, end in find_dying(mq.namespace.store, dying, most)]
 
-    until(lambda: looked(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
-    assert looked(all_of_it, most=2) == [([0, 1, 2, 3], 4)]
-    assert looked(all_of_it.cut_before(4), most=2) == [([4, 5], 6)]
-    assert looked(all_of_it.cut_before(3), most=2) == [([3, 4, 5], 6)]
-    assert looked(every_second, all_of_it, most=2) == [([0, 2], 3)]
-    assert looked(every_second, all_of_it, most=3) == [([0, 2, 4], 5)]
-    assert looked(every_second, all_of_it, most=4) == [([0, 2, 4], 5), ([0, 1], 2)]
+    until(lambda: find_offsets(all_of_it, most=9) == [([0, 1, 2, 3, 4, 5], 6)])
+    assert find_offsets(all_of_it, most=2) == [([0, 1, 2, 3], 4)]
+    assert find_offsets(all_of_it.cut_before(4), most=2) == [([4, 5], 6)]
+    assert find_offsets(all_of_it.cut_before(3), most=2) == [([3, 4, 5], 6)]
+    assert find_offsets(every_second, all_of_it, most=2) == [([0, 2], 3)]
+    assert find_offsets(every_second, all_of_it, most=3) == [([0, 2, 4], 5)]
+    assert find_offsets(every_second, all_of_it, most=4) == [([0, 2, 4], 5), ([0, 1], 2)]
 
 
-def _offsets(found: DyingFound) -> tuple[list[int], list[int]]:
-    rows = [at for row in found.rows for at in range(row.first, row.first + row.length)]
-    return rows, [at for first, count in found.empty for at in range(first, first + count)]
+def _offsets(dying_found: DyingFound) -> tuple[list[int], list[int]]:
+    rows = [at for row in dying_found.rows for at in range(row.first, row.first + row.length)]
+    return rows, [at for first, count in dying_found.empty for at in range(first, first + count)]
 
 
 # -- when they are looked for -------------------------------------------------------------------------------
@@ -511,26 +517,26 @@ class Tables:
     """What a look finds: nothing, what was asked for, or trouble."""
 
     def __init__(self) -> None:
-        self.asked: list[list[DyingMessages]] = []
+        self.lookups: list[list[DyingMessages]] = []
         self.knows = True
         self.most: int | None = None
         self.error: Exception | None = None
 
-    def find(self, wanted: list[DyingMessages]) -> list[Sighting]:
-        self.asked.append(wanted)
+    def find(self, dying_messages: list[DyingMessages]) -> list[Sighting]:
+        self.lookups.append(dying_messages)
         if self.error is not None:
             raise self.error
         sightings: list[Sighting] = []
-        for one in wanted:
-            rows = _rows(one)[: self.most]
+        for dying in dying_messages:
+            rows = _rows(dying)[: self.most]
             end = rows[-1].first + rows[-1].length
-            found = DyingFound(one.group, one.topic_id, one.partition, rows if self.knows else [], [])
-            sightings.append(Sighting(found, end))
+            dying_found = DyingFound(dying.group, dying.topic_id, dying.partition, rows if self.knows else [], [])
+            sightings.append(Sighting(dying_found, end))
         return sightings
 
 
-def _rows(one: DyingMessages) -> list[RowLocation]:
-    return [RowLocation(first, count, 7, None, first, 0, 1, 1, None, None) for first, count in one.ranges]
+def _rows(dying: DyingMessages) -> list[RowLocation]:
+    return [RowLocation(first, count, 7, None, first, 0, 1, 1, None, None) for first, count in dying.ranges]
 
 
 @pytest.fixture
@@ -549,7 +555,7 @@ def reject(mq: Harness, count: int, but: int = 0) -> None:
     """The next ones, but for so many of them, which come first and stay in hand."""
     place = mq.state.topic_ids["t"], 0
     epoch = mq.state.groups["g"].assignments[place].epoch
-    first = known.next_offset if (known := mq.state.find_deliveries("g", place)) else 0
+    first = deliveries.next_offset if (deliveries := mq.state.find_deliveries("g", place)) else 0
     mq.ask(Acquire("g", "C1", [WantedMessages(*place, epoch, count)]))
     dying = (first + but, count - but)
     mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, AckOutcome.REJECT, [dying])]))
@@ -560,14 +566,14 @@ def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harnes
     letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     assert letters.is_working(queue.state)
     assert not letters.take_findings(queue.state)
-    (found,) = letters.take_findings(queue.state)
-    queue.see(found)
+    (finding,) = letters.take_findings(queue.state)
+    queue.see(finding)
     assert not queue.state.dying
     assert letters.due_in_ms(queue.state) is None
     assert not letters.is_working(queue.state)
     clock.sleep(10 * RETRY_MS)
     assert not letters.take_findings(queue.state)
-    assert len(tables.asked) == 1
+    assert len(tables.lookups) == 1
 
 
 def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(queue: Harness) -> None:
@@ -577,18 +583,18 @@ def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(qu
     for _ in range(5):
         letters.take_findings(queue.state)
         clock.sleep(100)
-    assert len(tables.asked) > 1
+    assert len(tables.lookups) > 1
     assert letters.is_working(queue.state)
     clock.sleep(PATIENCE_MS)
     for _ in range(3):
         letters.take_findings(queue.state)
         clock.sleep(100)
     assert not letters.is_working(queue.state)
-    count, due_in_ms = len(tables.asked), letters.due_in_ms(queue.state)
+    count, due_in_ms = len(tables.lookups), letters.due_in_ms(queue.state)
     assert due_in_ms is not None
     assert RETRY_MS - 1_000 < due_in_ms <= RETRY_MS
     letters.take_findings(queue.state)
-    assert len(tables.asked) == count
+    assert len(tables.lookups) == count
     tables.knows = True
     clock.sleep(RETRY_MS)
     letters.take_findings(queue.state)
@@ -607,7 +613,7 @@ def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> No
     assert letters.due_in_ms(queue.state) is not None
     for _ in range(2):
         letters.take_findings(queue.state)
-    assert tables.asked[-1][0].ranges == ((0, 6),)
+    assert tables.lookups[-1][0].ranges == ((0, 6),)
 
 
 def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Harness) -> None:
@@ -622,8 +628,8 @@ def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Har
     assert due_in_ms is not None
     assert due_in_ms < 1_000
     for _ in range(3):
-        found = letters.take_findings(queue.state)
-    assert len(found) == 1
+        findings = letters.take_findings(queue.state)
+    assert len(findings) == 1
     assert not letters.is_working(queue.state)
 
 
@@ -636,13 +642,13 @@ def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_th
         while not letters.take_findings(queue.state):  # and nothing comes of it
             assert letters.is_working(queue.state)
             clock.sleep(100)
-    assert [one[0].ranges for one in tables.asked] == [((0, 4), (5, 1)), ((5, 1),)]
+    assert [lookup[0].ranges for lookup in tables.lookups] == [((0, 4), (5, 1)), ((5, 1),)]
     assert not letters.is_working(queue.state)
     clock.sleep(RETRY_MS)
     for _ in range(2):
         letters.take_findings(queue.state)
-    assert tables.asked[-1][0].ranges == ((0, 4), (5, 1))
-    assert len(tables.asked) == 3
+    assert tables.lookups[-1][0].ranges == ((0, 4), (5, 1))
+    assert len(tables.lookups) == 3
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("merged"), ValueError("damaged")])
@@ -668,9 +674,9 @@ def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
     letters.take_findings(queue.state)
     assert removing.locked()
     later.run()
-    (found,) = letters.take_findings(queue.state)
+    (finding,) = letters.take_findings(queue.state)
     assert removing.locked()  # until the step has landed
-    queue.see(found)
+    queue.see(finding)
     letters.take_findings(queue.state)
     assert not removing.locked()
 
@@ -681,15 +687,15 @@ def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) 
     letters = DyingSearch(tables.find, later, clock, removing)
     turns = 0
     for _ in range(9):
-        for found in letters.take_findings(queue.state):
-            queue.see(found)
+        for finding in letters.take_findings(queue.state):
+            queue.see(finding)
             queue.ask(queue.produce({0: 1}, "t"))
             reject(queue, 1)
         turns += not removing.locked()
         clock.sleep(200)
         later.run()
     assert turns == 3
-    assert len(tables.asked) == 3
+    assert len(tables.lookups) == 3
 
 
 def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:

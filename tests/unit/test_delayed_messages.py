@@ -74,8 +74,8 @@ def test_a_message_comes_when_it_is_due_and_not_before(mq: Connection, how: str)
     else:
         size = {"few": 1, "riding": 300, "stored": 3000}[how]
         late = pa.table({"value": ["late"], "deliver_at": [due_ms]})
-        rest = pa.table({"value": ["now"] * size, "deliver_at": pa.nulls(size, pa.int64())})
-        assert mq.publish(topic, pa.concat_tables([late, rest])).units[0].record_count == size
+        rows_due_now = pa.table({"value": ["now"] * size, "deliver_at": pa.nulls(size, pa.int64())})
+        assert mq.publish(topic, pa.concat_tables([late, rows_due_now])).units[0].record_count == size
     count = len(values(mq, topic))
     assert "late" not in values(mq, topic)
     assert due_ms <= seen_at(mq, topic, count + 1) < due_ms + 3_000
@@ -175,21 +175,21 @@ def test_a_delay_that_is_none_is_refused_in_the_call(mq: Connection, delay: Any,
 
 def test_rows_with_a_delay_that_is_none_are_rejected(mq: Connection) -> None:
     topic = new_topic(mq)
-    told = mq.publish(topic, pa.table({"value": ["a", "b", "c"], "delay_ms": [-1, 2**62, 10**9]}))
-    assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
+    published = mq.publish(topic, pa.table({"value": ["a", "b", "c"], "delay_ms": [-1, 2**62, 10**9]}))
+    assert (published.rejected_count, sum(unit.record_count for unit in published.waiting)) == (2, 1)
     with pytest.raises(InvalidTimestamp, match="negative"):
         mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [-1]}), on_error="fail")
-    both = pa.table({"value": ["a", "b"], "delay_ms": [1, None], "deliver_at": [1, 1]})
-    assert mq.publish(topic, both).rejected_count == 1
+    two_times = pa.table({"value": ["a", "b"], "delay_ms": [1, None], "deliver_at": [1, 1]})
+    assert mq.publish(topic, two_times).rejected_count == 1
     with pytest.raises(InvalidRecord, match="or a delay"):
-        mq.publish(topic, both, on_error="fail")
+        mq.publish(topic, two_times, on_error="fail")
 
 
 def test_a_keyword_is_for_all_rows_and_wins_over_a_column(mq: Connection) -> None:
     topic, table = new_topic(mq), pa.table({"value": ["a", "b"], "delay_ms": [0, 0], "at": [10**12] * 2})
     far = datetime.fromtimestamp(now_ms() / 1000, timezone.utc) + timedelta(days=1)
-    for how in ({"deliver_at": far}, {"delay_ms": 86_400_000}):
-        assert sum(unit.record_count for unit in mq.publish(topic, table, **how).waiting) == 2
+    for options in ({"deliver_at": far}, {"delay_ms": 86_400_000}):
+        assert sum(unit.record_count for unit in mq.publish(topic, table, **options).waiting) == 2
     with pytest.raises(InvalidTimestamp, match="no time zone"):
         mq.publish(topic, table, deliver_at=far.replace(tzinfo=None))
     assert values(mq, topic) == []
@@ -208,11 +208,11 @@ def test_headers_say_when_and_are_taken_off(mq: Connection, how: str) -> None:
             assert isinstance(producer.send(topic, "v", headers={"DELAY_MS": b"soon"}).exception(), InvalidTimestamp)
     else:
         rows = [headers, [("DELIVER_AT", b"%d" % due_ms)], [("DELAY_MS", b"soon")], None] * count
-        told = mq.publish(topic, pa.table({"value": ["v"] * 4 * count, "headers": pa.array(rows, HEADERS)}))
-        assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (count, 2 * count)
+        published = mq.publish(topic, pa.table({"value": ["v"] * 4 * count, "headers": pa.array(rows, HEADERS)}))
+        assert (published.rejected_count, sum(unit.record_count for unit in published.waiting)) == (count, 2 * count)
     seen_at(mq, topic, 2 * count)
-    found = {message.headers for message in mq.fetch(topic)}
-    assert found <= {(("a", b"1"), ("b", b"2")), ()}
+    read_headers = {message.headers for message in mq.fetch(topic)}
+    assert read_headers <= {(("a", b"1"), ("b", b"2")), ()}
 
 
 def test_what_is_said_in_the_call_wins_over_headers(mq: Connection) -> None:
@@ -304,23 +304,23 @@ def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
         with mq.producer() as producer:
             sent = [producer.send(topic, f"{number}", delay_ms=86_400_000 + number * 60_000) for number in range(20)]
         receipts = [future.receipt or "" for future in sent]
-        kept = (
+        receipts_of_rows = (
             mq.publish(topic, pa.table({"value": list("abc")}), delay_ms=86_400_000).receipts()["receipt"].to_pylist()
         )
-        mq.delayed.cancel(kept[1])
+        mq.delayed.cancel(receipts_of_rows[1])
         mq.publish(doomed, pa.table({"value": ["x", "y"]}), delay_ms=86_400_000)
     with served(tmp_path) as mq:
         assert len(mq._whole_state().delays.ranges.packed) >= 21
         assert mq.delayed.cancel(receipts[3]) == "cancelled"
         assert mq.delayed.cancel(receipts[3]) == "cancelled"
-        assert mq.delayed.cancel(kept[1]) == "cancelled"
+        assert mq.delayed.cancel(receipts_of_rows[1]) == "cancelled"
         assert mq.delayed.reschedule(receipts[4], delay_ms=0).outcome == "rescheduled"
         seen_at(mq, topic, 1)
         assert values(mq, topic) == ["4"]
         assert mq.delayed.cancel(receipts[4]) == "rescheduled"
         mq.topics.delete(doomed)
-        (left,) = mq.delayed.all()
-        assert (left.topic, left.messages) == (topic, 20 - 2 + 2)
+        (waiting,) = mq.delayed.all()
+        assert (waiting.topic, waiting.messages) == (topic, 20 - 2 + 2)
         assert mq.delayed.cancel_where(topic).num_rows == 20
         assert mq.delayed.all() == []
     with served(tmp_path) as mq:
@@ -372,15 +372,15 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
     with served(tmp_path) as mq:
         rows = mq.namespace.store.open(DELAYED).read().sort_by("step").to_pylist()
         newest = {(row["file_id"], row["first_row"]): row for row in rows}
-        found = sorted((row["state"], row["released_count"], row["removed"]) for row in newest.values())
-        assert found == [("released", 1, True), ("waiting", 0, False)]
-        shown = sql(mq, "SELECT topic, state, messages, ranges, first_due >= due_hour FROM pending_delayed")
-        assert shown == [(topic, "waiting", 1, 1, True)]
+        states = sorted((row["state"], row["released_count"], row["removed"]) for row in newest.values())
+        assert states == [("released", 1, True), ("waiting", 0, False)]
+        pending = sql(mq, "SELECT topic, state, messages, ranges, first_due >= due_hour FROM pending_delayed")
+        assert pending == [(topic, "waiting", 1, 1, True)]
         rows = sql(mq, "SELECT topic, partition, key, deliver_at >= timestamp FROM pending_delayed_rows")
         assert rows == [(topic, 0, None, True)]
         history = "SELECT state, messages, late_ms, ended_by FROM delayed_history"
-        ((*told, late_ms, by),) = sql(mq, history)
-        assert (told, by) == (["released", 1], None)
+        ((*state_and_count, late_ms, by),) = sql(mq, history)
+        assert (state_and_count, by) == (["released", 1], None)
         assert 0 <= late_ms < 10_000
         moved = mq.delayed.schedule(topic, "c", delay_ms=10**9)
         mq.delayed.cancel(mq.delayed.reschedule(moved, delay_ms=10**8).receipt or "")
@@ -411,8 +411,8 @@ def test_the_history_counts_each_message_as_what_became_of_it(tmp_path: Path) ->
         history = (
             f"SELECT state, sum(messages) FROM delayed_history WHERE topic IN ('{topic}', '{doomed}') GROUP BY state"
         )
-        found = {(state, int(count)) for state, count in sql(mq, history)}
-        assert found == {("released", 2), ("cancelled", 7 + 2), ("rescheduled", 1), ("aborted", 1)}
+        counts = {(state, int(count)) for state, count in sql(mq, history)}
+        assert counts == {("released", 2), ("cancelled", 7 + 2), ("rescheduled", 1), ("aborted", 1)}
         late = sql(mq, f"SELECT late_ms FROM delayed_history WHERE topic = '{topic}' AND state = 'released'")
         assert all(late_ms >= 0 for (late_ms,) in late)
 
@@ -436,12 +436,12 @@ def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:
 def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
     topic = quick(mq)
     receipt = mq.delayed.schedule(topic, "never", "k", delay_ms=600)
-    kept = mq.delayed.schedule(topic, "comes", delay_ms=600)
+    kept_receipt = mq.delayed.schedule(topic, "comes", delay_ms=600)
     assert mq.delayed.cancel(receipt) == "cancelled"
     seen_at(mq, topic, 1)
     time.sleep(0.2)
     assert values(mq, topic) == ["comes"]
-    assert mq.delayed.cancel_all([receipt, kept]) == ["cancelled", "released"]
+    assert mq.delayed.cancel_all([receipt, kept_receipt]) == ["cancelled", "released"]
     assert mq.delayed.cancel_all([]) == []
     assert mq.delayed.pointer_ms() > 0
 
@@ -460,12 +460,12 @@ def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: i
             for i in range(count)
         ]
         producer.flush()
-        receipts = {i: one.receipt for i, one in enumerate(sent)}
+        receipts = {i: metadata.receipt for i, metadata in enumerate(sent)}
     assert all((receipts[i] is None) == (i % 5 == 0) for i in receipts)
-    gone = {i for i in receipts if i % 5 and i % 3 == 0}
-    assert set(mq.delayed.cancel_all([receipts[i] or "" for i in sorted(gone)])) <= {"cancelled"}
+    cancelled = {i for i in receipts if i % 5 and i % 3 == 0}
+    assert set(mq.delayed.cancel_all([receipts[i] or "" for i in sorted(cancelled)])) <= {"cancelled"}
     assert now_ms() < base_ms, "the machine is too slow for this test"
-    expected = sorted(str(i) for i in range(count) if i not in gone)
+    expected = sorted(str(i) for i in range(count) if i not in cancelled)
     for topic in topics:
         seen_at(mq, topic, len(expected))
         assert sorted(values(mq, topic)) == expected
@@ -499,8 +499,8 @@ def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, coun
     chosen = [0, count // 2, count - 1]
     receipts = {i: sent[i].receipt or "" for i in chosen}
     for delay_ms in (10**7, 10**8, 300):
-        told = {i: mq.delayed.reschedule(receipt, delay_ms=delay_ms) for i, receipt in receipts.items()}
-        receipts = {i: one.receipt or "" for i, one in told.items()}
+        results = {i: mq.delayed.reschedule(receipt, delay_ms=delay_ms) for i, receipt in receipts.items()}
+        receipts = {i: result.receipt or "" for i, result in results.items()}
     assert mq.delayed.cancel(receipts.pop(0)) == "cancelled"
     for name in (topic, other):
         seen_at(mq, name, 2)
@@ -511,14 +511,14 @@ def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, coun
 def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
     topic = quick(mq, **{"delay.mode": "levels"})
     receipt = mq.delayed.schedule(topic, "v", delay_ms=5_000)
-    for how, error in (
+    for options, error in (
         ({}, InvalidRequest),
         ({"delay_ms": -1}, InvalidTimestamp),
         ({"deliver_at": YEAR_9999_MS}, DelayTooLong),
         ({"deliver_at": 1, "delay_ms": 1}, InvalidRecord),
     ):
         with pytest.raises(error):
-            mq.delayed.reschedule(receipt, **how)
+            mq.delayed.reschedule(receipt, **options)
     before_ms = now_ms()
     moved = mq.delayed.reschedule(receipt, delay_ms=6_000)
     assert 10_000 <= (moved.deliver_at_ms or 0) - before_ms < 11_000
@@ -540,9 +540,9 @@ def test_receipts_of_a_publish_are_a_table(mq: Connection, count: int) -> None:
     )
     receipts = mq.publish(topic, table).receipts()
     assert receipts.column("row").to_pylist() == [i for i in range(count) if i % 3 != 1]
-    told = mq.delayed.cancel_where(topic, dry_run=True)
+    matching = mq.delayed.cancel_where(topic, dry_run=True)
     expected = {f"k{row['row']}".encode(): (row["deliver_at"], row["receipt"]) for row in receipts.to_pylist()}
-    assert {row["key"]: (row["deliver_at"], row["receipt"]) for row in told.to_pylist()} == expected
+    assert {row["key"]: (row["deliver_at"], row["receipt"]) for row in matching.to_pylist()} == expected
     assert set(mq.delayed.cancel_all(receipts)) == {"cancelled"}
     assert mq.delayed.all(topic) == []
 
@@ -568,7 +568,7 @@ def test_what_something_is_true_of_is_cancelled(mq: Connection) -> None:
     late_ms = now_ms() + 10**9
     rows = {"key": ["a", "b"] * 50, "value": ["v"] * 100, "deliver_at": [late_ms + i * 50 for i in range(100)]}
     receipts = mq.publish(topic, pa.table(rows)).receipts().column("receipt").to_pylist()
-    kept = mq.delayed.schedule(other, "v", key="a", headers={"h": b"x"}, delay_ms=10**9)
+    receipt_of_other = mq.delayed.schedule(other, "v", key="a", headers={"h": b"x"}, delay_ms=10**9)
     moved = mq.delayed.reschedule(receipts[0], delay_ms=3 * 10**9).receipt
     mq.delayed.cancel(receipts[2])
     assert mq.delayed.cancel_where(topic, "nobody").num_rows == 0
@@ -580,7 +580,9 @@ def test_what_something_is_true_of_is_cancelled(mq: Connection) -> None:
     assert set(done.column("outcome").to_pylist()) == {"cancelled"}
     assert 4 <= done.num_rows <= 6
     assert mq.delayed.all(topic)[0].messages == 99 - done.num_rows
-    assert mq.delayed.cancel_where(other, predicate="headers[1].key = 'h'").column("receipt").to_pylist() == [kept]
+    assert mq.delayed.cancel_where(other, predicate="headers[1].key = 'h'").column("receipt").to_pylist() == [
+        receipt_of_other
+    ]
     assert mq.delayed.cancel_where(topic).num_rows == 99 - done.num_rows
     with pytest.raises(InvalidRequest):
         mq.delayed.cancel_where()
@@ -600,12 +602,12 @@ def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None
     receipts = mq.publish(topic, rows).receipts()
     seen_at(mq, topic, 1)
     chosen = [*range(0, count, 7)]
-    each = [mq.delayed.cancel(one.as_py()) for one in receipts.column("receipt").take(chosen)]
-    outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + each
+    first_outcomes = [mq.delayed.cancel(receipt.as_py()) for receipt in receipts.column("receipt").take(chosen)]
+    outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + first_outcomes
     seen_at(mq, topic, count - outcomes.count("cancelled"))
     time.sleep(0.3)
     assert len(values(mq, topic)) == count - outcomes.count("cancelled")
-    assert {f"{i:03}" for i, outcome in zip(chosen, each, strict=True) if outcome == "cancelled"}.isdisjoint(
+    assert {f"{i:03}" for i, outcome in zip(chosen, first_outcomes, strict=True) if outcome == "cancelled"}.isdisjoint(
         values(mq, topic)
     )
     assert set(outcomes) == {"cancelled", "released"}
@@ -638,20 +640,20 @@ def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_a_job_that_watches_tells_of_each_release_until_it_is_stopped(tmp_path: Path) -> None:
-    stop, said = threading.Event(), list[str]()
+    stop, sentences = threading.Event(), list[str]()
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
         watching = threading.Thread(
-            target=release, args=(mq, None, True, stop, lambda progress: said.append(sentence(progress)))
+            target=release, args=(mq, None, True, stop, lambda progress: sentences.append(sentence(progress)))
         )
         watching.start()
         topic = quick(mq)
         for count in (1, 2):
             mq.publish(topic, pa.table({"value": ["x"]}), delay_ms=50)
-            until(lambda count=count: len(said) >= count)  # type: ignore[misc]
+            until(lambda count=count: len(sentences) >= count)  # type: ignore[misc]
         stop.set()
         watching.join()
-    assert [line.split(",")[0] for line in said] == ["1 messages released"] * 2 + ["2 messages released"]
-    assert said[-1].endswith("none wait")
+    assert [line.split(",")[0] for line in sentences] == ["1 messages released"] * 2 + ["2 messages released"]
+    assert sentences[-1].endswith("none wait")
 
 
 @pytest.mark.extended
@@ -676,10 +678,10 @@ def test_what_waits_is_told_by_topic(mq: Connection) -> None:
     producer.begin_transaction()
     producer.send(topic, "c", delay_ms=10**9)
     producer.flush()
-    (told,) = mq.delayed.all(topic)
-    assert (told.messages, told.open) == (3, 1)
-    assert told.last_due_ms - told.first_due_ms >= 9 * 10**8 - 50
-    assert told in mq.delayed.all()
+    (waiting,) = mq.delayed.all(topic)
+    assert (waiting.messages, waiting.open) == (3, 1)
+    assert waiting.last_due_ms - waiting.first_due_ms >= 9 * 10**8 - 50
+    assert waiting in mq.delayed.all()
     producer.abort_transaction()
     producer.close()
     assert mq.delayed.all(topic)[0].messages == 2
@@ -718,11 +720,11 @@ def test_what_became_of_a_message_is_told_for_as_long_as_the_history_lasts(tmp_p
             assert mq.delayed.cancel_all(ids) == ["cancelled", "rescheduled", "released"]
             mq.delayed.cancel(mq.delayed.schedule(topic, "more", delay_ms=10**9))
             time.sleep(0.3)
-    assert kept(path, {**config, "delay.history.ms": 10**9}) > 0
-    assert kept(path, {**config, "delay.history.ms": 0}) == 0
+    assert count_kept_rows(path, {**config, "delay.history.ms": 10**9}) > 0
+    assert count_kept_rows(path, {**config, "delay.history.ms": 0}) == 0
 
 
-def kept(path: str, config: dict[str, Any]) -> int:
+def count_kept_rows(path: str, config: dict[str, Any]) -> int:
     """How many rows of what has ended a merge of the whole table keeps."""
     with lakemq.connect(path, config=config) as mq:
         handle = mq.namespace.store.open(DELAYED)
@@ -752,6 +754,6 @@ def test_the_command_lists_and_cancels(mq: Connection) -> None:
     assert run("purge", topic, "--yes") == [["cancelled", "2"]]
     assert run("describe", topic) == []
     publish = ["--path", mq.namespace.path, "publish", "--topic", topic, "--format", "lines", "--delay-ms", "1000000"]
-    told = CliRunner().invoke(app, publish, input="a\nb\n")
-    assert "delayed messages, which wait for their time: 2" in told.stderr
+    result = CliRunner().invoke(app, publish, input="a\nb\n")
+    assert "delayed messages, which wait for their time: 2" in result.stderr
     assert run("purge", topic, "--yes") == [["cancelled", "2"]]

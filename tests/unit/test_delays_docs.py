@@ -20,8 +20,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def block(page: str, language: str) -> str:
     text = (DOCS / page).read_text(encoding="utf-8")
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return found
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return code
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_the_example_prints_what_the_page_says(tmp_path: Path, page: str, shown:
     assert done.returncode == 0, done.stderr
     assert done.stdout == block(page, "text")
     _, *arguments = shlex.split(block(page, "sh"))
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, [str(tmp_path / argument) if argument == "data/shop" else argument for argument in arguments]
     )
-    assert told.exit_code == 0, told.stderr
-    assert [line.lower().split() for line in told.stdout.splitlines()[1:]] == shown
+    assert result.exit_code == 0, result.stderr
+    assert [line.lower().split() for line in result.stdout.splitlines()[1:]] == shown

@@ -68,23 +68,25 @@ def test_the_tables_forget_it_with_their_next_whole_merge(mq: Harness, size: int
         machine.replay(state, mq.steps[at : at + size])
         add_pass(tables, state, mq.steps[at : at + size])
     assert plain(restored(mark_of(state), tables)) == plain(mq.state)
-    kept = {
+    remaining = {
         name: _drop_outdated_rows(BY_NAME[name], tables[name], state.step, whole=True)
         for name in ("topics", "partitions", "consumer_offsets")
     }
-    assert {name: table.column("topic_id").to_pylist() for name, table in kept.items()} == {name: [2] for name in kept}
-    assert plain(restored(mark_of(state), {**tables, **kept})) == plain(mq.state)
+    assert {name: table.column("topic_id").to_pylist() for name, table in remaining.items()} == {
+        name: [2] for name in remaining
+    }
+    assert plain(restored(mark_of(state), {**tables, **remaining})) == plain(mq.state)
 
 
 def test_a_snapshot_shares_topics_and_stays_as_it_is(mq: Harness) -> None:
-    seen = mq.state.snapshot()
-    assert all(seen.topics[topic_id] is topic for topic_id, topic in mq.state.topics.items())
-    before = plain(seen)["topics"]
+    snapshot = mq.state.snapshot()
+    assert all(snapshot.topics[topic_id] is topic for topic_id, topic in mq.state.topics.items())
+    before = plain(snapshot)["topics"]
     ref = mq.begin("etl")
     mq.one(mq.produce({0: 2}, "u", transaction=ref))
     mq.one(DeleteRecords("u", {0: 1}))
     mq.one(AlterTopic("u", {"retention.ms": 1}, 3, ["x/>"]))
     mq.one(EndTransaction(ref, True, 1))
-    assert plain(seen)["topics"] == before
-    assert seen.topics[1] is mq.state.topics[1]
-    assert seen.topics[2] is not mq.state.topics[2]
+    assert plain(snapshot)["topics"] == before
+    assert snapshot.topics[1] is mq.state.topics[1]
+    assert snapshot.topics[2] is not mq.state.topics[2]

@@ -14,20 +14,20 @@ ranges = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5)
 
 @given(st.integers(0, 3), stretches, ranges)
 def test_parts_of_offsets_are_those_that_a_change_of_them_meets(
-    at: int, told: list[tuple[int, DeliveryStatus, int]], gaps: list[tuple[int, int]]
+    at: int, parts: list[tuple[int, DeliveryStatus, int]], gaps: list[tuple[int, int]]
 ) -> None:
-    known, asked, first = Deliveries(at), list[tuple[int, int]](), 0
-    for length, status, deliveries in told:
-        known.stretches.append(Stretch(at, length, status, deliveries))
+    tracked, spans, first = Deliveries(at), list[tuple[int, int]](), 0
+    for length, status, deliveries in parts:
+        tracked.stretches.append(Stretch(at, length, status, deliveries))
         at += length
     for gap, length in gaps:
-        asked.append((first + gap, length))
+        spans.append((first + gap, length))
         first += gap + length
-    met: list[Stretch] = []
+    noted_parts: list[Stretch] = []
 
-    def seen(part: Stretch) -> Stretch:
-        met.append(part)
+    def note_part(part: Stretch) -> Stretch:
+        noted_parts.append(part)
         return part
 
-    change_stretches(known.stretches, asked, seen)
-    assert known.find_stretches(asked) == met
+    change_stretches(tracked.stretches, spans, note_part)
+    assert tracked.find_stretches(spans) == noted_parts

@@ -101,10 +101,10 @@ def test_a_finding_is_exit_code_1_and_says_how_to_mend_it(tmp_path: Path) -> Non
 def test_java_and_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("LAKEMQ_JARS", str(tmp_path))
-    found = {f.check: f for f in examine(None) if not f.ok}
-    assert set(found) == {"java", "jars"}
-    assert f"none in JAVA_HOME={tmp_path}" in found["java"].found
-    assert found["jars"].mend.endswith("-m lakemq.jobs.jars")
+    findings = {f.check: f for f in examine(None) if not f.ok}
+    assert set(findings) == {"java", "jars"}
+    assert f"none in JAVA_HOME={tmp_path}" in findings["java"].found
+    assert findings["jars"].mend.endswith("-m lakemq.jobs.jars")
     assert not ill(None)
 
 
@@ -112,11 +112,11 @@ def test_a_version_out_of_range_is_named_with_its_range(monkeypatch: pytest.Monk
     real = doctor.metadata.version
     wrong = {"pandas": "3.0.1", "delta-spark": "4.4.1"}
     monkeypatch.setattr(doctor.metadata, "version", lambda name: wrong.get(name) or real(name))
-    found = doctor.check_versions()
-    assert not found.ok
-    assert "pandas 3.0.1" in found.found
-    assert "pandas<3,>=2.2" in found.mend or "pandas>=2.2,<3" in found.mend
-    assert f"delta-spark=={jars.DELTA_VERSION}" in found.mend
+    finding = doctor.check_versions()
+    assert not finding.ok
+    assert "pandas 3.0.1" in finding.found
+    assert "pandas<3,>=2.2" in finding.mend or "pandas>=2.2,<3" in finding.mend
+    assert f"delta-spark=={jars.DELTA_VERSION}" in finding.mend
 
 
 def test_the_ranges_are_those_of_the_package() -> None:
@@ -149,8 +149,8 @@ def test_ranges(version: str, range: str, expected: bool) -> None:
 def test_a_bad_settings_file(tmp_path: Path) -> None:
     file = tmp_path / "lakemq.yaml"
     file.write_text("lease.ms: 1\n")
-    (found,) = [f for f in examine(None, conf=str(file), spark=False) if not f.ok]
-    assert (found.check, found.found.startswith("INVALID_CONFIG: lease.ms")) == ("settings", True)
+    (finding,) = [f for f in examine(None, conf=str(file), spark=False) if not f.ok]
+    assert (finding.check, finding.found.startswith("INVALID_CONFIG: lease.ms")) == ("settings", True)
 
 
 # -- the namespace --------------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def test_a_bad_settings_file(tmp_path: Path) -> None:
 
 def pretend_newer(entry: Path) -> None:
     """Change the version of the stored format in a log entry to a later one."""
-    known, newer = (f'"{VERSION_PROPERTY}":"{version}"' for version in (SCHEMA_VERSION, 9))
-    assert known in entry.read_text()
-    entry.write_text(entry.read_text().replace(known, newer))
+    current, newer = (f'"{VERSION_PROPERTY}":"{version}"' for version in (SCHEMA_VERSION, 9))
+    assert current in entry.read_text()
+    entry.write_text(entry.read_text().replace(current, newer))
 
 
 def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
@@ -169,28 +169,28 @@ def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
     for entry in log.iterdir():
         os.truncate(entry, 10)
     pretend_newer(path / "groups/_delta_log/00000000000000000000.json")
-    found = ill(path)["namespace"]
-    assert "delayed: " in found.found
-    assert "segments: " in found.found
-    assert "groups: schema version 9" in found.found
+    finding = ill(path)["namespace"]
+    assert "delayed: " in finding.found
+    assert "segments: " in finding.found
+    assert "groups: schema version 9" in finding.found
 
 
 def test_a_newer_journal(path: Path) -> None:
     pretend_newer(path / "journal/_delta_log/00000000000000000000.json")
-    found = ill(path)
-    assert set(found) == {"namespace"}
-    assert found["namespace"].found.startswith("NEWER_FORMAT: ")
+    findings = ill(path)
+    assert set(findings) == {"namespace"}
+    assert findings["namespace"].found.startswith("NEWER_FORMAT: ")
 
 
 def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
     name = mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
     long_ago_s = time.time() - 60
     os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
-    found = ill(path)
-    assert set(found) == {"sequencer", "mailbox"}
-    assert "no sequencer leads" in found["sequencer"].found
-    assert f"lakemq --path {path} serve" in found["sequencer"].mend
-    assert found["mailbox"].found.startswith("waiting letters: 1, the oldest for about 6")
+    findings = ill(path)
+    assert set(findings) == {"sequencer", "mailbox"}
+    assert "no sequencer leads" in findings["sequencer"].found
+    assert f"lakemq --path {path} serve" in findings["sequencer"].mend
+    assert findings["mailbox"].found.startswith("waiting letters: 1, the oldest for about 6")
 
 
 def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> None:
@@ -200,10 +200,10 @@ def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> 
     last = max((path / "steps").iterdir())
     long_ago_s = time.time() - 3600
     os.utime(last, (long_ago_s, long_ago_s))
-    found = ill(path)
-    assert set(found) == {"sequencer"}
-    assert f"{sequencer.name} leads with epoch" in found["sequencer"].found
-    assert "seems to be dead" in found["sequencer"].mend
+    findings = ill(path)
+    assert set(findings) == {"sequencer"}
+    assert f"{sequencer.name} leads with epoch" in findings["sequencer"].found
+    assert "seems to be dead" in findings["sequencer"].mend
 
 
 DIES = """
@@ -219,10 +219,10 @@ def test_a_leader_that_was_killed_is_told_of_at_once(path: Path, mq: Connection)
     ended = subprocess.run([sys.executable, "-c", DIES, str(path)], timeout=60)
     assert ended.returncode == -signal.SIGKILL
     mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
-    found = check_sequencer(mq)
-    assert not found.ok
-    assert found.found.startswith("no sequencer leads: ")
-    assert found.mend == f"Letters wait. Run: lakemq --path {path} serve"
+    finding = check_sequencer(mq)
+    assert not finding.ok
+    assert finding.found.startswith("no sequencer leads: ")
+    assert finding.mend == f"Letters wait. Run: lakemq --path {path} serve"
     result = CliRunner().invoke(app, ["--path", str(path), "doctor", "--no-spark"])
     assert result.exit_code == 1
 
@@ -231,10 +231,10 @@ def test_aliens_in_the_mailbox(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     for i in range(7):
         (path / "mailbox" / f"notes{i}\x1b.txt").write_text("hello")
-    found = ill(path)
-    assert set(found) == {"aliens"}
-    assert "\\x1b" in found["aliens"].found
-    assert found["aliens"].found.endswith(", ...")
+    findings = ill(path)
+    assert set(findings) == {"aliens"}
+    assert "\\x1b" in findings["aliens"].found
+    assert findings["aliens"].found.endswith(", ...")
 
 
 def test_letters_that_cannot_be_read(path: Path) -> None:
@@ -242,12 +242,12 @@ def test_letters_that_cannot_be_read(path: Path) -> None:
     for i in range(7):
         name = path / "mailbox" / f"{time.time_ns() // 10**9}000-c{i}-0000000001"
         os.mkfifo(name) if i % 2 else name.symlink_to(name)
-    found = ill(path)
-    assert "letters" in found
-    assert "-c0-0000000001 (Too many levels of symbolic links)" in found["letters"].found
-    assert "-c1-0000000001 (not a regular file)" in found["letters"].found
-    assert found["letters"].found.endswith("and 2 more")
-    assert "--shared-with-group" in found["letters"].mend
+    findings = ill(path)
+    assert "letters" in findings
+    assert "-c0-0000000001 (Too many levels of symbolic links)" in findings["letters"].found
+    assert "-c1-0000000001 (not a regular file)" in findings["letters"].found
+    assert findings["letters"].found.endswith("and 2 more")
+    assert "--shared-with-group" in findings["letters"].mend
 
 
 def test_foreign_commits(path: Path, mq: Connection) -> None:
@@ -259,14 +259,14 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
     segments = DeltaTable(str(path / "segments"))
     segments.optimize.compact()
     segments.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-    found = ill(path)
-    assert set(found) == {"foreign commits"}
-    text = found["foreign commits"].found
+    findings = ill(path)
+    assert set(findings) == {"foreign commits"}
+    text = findings["foreign commits"].found
     assert "groups version 1: WRITE by Apache-Spark/4.2.0 Delta-Lake/4.4.0 at 1970-01-01T00:00:00.000Z" in text
     assert "rejected_rows version 1: WRITE (Overwrite) by delta-rs" in text
     assert "segments version 3: OPTIMIZE by delta-rs" in text
     assert "VACUUM END by delta-rs" in text
-    assert "Leave maintenance to LakeMQ" in found["foreign commits"].mend
+    assert "Leave maintenance to LakeMQ" in findings["foreign commits"].mend
 
 
 def test_what_spark_writes_into_the_inbox_is_not_foreign(path: Path) -> None:
@@ -278,9 +278,9 @@ def test_what_spark_writes_into_the_inbox_is_not_foreign(path: Path) -> None:
 def test_a_data_file_that_is_gone(path: Path) -> None:
     (file,) = (path / MESSAGES.name).glob("*.parquet")
     file.unlink()
-    found = ill(path)
-    assert set(found) == {"data files"}
-    assert found["data files"].found == f"1 of 1 are missing or damaged: {file.name} (gone)"
+    findings = ill(path)
+    assert set(findings) == {"data files"}
+    assert findings["data files"].found == f"1 of 1 are missing or damaged: {file.name} (gone)"
 
 
 def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection) -> None:
@@ -296,9 +296,9 @@ def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection)
 def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: int) -> None:
     real = time.time_ns
     monkeypatch.setattr(doctor_namespace.time, "time_ns", lambda: real() + offset_s * 10**9)
-    found = ill(path)["clock"]
-    assert f"{-offset_s:+.1f} s off this clock" in found.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
-    assert "time server" in found.mend
+    finding = ill(path)["clock"]
+    assert f"{-offset_s:+.1f} s off this clock" in finding.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
+    assert "time server" in finding.mend
 
 
 def test_a_journal_from_the_future(path: Path) -> None:
@@ -310,15 +310,15 @@ def test_a_journal_from_the_future(path: Path) -> None:
 
     with Connection(replace(open_namespace(str(path)), files=Tomorrow(str(path)))) as ahead:
         ahead.step_until_idle()
-    found = ill(path)
-    assert set(found) == {"clock"}
-    assert "s ahead of this clock" in found["clock"].found
+    findings = ill(path)
+    assert set(findings) == {"clock"}
+    assert "s ahead of this clock" in findings["clock"].found
 
 
 def test_a_check_that_fails_is_a_finding_and_the_others_go_on(path: Path) -> None:
     for file in (path / "watermarks").glob("*.parquet"):
         os.truncate(file, 10)
-    found = ill(path)
-    assert "sequencer" in found
-    assert "foreign commits" not in found
-    assert all("\n" not in f.found for f in found.values())
+    findings = ill(path)
+    assert "sequencer" in findings
+    assert "foreign commits" not in findings
+    assert all("\n" not in f.found for f in findings.values())

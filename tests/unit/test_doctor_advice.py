@@ -56,7 +56,7 @@ def ill(path: Path, **options: str) -> dict[str, Finding]:
 
 def commands(finding: Finding) -> list[list[str]]:
     """The arguments of the commands in an advice."""
-    return [shlex.split(found)[1:] for found in COMMAND.findall(finding.mend)]
+    return [shlex.split(command)[1:] for command in COMMAND.findall(finding.mend)]
 
 
 def run(*arguments: str) -> Result:
@@ -78,20 +78,20 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert not ill(path)
 
 
-def truncated(path: Path) -> None:
+def truncate_journal(path: Path) -> None:
     for entry in (path / "journal/_delta_log").glob("*.json"):
         os.truncate(entry, 10)
 
 
-def emptied(path: Path) -> None:
+def remove_first_commit(path: Path) -> None:
     (path / "journal/_delta_log/00000000000000000000.json").unlink()
 
 
-def gone(path: Path) -> None:
+def remove_journal(path: Path) -> None:
     shutil.rmtree(path / "journal")
 
 
-@pytest.mark.parametrize("damage", [truncated, emptied, gone])
+@pytest.mark.parametrize("damage", [truncate_journal, remove_first_commit, remove_journal])
 def test_a_journal_that_is_damaged_or_gone_is_restored_and_not_made_anew(
     healthy: Path, path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -131,7 +131,7 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
     run(*command, "--yes")
     assert not ill(path)
     with Connection(open_namespace(str(path))) as mq:
-        assert [one.topic for one in mq.delayed.all()] == ["u"]
+        assert [waiting.topic for waiting in mq.delayed.all()] == ["u"]
 
 
 @pytest.mark.long  # a quarter of a minute
@@ -140,10 +140,10 @@ def test_delayed_messages_that_nobody_releases(path: Path) -> None:
         mq.publish("t", pa.table({"value": ["x"]}), delay_ms=8_000)
     assert not ill(path)
     deadline_s = time.monotonic() + 30
-    while not (found := ill(path)):
+    while not (findings := ill(path)):
         assert time.monotonic() < deadline_s
         time.sleep(1)
-    (command,) = commands(found["delays"])
+    (command,) = commands(findings["delays"])
     run(*command)
     assert not ill(path)
 
@@ -162,13 +162,13 @@ def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: s
 @pytest.mark.parametrize("table", ["journal", "groups"])
 def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
     entry = path / table / "_delta_log/00000000000000000000.json"
-    ours = entry.read_text()
-    entry.write_text(ours.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
+    content = entry.read_text()
+    entry.write_text(content.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
     finding = ill(path)["namespace"]
     assert "init" not in finding.mend
     assert "version" in finding.mend
     assert "schema version 9" in finding.found
-    entry.write_text(ours)
+    entry.write_text(content)
     assert not ill(path)
 
 
@@ -184,10 +184,10 @@ def test_rows_that_somebody_deleted_are_named_and_restored(healthy: Path, path: 
     result = CliRunner().invoke(app, ["--path", str(path), "topics", "list"])
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"TABLE_DAMAGED: {table}")
-    found = ill(path)
+    findings = ill(path)
     for check in ("state", "foreign commits"):
-        assert table in found[check].found
-        assert "backup" in found[check].mend
+        assert table in findings[check].found
+        assert "backup" in findings[check].mend
     restore(healthy, path)
     assert not ill(path)
 
@@ -208,9 +208,9 @@ def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
         step = max((path / "steps").iterdir())
         for file in (path / "mailbox" / name, step):
             os.utime(file, (1e9, 1e9))
-    found = ill(path)
-    assert set(found) == {"sequencer", "mailbox"}
-    (command,), (same,) = commands(found["sequencer"]), commands(found["mailbox"])
+    findings = ill(path)
+    assert set(findings) == {"sequencer", "mailbox"}
+    (command,), (same,) = commands(findings["sequencer"]), commands(findings["mailbox"])
     assert command == same == ["--path", str(path), "serve"]
     settings = path.with_name("quick.yaml")
     settings.write_text("lease.ms: 500\n")

@@ -41,15 +41,15 @@ PATIENCE_MS = 5_000
 def publisher(desk: Desk) -> ArrowPublisher:
     mq = Harness()
     mq.create("t", 1)
-    routes = RouteCache(lambda what: what(mq.state))
+    routes = RouteCache(lambda look: look(mq.state))
     return ArrowPublisher(desk.files, desk.requester, routes, desk.clock, lambda: 15, 10_000, KeylessRoundRobin(0))
 
 
 def publish_a_version(desk: Desk) -> Any:
-    body, asked = build_body(pa.table({"value": ["x"]}), "t", 0)
+    body, partitions = build_body(pa.table({"value": ["x"]}), "t", 0)
     desk.result = Published([])
     publication = Publication("t", "fail", ApplicationVersion("app", 1, "t"))
-    return publisher(desk).send(publication, body, asked, PATIENCE_MS)
+    return publisher(desk).send(publication, body, partitions, PATIENCE_MS)
 
 
 def publish_a_version_with_spark(desk: Desk) -> Any:
@@ -73,13 +73,13 @@ def manager(desk: Desk) -> TransactionManager:
 
 def commit(desk: Desk) -> Any:
     silent, desk.silent = desk.silent, 0
-    mine = manager(desk)
-    mine.initialize()
-    mine.begin()
-    with mine.add_part():
+    transactions = manager(desk)
+    transactions.initialize()
+    transactions.begin()
+    with transactions.add_part():
         pass
     desk.silent, desk.result = silent, TransactionEnded(7, 0)
-    return mine.commit()
+    return transactions.commit()
 
 
 ASKING: dict[str, Callable[[Desk], Any]] = {
@@ -164,7 +164,7 @@ def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
 def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
     desk = Desk(tmp_path, code=errno.ENOSPC)
     desk.files.unwritable = f"{15:016x}.parquet"
-    body, asked = build_body(pa.table({"value": ["x" * 20_000]}), "t", 0)
+    body, partitions = build_body(pa.table({"value": ["x" * 20_000]}), "t", 0)
     with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
-        publisher(desk).publish(Publication("t"), body, asked)
+        publisher(desk).publish(Publication("t"), body, partitions)
     assert desk.letters == []

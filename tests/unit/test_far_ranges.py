@@ -64,11 +64,11 @@ def test_ranges_take_few_bytes_each(store: Store) -> None:
         state, later = load(store)
         state.delays.ranges.packed.complete()
         later.stop()
-        held, peak = tracemalloc.get_traced_memory()
+        held_bytes, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(state.delays.ranges) == COUNT
-    assert held < COUNT * HELD_BYTES_PER_RANGE + 600 * len(state.delays.ranges.unpacked)
+    assert held_bytes < COUNT * HELD_BYTES_PER_RANGE + 600 * len(state.delays.ranges.unpacked)
     assert peak < PEAK_BYTES
     sizes = [block.size_bytes for block in state.delays.ranges.packed.blocks]
     assert sum(sizes) < 10 * COUNT
@@ -105,8 +105,8 @@ def test_reading_all_takes_little_processor_time(store: Store) -> None:
 def test_keys_are_not_compared_in_files_where_some_surely_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = store.open(DELAYED)
     ended = handle.read(where=pc.field("first_row") < 500).to_pylist()
-    gone = [{**row, "step": row["step"] + 1, "removed": True, "state": "released"} for row in ended]
-    handle.append_at(handle.version, pa.Table.from_pylist(gone, schema=DELAYED.stored_schema), gone[0]["step"])
+    ends = [{**row, "step": row["step"] + 1, "removed": True, "state": "released"} for row in ended]
+    handle.append_at(handle.version, pa.Table.from_pylist(ends, schema=DELAYED.stored_schema), ends[0]["step"])
     compared: list[int] = []
     monkeypatch.setattr(waiting_rows, "select_newest", lambda rows, keys: compared.append(rows.num_rows))
     assert len(WaitingRows(store.open(DELAYED)).read_file_ids()) == 4

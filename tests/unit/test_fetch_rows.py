@@ -41,19 +41,28 @@ def parts(*bounds: tuple[int, int]) -> list[JournalPart]:
 
 
 def plan(
-    ranges: list[tuple[int, int, int]], held: list[JournalPart], footer: int | None = None, append: int | None = None
+    ranges: list[tuple[int, int, int]],
+    held_parts: list[JournalPart],
+    footer: int | None = None,
+    append: int | None = None,
 ) -> FetchPlan:
     """ranges: file_id, first row, count; offsets follow one another."""
     rows, offset = [], 100
     for file_id, first, count in ranges:
-        known = {"partition": 3, "base_offset": offset, "record_count": count, "last_offset": offset + count - 1}
-        known |= {"file_id": file_id, "first_row": first, "append_time_ms": append}
+        columns = {"partition": 3, "base_offset": offset, "record_count": count, "last_offset": offset + count - 1}
+        columns |= {"file_id": file_id, "first_row": first, "append_time_ms": append}
         rows.append(
-            {**dict.fromkeys(PLAN_SCHEMA.names), **known, "footer_hash": None if file_id == PENDING else footer}
+            {**dict.fromkeys(PLAN_SCHEMA.names), **columns, "footer_hash": None if file_id == PENDING else footer}
         )
         offset += count
     return FetchPlan(
-        "t", 1, 1, pa.Table.from_pylist(rows, PLAN_SCHEMA), (), {PENDING: held} if held else {}, "read_committed"
+        "t",
+        1,
+        1,
+        pa.Table.from_pylist(rows, PLAN_SCHEMA),
+        (),
+        {PENDING: held_parts} if held_parts else {},
+        "read_committed",
     )
 
 
@@ -65,18 +74,18 @@ def values(table: pa.Table) -> list[int]:
 def test_ranges_lie_in_parts_or_across_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_rows: int) -> None:
     monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
     riding = parts((0, 3), (3, 4), (4, 9), (20, 25))
-    wanted = [(PENDING, 20, 5), (PENDING, 1, 7), (PENDING, 3, 1), (PENDING, 24, 1), (PENDING, 0, 9)]
-    table = fetch_arrow(LocalFiles(str(tmp_path)), plan(wanted, riding))
+    ranges = [(PENDING, 20, 5), (PENDING, 1, 7), (PENDING, 3, 1), (PENDING, 24, 1), (PENDING, 0, 9)]
+    table = fetch_arrow(LocalFiles(str(tmp_path)), plan(ranges, riding))
     assert values(table) == [*range(20, 25), *range(1, 8), 3, 24, *range(9)]
     assert table["offset"].to_pylist() == list(range(100, 123))
     assert table["partition"].to_pylist() == [3] * 23
     assert set(table["timestampType"].to_pylist()) == {0}
 
 
-@pytest.mark.parametrize("wanted", [(9, 1), (8, 2), (8, 13), (19, 2), (25, 1), (24, 2), (30, 1)])
-def test_what_is_in_no_part_must_be_in_the_file(tmp_path: Path, wanted: tuple[int, int]) -> None:
+@pytest.mark.parametrize("range_", [(9, 1), (8, 2), (8, 13), (19, 2), (25, 1), (24, 2), (30, 1)])
+def test_what_is_in_no_part_must_be_in_the_file(tmp_path: Path, range_: tuple[int, int]) -> None:
     with pytest.raises(FileTruncated, match="is gone"):
-        fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, *wanted)], parts((0, 3), (3, 9), (20, 25))))
+        fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, *range_)], parts((0, 3), (3, 9), (20, 25))))
 
 
 def test_a_part_that_has_other_rows_than_it_says_is_no_rows(tmp_path: Path) -> None:
@@ -105,16 +114,16 @@ def test_both_ways_to_put_ranges_together_are_the_same(tmp_path: Path, monkeypat
     footer = write_data_file(files, OTHER, body(0, 300)).footer_hash
     riding = parts(*((first, first + 6) for first in range(0, 300, 6)))
     for _ in range(40):
-        wanted = []
+        ranges = []
         for _ in range(chance.randrange(2, 30)):
             first = chance.randrange(299)
-            wanted.append((chance.choice([OTHER, PENDING]), first, chance.randrange(1, min(90, 300 - first) + 1)))
+            ranges.append((chance.choice([OTHER, PENDING]), first, chance.randrange(1, min(90, 300 - first) + 1)))
         tables = []
         for few_rows in (0, 1 << 40):
             monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
-            tables.append(fetch_arrow(files, plan(wanted, riding, footer)))
+            tables.append(fetch_arrow(files, plan(ranges, riding, footer)))
         assert tables[0] == tables[1]
-        assert values(tables[0]) == [row for _, first, count in wanted for row in range(first, first + count)]
+        assert values(tables[0]) == [row for _, first, count in ranges for row in range(first, first + count)]
 
 
 FIRST, LAST = datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)

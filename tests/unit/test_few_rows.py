@@ -75,23 +75,23 @@ def tables(draw: st.DrawFn) -> pa.Table:
             return column(st.none() | texts, draw(strings))
         return column(payloads, draw(binaries))
 
-    given: dict[str, Any] = {"value": text_or_bytes()}
+    columns: dict[str, Any] = {"value": text_or_bytes()}
     if draw(st.booleans()):
-        given["key"] = text_or_bytes()
+        columns["key"] = text_or_bytes()
     if draw(st.booleans()):
-        given["headers"] = column(headers, HEADERS)
+        columns["headers"] = column(headers, HEADERS)
     if draw(st.booleans()):
-        given["timestamp"] = column(times, TIME)
+        columns["timestamp"] = column(times, TIME)
     if draw(st.booleans()):
-        given["partition"] = column(st.none() | st.integers(-3, 6), draw(st.sampled_from([pa.int32(), pa.int64()])))
+        columns["partition"] = column(st.none() | st.integers(-3, 6), draw(st.sampled_from([pa.int32(), pa.int64()])))
     if draw(st.booleans()):
         in_ms = draw(st.booleans())
-        given["deliver_at"] = column(delivery_ms if in_ms else times, pa.int64() if in_ms else TIME)
+        columns["deliver_at"] = column(delivery_ms if in_ms else times, pa.int64() if in_ms else TIME)
     if draw(st.booleans()):
-        given["delay_ms"] = column(delays, pa.int64())
+        columns["delay_ms"] = column(delays, pa.int64())
     if draw(st.booleans()):
-        given["ttl_ms"] = column(ttls, draw(st.sampled_from([pa.int32(), pa.int64()])))
-    return pa.table(given)
+        columns["ttl_ms"] = column(ttls, draw(st.sampled_from([pa.int32(), pa.int64()])))
+    return pa.table(columns)
 
 
 LAST_MOMENT = pa.table({"value": ["x"], "timestamp": pa.array([2**63 - 1], TIME), "delay_ms": pa.array([2**63 - 1])})
@@ -103,13 +103,13 @@ LAST_MOMENT = pa.table({"value": ["x"], "timestamp": pa.array([2**63 - 1], TIME)
 def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, copies: list[Copy], start: int) -> None:
     few = few_body_from_table(table, "t", NOW_MS)
     assert few is not None
-    body, asked = build_body(table, "t", NOW_MS)
+    body, partitions = build_body(table, "t", NOW_MS)
     assert few[0].to_arrow().equals(body)
-    found, expected = arrange_few(copies, *few, start), arrange(copies, body, asked, start, by_slot=True)
-    assert rows_to_table([found.rows]).equals(expected.rows.combine_chunks())
-    assert found.runs == expected.runs
-    assert found.partition == expected.partition.tolist()
-    assert found.due_ms == (None if expected.due_ms is None else expected.due_ms.tolist())
+    arranged, expected = arrange_few(copies, *few, start), arrange(copies, body, partitions, start, by_slot=True)
+    assert rows_to_table([arranged.rows]).equals(expected.rows.combine_chunks())
+    assert arranged.runs == expected.runs
+    assert arranged.partition == expected.partition.tolist()
+    assert arranged.due_ms == (None if expected.due_ms is None else expected.due_ms.tolist())
 
 
 @examples()
@@ -118,7 +118,7 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
         st.tuples(
             payloads,
             payloads,
-            headers.filter(lambda one: one != []),
+            headers.filter(lambda listed: listed != []),
             times,
             st.none() | st.integers(0, 9),
             st.tuples(times, st.none()) | st.tuples(st.none(), st.none() | st.integers(0, 2**62)),
@@ -128,18 +128,18 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
         max_size=6,
     )
 )
-def test_records_are_the_same_whether_they_are_few_or_not(given: list[tuple[Any, ...]]) -> None:
+def test_records_are_the_same_whether_they_are_few_or_not(rows: list[tuple[Any, ...]]) -> None:
     records = Records()
-    for key, value, listed, time_us, partition, delay, ttl_ms in given:
+    for key, value, listed, time_us, partition, delay, ttl_ms in rows:
         plain = listed is time_us is partition is ttl_ms is None and delay == (None, None)
         records.add(key, value, None if plain else (listed, partition, time_us, *delay, ttl_ms))
-    few, asked = records.body("t", 10, NOW_MS)
+    few, partitions = records.body("t", 10, NOW_MS)
     many, expected = records.body("t", FEW_BYTES + 1, NOW_MS)
     assert isinstance(many, pa.Table)
     assert not isinstance(few, pa.Table)
     assert few.to_arrow().equals(many.combine_chunks())
-    assert (asked is None) == (expected is None)
-    assert asked is None or asked == expected.tolist()
+    assert (partitions is None) == (expected is None)
+    assert partitions is None or partitions == expected.tolist()
 
 
 @examples()
@@ -213,25 +213,25 @@ def test_few_rows_are_counted_for_no_less_than_their_bytes(rows: FewRows) -> Non
     assert len(encode_few_rows(rows)) <= rows.nbytes + sum(len(topic.encode()) for topic in rows.topic) + 40
 
 
-def one(value: bytes) -> FewRows:
+def make_row(value: bytes) -> FewRows:
     return FewRows(["t"], [0], [None], [value], [5])
 
 
 def test_rows_of_a_letter_keep_their_order_whatever_they_travel_as() -> None:
-    asked = [one(b"a"), one(b"b"), rows_to_table([one(b"c"), one(b"d")]), one(b"e")]
-    batch = [PendingRequest.of(InitProducer(), rows) for rows in asked]
+    parts = [make_row(b"a"), make_row(b"b"), rows_to_table([make_row(b"c"), make_row(b"d")]), make_row(b"e")]
+    batch = [PendingRequest.of(InitProducer(), rows) for rows in parts]
     _, few = decode_letter(build_letter("c", 1, batch[:2], 5))
     _, mixed = decode_letter(build_letter("c", 1, batch, 5))
     assert isinstance(few, FewRows)
     assert few.value == [b"a", b"b"]
     assert isinstance(mixed, pa.Table)
     assert mixed.column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
-    together = rows_to_table([few, mixed, one(b"f")]).column("value").to_pylist()
+    together = rows_to_table([few, mixed, make_row(b"f")]).column("value").to_pylist()
     assert b"".join(together) == b"ababcdef"
 
 
 def test_many_that_are_few_travel_as_arrow_so_that_a_letter_is_no_larger_than_it_may_be() -> None:
-    batch = [PendingRequest.of(InitProducer(), one(bytes(60_000))) for _ in range(40)]
+    batch = [PendingRequest.of(InitProducer(), make_row(bytes(60_000))) for _ in range(40)]
     _, rows = decode_letter(build_letter("c", 1, batch, 5))
     assert isinstance(rows, pa.Table)
     assert rows.num_rows == 40
@@ -260,7 +260,7 @@ GOOD: list[Any] = [["t"], [0], [None], [b"v"], [5], None]
     ],
 )
 def test_what_is_no_message_body_is_a_value_error(bad: Any) -> None:
-    assert decode_few_rows(memoryview(msgspec.msgpack.encode(GOOD))) == one(b"v")
+    assert decode_few_rows(memoryview(msgspec.msgpack.encode(GOOD))) == make_row(b"v")
     with pytest.raises(ValueError, match="not message bodies"):
         decode_few_rows(memoryview(msgspec.msgpack.encode(bad)))
 
@@ -271,16 +271,16 @@ def test_what_is_no_message_body_is_a_value_error(bad: Any) -> None:
 @example(b"\xdd\xff\xff\xff\xff")
 @example(b"\x91" * 100_000)
 def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
-    for text in (alien, encode_few_rows(one(b"v")) + alien + b"\x00"):
+    for text in (alien, encode_few_rows(make_row(b"v")) + alien + b"\x00"):
         with pytest.raises(ValueError, match=r"\w"):
             decode_few_rows(memoryview(text))
 
 
 def test_more_bytes_than_a_few_are_refused_before_they_are_decoded() -> None:
-    text = memoryview(encode_few_rows(one(bytes(MAX_FEW_BYTES))))
+    text = memoryview(encode_few_rows(make_row(bytes(MAX_FEW_BYTES))))
     with pytest.raises(ValueError, match="expected at most"):
         decode_few_rows(text)
 
 
 def test_a_table_has_all_columns_of_a_message() -> None:
-    assert rows_to_table([]).schema == rows_to_table([one(b"v")]).schema == BODY_SCHEMA
+    assert rows_to_table([]).schema == rows_to_table([make_row(b"v")]).schema == BODY_SCHEMA

@@ -210,13 +210,13 @@ def test_an_output_may_be_empty_and_may_be_closed_by_its_writer(files: Files):
 
 def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path):
 
-    def interrupted() -> None:
+    def interrupt_write() -> None:
         with files.open_output("data/a") as sink:
             sink.write(b"x" * 1_000_000)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        interrupt_write()
     assert everything(files) == []
 
 
@@ -382,11 +382,11 @@ NO_OBJECTS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", NO_OBJECTS)
-def test_what_is_no_object_is_refused_and_never_waited_for(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", NO_OBJECTS)
+def test_what_is_no_object_is_refused_and_never_waited_for(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "box").mkdir()
     monkeypatch.chdir(tmp_path)
-    make, reason = NO_OBJECTS[what]
+    make, reason = NO_OBJECTS[kind]
     make(tmp_path / "box/it")
     files = LocalFiles(str(tmp_path))
     files.put("box/other", b"x")
@@ -395,7 +395,7 @@ def test_what_is_no_object_is_refused_and_never_waited_for(tmp_path: Path, what:
         files.get("box/it", 100)
     assert len(os.listdir("/proc/self/fd")) == opened
     assert "box/other" in files.list("box")
-    assert files.folders("box") == (["box/it"] if what == "a folder" else [])
+    assert files.folders("box") == (["box/it"] if kind == "a folder" else [])
 
 
 def test_an_object_that_cannot_be_deleted_does_not_keep_the_others(disk: Files, tmp_path: Path):
@@ -666,7 +666,7 @@ def test_files_travel_to_executors(files: Files):
 def test_importing_costs_neither_pyarrow_fs_nor_more():
     script = "import sys, lakemq.tables.storage.files\n"
     script += "print([m in sys.modules for m in ('pyarrow.fs', 'deltalake', 'obstore')])"
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], env=_environment(), capture_output=True, text=True, check=True
     )
-    assert found.stdout.strip() == "[False, False, False]"
+    assert completed.stdout.strip() == "[False, False, False]"

@@ -41,16 +41,16 @@ def in_a_fork(work: Callable[[], Any]) -> str:
         watch.daemon = True
         watch.start()
         try:
-            said = str(work())
+            outcome = str(work())
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
+            outcome = f"{type(error).__name__}: {error}"
+        os.write(write, outcome.encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as opened:
-        said = opened.read()
+        outcome = opened.read()
     assert os.waitpid(child, 0)[1] == 0, "the child hung"
-    return said
+    return outcome
 
 
 CALLS: dict[str, Callable[[Connection, str], Any]] = {
@@ -74,10 +74,10 @@ CALLS: dict[str, Callable[[Connection, str], Any]] = {
 
 
 CALLS_OF_TRANSACTIONS: dict[str, Callable[[TransactionScope, TransactionScope, str], Any]] = {
-    "enter": lambda mine, other, t: other.__enter__(),
-    "publish": lambda mine, other, t: mine.publish(t, ROWS),
-    "send_offsets": lambda mine, other, t: mine.send_offsets({(t, 0): 0}, "g"),
-    "leave": lambda mine, other, t: mine.__exit__(None, None, None),
+    "enter": lambda transaction, other, t: other.__enter__(),
+    "publish": lambda transaction, other, t: transaction.publish(t, ROWS),
+    "send_offsets": lambda transaction, other, t: transaction.send_offsets({(t, 0): 0}, "g"),
+    "leave": lambda transaction, other, t: transaction.__exit__(None, None, None),
 }
 
 CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
@@ -95,8 +95,8 @@ CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
     with mq._fetcher._lock.own:  # as another thread of the parent may hold it in the moment of the fork
-        said = in_a_fork(lambda: CALLS[call](mq, topic))
-    assert_refused(said)
+        outcome = in_a_fork(lambda: CALLS[call](mq, topic))
+    assert_refused(outcome)
 
 
 @pytest.mark.parametrize("call", CALLS_OF_TRANSACTIONS)
@@ -145,16 +145,16 @@ def test_a_consumer_of_a_queue_is_its_processs(mq: Connection, call: str):
     mq.publish(topic, ROWS)
     with mq.consumer(new_name("g"), **_reads(topic, "queue"), auto_offset_reset="earliest") as consumer:
         batch = consumer.poll(timeout_ms=10_000)
-        given = batch if call in ("ack", "nack", "reject", "ack_through") else topic
+        argument = batch if call in ("ack", "nack", "reject", "ack_through") else topic
         with consumer._lock.own:
-            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_QUEUES[call](consumer, given)))
+            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_QUEUES[call](consumer, argument)))
         assert_refused(child)
         assert consumer.lag() == {(topic, 0): 1}
 
 
-def assert_refused(said: str) -> None:
-    assert said.startswith("IllegalState: ILLEGAL_STATE")
-    assert "spawn or forkserver" in said
+def assert_refused(outcome: str) -> None:
+    assert outcome.startswith("IllegalState: ILLEGAL_STATE")
+    assert "spawn or forkserver" in outcome
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -167,7 +167,7 @@ def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
     topic = new_topic(mq)
 
     def leave() -> None:
-        with transaction_left(open_one):
+        with end_transaction(open_one):
             raise KeyboardInterrupt("as it wants")
 
     with mq.transaction(new_name("fork")) as open_one:
@@ -177,7 +177,7 @@ def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
 
 
 @contextmanager
-def transaction_left(transaction: TransactionScope) -> Iterator[None]:
+def end_transaction(transaction: TransactionScope) -> Iterator[None]:
     """The end of a block that was entered before the fork."""
     with ExitStack() as stack:
         stack.push(transaction)
@@ -202,10 +202,10 @@ def test_children_that_were_refused_leave_the_parent_its_numbers(mq: Connection)
     def commit(partition: int) -> Any:
         return mq.requester.ask(CommitOffsets("four", [OffsetCommit(topic, partition, 0)]))
 
-    said = [in_a_fork(lambda p=p: commit(p)) for p in range(4)]
-    assert all(one.startswith("IllegalState") for one in said)
+    outcomes = [in_a_fork(lambda p=p: commit(p)) for p in range(4)]
+    assert all(outcome.startswith("IllegalState") for outcome in outcomes)
     commit(4)
-    assert [(one.topic, one.partition) for one in mq.groups.lag("four")] == [(topic, 4)]
+    assert [(lag.topic, lag.partition) for lag in mq.groups.lag("four")] == [(topic, 4)]
 
 
 def _commit_one(path: str, topic: str, partition: int) -> None:
@@ -220,8 +220,8 @@ def test_children_that_connect_by_themselves_work(mq: Connection, method: str):
     mq.publish(topic, pa.table({"value": [str(p) for p in range(4)], "partition": list(range(4))}))
     with multiprocessing.get_context(method).Pool(4) as pool:
         pool.starmap(_commit_one, [(mq.namespace.path, topic, p) for p in range(4)])
-    mine = [partition for partition in mq.groups.lag("spawned") if partition.topic == topic]
-    assert [(one.partition, one.committed_offset) for one in mine] == [(p, 1) for p in range(4)]
+    lags = [partition for partition in mq.groups.lag("spawned") if partition.topic == topic]
+    assert [(lag.partition, lag.committed_offset) for lag in lags] == [(p, 1) for p in range(4)]
     assert {f"from {p}" for p in range(4)} <= set(values(mq, topic))
 
 

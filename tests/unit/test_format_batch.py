@@ -35,8 +35,8 @@ def table(count: int, size: int = 10) -> pa.Table:
     return pa.table({"key": [f"k{i % 97}" for i in range(count)], "value": [f"{i:0{size}}" for i in range(count)]})
 
 
-def options(mq: Connection, **given: str) -> dict[str, str]:
-    return {"path": mq.namespace.path, "includeHeaders": "true", **given}
+def options(mq: Connection, **extra: str) -> dict[str, str]:
+    return {"path": mq.namespace.path, "includeHeaders": "true", **extra}
 
 
 def rows(reader: BatchReader) -> pa.Table:
@@ -47,11 +47,11 @@ def rows(reader: BatchReader) -> pa.Table:
     return pa.Table.from_batches(batches, FETCHED).sort_by(keys)
 
 
-def read(mq: Connection, **given: str) -> pa.Table:
-    return rows(BatchReader(options(mq, **given)))
+def read(mq: Connection, **extra: str) -> pa.Table:
+    return rows(BatchReader(options(mq, **extra)))
 
 
-def settled(mq: Connection) -> None:
+def wait_for_files(mq: Connection) -> None:
     """All that rode in the journal is in files."""
     step = mq.state().step
     until(lambda: read_watermark(mq.namespace.store).step >= step)
@@ -66,7 +66,7 @@ def test_it_reads_what_a_fetch_reads_whether_it_rides_or_is_in_files(mq: Connect
     with mq.producer() as producer:
         producer.send(topic, value=None, key="b")
     assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
-    settled(mq)
+    wait_for_files(mq)
     assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
 
 
@@ -89,17 +89,17 @@ def test_row_groups_are_cut_into_as_many_tasks_as_are_asked_for(mq: Connection, 
     topic = new_topic(mq, 3)
     for _ in range(2):
         mq.publish(topic, table(5000))
-    given = options(mq, subscribe=topic)
+    settings = options(mq, subscribe=topic)
     whole = mq.fetch(topic).to_arrow()
-    assert [len(task.chunks) for task in BatchReader(given).partitions()] == [1]
-    reader = BatchReader({**given, "minPartitions": "7"})
+    assert [len(task.chunks) for task in BatchReader(settings).partitions()] == [1]
+    reader = BatchReader({**settings, "minPartitions": "7"})
     assert len(reader.partitions()) >= 7
     assert rows(reader).equals(whole)
-    reader = BatchReader({**given, "maxRecordsPerPartition": "999"})
+    reader = BatchReader({**settings, "maxRecordsPerPartition": "999"})
     assert all(sum(chunk.record_count for chunk in task.chunks) <= 999 for task in reader.partitions())
     assert rows(reader).equals(whole)
     monkeypatch.setattr(tasks, "TASK_ROWS", 5000)
-    assert len(BatchReader(given).partitions()) == 2  # a file each: no task opens another's row group
+    assert len(BatchReader(settings).partitions()) == 2  # a file each: no task opens another's row group
 
 
 def test_messages_come_in_the_order_of_their_logs(mq: Connection, monkeypatch: Any) -> None:
@@ -112,9 +112,9 @@ def test_messages_come_in_the_order_of_their_logs(mq: Connection, monkeypatch: A
     reader = BatchReader(options(mq, subscribe=topic))
     (task,) = reader.partitions()
     assert len(task.chunks) > 3
-    found = pa.Table.from_batches(reader.read(task))
+    messages = pa.Table.from_batches(reader.read(task))
     for partition in range(2):
-        offsets = found.filter(pc.equal(found.column("partition"), partition)).column("offset").to_pylist()
+        offsets = messages.filter(pc.equal(messages.column("partition"), partition)).column("offset").to_pylist()
         assert offsets == list(range(mq.end_offsets(topic)[partition]))
 
 
@@ -135,12 +135,12 @@ def test_offsets_named(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     mq.publish(topic, table(1000))
     end = mq.end_offsets(topic)
-    given = {
+    bounds = {
         "startingOffsets": f'{{"{topic}": {{"0": 10, "1": -2}}}}',
         "endingOffsets": f'{{"{topic}": {{"0": 20, "1": -1}}}}',
     }
-    found = read(mq, subscribe=topic, **given)
-    assert found.equals(mq.fetch(topic, start={0: 10, 1: 0}, end={0: 20, 1: end[1]}).to_arrow())
+    messages = read(mq, subscribe=topic, **bounds)
+    assert messages.equals(mq.fetch(topic, start={0: 10, 1: 0}, end={0: 20, 1: end[1]}).to_arrow())
 
 
 def test_times_named(mq: Connection) -> None:
@@ -160,7 +160,7 @@ def test_times_named(mq: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("bounds", "error"),
     [
         ({"subscribe": "nobody"}, UnknownTopicOrPartition),
         ({"assign": '{"TOPIC": [7]}'}, UnknownTopicOrPartition),
@@ -170,9 +170,9 @@ def test_times_named(mq: Connection) -> None:
         ({"startingOffsetsByTimestamp": '{"TOPIC": {"0": 1, "1": 1, "2": 1}}'}, InvalidConfig),
     ],
 )
-def test_what_the_log_has_not_is_refused(mq: Connection, given: dict[str, str], error: type[Exception]) -> None:
+def test_what_the_log_has_not_is_refused(mq: Connection, bounds: dict[str, str], error: type[Exception]) -> None:
     topic = new_topic(mq, 2)
-    named = {name: value.replace("TOPIC", topic) for name, value in given.items()}
+    named = {name: value.replace("TOPIC", topic) for name, value in bounds.items()}
     if named.keys() <= {"startingOffsets", "startingOffsetsByTimestamp"}:
         named["subscribe"] = topic
     with pytest.raises(error):
@@ -182,10 +182,10 @@ def test_what_the_log_has_not_is_refused(mq: Connection, given: dict[str, str], 
 def test_what_was_deleted_is_an_error_or_is_left_out(mq: Connection, topic: str) -> None:
     mq.publish(topic, table(100))
     mq.topics.delete_records(topic, {0: 40})
-    given = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 10}}}}'}
+    settings = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 10}}}}'}
     with pytest.raises(OffsetOutOfRange, match="data may be lost"):
-        read(mq, **given)
-    assert read(mq, **given, failOnDataLoss="false").column("offset").to_pylist() == list(range(40, 100))
+        read(mq, **settings)
+    assert read(mq, **settings, failOnDataLoss="false").column("offset").to_pylist() == list(range(40, 100))
     beyond = {"subscribe": topic, "endingOffsets": f'{{"{topic}": {{"0": 200}}}}'}
     with pytest.raises(OffsetOutOfRange):
         read(mq, **beyond)
@@ -201,8 +201,8 @@ def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
     assert read(mq, subscribe=topic).num_rows == 5
 
 
-def narrowed(mq: Connection, filters: Iterable[Any], **given: str) -> pa.Table:
-    reader = FilteringReader(options(mq, **given))
+def read_filtered(mq: Connection, filters: Iterable[Any], **extra: str) -> pa.Table:
+    reader = FilteringReader(options(mq, **extra))
     assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark looks at the rows all the same
     return rows(reader)
 
@@ -211,13 +211,16 @@ def test_filters_leave_ranges_out(mq: Connection) -> None:
     topic = new_topic(mq, 4)
     mq.publish(topic, table(1000))
     end = mq.end_offsets(topic)
-    found = narrowed(mq, [EqualTo(("partition",), 2), GreaterThan(("offset",), 9)], subscribe=topic)
-    assert found.equals(mq.fetch(topic, start={2: 10}, end={2: end[2]}).to_arrow())
-    found = narrowed(mq, [In(("partition",), (1, 2)), LessThan(("offset",), 5)], subscribe=topic)
-    assert found.equals(mq.fetch(topic, start={1: 0, 2: 0}, end={1: 5, 2: 5}).to_arrow())
-    assert narrowed(mq, [EqualTo(("topic",), "another")], subscribe=topic).num_rows == 0
-    assert narrowed(mq, [GreaterThanOrEqual(("offset",), 10**9)], subscribe=topic).num_rows == 0
-    assert narrowed(mq, [StringContains(("topic",), "x"), EqualTo(("value",), b"1")], subscribe=topic).num_rows == 1000
+    messages = read_filtered(mq, [EqualTo(("partition",), 2), GreaterThan(("offset",), 9)], subscribe=topic)
+    assert messages.equals(mq.fetch(topic, start={2: 10}, end={2: end[2]}).to_arrow())
+    messages = read_filtered(mq, [In(("partition",), (1, 2)), LessThan(("offset",), 5)], subscribe=topic)
+    assert messages.equals(mq.fetch(topic, start={1: 0, 2: 0}, end={1: 5, 2: 5}).to_arrow())
+    assert read_filtered(mq, [EqualTo(("topic",), "another")], subscribe=topic).num_rows == 0
+    assert read_filtered(mq, [GreaterThanOrEqual(("offset",), 10**9)], subscribe=topic).num_rows == 0
+    assert (
+        read_filtered(mq, [StringContains(("topic",), "x"), EqualTo(("value",), b"1")], subscribe=topic).num_rows
+        == 1000
+    )
 
 
 def test_filters_on_times_leave_files_out(mq: Connection) -> None:
@@ -226,9 +229,9 @@ def test_filters_on_times_leave_files_out(mq: Connection) -> None:
         stamps = pa.array([minute * 60_000_000 + 999_999] * 400, pa.timestamp("us", "UTC"))
         mq.publish(topic, pa.table({"value": ["x" * 10] * 400, "timestamp": stamps}))
     exactly = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=1, microseconds=999_999)
-    found = narrowed(mq, [GreaterThanOrEqual(("timestamp",), exactly)], subscribe=topic)
-    assert found.column("offset").to_pylist() == list(range(400, 1200))
-    assert narrowed(mq, [EqualTo(("timestamp",), exactly)], subscribe=topic).num_rows == 400
+    messages = read_filtered(mq, [GreaterThanOrEqual(("timestamp",), exactly)], subscribe=topic)
+    assert messages.column("offset").to_pylist() == list(range(400, 1200))
+    assert read_filtered(mq, [EqualTo(("timestamp",), exactly)], subscribe=topic).num_rows == 400
 
 
 def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path) -> None:

@@ -16,21 +16,21 @@ from lakemq.errors import InvalidConfig
 
 LEFT = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)),
-    st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)).map(lambda two: (two[0], sum(two))),
+    st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)).map(lambda pair: (pair[0], sum(pair))),
 )
 
 
 @examples(300)
 @given(LEFT, st.none() | st.integers(1, 10**13))
 def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
-    ranges: dict[tuple[str, int], tuple[int, int]], most: int | None
+    ranges: dict[tuple[str, int], tuple[int, int]], limit: int | None
 ) -> None:
-    ends = limit_ranges(ranges, most)
+    ends = limit_ranges(ranges, limit)
     moved = {place: ends[place[0]][place[1]] - start for place, (start, _) in ranges.items()}
-    left = {place: end - start for place, (start, end) in ranges.items()}
-    assert all(0 <= moved[place] <= left[place] for place in ranges)
-    assert sum(moved.values()) == min(sum(left.values()), sum(left.values()) if most is None else most)
-    assert limit_ranges(dict(reversed(ranges.items())), most) == ends  # whatever the order in which they are named
+    remaining = {place: end - start for place, (start, end) in ranges.items()}
+    assert all(0 <= moved[place] <= remaining[place] for place in ranges)
+    assert sum(moved.values()) == min(sum(remaining.values()), sum(remaining.values()) if limit is None else limit)
+    assert limit_ranges(dict(reversed(ranges.items())), limit) == ends  # whatever the order in which they are named
 
 
 def test_partitions_share_a_batch_by_how_much_they_have() -> None:
@@ -40,16 +40,16 @@ def test_partitions_share_a_batch_by_how_much_they_have() -> None:
 
 
 def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
-    one = StreamOffset({"b": {10: 1, 9: 2}, "a": {0: 3}}, {"b": 2, "a": 1}, {"a": {0: 0}})
+    offset = StreamOffset({"b": {10: 1, 9: 2}, "a": {0: 3}}, {"b": 2, "a": 1}, {"a": {0: 0}})
     other = StreamOffset({"a": {0: 3}, "b": {9: 2, 10: 1}}, {"a": 1, "b": 2}, {"a": {0: 0}})
-    text = json.dumps(one.to_json())
+    text = json.dumps(offset.to_json())
     assert text == json.dumps(other.to_json())
     assert text.startswith('{"offsets": {"a": {"0": 3}, "b": {"9": 2, "10": 1}}')
-    assert StreamOffset.of(json.loads(text)) == one
+    assert StreamOffset.of(json.loads(text)) == offset
 
 
 @pytest.mark.parametrize(
-    "told",
+    "stored",
     [
         {"t": {"0": 3}},  # as Spark's Kafka source tells it
         {"logOffset": 4},
@@ -60,9 +60,9 @@ def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
         5,
     ],
 )
-def test_the_checkpoint_of_another_source_is_refused(told: Any) -> None:
+def test_the_checkpoint_of_another_source_is_refused(stored: Any) -> None:
     with pytest.raises(InvalidConfig, match="a new checkpoint"):
-        StreamOffset.of(told)
+        StreamOffset.of(stored)
 
 
 def test_what_is_lost_before_the_first_offset_takes_no_room_in_a_batch() -> None:

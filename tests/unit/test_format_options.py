@@ -24,36 +24,38 @@ def test_nothing_said_is_as_in_spark_s_kafka_source_but_for_isolation() -> None:
 
 
 def test_names_and_words_have_no_case_and_kafka_s_prefix_may_stay() -> None:
-    given = {"PATH": "x", "SUBSCRIBEPATTERN": "o.*", "StartingOffsets": "Earliest", "failondataloss": "False"}
-    found = parse_stream_options({**given, "kafka.isolation.level": "read_uncommitted", "kafka.group.id": "billing"})
-    assert (found.selection.pattern, found.start, found.fail_on_data_loss) == (
+    settings = {"PATH": "x", "SUBSCRIBEPATTERN": "o.*", "StartingOffsets": "Earliest", "failondataloss": "False"}
+    options = parse_stream_options(
+        {**settings, "kafka.isolation.level": "read_uncommitted", "kafka.group.id": "billing"}
+    )
+    assert (options.selection.pattern, options.start, options.fail_on_data_loss) == (
         "o.*",
         OffsetBound(word="earliest"),
         False,
     )
-    assert (found.isolation, found.group) == ("read_uncommitted", "billing")
+    assert (options.isolation, options.group) == ("read_uncommitted", "billing")
 
 
 def test_offsets_and_times_by_partition_are_json() -> None:
-    found = parse_batch_options(
+    options = parse_batch_options(
         {
             **READ,
             "startingOffsets": '{"orders": {"0": 23, "1": -2}}',
             "endingOffsets": '{"orders": {"0": 50, "1": -1}}',
         }
     )
-    assert found.start.offsets == {"orders": {0: 23, 1: -2}}
-    assert found.end.offsets == {"orders": {0: 50, 1: -1}}
+    assert options.start.offsets == {"orders": {0: 23, 1: -2}}
+    assert options.end.offsets == {"orders": {0: 50, 1: -1}}
     timed = parse_batch_options({**READ, "startingOffsetsByTimestamp": '{"orders": {"0": 7}}', "endingTimestamp": "9"})
     assert timed.start == OffsetBound(times_ms={"orders": {0: 7}})
     assert timed.end == OffsetBound(time_ms=9, fallback="latest")
 
 
 def test_one_time_for_all_wins_over_times_and_these_over_offsets() -> None:
-    given = {**READ, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 7}}'}
-    assert parse_stream_options(given).start.times_ms == {"orders": {0: 7}}
-    given |= {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
-    assert parse_stream_options(given).start == OffsetBound(time_ms=5, fallback="latest")
+    settings = {**READ, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 7}}'}
+    assert parse_stream_options(settings).start.times_ms == {"orders": {0: 7}}
+    settings |= {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
+    assert parse_stream_options(settings).start == OffsetBound(time_ms=5, fallback="latest")
 
 
 def test_topics_and_partitions() -> None:
@@ -63,10 +65,10 @@ def test_topics_and_partitions() -> None:
 
 
 def test_limits_of_a_stream() -> None:
-    found = parse_stream_options(
+    options = parse_stream_options(
         {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     )
-    assert (found.max_offsets, found.min_offsets, found.max_trigger_delay_ms) == (100, 10, 30_000)
+    assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms) == (100, 10, 30_000)
 
 
 def test_credentials_are_for_the_store_and_are_not_shown() -> None:
@@ -105,13 +107,13 @@ _OF_STREAMS = ("kafka.group.id", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
 
 @pytest.mark.parametrize("name", [*KAFKAS, *KAFKAS_BATCH])
 def test_options_of_spark_s_kafka_source_are_taken_as_they_stand(name: str) -> None:
-    given = {"path": "x", name: {**KAFKAS, **KAFKAS_BATCH}[name]}
+    settings = {"path": "x", name: {**KAFKAS, **KAFKAS_BATCH}[name]}
     if name not in ("assign", "subscribe", "subscribePattern"):
-        given["subscribe"] = "orders"
+        settings["subscribe"] = "orders"
     if name not in KAFKAS_BATCH:
-        parse_stream_options(given)
+        parse_stream_options(settings)
     if name not in _OF_STREAMS:
-        parse_batch_options(given)
+        parse_batch_options(settings)
 
 
 @pytest.mark.parametrize("name", KAFKAS_CLIENT)
@@ -148,15 +150,15 @@ BAD: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), BAD)
+@pytest.mark.parametrize(("settings", "message"), BAD)
 @pytest.mark.parametrize("options_of", [parse_batch_options, parse_stream_options])
-def test_what_cannot_be_is_refused_by_name(options_of: Any, given: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidConfig, match=said):
-        options_of(given)
+def test_what_cannot_be_is_refused_by_name(options_of: Any, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        options_of(settings)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("settings", "message"),
     [
         ({"startingOffsets": "latest"}, "startingOffsets"),
         ({"startingOffsets": '{"t": {"0": -1}}'}, "startingOffsets"),
@@ -166,13 +168,13 @@ def test_what_cannot_be_is_refused_by_name(options_of: Any, given: dict[str, str
         ({"group.id": "g"}, "streams"),
     ],
 )
-def test_what_a_batch_has_not(given: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidConfig, match=said):
-        parse_batch_options({**READ, **given})
+def test_what_a_batch_has_not(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        parse_batch_options({**READ, **settings})
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {"endingOffsets": "latest"},
         {"endingTimestamp": "5"},
@@ -181,9 +183,9 @@ def test_what_a_batch_has_not(given: dict[str, str], said: str) -> None:
         {"maxTriggerDelay": "soon"},
     ],
 )
-def test_what_a_stream_has_not(given: dict[str, str]) -> None:
+def test_what_a_stream_has_not(settings: dict[str, str]) -> None:
     with pytest.raises(InvalidConfig):
-        parse_stream_options({**READ, **given})
+        parse_stream_options({**READ, **settings})
 
 
 def test_a_group_has_a_group_s_name() -> None:

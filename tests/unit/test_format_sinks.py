@@ -34,7 +34,7 @@ from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
-def settled(mq: Connection) -> None:
+def wait_for_tables(mq: Connection) -> None:
     """The tables hold all that is decided by now."""
     step = mq.state().step
     until(lambda: read_watermark(mq.namespace.store).step >= step)
@@ -44,7 +44,7 @@ def table(*rows: str, **columns: Any) -> pa.Table:
     return pa.table({"value": list(rows), **columns})
 
 
-def written(writer: Any, parts: tuple[pa.Table, ...]) -> list[Any]:
+def write_parts(writer: Any, parts: tuple[pa.Table, ...]) -> list[Any]:
     """As tasks tell it, each with a writer of its own."""
     task = pickle.dumps(writer)
     return [pickle.loads(pickle.dumps(pickle.loads(task).write(iter(part.to_batches())))) for part in parts]
@@ -52,7 +52,7 @@ def written(writer: Any, parts: tuple[pa.Table, ...]) -> list[Any]:
 
 def write(mq: Connection, *parts: pa.Table, **options: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, **options}, from_arrow_schema(parts[0].schema), False)
-    pickle.loads(pickle.dumps(writer)).commit(written(writer, parts))
+    pickle.loads(pickle.dumps(writer)).commit(write_parts(writer, parts))
 
 
 class Stream:
@@ -65,7 +65,7 @@ class Stream:
 
     def write(self, batch_id: int, *parts: pa.Table) -> None:
         writer = StreamWriter(self._options, from_arrow_schema(parts[0].schema))
-        writer.commit(written(writer, parts), batch_id)
+        writer.commit(write_parts(writer, parts), batch_id)
 
 
 def test_what_tasks_write_is_published_in_their_order(mq: Connection, topic: str) -> None:
@@ -77,26 +77,26 @@ def test_all_columns_of_a_message(mq: Connection) -> None:
     topic = new_topic(mq, 3)
     stamp = pa.array([1_000_000, None], pa.timestamp("us", "UTC"))
     headers = pa.array([[("h", b"1")], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
-    both = table("a", "b", Key=["k", None], timestamp=stamp, headers=headers, partition=[2, 0], other=[1, 2])
-    write(mq, both, topic=topic)
+    rows = table("a", "b", Key=["k", None], timestamp=stamp, headers=headers, partition=[2, 0], other=[1, 2])
+    write(mq, rows, topic=topic)
     b, a = mq.fetch(topic)
     assert (a.partition, a.key, a.value, a.headers, a.timestamp.timestamp()) == (2, b"k", b"a", (("h", b"1"),), 1.0)
     assert (b.partition, b.key, b.headers) == (0, None, ())
-    write(mq, both, topic=topic, includeHeaders="false")
+    write(mq, rows, topic=topic, includeHeaders="false")
     assert all(message.headers == () for message in mq.fetch(topic, partitions=[2], start={2: 1}))
 
 
 def test_rows_name_their_topics(mq: Connection) -> None:
-    one, other = new_topic(mq), new_topic(mq)
+    topic, other = new_topic(mq), new_topic(mq)
     queue, level = new_name("q"), new_name("level")
     mq.topics.create(queue, 1, subscriptions=[f"{level}/>"])
-    names = [one, other, one, f"{level}/x", "nobody", None]
+    names = [topic, other, topic, f"{level}/x", "nobody", None]
     write(mq, table("a", "b", "c", "d", "e", "f", topic=names), table("g", "h", topic=[other, "nobody"]))
-    assert (values(mq, one), values(mq, other), values(mq, queue)) == (["a", "c"], ["b", "g"], ["d"])
-    settled(mq)
+    assert (values(mq, topic), values(mq, other), values(mq, queue)) == (["a", "c"], ["b", "g"], ["d"])
+    wait_for_tables(mq)
     refused = mq.namespace.store.open(REJECTED_ROWS).read().to_pylist()
-    mine = sorted((row["source"], row["error"]) for row in refused if row["source"] in ("nobody", BY_COLUMN))
-    assert mine == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]
+    refusals = sorted((row["source"], row["error"]) for row in refused if row["source"] in ("nobody", BY_COLUMN))
+    assert refusals == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]
 
 
 def test_the_option_wins_over_the_column(mq: Connection, topic: str) -> None:
@@ -135,24 +135,24 @@ def test_a_batch_of_a_stream_is_published_once(mq: Connection, topic: str, tmp_p
 
 
 def test_a_batch_of_a_stream_is_published_once_also_where_rows_name_topics(mq: Connection, tmp_path: Path) -> None:
-    one, other = new_topic(mq), new_topic(mq)
+    topic, other = new_topic(mq), new_topic(mq)
     stream = Stream(mq, tmp_path / "one")
     for _ in range(2):
-        stream.write(0, table("a", "b", topic=[one, other]))
-    stream.write(1, table("c", topic=[one]))
-    assert (values(mq, one), values(mq, other)) == (["a", "c"], ["b"])
+        stream.write(0, table("a", "b", topic=[topic, other]))
+    stream.write(1, table("c", topic=[topic]))
+    assert (values(mq, topic), values(mq, other)) == (["a", "c"], ["b"])
 
 
 def test_files_of_tasks_that_are_not_committed_are_nobody_s(mq: Connection, topic: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
-    _, second = written(writer, (table("a"), table("a")))  # a task that was tried twice
+    _, second = write_parts(writer, (table("a"), table("a")))  # a task that was tried twice
     writer.commit([second])
     assert values(mq, topic) == ["a"]
 
 
 def test_a_topic_that_has_changed_meanwhile_stops_it(mq: Connection, topic: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
-    done = written(writer, (table("a"),))
+    done = write_parts(writer, (table("a"),))
     mq.topics.alter(topic, partitions=2)
     with pytest.raises(StaleTopicMetadata):
         writer.commit(done)
@@ -178,34 +178,34 @@ def test_a_topic_that_has_changed_meanwhile_stops_it(mq: Connection, topic: str)
 def test_what_cannot_be_published_is_refused_before_a_row_is(
     mq: Connection, topic: str, columns: dict[str, Any], options: dict[str, str], error: type[Exception]
 ) -> None:
-    given = {"path": mq.namespace.path, **{name: value.replace("TOPIC", topic) for name, value in options.items()}}
+    settings = {"path": mq.namespace.path, **{name: value.replace("TOPIC", topic) for name, value in options.items()}}
     with pytest.raises(error):
-        BatchWriter(given, from_arrow_schema(pa.table(columns).schema), False)
+        BatchWriter(settings, from_arrow_schema(pa.table(columns).schema), False)
 
 
 @pytest.mark.parametrize("odd", [YearMonthIntervalType(), ArrayType(YearMonthIntervalType())])
 def test_a_column_that_does_not_reach_tasks_is_refused_before_one_starts(mq: Connection, topic: str, odd: Any) -> None:
-    given = {"path": mq.namespace.path, "topic": topic}
+    settings = {"path": mq.namespace.path, "topic": topic}
     fits = StructType().add("value", "string").add("more", VariantType()).add("none", NullType())
-    BatchWriter(given, fits, False)
+    BatchWriter(settings, fits, False)
     with pytest.raises(InvalidRecord, match=r"the column age.*interval year to month"):
-        BatchWriter(given, fits.add("age", odd), False)
+        BatchWriter(settings, fits.add("age", odd), False)
 
 
 def test_what_is_published_is_not_overwritten(mq: Connection, topic: str) -> None:
-    given = {"path": mq.namespace.path, "topic": topic}
+    settings = {"path": mq.namespace.path, "topic": topic}
     with pytest.raises(InvalidRequest):
-        LakeMQDataSource(given).writer(from_arrow_schema(table("a").schema), overwrite=True)
+        LakeMQDataSource(settings).writer(from_arrow_schema(table("a").schema), overwrite=True)
 
 
 def test_a_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path: Path) -> None:
-    given = {"path": mq.namespace.path, "topic": topic}
+    settings = {"path": mq.namespace.path, "topic": topic}
     schema = from_arrow_schema(table("a").schema)
     with pytest.raises(InvalidConfig, match="checkpointLocation"):
-        StreamWriter(given, schema)
+        StreamWriter(settings, schema)
     for place in (str(tmp_path), "hdfs://somewhere/checkpoint"):
         with pytest.raises(InvalidConfig, match="id of the stream"):
-            StreamWriter({**given, "checkpointLocation": place}, schema)
+            StreamWriter({**settings, "checkpointLocation": place}, schema)
 
 
 @pytest.mark.parametrize("named", extended_but([True], [True, False]))

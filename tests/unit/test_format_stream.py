@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from unit.served import committed, new_name, new_topic
+from unit.served import new_name, new_topic, read_committed_offset
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -51,7 +51,7 @@ class Query:
     def again(self, number: int = -1) -> list[str]:
         """The batch of this number, as whoever starts from the checkpoint reads it."""
         number %= len(self.checkpoint)
-        start, end = (json.loads(told) for told in (self._start(number), self.checkpoint[number]))
+        start, end = (json.loads(text) for text in (self._start(number), self.checkpoint[number]))
         tables = [pa.Table.from_batches(self.reader.read(task)) for task in self.reader.partitions(start, end)]
         return sorted(value.decode() for table in tables for value in table.column("value").to_pylist())
 
@@ -136,18 +136,18 @@ def test_every_batch_is_the_same_for_who_starts_from_the_checkpoint(mq: Connecti
     assert [len(batch) for batch in batches] == [5] * 5
     with query(checkpoint, subscribe=topic) as stream:
         assert [stream.again(number) for number in range(5)] == batches
-        found = [value for batch in (*batches, stream.batch()) for value in batch]
-        assert sorted(found) == sorted(f"{n}-{i}" for n in range(5) for i in range(7))
+        read_values = [value for batch in (*batches, stream.batch()) for value in batch]
+        assert sorted(read_values) == sorted(f"{n}-{i}" for n in range(5) for i in range(7))
 
 
 def test_offsets_are_written_as_startingoffsets_are(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b")
     with query(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 1}}}}') as stream:
         assert stream.batch() == ["b"]
-        told = json.loads(stream.checkpoint[-1])
-        assert told["offsets"] == {topic: {"0": 2}}
+        offset = json.loads(stream.checkpoint[-1])
+        assert offset["offsets"] == {topic: {"0": 2}}
         assert stream.reader.reportLatestOffset()["offsets"] == {topic: {"0": 2}}
-    with query(subscribe=topic, startingOffsets=json.dumps(told["offsets"])) as stream:
+    with query(subscribe=topic, startingOffsets=json.dumps(offset["offsets"])) as stream:
         assert stream.batch() == []
 
 
@@ -224,8 +224,8 @@ def test_what_was_deleted_under_a_stopped_stream(mq: Connection, topic: str, que
 def test_a_start_that_is_not_there(mq: Connection, topic: str, query: Any, starts: str) -> None:
     send(mq, topic, "a", "b", "c")
     mq.topics.delete_records(topic, {0: 1})
-    given = {"subscribe": topic, "startingOffsets": starts.replace("TOPIC", topic)}
-    with query(**given) as stream, pytest.raises(OffsetOutOfRange):
+    settings = {"subscribe": topic, "startingOffsets": starts.replace("TOPIC", topic)}
+    with query(**settings) as stream, pytest.raises(OffsetOutOfRange):
         stream.batch()
     with query(subscribe="nobody") as stream, pytest.raises(UnknownTopicOrPartition):
         stream.batch()
@@ -254,10 +254,10 @@ def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, q
         send(mq, topic, "c")
         assert stream.batch() == ["a", "b", "c"]
         send(mq, topic, "d")
-        found = None
-        while found is None:
-            found = stream.batch()
-        assert found == ["d"]
+        batch = None
+        while batch is None:
+            batch = stream.batch()
+        assert batch == ["d"]
 
 
 def test_a_stream_begins_without_pandas(mq: Connection, topic: str) -> None:
@@ -320,11 +320,11 @@ def test_a_group_is_told_what_is_done_with(mq: Connection, topic: str, group: st
     limits = {"maxOffsetsPerTrigger": "2", "kafka.group.id": group}
     with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
         stream.batch()
-        assert committed(mq, group, topic) is None  # the batch may not be done with yet
+        assert read_committed_offset(mq, group, topic) is None  # the batch may not be done with yet
         stream.batch()
-        assert committed(mq, group, topic) == 2
+        assert read_committed_offset(mq, group, topic) == 2
         assert stream.batch() is None
-        assert committed(mq, group, topic) == 3
+        assert read_committed_offset(mq, group, topic) == 3
 
 
 def test_a_group_with_members_is_told_by_them(mq: Connection, topic: str, group: str, query: Any) -> None:

@@ -47,8 +47,8 @@ def mq() -> Harness:
     return harness
 
 
-def joining(**what: Any) -> JoinGroup:
-    return JoinGroup("g", what.pop("member_id", "C1"), what.pop("topics", ["t"]), **what)
+def joining(**fields: Any) -> JoinGroup:
+    return JoinGroup("g", fields.pop("member_id", "C1"), fields.pop("topics", ["t"]), **fields)
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_so_are_the_ranges_of_what_is_acknowledged(mq: Harness) -> None:
     mq.assign()
     epoch = mq.state.groups["g"].assignments[2, 0].epoch
 
-    def said(count: int) -> Any:
+    def acknowledge(count: int) -> Any:
         ranges = [(2 * i, 1) for i in range(count)]
         return mq.one(Acknowledge("g", "C1", [Acknowledgement(2, 0, epoch, AckOutcome.ACCEPT, ranges)]))
 
-    assert said(MAX_RANGES).invalid == [0], "nothing was ever delivered"
-    assert isinstance(said(MAX_RANGES + 1), Refusal)
+    assert acknowledge(MAX_RANGES).invalid == [0], "nothing was ever delivered"
+    assert isinstance(acknowledge(MAX_RANGES + 1), Refusal)
 
 
 def test_so_are_the_offsets_that_are_reset(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +107,9 @@ def test_so_are_the_offsets_that_are_reset(mq: Harness, monkeypatch: pytest.Monk
 def test_what_is_committed_is_told_with_its_topic(mq: Harness) -> None:
     """By which a consumer knows whether it is of the topic that it reads."""
     mq.one(CommitOffsets("g", [OffsetCommit("t", 1, 0)]))
-    found = mq.one(FetchOffsets("g", [("t", 1)]))
-    assert isinstance(found, OffsetsFetched)
-    assert [(offset.topic, offset.partition, offset.topic_id) for offset in found.offsets] == [("t", 1, 2)]
+    fetched = mq.one(FetchOffsets("g", [("t", 1)]))
+    assert isinstance(fetched, OffsetsFetched)
+    assert [(offset.topic, offset.partition, offset.topic_id) for offset in fetched.offsets] == [("t", 1, 2)]
 
 
 @pytest.mark.parametrize(("protocol", "wait_ms"), [("queue", 3_000), ("cooperative", 300_001)])
@@ -134,7 +134,7 @@ def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: 
     mq.one(CommitOffsets("g", [OffsetCommit("t", 0, 0)]))
     mq.now_ms += 604_800_001
     time = Time(mq.now_ms, mq.now_ms, waits=mq.waits)
-    due = [one for one in machine.find_due(mq.state, time) if one[1] == "g"]
+    due = [event for event in machine.find_due(mq.state, time) if event[1] == "g"]
     assert due
     mq.one(joining())
     assert machine.fold_time(mq.state, due, time) == []
@@ -142,12 +142,12 @@ def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: 
 
 
 def test_a_letter_that_is_told_too_much_is_to_ask_the_rest_again(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted = [OffsetCommit("t", 0, 0, "n" * MAX_METADATA)]
-    mq.one(CommitOffsets("g", noted))
+    commits = [OffsetCommit("t", 0, 0, "n" * MAX_METADATA)]
+    mq.one(CommitOffsets("g", commits))
     fetch = FetchOffsets("g")
     monkeypatch.setattr(machine, "MAX_OFFSET_ANSWER_BYTES", estimate_answer_bytes(mq.one(fetch)))
     dry = ResetOffsets("g", "earliest", dry_run=True)
-    first, second, third, reset, commit = mq.ask(fetch, fetch, fetch, dry, CommitOffsets("g", noted))
+    first, second, third, reset, commit = mq.ask(fetch, fetch, fetch, dry, CommitOffsets("g", commits))
     assert first == second == mq.one(fetch)
     assert isinstance(third, Refusal)
     assert third.error == "THROTTLING_QUOTA_EXCEEDED"

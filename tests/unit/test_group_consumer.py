@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unit.consuming import Told, add, owned, texts
-from unit.served import committed, new_name, new_topic, until
+from unit.consuming import RecordingListener, add, list_owned, texts
+from unit.served import new_name, new_topic, read_committed_offset, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -56,11 +56,11 @@ def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:
     until(poll)
 
 
-def shared(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
+def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
     """A topic, a group, and two members that share it evenly."""
     topic, group = new_topic(mq, partitions), new_name("g")
     first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
-    settle(first, second, on=lambda: len(owned(first)) == len(owned(second)) == partitions // 2)
+    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == partitions // 2)
     return topic, group, first, second
 
 
@@ -70,17 +70,20 @@ def shared(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, G
 def test_a_member_alone_reads_all_and_commits(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 2, 1: 1})
-    with member(mq, group, topic) as one:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["0.0", "0.1", "1.0"]
-        assert one.commit(batch) == {(topic, 0): 2, (topic, 1): 1}
-        assert {place: told.offset for place, told in one.committed().items()} == {(topic, 0): 2, (topic, 1): 1}
-        assert one.lag() == {(topic, 0): 0, (topic, 1): 0}
-    assert committed(mq, group, topic) == 2
+        assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 1}
+        assert {place: committed.offset for place, committed in consumer.committed().items()} == {
+            (topic, 0): 2,
+            (topic, 1): 1,
+        }
+        assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
+    assert read_committed_offset(mq, group, topic) == 2
 
 
 def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq: Connection) -> None:
-    topic, _, first, second = shared(mq, 4)
+    topic, _, first, second = start_two_members(mq, 4)
     add(mq, topic, dict.fromkeys(range(4), 3))
     read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
     assert sorted(read) == sorted(f"{p}.{i}" for p in range(4) for i in range(3))
@@ -91,7 +94,7 @@ def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq:
 def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     first = member(mq, group, topic)
-    settle(first, on=lambda: owned(first) == [0])
+    settle(first, on=lambda: list_owned(first) == [0])
     standby = member(mq, group, topic)
     batch = standby.poll(timeout_ms=50)
     assert not batch
@@ -99,62 +102,62 @@ def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connect
     with pytest.raises(IllegalState, match="no partitions"):
         batch.to_spark()
     first.close()
-    settle(standby, on=lambda: owned(standby) == [0])
+    settle(standby, on=lambda: list_owned(standby) == [0])
     standby.close()
 
 
 def test_the_latest_is_where_the_log_ended_when_the_member_joined(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2}, "old ")
-    one = mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="latest")
+    consumer = mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="latest")
     add(mq, topic, {0: 1}, "new ")
-    assert texts(one.poll(timeout_ms=5_000)) == ["new 0.0"]
-    one.close()
+    assert texts(consumer.poll(timeout_ms=5_000)) == ["new 0.0"]
+    consumer.close()
 
 
 def test_without_an_offset_and_without_a_reset_a_poll_says_so(mq: Connection) -> None:
     topic = new_topic(mq, 1)
-    one = member(mq, new_name("g"), topic, auto_offset_reset="none")
+    consumer = member(mq, new_name("g"), topic, auto_offset_reset="none")
     with pytest.raises(NoOffsetForPartition):
-        until(lambda: bool(one.poll()))
-    one.close()
+        until(lambda: bool(consumer.poll()))
+    consumer.close()
 
 
 def test_a_partition_that_is_halted_brings_nothing_until_it_goes_on(mq: Connection) -> None:
     topic = new_topic(mq, 2)
-    with member(mq, new_name("g"), topic) as one:
-        settle(one, on=lambda: len(owned(one)) == 2)
-        one.pause([(topic, 0)])
+    with member(mq, new_name("g"), topic) as consumer:
+        settle(consumer, on=lambda: len(list_owned(consumer)) == 2)
+        consumer.pause([(topic, 0)])
         add(mq, topic, {0: 1, 1: 1})
-        assert texts(one.poll(timeout_ms=5_000)) == ["1.0"]
-        one.resume([(topic, 0)])
-        assert texts(one.poll(timeout_ms=5_000)) == ["0.0"]
+        assert texts(consumer.poll(timeout_ms=5_000)) == ["1.0"]
+        consumer.resume([(topic, 0)])
+        assert texts(consumer.poll(timeout_ms=5_000)) == ["0.0"]
         with pytest.raises(IllegalState, match="not assigned"):
-            one.pause([(topic, 2)])
+            consumer.pause([(topic, 2)])
 
 
 def test_partitions_that_come_later_are_read_from_their_start(mq: Connection) -> None:
     topic = new_topic(mq, 1)
-    with mq.consumer(new_name("g"), topics=[topic], protocol="cooperative") as one:
-        settle(one, on=lambda: owned(one) == [0])
+    with mq.consumer(new_name("g"), topics=[topic], protocol="cooperative") as consumer:
+        settle(consumer, on=lambda: list_owned(consumer) == [0])
         mq.topics.alter(topic, partitions=2)
         add(mq, topic, {1: 2})
-        assert texts(one.poll(timeout_ms=5_000)) == ["1.0", "1.1"]
+        assert texts(consumer.poll(timeout_ms=5_000)) == ["1.0", "1.1"]
 
 
 def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Connection) -> None:
     """Whatever the member says that has the partition now: where the group begins was said by its first one."""
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 5, 1: 5})
-    one = member(mq, group, topic)
-    settle(one, on=lambda: len(owned(one)) == 2)
-    two = mq.consumer(group, topics=[topic], protocol="cooperative")
-    assert isinstance(two, GroupConsumer)
+    first = member(mq, group, topic)
+    settle(first, on=lambda: len(list_owned(first)) == 2)
+    second = mq.consumer(group, topics=[topic], protocol="cooperative")
+    assert isinstance(second, GroupConsumer)
     mq.topics.delete_records(topic, {0: 2, 1: 2})
-    settle(one, on=lambda: owned(one) == [0])
-    assert texts(two.poll(timeout_ms=5_000)) == ["1.2", "1.3", "1.4"]
-    two.close()
-    one.close()
+    settle(first, on=lambda: list_owned(first) == [0])
+    assert texts(second.poll(timeout_ms=5_000)) == ["1.2", "1.3", "1.4"]
+    second.close()
+    first.close()
 
 
 # -- changing hands -----------------------------------------------------------------------------------------
@@ -162,21 +165,21 @@ def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Conn
 
 def test_what_moves_is_told_and_only_that(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
-    first, second = Told(), Told()
-    one = member(mq, group, topic, listener=first)
-    settle(one, on=lambda: len(owned(one)) == 4)
-    two = member(mq, group, topic, listener=second)
-    settle(one, two, on=lambda: len(owned(two)) == 2)
-    two.close()
-    settle(one, on=lambda: len(owned(one)) == 4)
-    one.close()
-    assert first.words == [
+    first_listener, second_listener = RecordingListener(), RecordingListener()
+    first = member(mq, group, topic, listener=first_listener)
+    settle(first, on=lambda: len(list_owned(first)) == 4)
+    second = member(mq, group, topic, listener=second_listener)
+    settle(first, second, on=lambda: len(list_owned(second)) == 2)
+    second.close()
+    settle(first, on=lambda: len(list_owned(first)) == 4)
+    first.close()
+    assert first_listener.events == [
         ("assigned", [0, 1, 2, 3]),
         ("revoked", [2, 3]),
         ("assigned", [2, 3]),
         ("revoked", [0, 1, 2, 3]),
     ]
-    assert second.words == [("assigned", [2, 3]), ("revoked", [2, 3])]
+    assert second_listener.events == [("assigned", [2, 3]), ("revoked", [2, 3])]
 
 
 def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: Connection) -> None:
@@ -186,32 +189,32 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
 
     class Commits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            one.commit({place: batches[-1].offsets[place] for place in partitions})
+            first.commit({place: batches[-1].offsets[place] for place in partitions})
 
-    one = member(mq, group, topic, listener=Commits())
-    batches.append(one.poll(timeout_ms=5_000))
+    first = member(mq, group, topic, listener=Commits())
+    batches.append(first.poll(timeout_ms=5_000))
     assert batches[0].record_count == 6
-    two = member(mq, group, topic)
-    settle(one, two, on=lambda: owned(two) == [1])
+    second = member(mq, group, topic)
+    settle(first, second, on=lambda: list_owned(second) == [1])
     add(mq, topic, {1: 1}, "later ")
-    assert texts(two.poll(timeout_ms=5_000)) == ["later 1.0"]
-    two.close()
-    one.close()
+    assert texts(second.poll(timeout_ms=5_000)) == ["later 1.0"]
+    second.close()
+    first.close()
 
 
 def test_a_commit_of_what_is_another_ones_is_refused_and_the_rest_of_it_counts(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 3})
-    one = member(mq, group, topic)
-    batch = one.poll(timeout_ms=5_000)
-    two = member(mq, group, topic)
-    settle(one, two, on=lambda: owned(two) == [1])
+    first = member(mq, group, topic)
+    batch = first.poll(timeout_ms=5_000)
+    second = member(mq, group, topic)
+    settle(first, second, on=lambda: list_owned(second) == [1])
     with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
-        one.commit(batch)
-    assert {place: told.offset for place, told in one.committed().items()} == {(topic, 0): 3}
-    assert two.committed() == {}
-    two.close()
-    one.close()
+        first.commit(batch)
+    assert {place: committed.offset for place, committed in first.committed().items()} == {(topic, 0): 3}
+    assert second.committed() == {}
+    second.close()
+    first.close()
 
 
 def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Connection) -> None:
@@ -220,168 +223,168 @@ def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Conn
             raise ValueError("mine")
 
     topic, group = new_topic(mq, 2), new_name("g")
-    one = member(mq, group, topic, listener=Raises())
-    settle(one, on=lambda: len(owned(one)) == 2)
-    two = member(mq, group, topic)
+    first = member(mq, group, topic, listener=Raises())
+    settle(first, on=lambda: len(list_owned(first)) == 2)
+    second = member(mq, group, topic)
     with pytest.raises(ValueError, match="mine"):
-        until(lambda: one.poll() is None)
-    settle(two, on=lambda: owned(two) == [1])
-    assert owned(one) == [0]
-    two.close()
+        until(lambda: first.poll() is None)
+    settle(second, on=lambda: list_owned(second) == [1])
+    assert list_owned(first) == [0]
+    second.close()
     with pytest.raises(ValueError, match="mine"):
-        one.close()
+        first.close()
 
 
 def test_a_static_member_comes_back_to_what_it_had(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b")
-    settle(a, b, on=lambda: len(owned(a)) == len(owned(b)) == 2)
-    had = owned(a)
+    settle(a, b, on=lambda: len(list_owned(a)) == len(list_owned(b)) == 2)
+    owned_before = list_owned(a)
     a.close()
-    told = Told()
-    again = member(mq, group, topic, instance_id="a", listener=told)
-    settle(again, b, on=lambda: bool(owned(again)))
-    assert told.words == [("assigned", had)]
-    again.close(leave=True)
-    settle(b, on=lambda: len(owned(b)) == 4)
+    listener = RecordingListener()
+    returned = member(mq, group, topic, instance_id="a", listener=listener)
+    settle(returned, b, on=lambda: bool(list_owned(returned)))
+    assert listener.events == [("assigned", owned_before)]
+    returned.close(leave=True)
+    settle(b, on=lambda: len(list_owned(b)) == 4)
     b.close()
 
 
 def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
-    told = Told()
-    first = member(mq, group, topic, instance_id="i", listener=told)
-    settle(first, on=lambda: owned(first) == [0])
+    listener = RecordingListener()
+    first = member(mq, group, topic, instance_id="i", listener=listener)
+    settle(first, on=lambda: list_owned(first) == [0])
     second = member(mq, group, topic, instance_id="i")
     with pytest.raises(FencedInstanceId):
         first.poll()
-    assert told.words == [("assigned", [0]), ("lost", [0])]
+    assert listener.events == [("assigned", [0]), ("lost", [0])]
     with pytest.raises(IllegalState, match="closed"):
         first.poll()
-    settle(second, on=lambda: owned(second) == [0])
+    settle(second, on=lambda: list_owned(second) == [0])
     second.close()
 
 
 def test_a_member_that_was_removed_joins_anew_with_its_next_poll(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
-    told = Told()
-    one = member(mq, group, topic, listener=told)
-    settle(one, on=lambda: owned(one) == [0])
-    before = one.member_id
+    listener = RecordingListener()
+    consumer = member(mq, group, topic, listener=listener)
+    settle(consumer, on=lambda: list_owned(consumer) == [0])
+    before = consumer.member_id
     mq.groups.remove_members(group, members=[before])
     with pytest.raises(UnknownMemberId):
-        one.commit({(topic, 0): 0})
-    settle(one, on=lambda: owned(one) == [0])
-    assert one.member_id != before
-    assert told.words == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
-    one.close()
+        consumer.commit({(topic, 0): 0})
+    settle(consumer, on=lambda: list_owned(consumer) == [0])
+    assert consumer.member_id != before
+    assert listener.events == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
+    consumer.close()
 
 
 def test_a_deleted_topic_is_lost_and_its_successor_is_read_from_the_start(mq: Connection) -> None:
-    topic, told = new_topic(mq, 1), Told()
-    with member(mq, new_name("g"), topic, listener=told) as one:
-        settle(one, on=lambda: owned(one) == [0])
+    topic, listener = new_topic(mq, 1), RecordingListener()
+    with member(mq, new_name("g"), topic, listener=listener) as consumer:
+        settle(consumer, on=lambda: list_owned(consumer) == [0])
         mq.topics.delete(topic)
-        settle(one, on=lambda: owned(one) == [])
+        settle(consumer, on=lambda: list_owned(consumer) == [])
         mq.topics.create(topic, 1)
         add(mq, topic, {0: 1})
-        assert texts(one.poll(timeout_ms=5_000)) == ["0.0"]
-    assert told.words[:3] == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
+        assert texts(consumer.poll(timeout_ms=5_000)) == ["0.0"]
+    assert listener.events[:3] == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
 
 
 def test_who_closes_the_connection_leaves_its_groups(mq: Connection) -> None:
-    topic, group, told = new_topic(mq, 2), new_name("g"), Told()
+    topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     with lakemq.connect(mq.namespace.path) as other:
-        one = member(other, group, topic, listener=told)
-        settle(one, on=lambda: owned(one) == [0, 1])
-    assert told.words == [("assigned", [0, 1]), ("revoked", [0, 1])]
+        consumer = member(other, group, topic, listener=listener)
+        settle(consumer, on=lambda: list_owned(consumer) == [0, 1])
+    assert listener.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
     until(lambda: mq.groups.describe(group).members == 0)
-    one.close()
+    consumer.close()
 
 
 def test_what_was_read_can_be_committed_as_it_is_given_up_whatever_was_asked_meanwhile(mq: Connection) -> None:
     class Commits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            noted.append(one.commit())
+            answers.append(first.commit())
 
-    noted: list[Any] = []
+    answers: list[Any] = []
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 3})
-    one = member(mq, group, topic, listener=Commits())
-    assert one.poll(timeout_ms=5_000).record_count == 6
-    two = member(mq, group, topic)
+    first = member(mq, group, topic, listener=Commits())
+    assert first.poll(timeout_ms=5_000).record_count == 6
+    second = member(mq, group, topic)
     until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
-    assert one.lag() == {(topic, 0): 0, (topic, 1): 0}
-    assert one.position(topic, 1) == 3
-    settle(one, two, on=lambda: owned(two) == [1])
-    assert noted == [{(topic, 0): 3, (topic, 1): 3}]
-    assert two.position(topic, 1) == 3
-    two.close()
-    one.close()
+    assert first.lag() == {(topic, 0): 0, (topic, 1): 0}
+    assert first.position(topic, 1) == 3
+    settle(first, second, on=lambda: list_owned(second) == [1])
+    assert answers == [{(topic, 0): 3, (topic, 1): 3}]
+    assert second.position(topic, 1) == 3
+    second.close()
+    first.close()
 
 
 def test_what_is_to_be_given_up_is_read_no_further(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
-    one = member(mq, group, topic)
-    settle(one, on=lambda: len(owned(one)) == 2)
-    two = member(mq, group, topic)
+    first = member(mq, group, topic)
+    settle(first, on=lambda: len(list_owned(first)) == 2)
+    second = member(mq, group, topic)
     until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
-    one.lag()
+    first.lag()
     add(mq, topic, {1: 1})
-    settle(two, on=lambda: owned(two) == [] or not one.poll())
-    assert one.poll(timeout_ms=20).record_count == 0
-    assert texts(two.poll(timeout_ms=5_000)) == ["1.0"]
-    two.close()
-    one.close()
+    settle(second, on=lambda: list_owned(second) == [] or not first.poll())
+    assert first.poll(timeout_ms=20).record_count == 0
+    assert texts(second.poll(timeout_ms=5_000)) == ["1.0"]
+    second.close()
+    first.close()
 
 
 def test_a_lost_member_is_told_so_when_it_commits(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one:
-        assert one.poll(timeout_ms=5_000)
-        mq.groups.remove_members(group, members=[one.member_id])
-        assert one.lag() == {}
+    with member(mq, group, topic) as consumer:
+        assert consumer.poll(timeout_ms=5_000)
+        mq.groups.remove_members(group, members=[consumer.member_id])
+        assert consumer.lag() == {}
         with pytest.raises(IllegalState, match="not assigned"):
-            one.seek(topic, 0, 0)
+            consumer.seek(topic, 0, 0)
         with pytest.raises(UnknownMemberId):
-            one.commit()
+            consumer.commit()
 
 
 def test_a_listener_may_wait_for_another_thread_that_commits(mq: Connection) -> None:
     class Waits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            thread = threading.Thread(target=lambda: noted.append(one.commit(batch)), daemon=True)
+            thread = threading.Thread(target=lambda: answers.append(consumer.commit(batch)), daemon=True)
             thread.start()
             thread.join(10)
 
-    noted: list[Any] = []
+    answers: list[Any] = []
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2})
-    one = member(mq, group, topic, listener=Waits())
-    batch = one.poll(timeout_ms=5_000)
-    one.close()
-    assert noted == [{(topic, 0): 2}]
+    consumer = member(mq, group, topic, listener=Waits())
+    batch = consumer.poll(timeout_ms=5_000)
+    consumer.close()
+    assert answers == [{(topic, 0): 2}]
 
 
-@pytest.mark.parametrize("how", [{"assign": ["t"]}, {"topics": ["t"], "protocol": "cooperative"}], ids=str)
+@pytest.mark.parametrize("options", [{"assign": ["t"]}, {"topics": ["t"], "protocol": "cooperative"}], ids=str)
 def test_what_an_interrupted_poll_has_passed_is_read_again(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    def interrupted(self: Any) -> bool:
+    def interrupt(self: Any) -> bool:
         raise KeyboardInterrupt
 
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 3})
-    reads = {word: [topic] if isinstance(of, list) else of for word, of in how.items()}
-    with mq.consumer(group, **reads, auto_offset_reset="earliest") as one:
-        until(lambda: one.poll(1).record_count == 1)
+    reads = {word: [topic] if isinstance(of, list) else of for word, of in options.items()}
+    with mq.consumer(group, **reads, auto_offset_reset="earliest") as consumer:
+        until(lambda: consumer.poll(1).record_count == 1)
         with monkeypatch.context() as patched:
-            patched.setattr(ConsumerBatch, "__bool__", interrupted)
+            patched.setattr(ConsumerBatch, "__bool__", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                one.poll()
-        assert one.commit() == {(topic, 0): 1}
-        assert texts(one.poll(timeout_ms=5_000)) == ["0.1", "0.2"]
+                consumer.poll()
+        assert consumer.commit() == {(topic, 0): 1}
+        assert texts(consumer.poll(timeout_ms=5_000)) == ["0.1", "0.2"]
 
 
 # -- transactions -------------------------------------------------------------------------------------------
@@ -390,28 +393,28 @@ def test_what_an_interrupted_poll_has_passed_is_read_again(
 def test_offsets_of_a_member_count_with_the_transaction(mq: Connection) -> None:
     topic, out, group = new_topic(mq, 1), new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
         with mq.transaction(new_name("tx")) as txn:
             txn.publish(out, batch.to_arrow().select(["value"]))
             txn.send_offsets(batch)
-        assert committed(mq, group, topic) == 2
+        assert read_committed_offset(mq, group, topic) == 2
 
 
 def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_aborted(mq: Connection) -> None:
     topic, out, group = new_topic(mq, 2), new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2, 1: 2})
-    one = member(mq, group, topic)
-    batch = one.poll(timeout_ms=5_000)
-    two = member(mq, group, topic)
-    settle(one, two, on=lambda: owned(two) == [1])
+    first = member(mq, group, topic)
+    batch = first.poll(timeout_ms=5_000)
+    second = member(mq, group, topic)
+    settle(first, second, on=lambda: list_owned(second) == [1])
     with pytest.raises((TransactionAbortable, FencedMemberEpoch)), mq.transaction(new_name("tx")) as txn:  # noqa: PT012
         txn.publish(out, batch.to_arrow().select(["value"]))
         txn.send_offsets(batch)
     assert mq.fetch(out).to_arrow().num_rows == 0
-    assert one.committed() == two.committed() == {}
-    two.close()
-    one.close()
+    assert first.committed() == second.committed() == {}
+    second.close()
+    first.close()
 
 
 # -- listeners that call back, and calls that fail half way ------------------------------------------------
@@ -420,25 +423,25 @@ def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_a
 def test_a_consumer_that_is_closed_by_its_listener_leaves_nobody_behind(mq: Connection) -> None:
     class Closes(RebalanceListener):
         def on_lost(self, partitions: list[tuple[str, int]]) -> None:
-            one.close()
+            first.close()
 
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            one.close()
+            first.close()
 
     topic, group = new_topic(mq, 2), new_name("g")
-    one = member(mq, group, topic, listener=Closes())
-    settle(one, on=lambda: len(owned(one)) == 2)
-    mq.groups.remove_members(group, members=[one.member_id])
+    first = member(mq, group, topic, listener=Closes())
+    settle(first, on=lambda: len(list_owned(first)) == 2)
+    mq.groups.remove_members(group, members=[first.member_id])
     with pytest.raises(IllegalState, match="closed"):
-        one.poll()
+        first.poll()
     assert mq.groups.describe(group).members == 0
-    one = member(mq, group, topic, listener=Closes())
-    settle(one, on=lambda: len(owned(one)) == 2)
-    two = member(mq, group, topic)
+    first = member(mq, group, topic, listener=Closes())
+    settle(first, on=lambda: len(list_owned(first)) == 2)
+    second = member(mq, group, topic)
     with pytest.raises(IllegalState, match="closed"):
-        until(lambda: one.poll() is None)
-    settle(two, on=lambda: owned(two) == [0, 1])
-    two.close()
+        until(lambda: first.poll() is None)
+    settle(second, on=lambda: list_owned(second) == [0, 1])
+    second.close()
 
 
 def test_a_consumer_that_cannot_be_made_leaves_nobody_behind(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,15 +458,15 @@ def test_a_consumer_that_cannot_be_made_leaves_nobody_behind(mq: Connection, mon
 
 def test_a_member_that_has_a_great_many_offsets_stops_nobody(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
-    with member(mq, group, topic) as one:
-        known = mq.state().topic(topic).topic_id
-        offset = OffsetCommit(topic, 0, 0, None, known, 10**9)
+    with member(mq, group, topic) as consumer:
+        topic_id = mq.state().topic(topic).topic_id
+        offset = OffsetCommit(topic, 0, 0, None, topic_id, 10**9)
         begun_s = time.process_time()
-        judged = mq.requester.ask(CommitOffsets(group, [offset] * 100_000, None, one.member_id))
+        judged = mq.requester.ask(CommitOffsets(group, [offset] * 100_000, None, consumer.member_id))
         assert len(judged.fenced) == 100_000  # type: ignore[union-attr]
         assert time.process_time() - begun_s < 10
         with pytest.raises(InvalidRequest, match="Too many offsets"):
-            mq.requester.ask(CommitOffsets(group, [offset] * 100_001, None, one.member_id))
+            mq.requester.ask(CommitOffsets(group, [offset] * 100_001, None, consumer.member_id))
 
 
 # -- what is refused ----------------------------------------------------------------------------------------
@@ -507,9 +510,9 @@ def test_members_with_lists_of_assignors_agree_on_one_that_all_support(mq: Conne
     with member(mq, group, topic, assignor=["cooperative-sticky", "range"]) as first:
         settle(first, on=lambda: mq.groups.describe(group).assignor == "cooperative-sticky")
         with member(mq, group, topic, assignor=["range", "sticky"]) as second:
-            settle(first, second, on=lambda: len(owned(first)) == len(owned(second)) == 1)
+            settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 1)
             assert mq.groups.describe(group).assignor == "range"
-            supported = [one.assignors for one in mq.groups.members(group)]
+            supported = [member_info.assignors for member_info in mq.groups.members(group)]
             assert supported == [["cooperative-sticky", "range"], ["range", "sticky"]]
 
 
@@ -539,12 +542,12 @@ def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Conn
     def work(rounds: int) -> None:
         try:
             for _ in range(rounds):
-                with member(mq, group, topic, None) as one:
+                with member(mq, group, topic, None) as consumer:
                     until_s = time.monotonic() + 0.4
                     while time.monotonic() < until_s and not stop.is_set():
-                        batch = one.poll(max_records=20, timeout_ms=5)
+                        batch = consumer.poll(max_records=20, timeout_ms=5)
                         if batch:
-                            one.commit(batch)
+                            consumer.commit(batch)
                             with lock:
                                 read.extend(texts(batch))
         except BaseException as error:
@@ -568,8 +571,12 @@ def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Conn
 
 def test_an_own_connection_sees_the_group_as_it_is(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
-    with lakemq.connect(mq.namespace.path) as other, member(mq, group, topic) as one:
-        two = member(other, group, topic)
-        settle(one, two, on=lambda: sorted(owned(one) + owned(two)) == [0, 1] and len(owned(one)) == 1)
-        two.close()
-        settle(one, on=lambda: owned(one) == [0, 1])
+    with lakemq.connect(mq.namespace.path) as other, member(mq, group, topic) as first:
+        second = member(other, group, topic)
+        settle(
+            first,
+            second,
+            on=lambda: sorted(list_owned(first) + list_owned(second)) == [0, 1] and len(list_owned(first)) == 1,
+        )
+        second.close()
+        settle(first, on=lambda: list_owned(first) == [0, 1])

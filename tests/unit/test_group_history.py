@@ -30,8 +30,8 @@ def moves(mq: Harness) -> pa.Table:
 
 
 def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
-    others = {spec.name: spec.empty() for spec in TABLES}
-    return projected.sql({**others, ASSIGNMENT_MOVES.name: rows}, query)
+    empty_tables = {spec.name: spec.empty() for spec in TABLES}
+    return projected.sql({**empty_tables, ASSIGNMENT_MOVES.name: rows}, query)
 
 
 def owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
@@ -64,16 +64,16 @@ def test_the_history_says_who_had_a_partition_when_and_why_it_moved(story: Story
     assert owners(rows, 9_999) == {0: "C1", 1: "C1"}
     assert owners(rows, 11_999) == {0: "C1", 1: "C1"}
     assert owners(rows, 12_000) == {0: "C1", 1: "C2"}
-    told = sql(
+    history = sql(
         rows,
         "SELECT state, owner, since, until, reason FROM assignment_history WHERE partition = 1 ORDER BY since, until",
     )
-    assert [one for one in told if one[2] != one[3]] == [
+    assert [row for row in history if row[2] != row[3]] == [
         ("ready", "C1", time_at(1_000), time_at(10_000), "balance"),
         ("paused", "C1", time_at(10_000), time_at(12_000), "balance"),
         ("ready", "C2", time_at(12_000), None, "balance"),
     ]
-    assert ("unassigned", None, time_at(12_000), time_at(12_000), "handed over") in told
+    assert ("unassigned", None, time_at(12_000), time_at(12_000), "handed over") in history
 
 
 def test_a_handoff_tells_how_long_it_took_and_that_nothing_was_delivered_again(story: Story) -> None:
@@ -112,11 +112,11 @@ def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story
 
 def test_who_is_back_in_time_has_handed_over_nothing(story: Story) -> None:
     assert {row["epoch"] for row in moves(story.mq).to_pylist()} == {story.mq.state.groups["g"].assignments[1, 0].epoch}
-    epochs = {place: one.epoch for place, one in story.mq.state.groups["g"].assignments.items()}
+    epochs = {place: assignment.epoch for place, assignment in story.mq.state.groups["g"].assignments.items()}
     story.tell({"silent": "C1"})
     assert [row[3:5] for row in sql(moves(story.mq), HANDOFFS)] == [("C1", None)] * 2
     story.tell({"join": "C1", "knows": True})
-    assert {place: one.epoch for place, one in story.mq.state.groups["g"].assignments.items()} == epochs
+    assert {place: assignment.epoch for place, assignment in story.mq.state.groups["g"].assignments.items()} == epochs
     assert sql(moves(story.mq), HANDOFFS) == []
 
 
@@ -136,13 +136,13 @@ def test_what_is_gone_is_no_handoff_and_a_group_made_anew_begins_anew(story: Sto
 def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> None:
     mq = busy(seed)
     query = "SELECT g.group, topic, partition, state, owner FROM assignment_history g WHERE until IS NULL"
-    known = {
-        (group.group, one.topic, place[1], one.status.value, one.owner)
+    expected = {
+        (group.group, assignment.topic, place[1], assignment.status.value, assignment.owner)
         for group in mq.state.groups.values()
-        for place, one in group.assignments.items()
-        if one.status.value != "unassigned"
+        for place, assignment in group.assignments.items()
+        if assignment.status.value != "unassigned"
     }
-    assert {one for one in sql(moves(mq), query) if one[3] != "unassigned"} == known
+    assert {row for row in sql(moves(mq), query) if row[3] != "unassigned"} == expected
 
 
 # -- what is kept -------------------------------------------------------------------------------------------
@@ -158,17 +158,17 @@ def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: 
     story.mq.now_ms += HOUR_MS
     story.tell({"silent": "C1"})
     rows, now = moves(story.mq), read_live_state(story.mq.state)
-    left = trim_rows(ASSIGNMENT_MOVES, rows, now, HOUR_MS - 1, whole)
-    gone = [] if whole else [("u", 0, "gone", None)]
-    assert [(row["topic"], row["partition"], row["state"], row["owner"]) for row in left.to_pylist()] == [
+    remaining = trim_rows(ASSIGNMENT_MOVES, rows, now, HOUR_MS - 1, whole)
+    old_moves = [] if whole else [("u", 0, "gone", None)]
+    assert [(row["topic"], row["partition"], row["state"], row["owner"]) for row in remaining.to_pylist()] == [
         ("t", 0, "ready", "C1"),
-        *gone,
+        *old_moves,
         ("t", 1, "ready", "C2"),
         ("t", 0, "unbound", None),
     ]
-    assert owners(left, story.mq.now_ms) == owners(rows, story.mq.now_ms)
-    assert [row[3:5] for row in sql(left, HANDOFFS)] == [("C1", None)]
-    assert trim_rows(ASSIGNMENT_MOVES, left, now, HOUR_MS - 1, whole) == left
+    assert owners(remaining, story.mq.now_ms) == owners(rows, story.mq.now_ms)
+    assert [row[3:5] for row in sql(remaining, HANDOFFS)] == [("C1", None)]
+    assert trim_rows(ASSIGNMENT_MOVES, remaining, now, HOUR_MS - 1, whole) == remaining
 
 
 def test_a_large_file_of_old_moves_is_merged_once_more(story: Story) -> None:

@@ -27,7 +27,7 @@ def groups_of(story: Story, now_ms: int) -> Groups:
     return Groups(lambda: story.mq.state, nobody, nobody, FOR_GOOD, lambda: now_ms, lambda: None)
 
 
-def played(*lines: dict[str, Any]) -> Story:
+def play(*lines: dict[str, Any]) -> Story:
     story = Story()
     for line in lines:
         story.tell(line)
@@ -43,7 +43,7 @@ def played(*lines: dict[str, Any]) -> Story:
 )
 def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, setting: str) -> None:
     config = {"group.protocol": protocol, setting: 4_000}
-    story = played(
+    story = play(
         {"create": {"t": 2}},
         {"join": "C1", "config": config},
         {"join": "C2", "config": config},
@@ -64,7 +64,7 @@ def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, set
 
 def test_a_classic_group_says_how_much_longer_it_waits_for_its_first_members() -> None:
     config = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 3_000}
-    story = played({"create": {"t": 1}}, {"join": "C1", "config": config})
+    story = play({"create": {"t": 1}}, {"join": "C1", "config": config})
     groups = groups_of(story, story.mq.state.now_ms + 1_000)
     assert groups.describe("g").delay_left_ms == 2_000
     assert [(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")] == [
@@ -74,7 +74,7 @@ def test_a_classic_group_says_how_much_longer_it_waits_for_its_first_members() -
 
 def test_a_partition_that_is_handed_over_says_how_much_longer_its_owner_has() -> None:
     config = {"group.protocol": "queue", "max.handoff.ms": 3_000}
-    story = played(
+    story = play(
         {"create": {"t": 2}},
         {"publish": {"t-0": 2, "t-1": 2}},
         {"join": "C1", "config": config},
@@ -90,7 +90,7 @@ def test_a_partition_that_is_handed_over_says_how_much_longer_its_owner_has() ->
 
 
 def test_a_member_says_whose_it_is_in_its_row_and_after_it_was_loaded_again() -> None:
-    story = played({"create": {"t": 1}})
+    story = play({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"], client_id="billing", host="rack-1", process_id=4711))
     story.mq.ask(JoinGroup("g", "C2", ["t"]))
     rows = sql(tables(story.mq), "SELECT member_id, client_id, host, process_id FROM group_members ORDER BY member_id")
@@ -103,7 +103,7 @@ def test_a_member_says_whose_it_is_in_its_row_and_after_it_was_loaded_again() ->
 
 
 def test_a_member_shows_the_assignors_that_it_supports_also_after_its_group_was_loaded_again() -> None:
-    story = played({"create": {"t": 1}})
+    story = play({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"], assignors=["sticky", "range"]))
     story.mq.ask(JoinGroup("g", "C2", ["t"]))
     rows = sql(tables(story.mq), "SELECT member_id, assignors FROM group_members ORDER BY member_id")
@@ -112,21 +112,21 @@ def test_a_member_shows_the_assignors_that_it_supports_also_after_its_group_was_
 
 
 def test_a_new_group_takes_what_its_first_member_supports_rather_than_the_default_of_the_namespace() -> None:
-    given = DecisionInputs(Limits(group_defaults={"group.assignor": "range", "offsets.retention.ms": 5}))
+    inputs = DecisionInputs(Limits(group_defaults={"group.assignor": "range", "offsets.retention.ms": 5}))
     for assignors, config in (
         (["sticky"], {"offsets.retention.ms": 5}),
         ([], {"group.assignor": "range", "offsets.retention.ms": 5}),
     ):
-        decided = decide_join(State(), JoinGroup("g", "C1", [], assignors=assignors), given)
+        decided = decide_join(State(), JoinGroup("g", "C1", [], assignors=assignors), inputs)
         assert [entry.record.config for entry in decided.entries if isinstance(entry.record, GroupConfigured)] == [
             config
         ]
 
 
 def test_a_name_that_is_too_long_is_refused() -> None:
-    story = played({"create": {"t": 1}})
-    for what in "client_id", "host":
-        refusal = story.mq.refused(JoinGroup("g", "C1", ["t"], **{what: "x" * 250}))
+    story = play({"create": {"t": 1}})
+    for field in "client_id", "host":
+        refusal = story.mq.refused(JoinGroup("g", "C1", ["t"], **{field: "x" * 250}))
         assert refusal.error == InvalidRequest.name
 
 

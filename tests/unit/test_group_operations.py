@@ -59,17 +59,19 @@ def group(mq: Connection, topic: str) -> str:
     return name
 
 
-def changed(mq: Connection, *given: Any, **how: Any) -> dict[int, tuple[int | None, int | None]]:
-    return {offset.partition: (offset.before, offset.after) for offset in mq.groups.reset_offsets(*given, **how)}
+def reset_offsets(mq: Connection, *arguments: Any, **options: Any) -> dict[int, tuple[int | None, int | None]]:
+    return {
+        offset.partition: (offset.before, offset.after) for offset in mq.groups.reset_offsets(*arguments, **options)
+    }
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(mq: Connection, topic: str, group: str) -> None:
-    assert changed(mq, group, to="earliest", dry_run=True) == {0: (3, 0)}
+    assert reset_offsets(mq, group, to="earliest", dry_run=True) == {0: (3, 0)}
     assert [row.committed_offset for row in mq.groups.lag(group)] == [3]
 
 
 @pytest.mark.parametrize(
-    ("how", "after"),
+    ("options", "after"),
     [
         ({"to": "latest"}, 5),
         ({"to": 2}, 2),
@@ -85,17 +87,17 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(mq: Connection, to
     ids=str,
 )
 def test_a_group_goes_on_where_it_is_told_to(
-    mq: Connection, topic: str, group: str, how: dict[str, Any], after: int
+    mq: Connection, topic: str, group: str, options: dict[str, Any], after: int
 ) -> None:
-    assert changed(mq, group, **how) == {0: (3, after)}
+    assert reset_offsets(mq, group, **options) == {0: (3, after)}
     with mq.consumer(group, assign=[(topic, 0)]) as consumer:
         assert consumer.position(topic, 0) == after
 
 
 def test_partitions_by_topic_by_pair_and_by_what_they_are_mapped_to(mq: Connection, topic: str, group: str) -> None:
-    assert changed(mq, group, topic, "earliest") == {0: (3, 0), 1: (None, 0)}
-    assert changed(mq, group, [(topic, 1)], NOON + timedelta(minutes=1)) == {1: (0, 1)}
-    assert changed(mq, group, to={(topic, 1): 4, (topic, 0): 2}) == {0: (0, 2), 1: (1, 4)}
+    assert reset_offsets(mq, group, topic, "earliest") == {0: (3, 0), 1: (None, 0)}
+    assert reset_offsets(mq, group, [(topic, 1)], NOON + timedelta(minutes=1)) == {1: (0, 1)}
+    assert reset_offsets(mq, group, to={(topic, 1): 4, (topic, 0): 2}) == {0: (0, 2), 1: (1, 4)}
 
 
 def test_what_is_published_after_a_look_for_a_time_is_not_passed_over(
@@ -105,19 +107,19 @@ def test_what_is_published_after_a_look_for_a_time_is_not_passed_over(
     look = resets._offsets_for_times
 
     def late(name: str, times: Any) -> Any:
-        found = look(name, times)
+        offsets = look(name, times)
         mq.publish(topic, pa.table({"value": ["late"], "partition": [0], "timestamp": [NOON + timedelta(days=1)]}))
-        return found
+        return offsets
 
     monkeypatch.setattr(resets, "_offsets_for_times", late)
-    assert changed(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
+    assert reset_offsets(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
 
 
 def test_what_cannot_be_asked(mq: Connection, topic: str, group: str) -> None:
     reset = mq.groups.reset_offsets
-    for given in ({}, {"to": "earliest", "shift_by": 1}, {"to": "first"}, {"to": -1}, {"to": timedelta(-1)}):
+    for arguments in ({}, {"to": "earliest", "shift_by": 1}, {"to": "first"}, {"to": -1}, {"to": timedelta(-1)}):
         with pytest.raises(InvalidRequest):
-            reset(group, **given)  # type: ignore[arg-type]
+            reset(group, **arguments)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest):
         reset(group, topic, {(topic, 0): 1})
     with pytest.raises(InvalidTopic):
@@ -143,7 +145,7 @@ def test_while_members_live_nothing_of_theirs_is_touched(mq: Connection, topic: 
         with pytest.raises(GroupSubscribedToTopic):
             mq.groups.delete_offsets(group, topic)
     deleted = mq.groups.delete_offsets(group, [(topic, 0)])
-    assert [(one.partition, one.before, one.after) for one in deleted] == [(0, 5, None)]
+    assert [(offset.partition, offset.before, offset.after) for offset in deleted] == [(0, 5, None)]
     mq.groups.delete(group)
     assert group not in mq.groups.list()
     with pytest.raises(GroupIdNotFound):
@@ -163,7 +165,7 @@ def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic:
         with pytest.raises(UnstableOffsetCommit):
             refused()
     mq.requester.ask(EndTransaction(ref, True, 1))
-    assert changed(mq, group, to="latest") == {0: (4, 5)}
+    assert reset_offsets(mq, group, to="latest") == {0: (4, 5)}
 
 
 @pytest.mark.extended
@@ -172,9 +174,11 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
         mq.topics.create("t", 3)
         mq.topics.create("u")
         members = [mq.consumer("g", topics=["t", "u"], protocol="cooperative") for _ in range(2)]
-        while sum(len(one.assignment()) for one in members) < 4 or not all(one.assignment() for one in members):
-            for one in members:
-                one.poll(timeout_ms=0)
+        while sum(len(consumer.assignment()) for consumer in members) < 4 or not all(
+            consumer.assignment() for consumer in members
+        ):
+            for consumer in members:
+                consumer.poll(timeout_ms=0)
         members[0].close()
         mq.topics.delete("u")
         until(lambda: {assignment.state for assignment in mq.groups.assignments("g")} == {"ready"})
@@ -183,19 +187,19 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
         mq.groups.delete("gone")
         members[1].close(leave=False)
 
-    def told(query: str) -> list[tuple[Any, ...]]:
-        with lakemq.connect(str(tmp_path)) as again:
-            return [tuple(row) for row in run_query(again.namespace, query)[1]]
+    def run_sql(query: str) -> list[tuple[Any, ...]]:
+        with lakemq.connect(str(tmp_path)) as connection:
+            return [tuple(row) for row in run_query(connection.namespace, query)[1]]
 
     assert len(assignments) == 3
-    rows = told('SELECT "group", topic, partition, state, owner FROM group_assignments ORDER BY partition')
+    rows = run_sql('SELECT "group", topic, partition, state, owner FROM group_assignments ORDER BY partition')
     assert rows == [
         (assignment.group, assignment.topic, assignment.partition, assignment.state, assignment.owner)
         for assignment in assignments
     ]
-    assert told('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
+    assert run_sql('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
     # the table also has what is not any more: at least the partition of the deleted topic
-    assert len(told("SELECT * FROM assignments")) > len(rows)
+    assert len(run_sql("SELECT * FROM assignments")) > len(rows)
 
 
 def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
@@ -206,11 +210,11 @@ def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
             consumer.commit({("t", 0): 2, ("t", 1): 5})
         mq.topics.delete_records("t", {0: 4, 1: 5})
         path = mq.namespace.path
-    with lakemq.connect(path) as again:
-        assert [partition.deleted for partition in again.groups.lag("g")] == [2, 0]
-        assert again.groups.describe("g").deleted == 2
-    said = CliRunner().invoke(app, ["--path", path, "groups", "describe", "g", "--output", "json"])
-    assert json.loads(said.stdout)["deleted"] == 2
+    with lakemq.connect(path) as connection:
+        assert [partition.deleted for partition in connection.groups.lag("g")] == [2, 0]
+        assert connection.groups.describe("g").deleted == 2
+    result = CliRunner().invoke(app, ["--path", path, "groups", "describe", "g", "--output", "json"])
+    assert json.loads(result.stdout)["deleted"] == 2
 
 
 def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
@@ -225,12 +229,12 @@ def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
         assert mq.groups.describe("kept").expires_at_ms is None
         path = mq.namespace.path
     time.sleep(1.1)
-    with lakemq.connect(path) as again:
-        assert again.groups.lag("soon")
-        again.step_until_idle()
-        assert again.groups.lag("soon") == []
-        assert [partition.committed_offset for partition in again.groups.lag("kept")] == [0]
-        assert again.state().now_ms > expires_at_ms
+    with lakemq.connect(path) as connection:
+        assert connection.groups.lag("soon")
+        connection.step_until_idle()
+        assert connection.groups.lag("soon") == []
+        assert [partition.committed_offset for partition in connection.groups.lag("kept")] == [0]
+        assert connection.state().now_ms > expires_at_ms
 
 
 def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_path: Path) -> None:
@@ -244,7 +248,7 @@ def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_pat
         mq.groups.delete("g")
         assert mq.groups.list() == ["kept"]
         path = mq.namespace.path
-    with lakemq.connect(path) as again:
-        assert again.groups.list() == ["kept"]
-        state = again._whole_state()
+    with lakemq.connect(path) as connection:
+        assert connection.groups.list() == ["kept"]
+        state = connection._whole_state()
         assert (state.groups.keys(), dict(state.offsets), state.groups_with_members) == ({"kept"}, {}, set())

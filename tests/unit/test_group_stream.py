@@ -24,18 +24,18 @@ def texts(rows: pa.Table) -> list[str]:
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_each_batch_is_done_with_when_the_function_returns(mq: Connection, protocol: str) -> None:
-    topic, group, seen = new_topic(mq, 2), new_name("g"), list[str]()
+    topic, group, read_texts = new_topic(mq, 2), new_name("g"), list[str]()
     add(mq, topic, {0: 5, 1: 5})
     stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
-    assert stream.foreach_batch(lambda rows: seen.extend(texts(rows)), max_records=4, available_now=True) == 10
-    assert sorted(seen) == [f"{p}.{i}" for p in range(2) for i in range(5)]
-    assert stream.foreach_batch(lambda rows: seen.extend(texts(rows)), available_now=True) == 0
+    assert stream.foreach_batch(lambda rows: read_texts.extend(texts(rows)), max_records=4, available_now=True) == 10
+    assert sorted(read_texts) == [f"{p}.{i}" for p in range(2) for i in range(5)]
+    assert stream.foreach_batch(lambda rows: read_texts.extend(texts(rows)), available_now=True) == 0
     assert mq.groups.describe(group).lag == 0
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection, protocol: str) -> None:
-    topic, group, seen = new_topic(mq), new_name("g"), list[str]()
+    topic, group, read_texts = new_topic(mq), new_name("g"), list[str]()
     add(mq, topic, {0: 3})
     if protocol == "queue":
         mq.groups.create(group, {"rebalance.delay.ms": 0})
@@ -47,8 +47,10 @@ def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection
     with pytest.raises(RuntimeError, match="on purpose"):
         mq.stream(group, topics=[topic], **options).foreach_batch(fails)
     assert mq.groups.members(group) == []
-    mq.stream(group, topics=[topic], **options).foreach_batch(lambda rows: seen.extend(texts(rows)), available_now=True)
-    assert seen == ["0.0", "0.1", "0.2"]
+    mq.stream(group, topics=[topic], **options).foreach_batch(
+        lambda rows: read_texts.extend(texts(rows)), available_now=True
+    )
+    assert read_texts == ["0.0", "0.1", "0.2"]
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
@@ -57,11 +59,11 @@ def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connectio
     add(mq, topic, {0: 5, 1: 5})
     name = new_name("tx")
 
-    def copied(rows: pa.Table, txn: Any) -> None:
+    def copy_rows(rows: pa.Table, txn: Any) -> None:
         txn.publish(out, rows.select(["value"]))
 
     stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
-    done = stream.foreach_batch(copied, transactional_id=name, max_records=4, available_now=True)
+    done = stream.foreach_batch(copy_rows, transactional_id=name, max_records=4, available_now=True)
     assert (done, len(values(mq, out))) == (10, 10)
     assert sorted(values(mq, out)) == [f"{p}.{i}" for p in range(2) for i in range(5)]
     assert mq.groups.describe(group).lag == 0
@@ -108,9 +110,9 @@ def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> N
 def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     streams = [mq.stream(group, topics=[topic], auto_offset_reset="earliest") for _ in range(2)]
-    seen: list[list[str]] = [[], []]
+    texts_of_each: list[list[str]] = [[], []]
     threads = [
-        threading.Thread(target=stream.foreach_batch, args=(lambda rows, i=i: seen[i].extend(texts(rows)),))
+        threading.Thread(target=stream.foreach_batch, args=(lambda rows, i=i: texts_of_each[i].extend(texts(rows)),))
         for i, stream in enumerate(streams)
     ]
     for thread in threads:
@@ -118,20 +120,20 @@ def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
     until(lambda: mq.groups.list() != [] and group in mq.groups.list() and len(mq.groups.members(group)) == 2)
     until(lambda: len({assignment.owner for assignment in mq.groups.assignments(group)} - {None}) == 2)
     add(mq, topic, {0: 3, 1: 3})
-    until(lambda: len(seen[0]) == len(seen[1]) == 3)
+    until(lambda: len(texts_of_each[0]) == len(texts_of_each[1]) == 3)
     for stream in streams:
         stream.stop()
     for thread in threads:
         thread.join(10)
-    assert sorted(seen[0] + seen[1]) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+    assert sorted(texts_of_each[0] + texts_of_each[1]) == [f"{p}.{i}" for p in range(2) for i in range(3)]
 
 
 def test_what_is_no_function_is_refused(mq: Connection) -> None:
     stream = mq.stream(new_name("g"), topics=[new_topic(mq)])
     for wrong in ({"function": None}, {"max_records": 0}, {"available_now": "no"}):
-        given: dict[str, Any] = {"function": print, **wrong}
+        arguments: dict[str, Any] = {"function": print, **wrong}
         with pytest.raises(InvalidRequest):
-            stream.foreach_batch(**given)
+            stream.foreach_batch(**arguments)
 
 
 def test_a_batch_begins_no_sooner_after_the_one_before_it_than_it_is_told(mq: Connection) -> None:

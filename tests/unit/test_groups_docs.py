@@ -27,7 +27,7 @@ def block(language: str, page: str = "groups") -> str:
     """All blocks of a language of a page, one after the other, but for fragments of Python without a connection."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return "".join(one for one in blocks if language != "python" or "mq." in one)
+    return "".join(code for code in blocks if language != "python" or "mq." in code)
 
 
 @pytest.fixture(scope="module")
@@ -56,41 +56,41 @@ def lags(lines: list[str]) -> list[int]:
 
 
 def test_the_commands_show_the_queue(folder: Path) -> None:
-    said = {}
+    outputs = {}
     for line in block("sh", "queues").splitlines():
         _, *arguments = shlex.split(line)
         result = CliRunner().invoke(
             app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
         )
         assert result.exit_code == 0, (line, result.stderr)
-        said[arguments[3] if arguments[2] == "groups" else arguments[2]] = result.stdout.splitlines()
-    assert said["describe"][1].split()[:3] == ["ship", "Empty", "queue"]
-    assert [line.split()[:4] for line in said["assignments"][1:]] == [
+        outputs[arguments[3] if arguments[2] == "groups" else arguments[2]] = result.stdout.splitlines()
+    assert outputs["describe"][1].split()[:3] == ["ship", "Empty", "queue"]
+    assert [line.split()[:4] for line in outputs["assignments"][1:]] == [
         ["ship", "orders", str(partition), "unassigned"] for partition in range(4)
     ]
-    assert sum(int(line.split()[1]) for line in said["sql"][1:]) == 40
-    assert lags(said["lag"]) == [0] * 4
+    assert sum(int(line.split()[1]) for line in outputs["sql"][1:]) == 40
+    assert lags(outputs["lag"]) == [0] * 4
 
 
 def test_the_commands_show_dead_letters(folder: Path) -> None:
-    said = {}
+    outputs = {}
     for line in block("sh", "dead-letters").splitlines():
         _, *arguments = shlex.split(line)
         result = CliRunner().invoke(
             app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
         )
         assert result.exit_code == 0, (line, result.stderr)
-        said[arguments[3] if arguments[2] == "dead-letters" else arguments[2]] = result.stdout
-    assert "order without a customer" in said["consume"]
-    assert [said[one].splitlines()[1:] for one in ("list", "show")] == [[], []]
-    assert said["redrive"].split() == ["messages", "waiting", "without_topic", "0", "0", "0"]
-    (row,) = said["sql"].splitlines()[1:]
+        outputs[arguments[3] if arguments[2] == "dead-letters" else arguments[2]] = result.stdout
+    assert "order without a customer" in outputs["consume"]
+    assert [outputs[command].splitlines()[1:] for command in ("list", "show")] == [[], []]
+    assert outputs["redrive"].split() == ["messages", "waiting", "without_topic", "0", "0", "0"]
+    (row,) = outputs["sql"].splitlines()[1:]
     assert row.split()[:2] == ["ship", "rejected"]
     assert "no such customer" in row
 
 
 def test_the_commands_show_the_group(folder: Path) -> None:
-    said = {}
+    outputs = {}
     for line in block("sh").splitlines():
         name, *arguments = shlex.split(line)
         assert name == "lakemq"
@@ -102,30 +102,30 @@ def test_the_commands_show_the_group(folder: Path) -> None:
             of = arguments[3] + "".join(arguments[5:])
         else:
             of = arguments[3].partition("FROM ")[2].split()[0]
-        said[of] = result.stdout.splitlines()
-    assert said["describe--state"][0].split()[:4] == ["group", "coordinator", "assignor", "state"]
-    assert [line.split() for line in said["list"][1:]] == [["map", "Empty"]]
-    assert said["describe"][1].split()[:3] == ["map", "Empty", "cooperative"]
-    assert said["members"][1:] == []
-    assert [line.split()[:4] for line in said["assignments"][1:]] == [
+        outputs[of] = result.stdout.splitlines()
+    assert outputs["describe--state"][0].split()[:4] == ["group", "coordinator", "assignor", "state"]
+    assert [line.split() for line in outputs["list"][1:]] == [["map", "Empty"]]
+    assert outputs["describe"][1].split()[:3] == ["map", "Empty", "cooperative"]
+    assert outputs["members"][1:] == []
+    assert [line.split()[:4] for line in outputs["assignments"][1:]] == [
         ["map", "positions", str(partition), "unassigned"] for partition in range(4)
     ]
-    assert lags(said["lag"]) == [0] * 4
-    assert said["group_assignments"][1].split() == ["unassigned", "4"]
-    assert sorted(line.split()[:2] for line in said["handoffs"][1:]) == [["positions", "2"], ["positions", "3"]]
+    assert lags(outputs["lag"]) == [0] * 4
+    assert outputs["group_assignments"][1].split() == ["unassigned", "4"]
+    assert sorted(line.split()[:2] for line in outputs["handoffs"][1:]) == [["positions", "2"], ["positions", "3"]]
 
 
 def test_the_query_tells_who_had_a_partition_then(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/fleet")) as mq:
 
-        def told(query: str) -> list[Any]:
+        def run_spark_sql(query: str) -> list[Any]:
             return list(run_query(mq.namespace, query, dialect=SqlDialect.spark)[1])
 
-        ((came, one, two),) = told(
+        ((came, first_owner, second_owner),) = run_spark_sql(
             "SELECT ended_at, from_member, to_member FROM handoffs WHERE reason = 'balance' AND partition = 3"
         )
-        for at, owner in ((came, two), (came - timedelta(milliseconds=1), one)):
-            (row,) = told(block("sql").replace("2026-05-01 12:00:00Z", at.isoformat(" ")))
+        for at, owner in ((came, second_owner), (came - timedelta(milliseconds=1), first_owner)):
+            (row,) = run_spark_sql(block("sql").replace("2026-05-01 12:00:00Z", at.isoformat(" ")))
             assert row[0] == owner
             assert row[1] <= at < row[2]
-        assert told(block("sql")) == []
+        assert run_spark_sql(block("sql")) == []

@@ -116,12 +116,12 @@ columns = st.lists(st.none() | keys_of_any_length, min_size=1, max_size=6)
 
 def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, start: int) -> list[int]:
     """One key after the other."""
-    known = {key: SCALAR[partitioner](key, count) for key in set(keys) if key is not None}
-    found, nulls = [], 0
+    partition_by_key = {key: SCALAR[partitioner](key, count) for key in set(keys) if key is not None}
+    partitions, nulls = [], 0
     for key in keys:
-        found.append((start + nulls) % count if key is None else known[key])
+        partitions.append((start + nulls) % count if key is None else partition_by_key[key])
         nulls += key is None
-    return found
+    return partitions
 
 
 @examples()
@@ -148,9 +148,9 @@ def test_neither_chunks_nor_slices_change_the_answer(few, first, second, start, 
 @pytest.mark.parametrize("partitioner", sorted(SCALAR))
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 12, 15, 31, 32, 33, 36, 63, 64, 96, 97, 4_096, 4_097])
 def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length: int):
-    some = 20 if length > 100 else 300
-    raw = np.random.default_rng(length).bytes(length * some)
-    keys = [raw[i * length : (i + 1) * length] for i in range(some)]
+    key_count = 20 if length > 100 else 300
+    raw = np.random.default_rng(length).bytes(length * key_count)
+    keys = [raw[i * length : (i + 1) * length] for i in range(key_count)]
     expected = expected_partitions([*keys, b"z" * (length + 1)], 12, partitioner, 0)
     array = pa.array([*keys, b"z" * (length + 1)], pa.binary())
     assert partition_keys(array, 12, partitioner, 0).tolist() == expected
@@ -162,8 +162,8 @@ def test_more_keys_than_a_block():
     mixed = [key[: 1 + i % 6] for i, key in enumerate(keys)]
     for column in (keys, mixed):
         for partitioner in SCALAR:
-            found = partition_keys(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
-            assert found == expected_partitions(column, 7, partitioner, 0)
+            partitions = partition_keys(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
+            assert partitions == expected_partitions(column, 7, partitioner, 0)
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,16 @@ class Office:
         """crash: right after the step has landed, before any letter was discarded."""
         intake = self.take_letters()
         machine.begin_step(self.state, self.clock.now_ms())
-        for one in intake.taken:
-            if one.refusal is None:
-                machine.decide_letter(self.state, one.letter)
-                self.decided.append((one.name.client_id, one.name.number))
+        for taken_letter in intake.taken:
+            if taken_letter.refusal is None:
+                machine.decide_letter(self.state, taken_letter.letter)
+                self.decided.append((taken_letter.name.client_id, taken_letter.name.number))
             else:
-                machine.refuse_letter(self.state, one.name.client_id, one.name.number, one.refusal)
+                machine.refuse_letter(
+                    self.state, taken_letter.name.client_id, taken_letter.name.number, taken_letter.refusal
+                )
         if not crash:
-            self.intake.discard([one.name for one in intake.taken] + intake.repeated)
+            self.intake.discard([taken_letter.name for taken_letter in intake.taken] + intake.repeated)
         return intake
 
     def time_passes(self, intake: StepLetters) -> bool:
@@ -66,7 +68,7 @@ class Office:
 
 
 def numbers(intake: StepLetters) -> list[tuple[str, int]]:
-    return [(one.name.client_id, one.name.number) for one in intake.taken]
+    return [(taken_letter.name.client_id, taken_letter.name.number) for taken_letter in intake.taken]
 
 
 # -- letters behind others ----------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ def test_a_letter_for_another_namespace_at_this_path_is_refused(
 ) -> None:
     office = Office(tmp_path)
     office.put("c", 1, namespace_id=namespace_id)
-    (one,) = office.step().taken
-    assert isinstance(one.refusal, InconsistentClusterId) != decided
+    (taken_letter,) = office.step().taken
+    assert isinstance(taken_letter.refusal, InconsistentClusterId) != decided
     assert office.decided == ([("c", 1)] if decided else [])
 
 

@@ -43,13 +43,13 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-def interrupted(work: Callable[[], Any], event: str, function: str) -> None:
+def interrupt(work: Callable[[], Any], event: str, function: str) -> None:
     """Do the work with a KeyboardInterrupt where the first such function of ours is called or returns."""
 
-    def trace(frame: FrameType, what: str, _: Any) -> Any:
+    def trace(frame: FrameType, trace_event: str, _: Any) -> Any:
         if "lakemq" not in frame.f_globals["__name__"]:
             return None
-        if what == event and frame.f_code.co_name == function:
+        if trace_event == event and frame.f_code.co_name == function:
             raise KeyboardInterrupt
         return trace
 
@@ -75,7 +75,7 @@ def test_nothing_is_skipped_and_no_lock_kept_after_an_interruption(mq: Connectio
         other.fetch("t")
         for count, (event, function) in enumerate(PLACES, 1):
             mq.publish("t", pa.table({"value": ["x", "y"], "partition": [0, 1]}))
-            interrupted(lambda: other.fetch("t"), event, function)
+            interrupt(lambda: other.fetch("t"), event, function)
             assert within_s(10, lambda: other.fetch("t").record_count) == 2 * count, (event, function)
 
 
@@ -83,9 +83,9 @@ def test_nothing_is_skipped_and_no_lock_kept_after_an_interruption(mq: Connectio
 def test_consumers_and_transactions_go_on_after_an_interruption(mq: Connection, event: str) -> None:
     mq.publish("t", pa.table({"value": ["x"]}))
     consumer = mq.consumer("g", assign=["t"])
-    interrupted(consumer.poll, event, "own")
+    interrupt(consumer.poll, event, "own")
     assert within_s(10, lambda: consumer.poll().to_arrow().num_rows) == 1
     transaction = mq.producer("p", linger_ms=0)
-    interrupted(transaction.begin_transaction, event, "own")
+    interrupt(transaction.begin_transaction, event, "own")
     within_s(10, transaction.begin_transaction)
     within_s(10, transaction.abort_transaction)

@@ -113,11 +113,11 @@ def test_a_jar_that_was_cut_is_fetched_again(folder: Path, monkeypatch: pytest.M
 
 def test_a_jar_that_went_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
-    (gone,) = jars.resolve()
-    gone.unlink()
+    (jar,) = jars.resolve()
+    jar.unlink()
     with pytest.raises(jars.MissingJars):
         jars.kept_jars()
-    assert jars.resolve() == (gone,)
+    assert jars.resolve() == (jar,)
 
 
 def test_the_command_prints_the_jars_or_what_to_run(

@@ -25,7 +25,7 @@ from lakemq.jobs.jars import MissingJars
 JOBS = ("audit", "copy_topic", "microbatch", "release_delayed", "serve", "step")
 
 
-def given(*arguments: str) -> argparse.Namespace:
+def parse(*arguments: str) -> argparse.Namespace:
     return entry.parse_arguments(entry.make_job_parser("job", "Does.", ""), ["--path", "mq", *arguments])
 
 
@@ -51,10 +51,12 @@ def test_help_has_examples_that_parse_and_exit_codes(name: str, capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         parser.parse_args(["--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
+    help_text = capsys.readouterr().out
     for code in Exit:
-        assert f"{code.value} " in said
-    examples = [line.split()[3:] for line in said.splitlines() if line.startswith(f"  spark-submit ... jobs/{name}.py")]
+        assert f"{code.value} " in help_text
+    examples = [
+        line.split()[3:] for line in help_text.splitlines() if line.startswith(f"  spark-submit ... jobs/{name}.py")
+    ]
     assert examples
     for example in examples:
         assert "--path" in example
@@ -75,7 +77,7 @@ def test_help_has_examples_that_parse_and_exit_codes(name: str, capsys: pytest.C
 def test_a_kind_of_failure_has_its_exit_code(
     error: BaseException, code: int, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.run("job", given(), raising(error)) == code
+    assert entry.run("job", parse(), raising(error)) == code
     out, err = capsys.readouterr()
     (line,) = out.splitlines()
     end = json.loads(line)
@@ -93,7 +95,7 @@ def test_what_is_logged_is_an_object_a_line_with_its_ids(capsys: pytest.CaptureF
         log.info("two\nlines", extra={"step": 7, "batch": 3, "requests": ["a/1"], "value": "secret"})
         return {"records": 5}
 
-    assert entry.run("job", given(), work) == 0
+    assert entry.run("job", parse(), work) == 0
     out, err = capsys.readouterr()
     assert last_line(out).items() >= {"job": "job", "exit_code": 0, "records": 5}.items()
     line = last_line(err)
@@ -110,13 +112,13 @@ def test_what_is_logged_is_an_object_a_line_with_its_ids(capsys: pytest.CaptureF
 
 
 def test_storage_options_never_show_their_values(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = given("--storage-option", "KEY=secret", "--storage-option", "KEY=secret")
+    arguments = parse("--storage-option", "KEY=secret", "--storage-option", "KEY=secret")
 
     def work() -> entry.Counts:
-        entry.connect_namespace(asked)
+        entry.connect_namespace(arguments)
         return {}
 
-    assert entry.run("job", asked, work) == 3
+    assert entry.run("job", arguments, work) == 3
     assert "secret" not in "".join(capsys.readouterr())
 
 
@@ -154,7 +156,7 @@ def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -
             closed.append(True)
         return {}
 
-    assert entry.run("job", given(), work) == 130
+    assert entry.run("job", parse(), work) == 130
     assert closed == [True]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
 
@@ -171,9 +173,9 @@ def test_steps_tell_their_requests_where_that_is_asked_for(tmp_path: Path, capsy
         asking.join()
     out, err = capsys.readouterr()
     assert last_line(out)["letters"] == 1
-    (told,) = [line for line in map(json.loads, err.splitlines()) if line.get("letters")]
-    assert told["step"] <= last_line(out)["step"]
-    (request,) = told["requests"]
+    (step_line,) = [line for line in map(json.loads, err.splitlines()) if line.get("letters")]
+    assert step_line["step"] <= last_line(out)["step"]
+    (request,) = step_line["requests"]
     assert request.endswith("/1")
 
 

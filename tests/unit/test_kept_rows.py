@@ -33,24 +33,24 @@ def groups(n: int, size: int = 100) -> list[pa.Table]:
 
 def test_what_was_used_longest_ago_goes_first() -> None:
     first, second, third = groups(3)
-    kept = RowGroupCache(2 * first.nbytes)
-    kept.put(1, (0, 100, 200, 300), 0, first)
-    kept.put(2, (0, 100), 0, second)
-    assert kept.get(1, 0) is first
-    kept.put(1, (0, 100, 200, 300), 2, third)
-    assert kept.get(2, 0) is None
-    assert kept.row_group_starts(2) is None
-    assert kept.get(1, 0) is first
-    assert kept.get(1, 2) is third
-    assert kept.row_group_starts(1) == (0, 100, 200, 300)
+    cache = RowGroupCache(2 * first.nbytes)
+    cache.put(1, (0, 100, 200, 300), 0, first)
+    cache.put(2, (0, 100), 0, second)
+    assert cache.get(1, 0) is first
+    cache.put(1, (0, 100, 200, 300), 2, third)
+    assert cache.get(2, 0) is None
+    assert cache.row_group_starts(2) is None
+    assert cache.get(1, 0) is first
+    assert cache.get(1, 2) is third
+    assert cache.row_group_starts(1) == (0, 100, 200, 300)
 
 
 def test_what_is_larger_than_all_is_not_kept() -> None:
     (rows,) = groups(1)
-    kept = RowGroupCache(rows.nbytes - 1)
-    kept.put(1, (0, 100), 0, rows)
-    assert kept.get(1, 0) is None
-    assert kept.row_group_starts(1) is None
+    cache = RowGroupCache(rows.nbytes - 1)
+    cache.put(1, (0, 100), 0, rows)
+    assert cache.get(1, 0) is None
+    assert cache.row_group_starts(1) is None
 
 
 @examples(30)
@@ -61,17 +61,17 @@ def test_what_is_larger_than_all_is_not_kept() -> None:
 def test_rows_are_the_same_with_what_is_kept(
     tmp_path_factory: pytest.TempPathFactory, polls: list[tuple[int, int]], most_bytes: int
 ) -> None:
-    files, footer = _written(str(tmp_path_factory.mktemp("kept")))
-    kept = RowGroupCache(most_bytes)
+    files, footer = _write_data_file(str(tmp_path_factory.mktemp("kept")))
+    cache = RowGroupCache(most_bytes)
     for first, count in polls:
-        wanted = [(OTHER, first, min(count, 3_000 - first))]
-        with_kept = fetch_arrow(files, plan(wanted, [], footer), kept)
-        assert with_kept.equals(fetch_arrow(files, plan(wanted, [], footer)))
+        ranges = [(OTHER, first, min(count, 3_000 - first))]
+        with_kept = fetch_arrow(files, plan(ranges, [], footer), cache)
+        assert with_kept.equals(fetch_arrow(files, plan(ranges, [], footer)))
 
 
 def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, footer = _written(str(tmp_path))
-    kept, read = RowGroupCache(), list[int]()
+    files, footer = _write_data_file(str(tmp_path))
+    cache, read = RowGroupCache(), list[int]()
     real = pq.ParquetFile.read_row_group
 
     def counting(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
@@ -80,20 +80,20 @@ def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, m
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
     for first in range(0, 3_000, 500):
-        fetch_arrow(files, plan([(OTHER, first, 500)], [], footer), kept)
+        fetch_arrow(files, plan([(OTHER, first, 500)], [], footer), cache)
     assert read == [0, 1, 2, 3, 4]
 
 
 def test_two_of_the_largest_row_groups_are_kept() -> None:
     large = pa.table({"value": pa.array([bytes(1 << 20)] * (FLUSH_BYTES >> 20))})
-    kept = RowGroupCache()
+    cache = RowGroupCache()
     for group in (0, 1):
-        kept.put(1, (0, 64, 128), group, large)
-    assert kept.get(1, 0) is large
-    assert kept.get(1, 1) is large
+        cache.put(1, (0, 64, 128), group, large)
+    assert cache.get(1, 0) is large
+    assert cache.get(1, 1) is large
 
 
-def _written(folder: str) -> tuple[FaultyFiles, int]:
+def _write_data_file(folder: str) -> tuple[FaultyFiles, int]:
     """A data file of 3,000 rows in several row groups, and the hash of its footer."""
     files = FaultyFiles(folder)
     with new_data_file(files, OTHER) as writer:

@@ -21,12 +21,12 @@ from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
 
 def spread_of(*partitions: tuple[int, int, int, int]) -> KeySpread:
     """Partitions of so many messages, keys, bytes and messages of the most frequent key."""
-    made = tuple(
+    spreads = tuple(
         PartitionSpread(number, messages, keys, size_bytes, b"secret" if keys else None, hot_key_messages)
         for number, (messages, keys, size_bytes, hot_key_messages) in enumerate(partitions)
     )
-    count = sum(partition.messages for partition in made)
-    return KeySpread("t", made, count, count)
+    count = sum(partition.messages for partition in spreads)
+    return KeySpread("t", spreads, count, count)
 
 
 EVEN = (1_000, 100, 10_000, 20)
@@ -45,10 +45,10 @@ EVEN = (1_000, 100, 10_000, 20)
     ],
 )
 def test_twice_the_fair_share_is_told(partition: tuple[int, int, int, int], warned: list[str]) -> None:
-    found = spread_of(partition, EVEN, EVEN, EVEN).warnings()
-    assert len(found) == len(warned)
-    assert all(text in warning for text, warning in zip(warned, found, strict=True))
-    assert "secret" not in str(found)
+    warnings = spread_of(partition, EVEN, EVEN, EVEN).warnings()
+    assert len(warnings) == len(warned)
+    assert all(text in warning for text, warning in zip(warned, warnings, strict=True))
+    assert "secret" not in str(warnings)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_messages_keys_and_bytes_are_counted_per_partition(mq: Connection) -> No
     topic = new_topic(mq, 3)
     mq.publish(topic, rows(0, ["a", "b", "a", None]))
     mq.publish(topic, rows(1, ["c"] * 3, value="12345"))
-    found = find_key_spread(mq, topic)
-    assert found.partitions == (
+    spread = find_key_spread(mq, topic)
+    assert spread.partitions == (
         PartitionSpread(0, messages=4, keys=2, size_bytes=7, hot_key=b"a", hot_key_messages=2),
         PartitionSpread(1, messages=3, keys=1, size_bytes=18, hot_key=b"c", hot_key_messages=3),
         PartitionSpread(2, messages=0, keys=0, size_bytes=0, hot_key=None, hot_key_messages=0),
     )
-    assert (found.offsets, found.read) == (7, 7)
+    assert (spread.offsets, spread.read) == (7, 7)
 
 
 @pytest.mark.extended
@@ -108,9 +108,9 @@ def test_of_many_the_newest_are_read_the_same_share_of_each_partition(mq: Connec
     topic = new_topic(mq, 2)
     mq.publish(topic, rows(0, [f"old{i}" for i in range(60)] + ["new"] * 60))
     mq.publish(topic, rows(1, [f"k{i}" for i in range(40)]))
-    found = find_key_spread(mq, topic, newest=80)
-    assert [(partition.messages, partition.keys) for partition in found.partitions] == [(60, 1), (20, 20)]
-    assert (found.offsets, found.read) == (160, 80)
+    spread = find_key_spread(mq, topic, newest=80)
+    assert [(partition.messages, partition.keys) for partition in spread.partitions] == [(60, 1), (20, 20)]
+    assert (spread.offsets, spread.read) == (160, 80)
 
 
 # -- at the command line ----------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ def test_the_command_names_the_share_of_a_hot_key_and_the_key_only_if_asked(mq: 
         mq.publish(topic, rows(partition, [f"k{partition}-{i}" for i in range(100)]))
     mq.publish(topic, rows(2, ["ann@example.org"] * 600))
     done = describe(mq, topic, "--keys")
-    said: dict[str, Any] = json.loads(done.stdout)
-    spread = said["key_spread"]
-    assert [one["keys"] for one in spread["partitions"]] == [100, 100, 101, 100]
-    assert [one["messages"] for one in spread["partitions"]] == [100, 100, 700, 100]
+    output: dict[str, Any] = json.loads(done.stdout)
+    spread = output["key_spread"]
+    assert [partition["keys"] for partition in spread["partitions"]] == [100, 100, 101, 100]
+    assert [partition["messages"] for partition in spread["partitions"]] == [100, 100, 700, 100]
     assert spread["partitions"][2]["hot_key_share"] == pytest.approx(600 / 700, abs=0.001)
     assert len(spread["warnings"]) == 2
     assert all(warning in done.stderr for warning in spread["warnings"])
@@ -157,8 +157,8 @@ def test_the_doctor_advises_of_a_partition_with_twice_its_share(mq: Connection) 
     for partition, count in ((0, 100), (1, 100), (2, 100)):
         mq.publish(even, rows(partition, ["k"] * count))
         mq.publish(uneven, rows(partition, ["k"] * (count if partition else 400)))
-    found = check_spread(mq)
-    assert found.ok
-    assert f"partition 0 of {uneven} has 67% of the offsets, fair is 33%" in found.found
-    assert "--keys" in found.found
-    assert f"of {even} has" not in found.found
+    finding = check_spread(mq)
+    assert finding.ok
+    assert f"partition 0 of {uneven} has 67% of the offsets, fair is 33%" in finding.found
+    assert "--keys" in finding.found
+    assert f"of {even} has" not in finding.found

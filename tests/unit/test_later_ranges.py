@@ -69,8 +69,8 @@ def test_steps_do_not_wait_for_what_is_due_much_later(tmp_path: Path, gate: thre
         assert outcomes == ["cancelled"]
         assert mq.delayed.reschedule(receipts[1], delay_ms=0).outcome == "rescheduled"
         until(lambda: values(mq, topic) == ["soon", "now", "new", "later 1"])
-        (left,) = mq.delayed.all()
-        assert left.messages == 1
+        (waiting,) = mq.delayed.all()
+        assert waiting.messages == 1
     with served(tmp_path) as mq:
         assert mq.delayed.cancel(receipts[2]) == "cancelled"
         assert mq.delayed.all() == []

@@ -83,10 +83,10 @@ def test_a_fork_of_the_leader_does_not_keep_its_lock(files: LocalFiles) -> None:
         os.write(write, str(grandchild).encode())
         signal.pause()
         os._exit(1)
-    told = b""
-    while b"." not in told or len(told) < 2:
-        told += os.read(read, 100)
-    grandchild = int(told.replace(b".", b""))
+    output = b""
+    while b"." not in output or len(output) < 2:
+        output += os.read(read, 100)
+    grandchild = int(output.replace(b".", b""))
     try:
         assert not LeaderLocks(files).is_dead("leader")
         kill(leader)
@@ -165,12 +165,12 @@ def test_a_disk_that_takes_nothing_leaves_no_lock(files: LocalFiles, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    held = set(leader_locks._held)
+    held_before = set(leader_locks._held)
     monkeypatch.setattr(os, "rename", full)
     locks = LeaderLocks(files)
     locks.hold("leader")
     assert names(files) == []
-    assert leader_locks._held == held
+    assert leader_locks._held == held_before
 
 
 def test_a_lock_is_not_open_for_writing(files: LocalFiles) -> None:

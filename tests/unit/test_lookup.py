@@ -75,13 +75,13 @@ def is_wanted(row: SegmentRow, lookup: Lookup) -> bool:
     return row.kind == "data" and row.base_offset < of_partition.end and row.last_offset >= of_partition.start
 
 
-def told(rows: pa.Table) -> list[str]:
+def list_rows(rows: pa.Table) -> list[str]:
     return sorted(map(str, rows.select(LOOKUP_SCHEMA.names).to_pylist()))
 
 
-def expected(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
+def list_expected_rows(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
     """But for aborts that come before all of the ranges, which end nothing in them."""
-    return told(SEGMENTS.table(row for row in rows if is_wanted(row, lookup) and row.last_offset >= lookup.start))
+    return list_rows(SEGMENTS.table(row for row in rows if is_wanted(row, lookup) and row.last_offset >= lookup.start))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -93,7 +93,7 @@ def test_found_is_what_is_there_whoever_wrote_the_file(
     chance, store, rows = random.Random(seed), Store(LocalFiles(str(tmp_path))), list[SegmentRow]()
     store.create(SEGMENTS)
     table = store.open(SEGMENTS)
-    found = StoredSegments(store)
+    stored = StoredSegments(store)
     for step in range(1, 13):
         new = random_rows(chance, chance.choice([1, 5, 15, 100]), step)
         rows += new
@@ -103,16 +103,18 @@ def test_found_is_what_is_there_whoever_wrote_the_file(
             texts = [pa.large_string() if type == pa.string() else type for type in written.schema.types]
             written = written.cast(pa.schema(zip(written.column_names, texts, strict=True)))
         pq.write_table(written, tmp_path / SEGMENTS.name / name, row_group_size=7)
-        known = {"numRecords": written.num_rows} if step % 4 == 2 else compute_statistics(SEGMENTS.table(new))
-        table.replace_at(table.version, [NewFile(name, 1, 1, known)])
+        statistics = {"numRecords": written.num_rows} if step % 4 == 2 else compute_statistics(SEGMENTS.table(new))
+        table.replace_at(table.version, [NewFile(name, 1, 1, statistics)])
         if step % 3:
             continue
-        found.move_to(table, step - 1)
+        stored.move_to(table, step - 1)
         for _ in range(15):
             lookup = random_lookup(chance)
-            seen = lookup.select_from(found.find(lookup))
-            seen = seen.filter(pa.array([last >= lookup.start for last in seen["last_offset"].to_pylist()], pa.bool_()))
-            assert told(seen) == expected([row for row in rows if row.step < step], lookup)
+            selected = lookup.select_from(stored.find(lookup))
+            selected = selected.filter(
+                pa.array([last >= lookup.start for last in selected["last_offset"].to_pylist()], pa.bool_())
+            )
+            assert list_rows(selected) == list_expected_rows([row for row in rows if row.step < step], lookup)
 
 
 def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,16 +131,16 @@ def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: py
     ]  # fmt: skip
     pq.write_table(SEGMENTS.table(rows), tmp_path / SEGMENTS.name / "large.parquet", row_group_size=50)
     table.replace_at(table.version, [NewFile("large.parquet", 1, 1, compute_statistics(SEGMENTS.table(rows)))])
-    found, groups = StoredSegments(store), []
-    found.move_to(table, 1)
+    stored, groups = StoredSegments(store), []
+    stored.move_to(table, 1)
     read = pq.ParquetFile.read_row_groups
 
-    def noted(file: pq.ParquetFile, wanted: list[int], **how: object) -> pa.Table:
-        groups.append(wanted)
-        return read(file, wanted, **how)
+    def note_groups(file: pq.ParquetFile, row_groups: list[int], **options: object) -> pa.Table:
+        groups.append(row_groups)
+        return read(file, row_groups, **options)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", noted)
-    assert found.find(Lookup(1, [OffsetRange(2, 120, 130)], committed=True)).num_rows == 10
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", note_groups)
+    assert stored.find(Lookup(1, [OffsetRange(2, 120, 130)], committed=True)).num_rows == 10
     assert groups == [[22]]
 
 
@@ -199,12 +201,12 @@ def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monk
         for _ in range(50):
             lookup = random_lookup(chance)
             starts = {range_.partition: range_.start for range_ in lookup.ranges}
-            wanted = [row for row in rows if is_wanted(row, lookup)]
+            matching = [row for row in rows if is_wanted(row, lookup)]
             # aborts that come before the range of their partition end nothing in it
-            needed = [row for row in wanted if row.kind == "data" or row.base_offset >= starts[row.partition]]
-            found = told(tail.find(lookup))
-            assert set(told(SEGMENTS.table(needed))) <= set(found) <= set(told(SEGMENTS.table(wanted)))
-            assert len(found) == len(set(found))
+            needed = [row for row in matching if row.kind == "data" or row.base_offset >= starts[row.partition]]
+            listed = list_rows(tail.find(lookup))
+            assert set(list_rows(SEGMENTS.table(needed))) <= set(listed) <= set(list_rows(SEGMENTS.table(matching)))
+            assert len(listed) == len(set(listed))
 
 
 @pytest.fixture
@@ -236,10 +238,10 @@ def test_who_follows_goes_on_from_newer_watermarks_and_loads_nothing_again(
         fresh = Reader(mq.namespace.store, clock)
         assert fresh.refresh().topic("t").high_watermarks.tolist() == state.topic("t").high_watermarks.tolist()
         ranges = [OffsetRange(0, 0, 3 * turn + 3), OffsetRange(1, 1, 2 * turn + 2)]
-        found = [one.find_segments(one.state.topic("t"), ranges, committed=True) for one in (follower, fresh)]
-        assert found[0].equals(found[1])
-        assert sum(found[0]["record_count"].to_pylist()) == 5 * turn + 4
+        segments = [view.find_segments(view.state.topic("t"), ranges, committed=True) for view in (follower, fresh)]
+        assert segments[0].equals(segments[1])
+        assert sum(segments[0]["record_count"].to_pylist()) == 5 * turn + 4
     assert follower._view._tail._all().num_rows == 0, "all of it is stored by the last watermark"
-    held = [len(parts) for parts in follower._view.journal_rows._parts.values()]
-    assert sum(held) <= 2, "what is in its file by the last watermark is let go"
+    part_counts = [len(parts) for parts in follower._view.journal_rows._parts.values()]
+    assert sum(part_counts) <= 2, "what is in its file by the last watermark is let go"
     assert follower.state.clients == fresh.state.clients

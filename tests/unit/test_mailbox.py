@@ -317,29 +317,29 @@ def test_counting_takes_a_twentieth_of_the_time_at_most(tmp_path: Path):
 
 @pytest.mark.parametrize("error", [MailboxFull(7, 5), LetterExists("name")])
 def test_errors_travel_between_processes(error: Exception):
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert (type(unpickled), str(unpickled), vars(unpickled)) == (type(error), str(error), vars(error))
 
 
 # -- a backlog ------------------------------------------------------------------------------------------
 
 
-def some(mailbox: Mailbox, most: int) -> list[LetterName]:
+def take_some(mailbox: Mailbox, limit: int) -> list[LetterName]:
     """The next letters; who takes no more stops."""
-    return list(islice(mailbox.iterate_letters(), most))
+    return list(islice(mailbox.iterate_letters(), limit))
 
 
 def test_a_listing_is_used_up_before_the_next(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of(f"c{i % 7}", i + 1, NOW_MS + i * 10) for i in range(1_000)))
     files = CountingFiles(str(tmp_path))
     mailbox = Mailbox(files)
-    seen: list[LetterName] = []
-    while letters := some(mailbox, 100):
+    names: list[LetterName] = []
+    while letters := take_some(mailbox, 100):
         assert len(letters) == 100
         mailbox.discard(letters)
-        seen += letters
-    assert len(set(seen)) == len(seen) == 1_000
-    assert seen == sorted(seen)
+        names += letters
+    assert len(set(names)) == len(names) == 1_000
+    assert names == sorted(names)
     assert files.listings == 2
 
 
@@ -357,7 +357,7 @@ def test_who_comes_to_the_end_has_seen_what_is_new_as_well(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of("old", i, 1_000) for i in range(1, 8)))
     files = LocalFiles(str(tmp_path))
     stale, other = Mailbox(files), Mailbox(files)
-    assert len(some(stale, 5)) == 5
+    assert len(take_some(stale, 5)) == 5
     other.discard(other.list_waiting(100))
     other.put("new", 1, b"", 9_000)
     letters = list(stale.iterate_letters())
@@ -371,17 +371,17 @@ def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
     for round in range(1, 4):
         mailbox.put("c", round, b"", 2_000)
         for _ in range(6):  # to the end of the last listing and through the next
-            found = [letter for letter in some(mailbox, 20) if letter.client_id == "c"]
-            if found:
+            own_letters = [letter for letter in take_some(mailbox, 20) if letter.client_id == "c"]
+            if own_letters:
                 break
-        assert numbers(found) == [("c", round)]
-        mailbox.discard(found)
+        assert numbers(own_letters) == [("c", round)]
+        mailbox.discard(own_letters)
 
 
 def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of("c", i, 1_000) for i in range(1, 101)))
     mailbox = Mailbox(LocalFiles(str(tmp_path)))
-    assert len(some(mailbox, 30)) == 30
+    assert len(take_some(mailbox, 30)) == 30
     assert [letter.number for letter in mailbox.iterate_letters()] == [*range(31, 101), *range(1, 31)]
 
 
@@ -404,14 +404,14 @@ def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
     sequencer = Mailbox(files)
     clock = Clock()
 
-    longest_s, at_the_quiet, seen = 0.0, [], 0
+    longest_s, at_the_quiet, letter_count = 0.0, [], 0
     for step in range(seconds * of_the_busy // 1_000):
         began_s = time.perf_counter()
-        letters = some(sequencer, 1_000)
+        letters = take_some(sequencer, 1_000)
         longest_s = max(longest_s, time.perf_counter() - began_s) if step else 0.0
-        seen += len(letters)
+        letter_count += len(letters)
         at_the_quiet += [(step, letter.number) for letter in letters if letter.client_id == "quiet"]
-    assert seen == seconds * of_the_busy
+    assert letter_count == seconds * of_the_busy
     assert files.listings == 1
     # The quiet client comes in with the second it wrote in, however many letters of later seconds wait.
     assert at_the_quiet == [(2 * second + 1, second + 1) for second in range(seconds)]
@@ -446,7 +446,7 @@ def _client(root: str, client_id: str, letters: int) -> list[bytes | None]:
 def test_several_processes_put_while_one_takes(tmp_path: Path):
     clients, letters = 4, 100
     sequencer = Mailbox(LocalFiles(str(tmp_path)))
-    taken: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     next_number = Counter({f"c{i}": 1 for i in range(clients)})
     with multiprocessing.get_context("spawn").Pool(clients) as pool:
         arguments = [(str(tmp_path), client_id, letters) for client_id in next_number]
@@ -459,13 +459,13 @@ def test_several_processes_put_while_one_takes(tmp_path: Path):
                     continue  # the listing was ahead of itself: wait for the one before
                 assert body == f"{letter.client_id}/{letter.number}".encode()
                 next_number[letter.client_id] += 1
-                taken[letter.client_id, letter.number] += 1
+                counts[letter.client_id, letter.number] += 1
                 step.append(letter)
             for letter in step:
                 sequencer.reply(letter.client_id, letter.number, f"re: {letter.number}".encode())
             sequencer.discard(step)
         replies = result.get(30)
-    assert taken == Counter((client_id, n) for client_id in next_number for n in range(1, letters + 1))
+    assert counts == Counter((client_id, n) for client_id in next_number for n in range(1, letters + 1))
     assert replies == [[f"re: {n}".encode() for n in range(1, letters + 1)]] * clients
     assert sequencer.list_waiting(10) == []
     assert list((tmp_path / "replies").iterdir()) == []

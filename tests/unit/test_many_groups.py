@@ -45,7 +45,7 @@ def test_no_step_looks_through_all_groups() -> None:
         mq.one(ConfigureGroup(f"idle-{n}", {}, create=True))
     mq.state.groups = NotLookedThrough(mq.state.groups)
     mq.one(_join("g", "C1"))
-    assert [one.group for one in find_groups_without_target(mq.state)] == ["g"]
+    assert [group_state.group for group_state in find_groups_without_target(mq.state)] == ["g"]
     mq.assign()
     mq.one(_join("g", "C2"))
     mq.assign()
@@ -110,13 +110,13 @@ def test_a_member_looks_at_its_own_partitions_alone(monkeypatch: pytest.MonkeyPa
         mq.one(_join("g", member))
     mq.assign()
 
-    def noted(*asked: Any) -> list[Bounds]:
-        found = read_bounds(*asked)
-        looked_at.extend(found)
-        return found
+    def note_bounds(*arguments: Any) -> list[Bounds]:
+        bounds = read_bounds(*arguments)
+        looked_at.extend(bounds)
+        return bounds
 
-    monkeypatch.setattr(membership_view, "read_bounds", noted)
+    monkeypatch.setattr(membership_view, "read_bounds", note_bounds)
     owned = build_view("g", "C2", None, "read_committed", mq.state).owned
     assert len(owned) == len(looked_at) == 10
     everything = read_bounds(mq.state.topic("t"), "read_committed")
-    assert all(one.bounds == everything[partition] for (_, partition), one in owned.items())
+    assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())

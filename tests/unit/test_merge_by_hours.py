@@ -37,18 +37,18 @@ def read_back(tmp_path: Path, files: tuple[NewFile, ...]) -> pa.Table:
     return pq.read_table(tmp_path / DELAYED.name / file.path)
 
 
-@pytest.mark.parametrize("most", [1, 300, 10**6])
+@pytest.mark.parametrize("merged_rows", [1, 300, 10**6])
 @pytest.mark.parametrize("whole", [False, True])
 def test_pieces_are_merged_as_all_rows_are(
-    tmp_path: Path, handle: TableHandle, monkeypatch: pytest.MonkeyPatch, most: int, whole: bool
+    tmp_path: Path, handle: TableHandle, monkeypatch: pytest.MonkeyPatch, merged_rows: int, whole: bool
 ) -> None:
-    monkeypatch.setattr(housekeeping, "_MERGED_ROWS", most)
+    monkeypatch.setattr(housekeeping, "_MERGED_ROWS", merged_rows)
     files = LocalFiles(tmp_path)
     leftovers, stored = Leftovers(files), handle.files()
     at_once = _drop_outdated_rows(DELAYED, handle.read(), 2, whole, 2)
     expected = write_merged_file(files, leftovers, DELAYED, at_once, stored)
     pieces = [_drop_outdated_rows(DELAYED, rows, 2, whole, 2) for rows in iterate_by_hours(handle, stored)]
-    assert len(pieces) == (1 if most == 10**6 else 3)
+    assert len(pieces) == (1 if merged_rows == 10**6 else 3)
     written = write_merged_pieces(files, leftovers, DELAYED, pieces, stored)
     order = [(name, "ascending") for name in (*DELAYED.keys, "step")]
     assert read_back(tmp_path, written).sort_by(order) == read_back(tmp_path, expected).sort_by(order)

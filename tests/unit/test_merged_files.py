@@ -54,7 +54,7 @@ TOPICS = {"a": 1, "b": 3, "stamped": 2, "purged": 2, "gone": 1}
 
 
 @pytest.fixture(autouse=True)
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_old_watermarks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads from an older watermark than the last but one."""
     monkeypatch.setattr(housekeeping, "LOAD_MS", 0)
 
@@ -133,25 +133,25 @@ def views(mq: Connection) -> dict[str, list[Any]]:
             ).fetchall()
             for view in VIEWS
         }
-    return {view: sorted(found, key=repr) for view, found in rows.items()}
+    return {view: sorted(view_rows, key=repr) for view, view_rows in rows.items()}
 
 
-def seen(mq: Connection) -> dict[str, Any]:
+def read_everything(mq: Connection) -> dict[str, Any]:
     """All that anybody is shown."""
-    found: dict[str, Any] = views(mq)
-    found["dead"] = sql(
+    content: dict[str, Any] = views(mq)
+    content["dead"] = sql(
         mq,
         """SELECT d.step, d.source, d.error, m.key, m.value, m.headers FROM rejected_rows d JOIN messages m
            ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count""",
     )
     with lakemq.connect(mq.namespace.path) as fresh:
-        for topic in [one.topic for one in fresh.topics.list()]:
+        for topic in [topic_info.topic for topic_info in fresh.topics.list()]:
             for isolation in ("read_committed", "read_uncommitted"):
-                found[f"{topic} {isolation}"] = fresh.fetch(topic, isolation=isolation).to_arrow().to_pylist()
-    return found
+                content[f"{topic} {isolation}"] = fresh.fetch(topic, isolation=isolation).to_arrow().to_pylist()
+    return content
 
 
-def mixed(mq: Connection, number: int) -> None:
+def make_everything(mq: Connection, number: int) -> None:
     """Of everything something."""
     for topic, partitions in TOPICS.items() if number == 0 else ():
         settings = {"message.timestamp.type": "LogAppendTime"} if topic == "stamped" else {}
@@ -186,22 +186,22 @@ def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         for number in range(4):
             with one_term(mq):
-                mixed(mq, number)
-        before, files = seen(mq), data_files(path)
+                make_everything(mq, number)
+        before, files = read_everything(mq), data_files(path)
         assert len(before["log"]) > len(before["log_committed"]) > 80
         assert len(before["dead"]) == 8
         assert len(of_publishers(path)) == 4
     for file in of_publishers(path)[:3]:
         age(file, days=2)
-    segments = [one.num_rows for one in (mq.namespace.store.open(spec).read() for spec in (SEGMENTS, REJECTED_ROWS))]
+    segments = [rows.num_rows for rows in (mq.namespace.store.open(spec).read() for spec in (SEGMENTS, REJECTED_ROWS))]
     with connect(path) as mq:
         for _ in range(3):
             pass_by(mq)
-            assert seen(mq) == before
-        left = data_files(path)
-        assert len(left & files) == 1, "a publisher's file stays that may still be named"
-        assert len(left) == 2
-        assert {file.path for file in mq.namespace.store.open(MESSAGES).files()} == left
+            assert read_everything(mq) == before
+        remaining = data_files(path)
+        assert len(remaining & files) == 1, "a publisher's file stays that may still be named"
+        assert len(remaining) == 2
+        assert {file.path for file in mq.namespace.store.open(MESSAGES).files()} == remaining
         store = mq.namespace.store
         assert store.open(SEGMENTS).read().num_rows < segments[0] * 0.8
         assert store.open(REJECTED_ROWS).read().num_rows == segments[1]
@@ -302,12 +302,12 @@ def merged_away(path: Path, read: Callable[[Connection], Any]) -> Any:
                 producer.abort_transaction()
         publish(mq, "m3")
         with lakemq.connect(mq.namespace.path) as other:
-            found = read(other)
+            content_before = read(other)
             before = data_files(path)
             publish(mq, "m4")
             pass_by(mq, 3)
             assert not before & data_files(path)
-            yield found, other
+            yield content_before, other
 
 
 @pytest.mark.extended
@@ -382,8 +382,8 @@ def request_of(mq: Connection, file: DataFile) -> Produce:
 
 
 def a_file(mq: Connection, file_id: int, count: int = 3) -> DataFile:
-    given = {"topic": "a", "partition": 0, "timestamp": 0, "value": b"%d" % file_id}
-    body = pa.table([pa.array([given.get(f.name)] * count, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
+    values = {"topic": "a", "partition": 0, "timestamp": 0, "value": b"%d" % file_id}
+    body = pa.table([pa.array([values.get(f.name)] * count, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
     return DataFile(*write_data_file(mq.namespace.files, file_id, body))
 
 
@@ -402,18 +402,18 @@ def test_what_was_published_before_a_merge_is_known_after_it(path: Path) -> None
         with one_term(mq):
             mq.topics.create("a")
             sent = [request_of(mq, a_file(mq, number)) for number in (7, 8)]
-            for one in sent:
-                mq.requester.ask(one)
-            told = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
+            for request in sent:
+                mq.requester.ask(request)
+            published = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
         for file in of_publishers(path):
             age(file, days=2)
         before = values(mq, "a")
         pass_by(mq, 3)
         assert not of_publishers(path)
         with one_term(mq):
-            assert not told.duplicate
-            again = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
-            assert again.duplicate
+            assert not published.duplicate
+            published_again = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
+            assert published_again.duplicate
             with pytest.raises(FileMissing):
                 mq.requester.ask(sent[0])
             assert values(mq, "a") == before
@@ -450,10 +450,10 @@ def publish_delayed(mq: Connection, delay_ms: int) -> int:
         mq.topics.create("a")
     publish(mq, "m0")
     with one_term(mq):
-        told = mq.publish("a", pa.table({"value": ["late", "m1"], "delay_ms": [delay_ms, None]}))
+        published = mq.publish("a", pa.table({"value": ["late", "m1"], "delay_ms": [delay_ms, None]}))
     publish(mq, "m2")
-    assert told.waiting[0].file_id is not None
-    return told.waiting[0].file_id
+    assert published.waiting[0].file_id is not None
+    return published.waiting[0].file_id
 
 
 def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> None:

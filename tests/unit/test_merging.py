@@ -52,7 +52,7 @@ SENT = {"producer_id": 4, "producer_epoch": 1, "base_sequence": 20}
 
 
 def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, **more: Any) -> SegmentRow:
-    told = {**PLAIN, "min_timestamp_ms": 10 * step, "max_timestamp_ms": 10 * step + 5, **more}
+    columns = {**PLAIN, "min_timestamp_ms": 10 * step, "max_timestamp_ms": 10 * step + 5, **more}
     last_offset = base_offset + record_count - 1
     return SegmentRow(
         step=step,
@@ -60,7 +60,7 @@ def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, 
         first_row=first_row,
         record_count=record_count,
         last_offset=last_offset,
-        **told,
+        **columns,
     )
 
 
@@ -152,18 +152,18 @@ def test_segments_stay_two_where_anything_differs(changed: dict[str, Any]) -> No
     second = {"step": 4, "base_offset": 9, "first_row": 2, **SENT, "base_sequence": 22}
     assert coalesce(SEGMENTS.table([segment(3, 7, 0, 2, **SENT), segment(**second)]), FLOOR).num_rows == 1
     last_offset = changed.pop("last_offset", None)
-    both = [segment(3, 7, 0, 2, **SENT), segment(**{**second, **changed})]
-    assert last_offset is None or both[1].last_offset == last_offset
-    found = SEGMENTS.rows(coalesce(SEGMENTS.table(both), FLOOR))
-    assert sorted(found, key=lambda row: row.step) == both
+    segments = [segment(3, 7, 0, 2, **SENT), segment(**{**second, **changed})]
+    assert last_offset is None or segments[1].last_offset == last_offset
+    merged = SEGMENTS.rows(coalesce(SEGMENTS.table(segments), FLOOR))
+    assert sorted(merged, key=lambda row: row.step) == segments
 
 
 def test_above_the_floor_what_one_step_decided_becomes_one() -> None:
-    both = [segment(FLOOR + 1, 0, 0), segment(FLOOR + 1, 1, 1)]
-    assert coalesce(SEGMENTS.table(both), FLOOR).num_rows == 1
+    segments = [segment(FLOOR + 1, 0, 0), segment(FLOOR + 1, 1, 1)]
+    assert coalesce(SEGMENTS.table(segments), FLOOR).num_rows == 1
 
 
-def timed(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
+def make_timed_segments(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
     """Segments of two messages each that touch, with the times of their first and last message."""
     return [
         replace(segment(1, 2 * i, 2 * i, 2), min_timestamp_ms=first_ms, max_timestamp_ms=last_ms)
@@ -172,7 +172,7 @@ def timed(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
 
 
 @pytest.mark.parametrize(
-    ("bounds_ms", "left"),
+    ("bounds_ms", "expected_count"),
     [
         ([(0, 10), (20, 40_000), (100_000, 200_000)], 2),
         ([(0, 40_000), (140_001, 150_000), (160_000, 200_000)], 2),
@@ -180,20 +180,22 @@ def timed(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
         ([(0, 140_000), (140_001, 200_000)], 2),
     ],
 )
-def test_segments_are_joined_only_on_one_side_of_the_newest_minute(bounds_ms: list[tuple[int, int]], left: int) -> None:
-    assert coalesce(SEGMENTS.table(timed(*bounds_ms)), FLOOR).num_rows == left
+def test_segments_are_joined_only_on_one_side_of_the_newest_minute(
+    bounds_ms: list[tuple[int, int]], expected_count: int
+) -> None:
+    assert coalesce(SEGMENTS.table(make_timed_segments(*bounds_ms)), FLOOR).num_rows == expected_count
 
 
 def test_the_newest_minute_is_that_of_the_whole_topic() -> None:
-    both = timed((1, 10), (50_000, 60_000))
-    assert coalesce(SEGMENTS.table(both), FLOOR).num_rows == 1
+    older = make_timed_segments((1, 10), (50_000, 60_000))
+    assert coalesce(SEGMENTS.table(older), FLOOR).num_rows == 1
     newer = replace(segment(2, 0, 0), partition=1, file_id=MERGED + 1, max_timestamp_ms=60_020, min_timestamp_ms=0)
-    bounds = LogBounds(lambda: [SEGMENTS.table(both), SEGMENTS.table([newer])])
-    assert coalesce_segments(SEGMENTS.table(both), FLOOR, bounds).num_rows == 2
+    bounds = LogBounds(lambda: [SEGMENTS.table(older), SEGMENTS.table([newer])])
+    assert coalesce_segments(SEGMENTS.table(older), FLOOR, bounds).num_rows == 2
 
 
 def test_what_is_deleted_is_not_joined_to_what_is_not() -> None:
-    rows = SEGMENTS.table(timed((0, 1), (2, 3), (4, 5), (6, 7)))
+    rows = SEGMENTS.table(make_timed_segments((0, 1), (2, 3), (4, 5), (6, 7)))
     cut = replace(segment(2, 4, 0), kind="log_start")
     bounds = LogBounds(lambda: [rows, SEGMENTS.table([cut])])
     assert coalesce_segments(rows, FLOOR, bounds).column("base_offset").to_pylist() == [0, 4]
@@ -224,11 +226,11 @@ def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
             ranges.append((file_id, row, length, draw(st.sampled_from(["shown", "twice", "refused", "nothing"]))))
             row += length
     segments, dead = [], []
-    for step, (file_id, row, length, what) in enumerate(draw(st.permutations(ranges)), 1):
-        if what == "refused":
-            told = {"source": "t", "error": "E", "reason": "r", "rejected_at_ms": step}
-            dead.append(RejectionRow(step=step, file_id=file_id, first_row=row, record_count=length, **told))
-        for topic_id in {"shown": (1,), "twice": (1, 2)}.get(what, ()):
+    for step, (file_id, row, length, fate) in enumerate(draw(st.permutations(ranges)), 1):
+        if fate == "refused":
+            rejection = {"source": "t", "error": "E", "reason": "r", "rejected_at_ms": step}
+            dead.append(RejectionRow(step=step, file_id=file_id, first_row=row, record_count=length, **rejection))
+        for topic_id in {"shown": (1,), "twice": (1, 2)}.get(fate, ()):
             partition, author = draw(st.integers(0, 1)), draw(st.sampled_from([{}, SENT]))
             base = ends.get((topic_id, partition), 0)
             ends[topic_id, partition] = base + length + draw(st.integers(0, 1))  # or a marker follows
@@ -237,25 +239,25 @@ def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
     return segments, dead
 
 
-def _shown(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any, ...]]:
+def _read_shown_rows(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any, ...]]:
     """(topic, partition, offset) -> what the views show beside the row, and the row: its file and number."""
-    found = {}
+    shown = {}
     for row in SEGMENTS.rows(segments):
         for i in range(row.record_count):
             at = (row.topic_id, row.partition, row.base_offset + i)
-            assert at not in found
+            assert at not in shown
             sequence = None if row.base_sequence is None else row.base_sequence + i
-            said = (row.topic, row.producer_id, row.producer_epoch, sequence, row.transactional, row.origin)
-            found[at] = (*said, row.append_time_ms, row.file_partition, (row.file_id, row.first_row + i))
-    return found
+            columns = (row.topic, row.producer_id, row.producer_epoch, sequence, row.transactional, row.origin)
+            shown[at] = (*columns, row.append_time_ms, row.file_partition, (row.file_id, row.first_row + i))
+    return shown
 
 
-def _refused(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
-    found: dict[tuple[int, int], list[Any]] = {}
+def _read_rejections(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
+    rejections: dict[tuple[int, int], list[Any]] = {}
     for row in REJECTED_ROWS.rows(dead):
         for i in range(row.record_count):
-            found.setdefault((row.file_id, row.first_row + i), []).append((row.step, row.source, row.error))
-    return found
+            rejections.setdefault((row.file_id, row.first_row + i), []).append((row.step, row.source, row.error))
+    return rejections
 
 
 @examples()
@@ -265,27 +267,29 @@ def test_every_offset_has_its_row_and_every_rejection(
 ) -> None:
     segments, dead = SEGMENTS.table(history[0]), REJECTED_ROWS.table(history[1])
     ids, counts = np.array(list(FILES)), np.array(list(FILES.values()))
-    shown, refused = (find_pointed_rows(one, ids, counts) for one in (segments, dead))
+    shown, refused = (find_pointed_rows(table, ids, counts) for table in (segments, dead))
     order, place = order_merged_rows(segments, shown, refused, int(counts.sum()))
     # of each row of the merged file, where it was
     before = [(file_id, row) for file_id, count in FILES.items() for row in range(count)]
     was = {(MERGED, at): before[row] for at, row in enumerate(order.tolist())}
     assert len(set(was.values())) == len(was)
     after = coalesce(move_ranges(segments, shown, place, MERGED), floor)
-    assert {at: (*said, was[row]) for at, (*said, row) in _shown(after).items()} == _shown(segments)
+    assert {at: (*columns, was[row]) for at, (*columns, row) in _read_shown_rows(after).items()} == _read_shown_rows(
+        segments
+    )
     after_dead = move_ranges(dead, refused, place, MERGED)
-    assert {was[row]: said for row, said in _refused(after_dead).items()} == _refused(dead)
-    needed = {row for *_, row in _shown(segments).values()} | set(_refused(dead))
+    assert {was[row]: rejections for row, rejections in _read_rejections(after_dead).items()} == _read_rejections(dead)
+    needed = {row for *_, row in _read_shown_rows(segments).values()} | set(_read_rejections(dead))
     assert set(was.values()) == needed, "what nothing points at stays behind"
-    for one in SEGMENTS.rows(after):
-        assert one.last_offset == one.base_offset + one.record_count - 1
-        assert one.step <= max((row.step for row in history[0]), default=0)
+    for merged_row in SEGMENTS.rows(after):
+        assert merged_row.last_offset == merged_row.base_offset + merged_row.record_count - 1
+        assert merged_row.step <= max((row.step for row in history[0]), default=0)
     _assert_as_few_as_can_be(after, floor)
 
 
 def _assert_as_few_as_can_be(segments: pa.Table, floor: int) -> None:
-    again = coalesce(segments, floor)
-    assert again.num_rows == segments.num_rows
+    merged_again = coalesce(segments, floor)
+    assert merged_again.num_rows == segments.num_rows
 
 
 @pytest.mark.parametrize(("first_row", "record_count"), [(-1, 2), (11, 2), (12, 1), (3, 0), (3, -1)])

@@ -46,8 +46,8 @@ def test_tables_without_a_first_step_are_no_namespace(store: Store) -> None:
 
 def test_those_after_a_version_are_applied_in_order(store: Store) -> None:
     applied: list[int] = []
-    made = [Migration(n, f"The {n}th.", lambda _, n=n: applied.append(n)) for n in (1, 2, 3, 4)]  # type: ignore[misc]
-    assert migrate(store, 2, made) == made[2:]
+    migrations = [Migration(n, f"The {n}th.", lambda _, n=n: applied.append(n)) for n in (1, 2, 3, 4)]  # type: ignore[misc]
+    assert migrate(store, 2, migrations) == migrations[2:]
     assert applied == [3, 4]
 
 
@@ -57,9 +57,9 @@ def test_one_that_fails_stops_those_after_it(store: Store) -> None:
     def fail(_: Store) -> None:
         raise OSError("disk full")
 
-    made = [Migration(1, "Fails.", fail), Migration(2, "Never.", lambda _: applied.append(2))]
+    migrations = [Migration(1, "Fails.", fail), Migration(2, "Never.", lambda _: applied.append(2))]
     with pytest.raises(OSError, match="disk full"):
-        migrate(store, 0, made)
+        migrate(store, 0, migrations)
     assert applied == []
 
 

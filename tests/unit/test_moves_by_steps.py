@@ -27,7 +27,7 @@ def joining(protocol: str, member: str = "C1") -> JoinGroup:
     return JoinGroup("g", member, ["t"], None, None, 6_000, 10_000, "earliest", {"group.protocol": protocol})
 
 
-def joined(protocol: str, partitions: int = 10) -> Harness:
+def join_first_member(protocol: str, partitions: int = 10) -> Harness:
     """A member that is alone has joined, and its target is known: the first step of moving."""
     mq = Harness()
     mq.create("t", partitions)
@@ -38,56 +38,56 @@ def joined(protocol: str, partitions: int = 10) -> Harness:
     return mq
 
 
-def had(state: State) -> int:
+def count_owned(state: State) -> int:
     return len(state.groups["g"].places_by_owner.get("C1", ()))
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_each_step_moves_some_and_the_last_one_completes(protocol: str) -> None:
-    mq, seen = joined(protocol), []
+    mq, counts = join_first_member(protocol), []
     while mq.state.list_moving_groups():
         assert mq.state.groups["g"].status is GroupStatus.COMPLETING
-        seen.append(had(mq.state))
+        counts.append(count_owned(mq.state))
         mq.see()
-    assert (seen, had(mq.state)) == ([4, 8], 10)
+    assert (counts, count_owned(mq.state)) == ([4, 8], 10)
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
 
 
 def test_whatever_else_is_asked_meanwhile() -> None:
-    mq = joined("cooperative")
+    mq = join_first_member("cooperative")
     mq.create("another")
-    assert had(mq.state) == 8
+    assert count_owned(mq.state) == 8
     mq.one(AlterTopic("t", partitions=11))
-    assert had(mq.state) == 8, "what is new may change who gets the rest"
+    assert count_owned(mq.state) == 8, "what is new may change who gets the rest"
     mq.assign()
-    assert had(mq.state) == 11
+    assert count_owned(mq.state) == 11
 
 
 def test_a_classic_group_moves_as_a_whole() -> None:
-    mq = joined("classic")
-    assert (had(mq.state), mq.state.list_moving_groups()) == (10, set())
+    mq = join_first_member("classic")
+    assert (count_owned(mq.state), mq.state.list_moving_groups()) == (10, set())
 
 
 def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
     """What was lost is waited for; all else would wait with it."""
-    mq = joined("queue", 4)
+    mq = join_first_member("queue", 4)
     mq.one(joining("queue", "C2"))
     mq.assign()
     mq.one(LeaveGroup("g", ["C2"]))
     assert mq.state.groups["g"].not_before_ms
     mq.one(AlterTopic("t", partitions=12))
     mq.see(*mq.targets())
-    assert (had(mq.state), mq.state.list_moving_groups()) == (10, set())
+    assert (count_owned(mq.state), mq.state.list_moving_groups()) == (10, set())
     mq.now_ms += 5_000
     mq.expire()
     mq.assign()
-    assert had(mq.state) == 12
+    assert count_owned(mq.state) == 12
 
 
 @pytest.mark.parametrize("by_tables", [0, 1])
 def test_who_leads_next_goes_on(by_tables: int) -> None:
     """by_tables: steps that it has not from them, but from the journal."""
-    mq = joined("cooperative")
+    mq = join_first_member("cooperative")
     tables: Tables = {}
     add_pass(tables, mq.state, mq.steps)
     mark, steps = mark_of(mq.state), len(mq.steps)
@@ -106,12 +106,12 @@ def _raises(*_: object) -> NoReturn:
 
 @pytest.mark.parametrize("rules", [(), (_raises,)])
 def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    mq = joined("cooperative")
+    mq = join_first_member("cooperative")
     monkeypatch.setattr(reconciling, "SETTLING", rules)
     machine.begin_step(mq.state, mq.now_ms)
-    told: list[str] = []
-    assert machine.settle_groups(mq.state, lambda name, _: told.append(name)) == []
-    assert (told, mq.state.list_moving_groups()) == (["g"] * len(rules), set())
+    failed_groups: list[str] = []
+    assert machine.settle_groups(mq.state, lambda name, _: failed_groups.append(name)) == []
+    assert (failed_groups, mq.state.list_moving_groups()) == (["g"] * len(rules), set())
 
 
 def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
@@ -120,10 +120,10 @@ def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
     player.ask(joining("cooperative"))
     player.step()
     player.background.run()  # the assignor, too
-    seen = []
+    counts = []
     while player.leader.step().working:
         player.world.remember_steps()
-        seen.append(had(player.leader.state))
-    assert seen == [4, 8, 12, 16]
-    assert had(player.leader.state) == 20
+        counts.append(count_owned(player.leader.state))
+    assert counts == [4, 8, 12, 16]
+    assert count_owned(player.leader.state) == 20
     player.world.close()

@@ -12,17 +12,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reason() -> None:
-    known = {change.name for module in MODULES for change in changes_of(module)}
+    names = {change.name for module in MODULES for change in changes_of(module)}
     allowed = yaml.safe_load(ALLOWED.read_text(encoding="utf-8"))
-    assert [one["change"] for one in allowed if one["change"] not in known] == []
-    assert all(one["why"].endswith(".") for one in allowed)
-    assert len({one["change"] for one in allowed}) == len(allowed)
+    assert [entry["change"] for entry in allowed if entry["change"] not in names] == []
+    assert all(entry["why"].endswith(".") for entry in allowed)
+    assert len({entry["change"] for entry in allowed}) == len(allowed)
 
 
 def test_a_change_is_noticed_and_leaves_nothing_behind() -> None:
     """Two comparisons say whether an offset is its member's."""
-    mine = [change for change in changes_of("offsets") if change.function == "_may_commit"]
-    changes = [change for change in mine if "assignment.owner ==" in change.name or ": != -> ==" in change.name]
+    changes_of_function = [change for change in changes_of("offsets") if change.function == "_may_commit"]
+    changes = [
+        change for change in changes_of_function if "assignment.owner ==" in change.name or ": != -> ==" in change.name
+    ]
     assert len(changes) == 2
     story = ("tests/golden", "-k", "story and judged")
     assert [is_noticed(change, story) for change in changes] == [True, True]

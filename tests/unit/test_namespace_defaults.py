@@ -46,12 +46,12 @@ def test_topics_groups_and_members_get_the_defaults_when_they_are_made(tmp_path:
         with mq.consumer("joined", topics=["new"], session_timeout_ms=20_000):
             (member,) = mq.groups.members("joined")
             assert member.session_timeout_ms == 20_000
-        made = mq.groups.describe("made").config
-        assert made == {"max.redelivery.count": 2, "group.protocol": "cooperative", "nack.order": "none"}
+        group_config = mq.groups.describe("made").config
+        assert group_config == {"max.redelivery.count": 2, "group.protocol": "cooperative", "nack.order": "none"}
     # what was made keeps them, whatever the next sequencer is given; a setting that is reset takes its own
     with served(tmp_path, **{"retention.ms": 1_000}) as mq:
         assert mq.topics.describe("new").settings["retention.ms"] == 86_400_000
-        assert mq.groups.describe("made").config == made
+        assert mq.groups.describe("made").config == group_config
         assert mq.topics.alter("new", {"retention.ms": None, "ttl.ms": None}).config == {
             "retention.ms": 1_000,
             "delay.levels": [1000, 2000],

@@ -124,11 +124,11 @@ def test_a_footer_and_its_columns_take_few_requests(object_server: ObjectServer,
         files = open_files(root, object_server.at(proxy.url).options)
         with files.open_output("large") as sink:
             sink.write(bytes(6 << 20))
-        asked = proxy.request_count
+        requests_before = proxy.request_count
         with files.open_input("large") as source:
             for start in (6 << 20) - 8, (6 << 20) - 70_000, 0, 1_000, 500_000:
                 source.read_at(8, start)
-        assert proxy.request_count - asked == 3
+        assert proxy.request_count - requests_before == 3
 
 
 def test_messages_come_back_from_a_store_and_no_credentials_with_them(object_server: ObjectServer, root: str) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from unit.consuming import add, owned
+from unit.consuming import add, list_owned
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -23,22 +23,28 @@ def test_a_batch_says_since_when_and_from_where_its_partitions_are_owned(mq: Con
     add(mq, topic, {0: 3, 1: 2})
     before_ms = time.time() * 1000 - 1
     options: dict[str, Any] = {"topics": [topic], "auto_offset_reset": "earliest"}
-    with mq.consumer(group, **options) as one:
-        batch = one.poll(timeout_ms=5_000)
+    with mq.consumer(group, **options) as first_consumer:
+        batch = first_consumer.poll(timeout_ms=5_000)
         assert {place: own.first_offset for place, own in batch.ownership.items()} == {(topic, 0): 0, (topic, 1): 0}
         since_ms = [own.since_ms for own in batch.ownership.values()]
         assert all(before_ms <= ms <= time.time() * 1000 + 1 for ms in since_ms)
-        one.commit(batch)
-        with mq.consumer(group, **options) as two:
-            until(lambda: not one.poll() and not two.poll() and len(owned(one)) == len(owned(two)) == 1)
+        first_consumer.commit(batch)
+        with mq.consumer(group, **options) as second_consumer:
+            until(
+                lambda: (
+                    not first_consumer.poll()
+                    and not second_consumer.poll()
+                    and len(list_owned(first_consumer)) == len(list_owned(second_consumer)) == 1
+                )
+            )
             add(mq, topic, {0: 1, 1: 1})
-            (partition,) = owned(two)
-            later = two.poll(timeout_ms=5_000)
-            mine = later.ownership[topic, partition]
-            assert (mine.first_offset, list(later.ownership)) == ((3, 2)[partition], [(topic, partition)])
+            (partition,) = list_owned(second_consumer)
+            later = second_consumer.poll(timeout_ms=5_000)
+            ownership = later.ownership[topic, partition]
+            assert (ownership.first_offset, list(later.ownership)) == ((3, 2)[partition], [(topic, partition)])
             first = batch.ownership[topic, partition]
-            assert mine.since_ms >= first.since_ms
-            assert mine.epoch > first.epoch
-            assert mine.since.timestamp() * 1000 == pytest.approx(mine.since_ms)
+            assert ownership.since_ms >= first.since_ms
+            assert ownership.epoch > first.epoch
+            assert ownership.since.timestamp() * 1000 == pytest.approx(ownership.since_ms)
     reader = mq.consumer(new_name("g"), assign=[topic], auto_offset_reset="earliest")
     assert reader.poll(timeout_ms=5_000).ownership == {}

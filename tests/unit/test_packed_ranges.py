@@ -20,7 +20,7 @@ BIG = 2**62
 HOUR_MS = 3_600_000
 
 numbers = st.integers(0, 2**40)
-told = st.builds(
+published_ranges = st.builds(
     DelayedRange,
     topic_id=st.integers(1, 3),
     topic=st.just(""),
@@ -35,10 +35,10 @@ told = st.builds(
     max_timestamp_ms=st.integers(-(2**40), 2**40),
     has_ttl=st.booleans(),
     reschedules=st.integers(0, 5),
-).map(lambda one: one._replace(topic=f"topic {one.topic_id}"))
+).map(lambda range_: range_._replace(topic=f"topic {range_.topic_id}"))
 waiting = st.builds(
     WaitingRange,
-    published=told,
+    published=published_ranges,
     step=st.integers(1, BIG),
     position=st.integers(0, 10**6),
     producer_id=st.none() | st.integers(0, BIG),
@@ -49,11 +49,11 @@ waiting = st.builds(
     cancelled=st.just(()) | st.lists(st.integers(0, 9), min_size=1).map(tuple),
     rescheduled=st.just(()),
 )
-some = st.lists(waiting, min_size=1, max_size=30, unique_by=lambda one: one.published.key)
+some_ranges = st.lists(waiting, min_size=1, max_size=30, unique_by=lambda waiting_range: waiting_range.published.key)
 
 
 @examples(60)
-@given(some)
+@given(some_ranges)
 def test_what_is_packed_comes_out_as_it_was(ranges: list[WaitingRange]) -> None:
     block = pack_ranges(ranges)
     assert sorted(block.ranges(block.list_remaining()), key=by_key) == sorted(ranges, key=by_key)
@@ -64,26 +64,26 @@ def by_key(range_: WaitingRange) -> RangeKey:
 
 
 @examples(60)
-@given(some, some, st.data())
+@given(some_ranges, some_ranges, st.data())
 def test_merged_blocks_have_what_was_left_in_them(
     first: list[WaitingRange], second: list[WaitingRange], data: st.DataObject
 ) -> None:
-    second = [one for one in second if by_key(one) not in set(map(by_key, first))]
-    ranges, gone = PackedRanges(), data.draw(st.sets(st.sampled_from([*map(by_key, first + second)])))
+    second = [range_ for range_ in second if by_key(range_) not in set(map(by_key, first))]
+    ranges, taken_keys = PackedRanges(), data.draw(st.sets(st.sampled_from([*map(by_key, first + second)])))
     for part in filter(None, (first, second)):
         ranges.append_block(pack_ranges(part))
-    assert {by_key(one) for one in ranges.take(gone)} == gone
-    left = [one for one in (*first, *second) if by_key(one) not in gone]
-    if left:
+    assert {by_key(range_) for range_ in ranges.take(taken_keys)} == taken_keys
+    remaining = [range_ for range_ in (*first, *second) if by_key(range_) not in taken_keys]
+    if remaining:
         ranges.append_block(packed.merge_blocks(ranges.blocks))
         assert sorted(ranges.blocks[-1].ranges(ranges.blocks[-1].list_remaining()), key=by_key) == sorted(
-            left, key=by_key
+            remaining, key=by_key
         )
 
 
 def range_at(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
-    told = DelayedRange(topic_id, f"t{topic_id}", 0, 7, None, number, 1, due_ms, due_ms, 0, 0)
-    return WaitingRange(told, number, 0, None, None, None, False)
+    published = DelayedRange(topic_id, f"t{topic_id}", 0, 7, None, number, 1, due_ms, due_ms, 0, 0)
+    return WaitingRange(published, number, 0, None, None, None, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -114,7 +114,7 @@ def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch
                     woken += ranges.wake(until_ms, 5, 1)
                     if ranges.packed.first_due_ms > until_ms:
                         break
-                due = {key for key, one in model.items() if one.published.first_due_ms <= until_ms}
+                due = {key for key, range_ in model.items() if range_.published.first_due_ms <= until_ms}
                 assert len(set(woken)) == len(woken)
                 assert due <= ranges.unpacked.keys()
                 for key in woken:
@@ -134,9 +134,11 @@ def test_a_range_that_is_not_there_is_not_found() -> None:
     assert ranges.first_due_ms == NEVER_MS
     assert not ranges.has_any([RangeKey(1, 7, 0)])
     ranges.append_block(pack_ranges([range_at(number, HOUR_MS) for number in range(1000)]))
-    others = [RangeKey(1, 7, number, 1) for number in range(1000)] + [RangeKey(2, 7, number) for number in range(1000)]
-    assert not ranges.has_any(others)
-    assert ranges.take(others) == []
+    absent_keys = [RangeKey(1, 7, number, 1) for number in range(1000)] + [
+        RangeKey(2, 7, number) for number in range(1000)
+    ]
+    assert not ranges.has_any(absent_keys)
+    assert ranges.take(absent_keys) == []
     assert len(ranges) == 1000
 
 

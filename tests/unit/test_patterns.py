@@ -26,9 +26,9 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 def member(mq: Connection, group: str, pattern: Any, **options: Any) -> GroupConsumer:
-    made = mq.consumer(group, pattern=pattern, protocol="cooperative", **options)
-    assert isinstance(made, GroupConsumer)
-    return made
+    consumer = mq.consumer(group, pattern=pattern, protocol="cooperative", **options)
+    assert isinstance(consumer, GroupConsumer)
+    return consumer
 
 
 def publish(mq: Connection, topic: str, *values: str) -> None:
@@ -36,12 +36,12 @@ def publish(mq: Connection, topic: str, *values: str) -> None:
 
 
 def read(consumer: GroupConsumer, count: int) -> list[tuple[str, bytes]]:
-    found: list[tuple[str, bytes]] = []
+    messages: list[tuple[str, bytes]] = []
     deadline_s = time.monotonic() + 10
-    while len(found) < count:
+    while len(messages) < count:
         assert time.monotonic() < deadline_s
-        found += [(message.topic, message.value or b"") for message in consumer.poll(timeout_ms=50)]
-    return sorted(found)
+        messages += [(message.topic, message.value or b"") for message in consumer.poll(timeout_ms=50)]
+    return sorted(messages)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,12 @@ def test_topics_that_come_later_are_read_from_their_start_and_others_go(mq: Conn
         assert read(consumer, 1) == [(f"{prefix}-two", b"its first")]
         mq.topics.delete(f"{prefix}-one")
         until(lambda: consumer.poll() is not None and consumer.assignment() == [(f"{prefix}-two", 0)])
-        until(lambda: not consumer.poll() and [one.topics for one in mq.groups.members(group)] == [[f"{prefix}-two"]])
+        until(
+            lambda: (
+                not consumer.poll()
+                and [member_info.topics for member_info in mq.groups.members(group)] == [[f"{prefix}-two"]]
+            )
+        )
 
 
 def test_a_pattern_that_matches_nothing_yet(mq: Connection) -> None:
@@ -118,47 +123,47 @@ def test_a_pattern_that_matches_nothing_yet(mq: Connection) -> None:
 
 def test_who_has_what_it_asks_for_asks_no_more(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once; and the settings of the group, which may be others now, are not held against it."""
-    prefix, asked = new_name("p"), list[JoinGroup]()
+    prefix, requests = new_name("p"), list[JoinGroup]()
     mq.topics.create(prefix)
     submit = mq.requester.submit
 
-    def noted(request: Any, *rest: Any) -> Any:
-        asked.append(request) if isinstance(request, JoinGroup) else None
+    def note_join(request: Any, *rest: Any) -> Any:
+        requests.append(request) if isinstance(request, JoinGroup) else None
         return submit(request, *rest)
 
     with member(mq, group := new_name("g"), f"{prefix}.*") as consumer:
         until(lambda: consumer.poll() is not None and bool(consumer.assignment()))
-        monkeypatch.setattr(mq.requester, "submit", noted)
+        monkeypatch.setattr(mq.requester, "submit", note_join)
         for _ in range(5):
             consumer.poll()
-        assert asked == []
+        assert requests == []
         mq.groups.alter(group, {"group.assignor": "sticky"})
         mq.topics.create(f"{prefix}-2")
         until(lambda: consumer.poll() is not None and len(consumer.assignment()) == 2)
-        assert [(one.topics, one.config) for one in asked] == [([prefix, f"{prefix}-2"], {})]
+        assert [(request.topics, request.config) for request in requests] == [([prefix, f"{prefix}-2"], {})]
 
 
 def test_what_is_refused_is_not_asked_again_until_it_is_another(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix, asked = new_name("p"), list[list[str]]()
+    prefix, requested_topics = new_name("p"), list[list[str]]()
     mq.topics.create(prefix)
     submit = mq.requester.submit
 
     def refusing(request: Any, *rest: Any) -> Any:
         if not (isinstance(request, JoinGroup) and request.is_member):
             return submit(request, *rest)
-        asked.append(request.topics)
+        requested_topics.append(request.topics)
         return submit(msgspec.structs.replace(request, session_timeout_ms=1), *rest)
 
     with member(mq, new_name("g"), f"{prefix}.*") as consumer:
         monkeypatch.setattr(mq.requester, "submit", refusing)
         for n in (2, 3):
             mq.topics.create(f"{prefix}-{n}")
-            until(lambda n=n: consumer.poll() is not None and len(asked) == n - 1)  # type: ignore[misc]
+            until(lambda n=n: consumer.poll() is not None and len(requested_topics) == n - 1)  # type: ignore[misc]
             for _ in range(5):
                 consumer.poll(timeout_ms=20)
-        assert asked == [[prefix, f"{prefix}-2"], [prefix, f"{prefix}-2", f"{prefix}-3"]]
+        assert requested_topics == [[prefix, f"{prefix}-2"], [prefix, f"{prefix}-2", f"{prefix}-3"]]
 
 
 def test_topics_or_a_pattern(mq: Connection) -> None:
@@ -171,10 +176,10 @@ def test_topics_or_a_pattern(mq: Connection) -> None:
 def test_a_member_of_a_queue_asks_by_a_pattern_too(mq: Connection) -> None:
     first, later = new_name("queued-a"), new_name("queued-b")
     mq.topics.create(first)
-    with mq.consumer(new_name("g"), pattern="queued-.*") as one:
-        until(lambda: not one.poll() and one.assignment() == [(first, 0)])
+    with mq.consumer(new_name("g"), pattern="queued-.*") as consumer:
+        until(lambda: not consumer.poll() and consumer.assignment() == [(first, 0)])
         mq.topics.create(later)
         mq.publish(later, pa.table({"value": ["x"]}))
-        found: list[Any] = []
-        until(lambda: bool(found.extend(one.poll(timeout_ms=50)) or found))
-        assert found[0].topic == later
+        messages: list[Any] = []
+        until(lambda: bool(messages.extend(consumer.poll(timeout_ms=50)) or messages))
+        assert messages[0].topic == later

@@ -42,10 +42,10 @@ def test_pieces_are_the_whole(
     whole = fetched.to_arrow()
     assert whole.num_rows > 50
     for limit in (None, 0, 13, whole.num_rows + 1):
-        found = list(fetched.pieces(limit, target_bytes))
-        assert all(piece.num_rows for piece in found)
+        pieces = list(fetched.pieces(limit, target_bytes))
+        assert all(piece.num_rows for piece in pieces)
         expected = whole if limit is None else whole.slice(0, limit)
-        assert pa.concat_tables([whole.slice(0, 0), *found]).combine_chunks() == expected.combine_chunks()
+        assert pa.concat_tables([whole.slice(0, 0), *pieces]).combine_chunks() == expected.combine_chunks()
 
 
 def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
@@ -54,7 +54,7 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     reads: list[int] = []
     real = fetch_result_module.fetch_arrow
 
-    def counting(files: Files, plan: FetchPlan, kept: object = None) -> pa.Table:
+    def counting(files: Files, plan: FetchPlan, cache: object = None) -> pa.Table:
         reads.append(plan.record_count)
         return real(files, plan)
 

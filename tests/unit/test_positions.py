@@ -77,10 +77,10 @@ def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, mo
     looked: list[int] = []
     look = positions.find_first_at_or_after
 
-    def looking(*given: Any) -> Any:
+    def looking(*arguments: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             looked.append(pool.submit(mq.state).result(10).step)
-        return look(*given)
+        return look(*arguments)
 
     monkeypatch.setattr(positions, "find_first_at_or_after", looking)
     assert call(mq, topic) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from unit.served import committed, everything, new_name, new_topic, values
+from unit.served import everything, new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish import arrow
@@ -58,29 +58,29 @@ def test_a_future_says_where_its_record_is(mq: Connection, value_bytes: int, mon
     with mq.producer(linger_ms=1) as other, mq.producer(linger_ms=1) as producer:
         sent = {}
         for i in range(400):
-            how = ({}, {"key": f"k{i % 17}"}, {"partition": np.int64(i % 4)})[i % 3]
+            target = ({}, {"key": f"k{i % 17}"}, {"partition": np.int64(i % 4)})[i % 3]
             value = f"{i}".ljust(chance.randrange(value_bytes + 1))
-            sent[value] = producer.send(topic, value, timestamp_ms=1000 + i, **how)
+            sent[value] = producer.send(topic, value, timestamp_ms=1000 + i, **target)
             if i % 20 == 0:
                 other.send(topic, f"other {i}")
         producer.flush()
         other.flush()
-    found = places(mq, topic)
-    assert len(found) == 420
+    records = places(mq, topic)
+    assert len(records) == 420
     for i, (value, future) in enumerate(sent.items()):
         metadata = future.result()
         assert (metadata.topic, metadata.timestamp_ms) == (topic, 1000 + i)
-        assert found[metadata.partition, metadata.offset] == value
+        assert records[metadata.partition, metadata.offset] == value
         if i % 3 == 2:
             assert metadata.partition == i % 4
 
 
 def test_futures_and_callbacks_of_good_and_refused_records(mq: Connection, topic: str):
-    told: list[tuple[LakeMQError | None, RecordMetadata | None]] = []
+    outcomes: list[tuple[LakeMQError | None, RecordMetadata | None]] = []
     done: list[RecordFuture] = []
     with mq.producer(linger_ms=60_000) as producer:
         futures = [
-            producer.send(topic, f"{i}", partition=partition, on_delivery=lambda *what: told.append(what))
+            producer.send(topic, f"{i}", partition=partition, on_delivery=lambda *outcome: outcomes.append(outcome))
             for i, partition in enumerate((0, 7, 0))
         ]
         futures[1].add_done_callback(done.append)
@@ -93,8 +93,8 @@ def test_futures_and_callbacks_of_good_and_refused_records(mq: Connection, topic
     assert [future.result().offset for future in (futures[0], futures[2])] == [0, 1]
     with pytest.raises(UnknownTopicOrPartition):
         futures[1].result()
-    assert [type(error) for error, _ in told] == [type(None), UnknownTopicOrPartition, type(None)]
-    assert [metadata and metadata.offset for _, metadata in told] == [0, None, 1]
+    assert [type(error) for error, _ in outcomes] == [type(None), UnknownTopicOrPartition, type(None)]
+    assert [metadata and metadata.offset for _, metadata in outcomes] == [0, None, 1]
 
 
 def test_a_callback_may_send_but_not_wait_and_its_errors_harm_nobody(mq: Connection, topic: str):
@@ -197,7 +197,9 @@ BAD: list[tuple[type[LakeMQError], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "bad"), BAD, ids=lambda one: next(iter(one)) if isinstance(one, dict) else one.name)
+@pytest.mark.parametrize(
+    ("error", "bad"), BAD, ids=lambda case: next(iter(case)) if isinstance(case, dict) else case.name
+)
 @pytest.mark.parametrize("transactional", [False, True])
 def test_a_bad_argument_is_refused_in_the_call_and_harms_nobody(
     mq: Connection, topic: str, error: type[LakeMQError], bad: dict[str, Any], transactional: bool
@@ -284,7 +286,7 @@ def test_a_bad_table_is_refused_in_the_call(mq: Connection, topic: str, table: A
 
 def test_a_key_wins_over_the_headers_and_one_header_over_the_other(mq: Connection, topic: str):
     group, solace = ("JMSXGroupID", b"group"), ("QUEUE_PARTITION_KEY", b"solace")
-    given: list[tuple[bytes | None, list[tuple[str, bytes | None]], bytes | None]] = [
+    cases: list[tuple[bytes | None, list[tuple[str, bytes | None]], bytes | None]] = [
         (b"key", [solace, group], b"key"),
         (b"", [solace], b""),
         (None, [group, solace], b"solace"),
@@ -294,14 +296,14 @@ def test_a_key_wins_over_the_headers_and_one_header_over_the_other(mq: Connectio
         (None, [("other", b"x")], None),
     ]
     with mq.producer() as producer:
-        for key, headers, _ in given:
+        for key, headers, _ in cases:
             producer.send(topic, "x", key, headers)
-        headers = [[{"key": name, "value": value} for name, value in one] for _, one, _ in given]
+        headers = [[{"key": name, "value": value} for name, value in pairs] for _, pairs, _ in cases]
         producer.send_arrow(
             topic,
-            pa.table({"value": ["x"] * len(given), "key": pa.array([key for key, _, _ in given]), "headers": headers}),
+            pa.table({"value": ["x"] * len(cases), "key": pa.array([key for key, _, _ in cases]), "headers": headers}),
         )
-    assert keys(mq, topic) == [wanted for _, _, wanted in given] * 2
+    assert keys(mq, topic) == [expected for _, _, expected in cases] * 2
 
 
 # -- options --------------------------------------------------------------------------------------------
@@ -460,7 +462,7 @@ def test_offsets_that_the_log_has_not_are_refused_in_the_call(
             producer.send_offsets_to_transaction(wrong, group, metadata)
         producer.send_offsets_to_transaction({(topic, 0): 1}, group)
         producer.commit_transaction()
-    assert committed(mq, group, topic) == 1
+    assert read_committed_offset(mq, group, topic) == 1
     assert values(mq, topic) == ["read", "not read", "a"]
     with pytest.raises(error), mq.transaction(new_name("id")) as txn:
         txn.send_offsets(wrong, group, metadata)
@@ -488,8 +490,8 @@ def test_without_a_flush_nothing_grows(mq: Connection, topic: str):
         for i in range(30):
             producer.send(topic, f"{i}").result()
         gc.collect()
-        ours = [referrer for referrer in gc.get_referrers(producer._monitor) if type(referrer).__name__ == "Batch"]
-        assert len(ours) <= 1
+        batches = [referrer for referrer in gc.get_referrers(producer._monitor) if type(referrer).__name__ == "Batch"]
+        assert len(batches) <= 1
         flushed = producer.flush()
     assert flushed.spans == {(topic, 0): (0, 29, 30)}
 

@@ -38,17 +38,17 @@ class Play:
             self.sent.append(batch)
         elif call == "settle" and self.sent:
             self.buffer.remove(self.sent.pop(0))
-        return self._seen()
+        return self._observe()
 
     def _give(self, topic: str, size: int) -> object:
         future = self.buffer.add_fast(topic, size, b"k", b"v")
         if future is not None:
             self.quick_count += 1
-            return self._seen()
+            return self._observe()
         if not self.buffer.has_room(size):
             return "full"
         self.buffer.add_record(topic, size, b"k", b"v", None)
-        return self._seen()
+        return self._observe()
 
     def _seen(self) -> object:
         queued = [(batch.number, batch.size_bytes, len(batch.records.values)) for batch in self.buffer._queue]  # type: ignore[union-attr]
@@ -57,9 +57,9 @@ class Play:
 
 @examples()
 @given(st.lists(calls, max_size=40))
-def test_quick_and_slow_come_to_the_same(asked: list[str | tuple[str, int]]) -> None:
+def test_quick_and_slow_come_to_the_same(calls: list[str | tuple[str, int]]) -> None:
     quick, slow = Play(True), Play(False)
-    for call in asked:
+    for call in calls:
         assert quick.do(call) == slow.do(call)
     assert slow.quick_count == 0
 

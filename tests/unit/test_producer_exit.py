@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture(scope="module")
-def deserted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+def mq_without_sequencer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     """A namespace with the topics `t` and `u` and no sequencer."""
     folder = tmp_path_factory.mktemp("deserted")
     with served(folder) as first:
@@ -78,8 +78,8 @@ for topic in ("t", "t", "u"):
 """
 
 
-def test_what_cannot_be_delivered_is_named_on_stderr(deserted: Connection) -> None:
-    ended = run(UNDELIVERED, deserted.namespace.path)
+def test_what_cannot_be_delivered_is_named_on_stderr(mq_without_sequencer: Connection) -> None:
+    ended = run(UNDELIVERED, mq_without_sequencer.namespace.path)
     assert "lakemq: Messages were not delivered" in ended.stderr
     assert "2 of 't', 1 of 'u'. REQUEST_TIMED_OUT" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -88,15 +88,15 @@ def test_what_cannot_be_delivered_is_named_on_stderr(deserted: Connection) -> No
 # -- the same within this process -----------------------------------------------------------------------
 
 
-def test_the_wait_at_exit_has_an_end(deserted: Connection, capsys: pytest.CaptureFixture[str]) -> None:
-    producer = deserted.producer(delivery_timeout_ms=1_000)
+def test_the_wait_at_exit_has_an_end(mq_without_sequencer: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+    producer = mq_without_sequencer.producer(delivery_timeout_ms=1_000)
     for topic in ("t", "u", "t"):
         producer.send(topic, "x")
     begun_s = time.monotonic()
-    deserted._producers.finish_at_exit(0.05)
+    mq_without_sequencer._producers.finish_at_exit(0.05)
     assert time.monotonic() - begun_s < 10
     assert "when the program ended: 2 of 't', 1 of 'u'. No sequencer answered" in capsys.readouterr().err
-    deserted._producers.discard(producer)
+    mq_without_sequencer._producers.discard(producer)
 
 
 def test_only_a_failure_that_nobody_was_told_of_is_named(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,8 +104,8 @@ def test_only_a_failure_that_nobody_was_told_of_is_named(mq: Connection, capsys:
     assert producer.send("missing-1", "x").exception() is not None
     until(producer.send("missing-2", "x").done)
     mq._producers.finish_at_exit()
-    said = capsys.readouterr().err
-    assert "when the program ended: 1 of 'missing-2'. UNKNOWN_TOPIC_OR_PARTITION" in said
+    stderr = capsys.readouterr().err
+    assert "when the program ended: 1 of 'missing-2'. UNKNOWN_TOPIC_OR_PARTITION" in stderr
     mq._producers.discard(producer)
 
 

@@ -90,12 +90,12 @@ def test_a_thread_is_told_what_a_future_has_told_to_another(mq: Connection, topi
 
 @pytest.fixture
 def failures() -> Failures:
-    made = Failures(threading.RLock())
-    made.start_tracking()
-    return made
+    new_failures = Failures(threading.RLock())
+    new_failures.start_tracking()
+    return new_failures
 
 
-def failed(number: int, record_count: int = 1, has_futures: bool = True) -> Failure:
+def make_failure(number: int, record_count: int = 1, has_futures: bool = True) -> Failure:
     return Failure(number, RequestTimedOut(f"{number}"), "t", record_count, has_futures)
 
 
@@ -108,7 +108,7 @@ def raised_by(failures: Failures) -> str | None:
 
 
 def test_a_batch_is_known_when_each_of_its_records_is(failures: Failures):
-    failures.add(failed(1, 2))
+    failures.add(make_failure(1, 2))
     failures.mark_record_reported(1, 0)
     failures.mark_record_reported(1, 0)
     assert not failures.is_up_to_date
@@ -117,14 +117,14 @@ def test_a_batch_is_known_when_each_of_its_records_is(failures: Failures):
 
 
 def test_a_table_is_known_when_its_error_was_raised(failures: Failures):
-    failures.add(failed(1, has_futures=False))
+    failures.add(make_failure(1, has_futures=False))
     assert raised_by(failures) == str(RequestTimedOut("1"))
     assert raised_by(failures) is None
 
 
 def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failures: Failures):
     for number in (1, 2, 3):
-        failures.add(failed(number))
+        failures.add(make_failure(number))
     failures.mark_record_reported(2, 0)
     failures.mark_record_reported(1, 0)
     assert not failures.is_up_to_date
@@ -135,7 +135,7 @@ def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failure
 def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures):
     """The oldest kept one, 3, stands for 1 and 2."""
     for number in range(1, _MAX_FAILURES + 3):
-        failures.add(failed(number))
+        failures.add(make_failure(number))
     for number in range(1, _MAX_FAILURES + 3):
         failures.mark_record_reported(number, 0)
     assert raised_by(failures) == str(RequestTimedOut("3"))
@@ -144,7 +144,7 @@ def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures
 
 def test_a_thread_that_reads_each_future_in_time_is_never_interrupted(failures: Failures):
     for number in range(1, 2 * _MAX_FAILURES):
-        failures.add(failed(number))
+        failures.add(make_failure(number))
         failures.mark_record_reported(number, 0)
         assert failures.is_up_to_date
     assert not failures.progress.records

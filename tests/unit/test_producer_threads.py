@@ -43,7 +43,7 @@ THREADS = 8
 
 
 @pytest.fixture
-def deserted(tmp_path: Path) -> Iterator[Connection]:
+def mq_without_sequencer(tmp_path: Path) -> Iterator[Connection]:
     """A namespace with a topic `t` and no sequencer; requests are given up soon."""
     config = {**CONFIG, "request.timeout.ms": 50}
     with served(tmp_path) as first:
@@ -86,18 +86,18 @@ def meanwhile(call: Callable[[], None]) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def ended(call: Callable[[], Any]) -> Any:
+def run_in_thread(call: Callable[[], Any]) -> Any:
     """What it returns or raises in another thread; it has an end."""
-    told: Future[Any] = Future()
+    future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            told.set_result(call())
+            future.set_result(call())
         except BaseException as error:
-            told.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return told.result(10)
+    return future.result(10)
 
 
 def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., list[Future]]) -> None:
@@ -113,7 +113,7 @@ def impatient(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalP
     return producer
 
 
-def failed(requests: Sequence[Any], error: LakeMQError) -> list[Future[AnyResult]]:
+def fail_requests(requests: Sequence[Any], error: LakeMQError) -> list[Future[AnyResult]]:
     futures: list[Future[AnyResult]] = [Future() for _ in requests]
     for future in futures:
         future.set_exception(error)
@@ -123,7 +123,7 @@ def failed(requests: Sequence[Any], error: LakeMQError) -> list[Future[AnyResult
 # -- flush ----------------------------------------------------------------------------------------------
 
 
-def test_each_thread_that_flushes_is_told_that_nothing_was_acknowledged(deserted: Connection):
+def test_each_thread_that_flushes_is_told_that_nothing_was_acknowledged(mq_without_sequencer: Connection):
     def send_and_flush(number: int) -> Any:
         future = producer.send("t", f"{number}")
         time.sleep(0.02 * number)  # the last ones flush when all has failed already
@@ -131,8 +131,8 @@ def test_each_thread_that_flushes_is_told_that_nothing_was_acknowledged(deserted
             producer.flush()
         return future.exception()
 
-    with deserted.producer(linger_ms=0, delivery_timeout_ms=50) as producer:
-        assert {type(told) for told in in_threads(send_and_flush)} == {RequestTimedOut}
+    with mq_without_sequencer.producer(linger_ms=0, delivery_timeout_ms=50) as producer:
+        assert {type(answer) for answer in in_threads(send_and_flush)} == {RequestTimedOut}
         assert producer.flush().spans == {}
 
 
@@ -173,9 +173,9 @@ def test_a_commit_does_not_wait_for_what_comes_later(mq: Connection, topic: str)
     with mq.producer(new_name("id"), linger_ms=0) as producer, meanwhile(send):
         for _ in range(5):
             producer.begin_transaction()
-            mine = producer.send(topic, "mine")
+            future = producer.send(topic, "mine")
             producer.commit_transaction()
-            assert mine.done()
+            assert future.done()
     assert values(mq, topic).count("mine") == 5
 
 
@@ -201,9 +201,9 @@ def test_whatever_goes_wrong_in_the_background_is_told_and_the_producer_goes_on(
     assert values(mq, topic) == ["b"]
 
 
-def test_nothing_waits_for_ever_where_there_is_no_sequencer(deserted: Connection):
+def test_nothing_waits_for_ever_where_there_is_no_sequencer(mq_without_sequencer: Connection):
     """Several batches, of which each is given up in time; then close."""
-    producer = deserted.producer(linger_ms=0, delivery_timeout_ms=100, max_block_ms=50, buffer_memory=1000)
+    producer = mq_without_sequencer.producer(linger_ms=0, delivery_timeout_ms=100, max_block_ms=50, buffer_memory=1000)
     futures = [producer.send("t", "x" * 200) for _ in range(3)]
     with suppress(BufferFull):
         while True:
@@ -255,15 +255,15 @@ def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
     mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Its record travels with the commit: it is acknowledged with that, and not while that has no answer."""
-    answers, told = [RequestTimedOut()], []
+    answers, outcomes = [RequestTimedOut()], []
 
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
         if not isinstance(requests[-1][0], EndTransaction):
             return ask(requests)
-        thread = threading.Thread(target=lambda: told.extend(in_threads(lambda _: producer.flush(), 1)))
+        thread = threading.Thread(target=lambda: outcomes.extend(in_threads(lambda _: producer.flush(), 1)))
         thread.start()
         until(lambda: producer._buffer._flush_upto > 0)
-        return failed(requests, answers.pop()) if answers else ask(requests)
+        return fail_requests(requests, answers.pop()) if answers else ask(requests)
 
     with impatient(mq, monkeypatch) as producer:
         intercept(mq, monkeypatch, change)
@@ -271,21 +271,23 @@ def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
         future = producer.send(topic, "a")
         with pytest.raises(RequestTimedOut):
             producer.commit_transaction()
-        until(lambda: len(told) == 1)
-        assert isinstance(told[0], RequestTimedOut)
+        until(lambda: len(outcomes) == 1)
+        assert isinstance(outcomes[0], RequestTimedOut)
         with pytest.raises(RequestTimedOut):
             producer.flush()
         assert not future.done()
         producer.commit_transaction()
         assert future.result().offset == 0
-        until(lambda: len(told) == 2)
-        assert not isinstance(told[1], LakeMQError)
+        until(lambda: len(outcomes) == 2)
+        assert not isinstance(outcomes[1], LakeMQError)
     assert values(mq, topic) == ["a"]
 
 
 def test_a_transaction_that_has_no_answer_is_closed(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
-        return failed(requests, RequestTimedOut()) if isinstance(requests[-1][0], EndTransaction) else ask(requests)
+        return (
+            fail_requests(requests, RequestTimedOut()) if isinstance(requests[-1][0], EndTransaction) else ask(requests)
+        )
 
     producer = impatient(mq, monkeypatch)
     intercept(mq, monkeypatch, change)
@@ -300,10 +302,10 @@ def test_a_transaction_that_has_no_answer_is_closed(mq: Connection, topic: str, 
 def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, topic: str):
     publishing, go_on = threading.Event(), threading.Event()
 
-    def slowly(*given: Any) -> Published:
+    def slowly(*arguments: Any) -> Published:
         publishing.set()
         assert go_on.wait(10)
-        return mq._rows.publish_in_transaction(*given)
+        return mq._rows.publish_in_transaction(*arguments)
 
     manager = mq.transaction(new_name("id"))._manager
     begun, before = TransactionScope(manager, slowly, Published([])), TransactionScope(manager, slowly, Published([]))
@@ -335,9 +337,9 @@ def test_whatever_a_callback_raises_stops_nobody(mq: Connection, topic: str, err
 
     with mq.producer(linger_ms=0) as producer:
         producer.send(topic, "a", on_delivery=call)
-        ended(producer.flush)
+        run_in_thread(producer.flush)
         assert producer.send(topic, "b").result(10).offset == 1
-        ended(producer.flush)
+        run_in_thread(producer.flush)
     assert values(mq, topic) == ["a", "b"]
 
 
@@ -376,7 +378,7 @@ def test_an_interrupt_in_a_callback_of_a_commit_leaves_nothing_unsettled(mq: Con
         assert [future.result(0).offset for future in futures] == [0, 0]
         producer.begin_transaction()
         later = producer.send(topics[0], "b")
-        ended(producer.commit_transaction)
+        run_in_thread(producer.commit_transaction)
         assert later.done()
     assert values(mq, topics[0]) == ["a", "b"]
 
@@ -391,26 +393,26 @@ def test_an_interrupted_commit_can_be_ended(
     future = producer.send(topic, "a")
     work = getattr(producer, where)
 
-    def interrupted(*given: Any) -> None:
+    def interrupt(*arguments: Any) -> None:
         monkeypatch.undo()
         if where == "_take_unsent":
-            work(*given)
+            work(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(producer, where, interrupted)
+    monkeypatch.setattr(producer, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         producer.commit_transaction()
     if follows == "flush":
         with suppress(LakeMQError):
-            ended(producer.flush)
+            run_in_thread(producer.flush)
     if follows == "abort":
         with suppress(IllegalState):  # it is committed
-            ended(producer.abort_transaction)
+            run_in_thread(producer.abort_transaction)
         producer.begin_transaction()
         producer.send(topic, "b")
-        ended(producer.commit_transaction)
+        run_in_thread(producer.commit_transaction)
         assert values(mq, topic)[-1] == "b"
-    ended(producer.close)
+    run_in_thread(producer.close)
     assert isinstance(future.exception(0), LakeMQError)
 
 
@@ -421,15 +423,17 @@ def test_closing_the_connection_closes_all_whatever_becomes_of_one(tmp_path: Pat
     with served(tmp_path) as first:
         first.topics.create("t")
         mq = lakemq.connect(first.namespace.path, config=CONFIG)
-        bad, good, transactional = (mq.producer(one, linger_ms=60_000) for one in (None, None, "id"))
+        bad, good, transactional = (
+            mq.producer(transactional_id, linger_ms=60_000) for transactional_id in (None, None, "id")
+        )
         transactional.begin_transaction()
         bad.send("nobody-knows-it", "x")
-        kept = good.send("t", "kept")
-        never = transactional.send("t", "never")
+        future = good.send("t", "kept")
+        unsent = transactional.send("t", "never")
         with pytest.raises(UnknownTopicOrPartition):
             mq.close()
-        assert (kept.result().offset, type(never.exception())) == (0, TransactionAborted)
-        assert not any(one._thread.is_alive() for one in (bad, good, transactional))
+        assert (future.result().offset, type(unsent.exception())) == (0, TransactionAborted)
+        assert not any(producer._thread.is_alive() for producer in (bad, good, transactional))
         mq.close()
         assert values(first, "t") == ["kept"]
 
@@ -438,20 +442,20 @@ def test_a_connection_closed_in_a_callback_is_refused_whole(tmp_path: Path):
     with served(tmp_path) as first:
         first.topics.create("t")
         mq = lakemq.connect(first.namespace.path, config=CONFIG)
-        told: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def close(*_: Any) -> None:
             try:
                 mq.close()
             except IllegalState as error:
-                told.append(error)
+                errors.append(error)
 
         producer = mq.producer(linger_ms=0)
         producer.send("t", "a", on_delivery=close)
         producer.flush()
-        assert len(told) == 1
+        assert len(errors) == 1
         later = producer.send("t", "b")
-        ended(mq.close)
+        run_in_thread(mq.close)
         assert later.result(0).offset == 1
         with pytest.raises(IllegalState):
             mq.producer()
@@ -462,7 +466,7 @@ def test_what_is_taken_while_the_connection_closes_is_sent(tmp_path: Path):
         first.topics.create("t")
         mq = lakemq.connect(first.namespace.path, config=CONFIG)
         producers = [mq.producer(linger_ms=1) for _ in range(2)]
-        taken: list[RecordFuture] = []
+        futures: list[RecordFuture] = []
 
         def send(number: int) -> None:
             if number == THREADS - 1:
@@ -471,13 +475,13 @@ def test_what_is_taken_while_the_connection_closes_is_sent(tmp_path: Path):
                 return
             while True:
                 try:
-                    taken.append(producers[number % 2].send("t", "x"))
+                    futures.append(producers[number % 2].send("t", "x"))
                 except IllegalState:
                     return
 
         in_threads(send)
-        assert sorted(future.result(0).offset for future in taken) == list(range(len(taken)))
-        assert len(values(first, "t")) == len(taken)
+        assert sorted(future.result(0).offset for future in futures) == list(range(len(futures)))
+        assert len(values(first, "t")) == len(futures)
 
 
 def test_after_close_nothing_works(tmp_path: Path):
@@ -566,8 +570,8 @@ def test_the_repeat_of_what_was_not_answered_does_not_say_what_became_of_it(
         if len(attempts) == 1:
             if decided:
                 [future.result() for future in ask(requests)]
-            return failed(requests, RequestTimedOut())
-        return ask(unknown_id(requests)) if repeat == "unknown id" else failed(requests, MailboxFullError())
+            return fail_requests(requests, RequestTimedOut())
+        return ask(unknown_id(requests)) if repeat == "unknown id" else fail_requests(requests, MailboxFullError())
 
     with mq.producer(linger_ms=0, delivery_timeout_ms=200) as producer:
         with monkeypatch.context() as patched:
@@ -585,7 +589,9 @@ def test_a_full_mailbox_between_two_attempts_is_waited_out(mq: Connection, topic
     answers = [MailboxFullError(), RequestTimedOut()]
 
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
-        return failed(requests, answers.pop()) if isinstance(requests[0][0], Produce) and answers else ask(requests)
+        return (
+            fail_requests(requests, answers.pop()) if isinstance(requests[0][0], Produce) and answers else ask(requests)
+        )
 
     with mq.producer(linger_ms=0) as producer:
         intercept(mq, monkeypatch, change)
@@ -603,7 +609,7 @@ def test_a_commit_that_was_not_answered_and_then_not_sent_is_unknown(
         if not isinstance(requests[-1][0], EndTransaction):
             return ask(requests)
         answers.append(RequestTimedOut() if not answers else MailboxFullError())
-        return failed(requests, answers[-1])
+        return fail_requests(requests, answers[-1])
 
     with mq.producer(new_name("id"), linger_ms=0) as producer:
         producer.begin_transaction()
@@ -623,10 +629,10 @@ def test_a_commit_that_was_not_answered_and_then_not_sent_is_unknown(
 # -- under load -----------------------------------------------------------------------------------------
 
 
-def assert_in_order(found: Sequence[str]) -> None:
+def assert_in_order(texts: Sequence[str]) -> None:
     """Values are thread/number: in each partition those of a thread stand in the order of sending."""
     last: dict[str, int] = {}
-    for value in found:
+    for value in texts:
         thread, number = value.split("/")
         assert int(number) > last.get(thread, -1)
         last[thread] = int(number)
@@ -635,10 +641,10 @@ def assert_in_order(found: Sequence[str]) -> None:
 def by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
     """Per partition (offset, value)."""
     rows = mq.fetch(topic).to_arrow()
-    found: dict[int, list[tuple[int, str]]] = {}
+    values_by_partition: dict[int, list[tuple[int, str]]] = {}
     for partition, offset, value in zip(*(rows[n].to_pylist() for n in ("partition", "offset", "value")), strict=True):
-        found.setdefault(partition, []).append((offset, value.decode()))
-    return list(found.values())
+        values_by_partition.setdefault(partition, []).append((offset, value.decode()))
+    return list(values_by_partition.values())
 
 
 def test_a_producer_of_eight_threads(mq: Connection):
@@ -662,43 +668,45 @@ def test_a_producer_of_eight_threads(mq: Connection):
         return sent
 
     with mq.producer(linger_ms=1, batch_size=2000, buffer_memory=20_000) as producer:
-        sent = [one for each in in_threads(work) for one in each]
+        sent = [record for thread_records in in_threads(work) for record in thread_records]
         with suppress(UnknownTopicOrPartition):
             producer.flush()
     for topic in topics:
-        found = by_partition(mq, topic)
-        for partition in found:
+        partitions = by_partition(mq, topic)
+        for partition in partitions:
             assert_in_order([value for _, value in partition])
-        mine = [(value, future.result(0)) for name, value, future in sent if name == topic]
-        assert sorted(value for value, _ in mine) == sorted(value for one in found for _, value in one)
-        there = {(value, offset) for partition in found for offset, value in partition}
-        assert {(value, metadata.offset) for value, metadata in mine} == there
+        topic_records = [(value, future.result(0)) for name, value, future in sent if name == topic]
+        assert sorted(value for value, _ in topic_records) == sorted(
+            value for partition in partitions for _, value in partition
+        )
+        there = {(value, offset) for partition in partitions for offset, value in partition}
+        assert {(value, metadata.offset) for value, metadata in topic_records} == there
 
 
 def test_transactions_of_eight_threads(mq: Connection):
     """Each thread sends as fast as it is let; one of them commits and aborts in turn."""
     topic, chance, stop = new_topic(mq, partitions=3), random.Random(3), threading.Event()
-    taken: list[list[tuple[str, RecordFuture]]] = [[] for _ in range(THREADS)]
+    sent_by_thread: list[list[tuple[str, RecordFuture]]] = [[] for _ in range(THREADS)]
     refusals = [0] * THREADS
 
     def work(number: int) -> None:
         flushes = random.Random(number)
-        for i in iter(lambda: len(taken[number]), -1):
+        for i in iter(lambda: len(sent_by_thread[number]), -1):
             if stop.is_set():
                 return
             try:
-                taken[number].append((f"{number}/{i}", producer.send(topic, f"{number}/{i}", key=f"{number}")))
+                sent_by_thread[number].append((f"{number}/{i}", producer.send(topic, f"{number}/{i}", key=f"{number}")))
                 if flushes.random() < 0.02:
                     producer.flush()
             except (IllegalState, TransactionAborted):
                 refusals[number] += 1
                 time.sleep(0.001)
 
-    def settled() -> list[int]:
+    def wait_until_refused() -> list[int]:
         """How many each thread had taken when its last send was refused: all that the transaction has."""
-        seen = list(refusals)
-        until(lambda: all(now > before + 1 for now, before in zip(refusals, seen, strict=True)))
-        return [len(batch) for batch in taken]
+        refusals_before = list(refusals)
+        until(lambda: all(now > before + 1 for now, before in zip(refusals, refusals_before, strict=True)))
+        return [len(batch) for batch in sent_by_thread]
 
     committed: list[tuple[str, RecordFuture]] = []
     aborted: list[RecordFuture] = []
@@ -708,13 +716,17 @@ def test_transactions_of_eight_threads(mq: Connection):
     ):
         running = [pool.submit(work, number) for number in range(THREADS)]
         try:
-            begins = settled()
+            begins = wait_until_refused()
             for number in range(12):
                 producer.begin_transaction()
                 time.sleep(chance.random() * 0.03)
                 producer.abort_transaction() if number % 3 == 1 else producer.commit_transaction()
-                ends = settled()
-                inside = [one for each, a, b in zip(taken, begins, ends, strict=True) for one in each[a:b]]
+                ends = wait_until_refused()
+                inside = [
+                    record
+                    for thread_records, a, b in zip(sent_by_thread, begins, ends, strict=True)
+                    for record in thread_records[a:b]
+                ]
                 if number % 3 == 1:
                     aborted += [future for _, future in inside]
                 else:
@@ -722,13 +734,13 @@ def test_transactions_of_eight_threads(mq: Connection):
                 begins = ends
         finally:
             stop.set()
-        for one in running:
-            one.result()
-    found = by_partition(mq, topic)
-    for partition in found:
+        for future in running:
+            future.result()
+    partitions = by_partition(mq, topic)
+    for partition in partitions:
         assert_in_order([value for _, value in partition])
     assert len(committed) > 100
-    there = {(value, offset) for partition in found for offset, value in partition}
+    there = {(value, offset) for partition in partitions for offset, value in partition}
     assert len(there) == len(committed)
     assert {(value, future.result(0).offset) for value, future in committed} == there
     assert all(future.done() for future in aborted)
@@ -754,7 +766,7 @@ def test_blocks_of_eight_threads(mq: Connection, topic: str):
             with transaction:
                 running = [pool.submit(publish, number) for number in range(THREADS)]
                 time.sleep(0.02)
-            [one.result() for one in running]
+            [future.result() for future in running]
         assert sorted(values(mq, topic)[before:]) == sorted(counted), round
 
 

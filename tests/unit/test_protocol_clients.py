@@ -120,4 +120,4 @@ def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
     assert "early" in mq.state.clients
     assert 0 in mq.state.producers
     assert "late" not in mq.state.clients
-    assert {one.record.subject for one in folded} == {"late", "client-1"}
+    assert {entry.record.subject for entry in folded} == {"late", "client-1"}

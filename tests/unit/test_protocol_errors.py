@@ -79,8 +79,8 @@ def test_a_refusal_repeats_little_of_what_was_sent() -> None:
     assert str(refusal.found).startswith("999")
 
 
-@pytest.mark.parametrize("found", [None, True, 3, 2**80, 1.5, "text", [1], {"a": 1}, b"bytes", object()])
-def test_whatever_was_found_can_travel(found: Any) -> None:
-    refusal = errors.InvalidRequest("d", found=found).refusal()
+@pytest.mark.parametrize("detail", [None, True, 3, 2**80, 1.5, "text", [1], {"a": 1}, b"bytes", object()])
+def test_whatever_was_found_can_travel(detail: Any) -> None:
+    refusal = errors.InvalidRequest("d", found=detail).refusal()
     (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
     assert read == refusal

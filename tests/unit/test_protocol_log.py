@@ -46,8 +46,8 @@ def mq() -> Harness:
 
 def segments_of(mq: Harness) -> Segments:
     """Those of the last step."""
-    (found,) = [entry.segments for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
-    return found
+    (segments,) = [entry.segments for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
+    return segments
 
 
 def kinds_of(mq: Harness) -> list[str]:
@@ -143,7 +143,7 @@ def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> Non
     results = mq.ask(first, second, inline_rows=8)
     assert results[1] == Published([Unit("t", 0, 1, 1), Unit("t", 1, 2, 2)], rejected_count=1)
     produced = [entry for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
-    assert [one.segments.column("first_row") for one in produced] == [[10, 12], [14, 16]]
+    assert [entry.segments.column("first_row") for entry in produced] == [[10, 12], [14, 16]]
     assert set(produced[0].segments.column("file_id")) == {inline_file(3, 8).file.file_id}
     dead = [entry.record for entry in mq.steps[-1].entries if entry.record.kind == "rows_rejected"]
     assert [(d.first_row, d.record_count, d.error) for d in dead] == [  # type: ignore[union-attr]
@@ -233,7 +233,7 @@ def test_another_shape_of_the_topic_is_stale(mq: Harness, refs: list[TopicRef]) 
 def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
     request = mq.produce({0: 1})
     as_said = facts_of(request.files[0])
-    for facts, found in [
+    for facts, expected in [
         ({}, "no file"),
         ({F: None}, "no file"),
         ({F: as_said._replace(size_bytes=99)}, "99 bytes, 1 rows, footer 7"),
@@ -243,7 +243,7 @@ def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
     ]:
         decision = machine.decide_request(mq.state, request, DecisionInputs(facts=facts))
         assert isinstance(decision.result, Refusal)
-        assert (decision.result.error, decision.result.found) == ("FILE_MISSING", found)
+        assert (decision.result.error, decision.result.found) == ("FILE_MISSING", expected)
         assert decision.entries == ()
 
 
@@ -302,15 +302,15 @@ def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) 
         request = Produce(mq.refs(*(f"t{i}" for i in topics)), ranges, mq.state.step, files, producer=producer)
         result = mq.one(request)
         assert (result.error if isinstance(result, Refusal) else result) == model.decide(request, rows, mq.now_ms)
-    found: dict[tuple[int, int], dict[int, str]] = {}
+    logs: dict[tuple[int, int], dict[int, str]] = {}
     for segment in segments_to_table([entry.segments for step in mq.steps for entry in step.entries]).to_pylist():
-        log = found.setdefault((segment["topic_id"], segment["partition"]), {})
+        log = logs.setdefault((segment["topic_id"], segment["partition"]), {})
         for i in range(segment["record_count"]):
             offset = segment["base_offset"] + i
             assert offset not in log, "an offset is one message for ever"
             log[offset] = f"{segment['file_id']}.{segment['first_row'] + i}"
     expected = {(t.topic_id, p): log for t in model.topics.values() for p, log in enumerate(t.logs) if log}
-    assert {key: [log[i] for i in range(len(log))] for key, log in found.items()} == expected
+    assert {key: [log[i] for i in range(len(log))] for key, log in logs.items()} == expected
     marks = {i: t.high_watermarks.tolist() for i, t in mq.state.topics.items()}
     assert marks == {i: [len(log) for log in t.logs] for i, t in model.topics.items()}
 
@@ -336,14 +336,14 @@ def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shi
     for times in (1, 17):
         topic_index, partition, file, first_row, record_count = (column * times for column in columns)
         times_ms = [0] * len(topic_index)
-        asked = Ranges(topic_index, partition, file, first_row, record_count, times_ms, times_ms)
+        requested = Ranges(topic_index, partition, file, first_row, record_count, times_ms, times_ms)
         expected = all(
             0 <= t < 2 and 0 <= p < (1, 3)[t] and 0 <= f - first_file < 2 and r + shift >= 0
             and c > 0 and r + shift + c <= (3, 2)[f - first_file]
             for t, p, f, r, c in ranges
         )  # fmt: skip
         try:
-            RangeColumns.from_ranges(asked, [1, 3], source)
+            RangeColumns.from_ranges(requested, [1, 3], source)
         except InvalidRequest:
             assert not expected
         else:
@@ -352,22 +352,22 @@ def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shi
 
 @examples()
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=6))
-def test_units_and_offsets_are_those_of_going_one_by_one(told: list[tuple[int, int, bool, bool]]) -> None:
+def test_units_and_offsets_are_those_of_going_one_by_one(rows: list[tuple[int, int, bool, bool]]) -> None:
     """Whatever the order of the ranges, however many a partition has, and whichever of them are left out."""
-    partition, count, waits, stays = (list(column) for column in zip(*told, strict=True))
-    n, due_ms = len(told), [0 if wait else NOT_DELAYED for wait in waits]
-    asked = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)
-    ranges = RangeColumns.from_ranges(asked, [3], RowSource([PendingFile(7, 3)], [3]))
-    units = build_units(Produce(topics=[], ranges=asked, metadata_step=0), ranges)
+    partition, count, waits, stays = (list(column) for column in zip(*rows, strict=True))
+    n, due_ms = len(rows), [0 if wait else NOT_DELAYED for wait in waits]
+    requested = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)
+    ranges = RangeColumns.from_ranges(requested, [3], RowSource([PendingFile(7, 3)], [3]))
+    units = build_units(Produce(topics=[], ranges=requested, metadata_step=0), ranges)
     places = [(p, waiting) for p, waiting in zip(partition, waits, strict=True)]
     expected = sorted(set(places))
     assert [expected[unit] for unit in ranges.unit.tolist()] == places
     assert units.partition.tolist() == [-1 - p if waiting else p for p, waiting in expected]
     counts = [sum(c for place, c in zip(places, count, strict=True) if place == unit) for unit in expected]
     assert units.record_count.tolist() == counts
-    left, ends, offsets = ranges.where(np.array(stays)), [10 * unit for unit in range(len(expected))], []
+    remaining, ends, offsets = ranges.where(np.array(stays)), [10 * unit for unit in range(len(expected))], []
     given_out = list(ends)
-    for unit, records in zip(left.unit.tolist(), left.record_count.tolist(), strict=True):
+    for unit, records in zip(remaining.unit.tolist(), remaining.record_count.tolist(), strict=True):
         offsets.append(given_out[unit])
         given_out[unit] += records
-    assert compute_base_offsets(left.unit, left.record_count, np.array(ends)).tolist() == offsets
+    assert compute_base_offsets(remaining.unit, remaining.record_count, np.array(ends)).tolist() == offsets

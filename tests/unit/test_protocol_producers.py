@@ -53,8 +53,8 @@ def test_one_of_the_last_five_is_acknowledged_with_its_first_offset(mq: Harness)
     pid = mq.producer()
     sent = [mq.produce({0: n}, producer=(pid, 0), sequence=s) for n, s in [(1, 0), (2, 1), (3, 3), (4, 6), (5, 10)]]
     first = [mq.one(request) for request in sent]
-    again = [mq.one(request) for request in reversed(sent)]
-    assert again == [Published(r.units, duplicate=True) for r in reversed(first)]  # type: ignore[union-attr]
+    answers = [mq.one(request) for request in reversed(sent)]
+    assert answers == [Published(r.units, duplicate=True) for r in reversed(first)]  # type: ignore[union-attr]
     assert mq.state.topic("t").high_watermarks.tolist() == [15, 0]
     mq.one(mq.produce({0: 1}, producer=(pid, 0), sequence=15))
     assert mq.refused(sent[0]).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"

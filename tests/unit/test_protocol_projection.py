@@ -123,13 +123,13 @@ def happen_to_delays(mq: Harness, chance: random.Random, kind: int, topic: Topic
 
 def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     group, member = chance.choice("ghq"), chance.choice(["C1", "C2", "C3"])
-    known = mq.state.groups.get(group)
-    if kind == 20 or known is None:
+    group_state = mq.state.groups.get(group)
+    if kind == 20 or group_state is None:
         config = {"group.assignor": chance.choice(["range", "sticky"]), "scheduled.rebalance.max.delay.ms": 1_000}
         protocol = {"q": "queue", "h": "classic"}.get(group, "cooperative")
         config |= {"group.protocol": protocol, "rebalance.delay.ms": 1_000, "group.initial.rebalance.delay.ms": 1_000}
         config["offsets.retention.ms"] = chance.choice([1_000, HOUR_MS, -1])
-        mq.ask(ConfigureGroup(group, config, create=known is None))
+        mq.ask(ConfigureGroup(group, config, create=group_state is None))
     elif kind in (21, 22, 23):
         topics, instance = chance.choice([["a"], ["a", "b"]]), chance.choice([None, None, "i"])
         poll_ms = 1_000 if group == "h" else HOUR_MS
@@ -137,21 +137,21 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
         join = JoinGroup(group, member, topics, instance_id=instance, max_poll_interval_ms=poll_ms, assignors=assignors)
         mq.ask(join)
     elif kind in (24, 25, 26):
-        member = chance.choice([*sorted(known.members), member])
+        member = chance.choice([*sorted(group_state.members), member])
         mq.ask(LeaveGroup(group, [member])) if chance.random() < 0.2 else mq.see(MemberSilent(group, member, "session"))
     elif kind < 32:
         mq.assign()
     elif kind == 33:
         happen_in_classic(mq, chance, member)
     elif kind == 34:
-        mq.ask(LeaveGroup(group, sorted(known.members))) if chance.random() < 0.3 else None
+        mq.ask(LeaveGroup(group, sorted(group_state.members))) if chance.random() < 0.3 else None
         mq.ask(DeleteGroup(group))
     elif kind == 35:
         mq.ask(ResetOffsets(group, chance.choice(["earliest", "latest"])))
     elif kind in (36, 37):
         mq.ask(DeleteOffsets(group, [(chance.choice("abc"), None)]))
     else:
-        paused = [Assigned(*place, known.assignments[place].epoch) for place in sorted(known.paused)]
+        paused = [Assigned(*place, group_state.assignments[place].epoch) for place in sorted(group_state.paused)]
         mq.ask(ReleasePartitions(group, member, paused))
 
 
@@ -165,26 +165,30 @@ def happen_in_classic(mq: Harness, chance: random.Random, member: str) -> None:
 
 
 def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
-    known = mq.state.groups.get("q")
-    owned = [(place, one) for place, one in sorted(known.assignments.items()) if one.owner] if known else []
+    group_state = mq.state.groups.get("q")
+    owned = (
+        [(place, assignment) for place, assignment in sorted(group_state.assignments.items()) if assignment.owner]
+        if group_state
+        else []
+    )
     if not owned:
         happen_in_group(mq, chance, kind=21)
         return
-    place, one = chance.choice(owned)
-    member, deliveries = str(one.owner), mq.state.find_deliveries("q", place)
+    place, assignment = chance.choice(owned)
+    member, deliveries = str(assignment.owner), mq.state.find_deliveries("q", place)
     if kind == 41 and place[0] in mq.state.topics:
         mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
     if kind < 44 or deliveries is None or not deliveries.acquired_stretches():
-        mq.ask(Acquire("q", member, [WantedMessages(*place, one.epoch, chance.randrange(1, 5))]))
+        mq.ask(Acquire("q", member, [WantedMessages(*place, assignment.epoch, chance.randrange(1, 5))]))
         return
     if kind >= 47:
-        happen_to_dead_letters(mq, chance, Acknowledgement(*place, one.epoch, AckOutcome.REJECT, []), member)
+        happen_to_dead_letters(mq, chance, Acknowledgement(*place, assignment.epoch, AckOutcome.REJECT, []), member)
         return
     outcome, ref = chance.choice(list(AckOutcome)), None
     if chance.random() < 0.4 and "x" in mq.state.transactions:
         outcome, ref = AckOutcome.ACCEPT, mq.current("x")
-    held = chance.choice(deliveries.acquired_stretches())
-    part = Acknowledgement(*place, one.epoch, outcome, [(held.first, chance.randint(1, held.length))], 0)
+    stretch = chance.choice(deliveries.acquired_stretches())
+    part = Acknowledgement(*place, assignment.epoch, outcome, [(stretch.first, chance.randint(1, stretch.length))], 0)
     mq.ask(Acknowledge("q", member, [part], ref))
 
 
@@ -192,8 +196,8 @@ def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledge
     """Some are rejected, and found; some are to go back, which is done at once, or later."""
     deliveries = mq.state.find_deliveries("q", part.place)
     assert deliveries is not None
-    held = chance.choice(deliveries.acquired_stretches())
-    rejected = [(held.first, chance.randint(1, held.length))]
+    stretch = chance.choice(deliveries.acquired_stretches())
+    rejected = [(stretch.first, chance.randint(1, stretch.length))]
     mq.ask(Acknowledge("q", member, [msgspec.structs.replace(part, ranges=rejected)]))
     find_dying(mq)
     for topic in [topic for topic in mq.state.topics.values() if topic.topic.endswith(".dlq")]:
@@ -254,9 +258,9 @@ def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> N
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: list[int]) -> None:
     mq = busy(seed)
-    (_, one), (_, many) = passes(mq.steps, []), passes(mq.steps, sizes)
-    assert one.keys() == many.keys()
-    for name, rows in one.items():
+    (_, single), (_, many) = passes(mq.steps, []), passes(mq.steps, sizes)
+    assert single.keys() == many.keys()
+    for name, rows in single.items():
         spec = BY_NAME[name]
         if spec.shape == "changelog":
             now, then = (select_newest(t, spec.keys).drop_columns("step") for t in (rows, many[name]))
@@ -283,7 +287,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
     mq = busy(seed)
     state, tables = passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
-    found, expected = plain(reader), plain(mq.state)
+    actual, expected = plain(reader), plain(mq.state)
     of_groups = ("groups", "groups_with_members", "waiting_groups", "offsets", "deliveries", "dying")
     left_out = (
         "producers",
@@ -296,8 +300,8 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
         *of_groups,
     )
     for name in left_out:
-        del found[name], expected[name]
-    assert found == expected
+        del actual[name], expected[name]
+    assert actual == expected
     for topic_id, topic in mq.state.topics.items():
         assert reader.topics[topic_id].last_stable_offsets.tolist() == topic.last_stable_offsets.tolist()
 
@@ -347,11 +351,11 @@ def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
     before: dict[str, dict[Any, Any]] = {}
     for step in busy(seed).steps:
         machine.replay(state, [step])
-        noted, now = rows_by_key(state, step), rows_by_key(with_all_changed(state), step)
+        noted_rows, now = rows_by_key(state, step), rows_by_key(with_all_changed(state), step)
         for name in before.keys() | now.keys():
             old, new = before.get(name, {}), now.get(name, {})
             changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
-            assert changed <= noted.get(name, {}).keys(), (name, [entry.record.kind for entry in step.entries])
+            assert changed <= noted_rows.get(name, {}).keys(), (name, [entry.record.kind for entry in step.entries])
         before = now
 
 
@@ -482,10 +486,10 @@ def test_a_step_that_changes_no_table_adds_no_rows() -> None:
 
 def test_a_copy_for_onlookers_stays_as_it_is(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}))
-    seen = mq.state.snapshot()
-    before = plain(seen)
+    snapshot = mq.state.snapshot()
+    before = plain(snapshot)
     mq.one(mq.produce({0: 1, 1: 4}))
     mq.one(DeleteRecords("t", {0: 1}))
     mq.create("u")
-    assert plain(seen)["topics"] == before["topics"]
-    assert plain(seen)["topic_ids"] == before["topic_ids"]
+    assert plain(snapshot)["topics"] == before["topics"]
+    assert plain(snapshot)["topic_ids"] == before["topic_ids"]

@@ -117,8 +117,8 @@ def test_a_projection_names_no_record_of_another_subject() -> None:
 
 def test_every_table_but_a_few_is_projected() -> None:
     """The others are written by who holds them."""
-    others = {"messages", "inbox", "journal", "watermarks"}
-    assert projection.PROJECT.keys() | others == {spec.name for spec in TABLES}
+    not_projected = {"messages", "inbox", "journal", "watermarks"}
+    assert projection.PROJECT.keys() | not_projected == {spec.name for spec in TABLES}
     assert projection.RESTORE.keys() < projection.PROJECT.keys()
 
 

@@ -51,7 +51,7 @@ def commit_offsets(mq: Harness, group: str, offset: int, ref: TransactionRef | N
     assert mq.one(CommitOffsets(group, [OffsetCommit(topic, 0, offset, "note")], ref)) == Done()
 
 
-def decided(mq: Harness) -> list[JournalEntry]:
+def list_last_entries(mq: Harness) -> list[JournalEntry]:
     """In the last step."""
     return list(mq.steps[-1].entries)
 
@@ -71,7 +71,7 @@ def test_a_commit_is_one_step_prepare_markers_offsets_complete(mq: Harness) -> N
     commit_offsets(mq, "g", 1, ref)
     mq.now_ms = 7_000
     assert mq.one(EndTransaction(ref, True, 3)) == TransactionEnded(0, 1)
-    prepare, markers, of_g, of_h, complete, answered = (one.record for one in decided(mq))
+    prepare, markers, of_g, of_h, complete, answered = (entry.record for entry in list_last_entries(mq))
     about = {
         "transactional_id": "etl",
         "producer_id": 0,
@@ -94,7 +94,7 @@ def test_an_abort_holds_no_offsets(mq: Harness) -> None:
     publish(mq, ref, ("t", 0))
     commit_offsets(mq, "g", 2, ref)
     mq.one(EndTransaction(ref, False))
-    kinds = [one.record.kind for one in decided(mq)]
+    kinds = [entry.record.kind for entry in list_last_entries(mq)]
     assert kinds == ["transaction_moved", "markers_written", "transaction_moved", "answered"]
 
 
@@ -106,13 +106,13 @@ def test_markers_are_segments_that_say_where_the_transaction_began(mq: Harness, 
     mq.one(mq.produce({1: 1}))
     publish(mq, ref, ("t", 1))
     mq.one(EndTransaction(ref, commit, 2))
-    (segments,) = [one.segments for one in decided(mq) if len(one.segments)]
+    (segments,) = [entry.segments for entry in list_last_entries(mq) if len(entry.segments)]
     common = {"kind": kind, "record_count": 1, "transactional": True, "producer_id": 0, "producer_epoch": 0}
     common.update(file_id=None, first_row=None, base_sequence=None, origin="publish")
     on_t = {**common, "topic": "t", "topic_id": 1, "partition": 1, "base_offset": 10, "last_offset": 10}
     on_u = {**common, "topic": "u", "topic_id": 2, "partition": 0, "base_offset": 2, "last_offset": 2}
-    found = segments_to_table([segments]).to_pylist()
-    assert [{**one, **expected} for one, expected in zip(found, [on_t, on_u], strict=True)] == found
+    marker_rows = segments_to_table([segments]).to_pylist()
+    assert [{**row, **expected} for row, expected in zip(marker_rows, [on_t, on_u], strict=True)] == marker_rows
     assert segments.column("first_offset") == [5, 0]
     assert mq.state.topic("t").high_watermarks.tolist() == [0, 11]
 
@@ -120,12 +120,12 @@ def test_markers_are_segments_that_say_where_the_transaction_began(mq: Harness, 
 def test_data_of_a_transaction_says_so(mq: Harness) -> None:
     ref = mq.begin("etl")
     publish(mq, ref, ("t", 0))
-    (segments,) = [one.segments for one in decided(mq) if len(one.segments)]
-    found = [segments.column(name) for name in ("transactional", "producer_id", "producer_epoch", "base_sequence")]
-    assert found == [[True], [0], [0], [None]]
+    (segments,) = [entry.segments for entry in list_last_entries(mq) if len(entry.segments)]
+    columns = [segments.column(name) for name in ("transactional", "producer_id", "producer_epoch", "base_sequence")]
+    assert columns == [[True], [0], [0], [None]]
     request = mq.produce({0: 1}, producer=(ref.producer_id, ref.producer_epoch), transaction=ref)
     mq.one(request)
-    (segments,) = [one.segments for one in decided(mq) if len(one.segments)]
+    (segments,) = [entry.segments for entry in list_last_entries(mq) if len(entry.segments)]
     assert segments.column("base_sequence") == [0]
 
 
@@ -135,7 +135,11 @@ def test_two_that_time_out_in_one_step_mark_one_partition_one_after_the_other(mq
     mq.now_ms += 60_001
     moved = ["transaction_moved", "markers_written", "transaction_moved"]
     assert mq.expire() == moved + moved
-    markers = [(one.record.subject, one.segments.column("base_offset")) for one in decided(mq) if len(one.segments)]
+    markers = [
+        (entry.record.subject, entry.segments.column("base_offset"))
+        for entry in list_last_entries(mq)
+        if len(entry.segments)
+    ]
     assert markers == [("a", [4]), ("b", [5])]
     assert mq.state.topic("t").high_watermarks.tolist() == [6, 0]
     assert mq.state.topic("t").last_stable_offsets.tolist() == [6, 0]
@@ -144,7 +148,7 @@ def test_two_that_time_out_in_one_step_mark_one_partition_one_after_the_other(mq
 def test_one_that_is_taken_over_ends_in_the_step_of_the_init(mq: Harness) -> None:
     publish(mq, mq.begin("etl"), ("t", 0))
     mq.one(InitProducer("etl"))
-    statuses = [one.record.status for one in decided(mq) if isinstance(one.record, TransactionMoved)]
+    statuses = [entry.record.status for entry in list_last_entries(mq) if isinstance(entry.record, TransactionMoved)]
     assert statuses == ["PrepareAbort", "CompleteAbort", "Empty"]
 
 
@@ -198,8 +202,13 @@ def test_nothing_of_an_ended_transaction_is_held(mq: Harness) -> None:
     publish(mq, ref, ("t", 0), ("u", 0))
     commit_offsets(mq, "g", 0, ref)
     mq.one(EndTransaction(ref, True, 2))
-    known = mq.state.transactions["etl"]
-    assert (known.partitions, known.offsets, known.part_count, known.started_at_ms) == (set(), {}, 0, None)
+    transaction = mq.state.transactions["etl"]
+    assert (transaction.partitions, transaction.offsets, transaction.part_count, transaction.started_at_ms) == (
+        set(),
+        {},
+        0,
+        None,
+    )
     assert [topic.open_transactions for topic in mq.state.topics.values()] == [{}, {}]
     assert mq.state.ongoing == set()
 
@@ -271,7 +280,7 @@ def test_last_stable_offsets_never_move_back(mq: Harness) -> None:
     mq.one(EndTransaction(ref, False))
     assert mq.state.topic("t").last_stable_offsets.tolist() == [5, 0]
     # what the marker ends began before all that is left
-    assert decided(mq)[1].segments.column("first_offset") == [0]
+    assert list_last_entries(mq)[1].segments.column("first_offset") == [0]
 
 
 # -- tables -------------------------------------------------------------------------------------------------
@@ -283,16 +292,16 @@ def test_the_transaction_log_has_a_row_per_transition(mq: Harness) -> None:
     commit_offsets(mq, "g", 0, ref)
     mq.now_ms = 3_000
     mq.one(EndTransaction(ref, True, 2, batch_id=4))
-    found = rows(mq, "transactions", steps=4)
+    log_rows = rows(mq, "transactions", steps=4)
     names = ("producer_epoch", "state", "started_at_ms", "updated_at_ms", "topics", "groups", "reason", "batch_id")
-    assert [tuple(row[name] for name in names) for row in found] == [
+    assert [tuple(row[name] for name in names) for row in log_rows] == [
         (0, "Empty", None, 1_000, [], [], None, None),
         (0, "Ongoing", 1_000, 1_000, ["t-1"], [], None, None),
         (0, "Ongoing", 1_000, 1_000, ["t-1"], ["g"], None, None),
         (0, "PrepareCommit", 1_000, 3_000, ["t-1"], ["g"], "producer", 4),
         (1, "CompleteCommit", 1_000, 3_000, ["t-1"], ["g"], "producer", 4),
     ]
-    assert {(row["transactional_id"], row["producer_id"], row["timeout_ms"]) for row in found} == {("etl", 0, 5_000)}
+    assert {(row["transactional_id"], row["producer_id"], row["timeout_ms"]) for row in log_rows} == {("etl", 0, 5_000)}
     assert [row["position"] for row in rows(mq, "transactions")] == [0, 3]
 
 
@@ -302,8 +311,8 @@ def test_markers_have_a_table_of_their_own(mq: Harness) -> None:
         publish(mq, ref, ("t", 0), ("u", 0))
         mq.one(EndTransaction(ref, commit, 1))
     names = ("topic", "partition", "offset", "first_offset", "marker", "transactional_id", "producer_id")
-    found = [tuple(row[name] for name in names) for row in rows(mq, "control_markers", steps=6)]
-    assert found == [
+    marker_rows = [tuple(row[name] for name in names) for row in rows(mq, "control_markers", steps=6)]
+    assert marker_rows == [
         ("t", 0, 2, 0, "COMMIT", "a", 0),
         ("u", 0, 2, 0, "COMMIT", "a", 0),
         ("t", 0, 5, 3, "ABORT", "b", 1),
@@ -393,13 +402,13 @@ def test_a_transaction_is_the_same_row_however_it_came_about() -> None:
     places = [(topic, partition) for topic in range(40) for partition in (1, 0)]
     moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
     steps = [Step(1, 0, 1, [JournalEntry(moved)])]
-    one, other = (
+    first, other = (
         State(step=1, transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
         for order in (places, places[::-1])
     )
-    for state in (one, other):
+    for state in (first, other):
         assert state.change_transaction("etl")
-    assert project(one, steps)["transactional_ids"] == project(other, steps)["transactional_ids"]
+    assert project(first, steps)["transactional_ids"] == project(other, steps)["transactional_ids"]
 
 
 def test_of_a_topic_deleted_meanwhile_a_transaction_leaves_nothing(mq: Harness) -> None:

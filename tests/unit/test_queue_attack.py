@@ -57,7 +57,7 @@ class Model:
                 self.errors.append(f"{key} is done with and is shown again")
             if message.delivery_count <= self.counts.get(key, 0):
                 self.errors.append(f"{key} is shown as delivery {message.delivery_count} again")
-            earlier = [one for one in self.given_back if one[0] == key[0] and one[1] < key[1]]
+            earlier = [delivery for delivery in self.given_back if delivery[0] == key[0] and delivery[1] < key[1]]
             if earlier:
                 self.errors.append(f"{key} is shown before {sorted(earlier)}")
             self.counts[key] = message.delivery_count
@@ -115,12 +115,12 @@ class Worker(threading.Thread):
         if self.random.random() < 0.2:
             self.transact(consumer, batch, messages)
             return
-        kept = [message for message in messages if not self.refuse(consumer, message)]
+        accepted = [message for message in messages if not self.refuse(consumer, message)]
         with suppress(FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
-            for message in kept:
+            for message in accepted:
                 consumer.ack(message)
             consumer.flush(10_000)
-            self.model.finish(kept)
+            self.model.finish(accepted)
 
     def refuse(self, consumer: QueueConsumer, message: Message) -> bool:
         """Give some back, with and without a delay."""
@@ -180,10 +180,10 @@ def test_nothing_is_lost_doubled_or_out_of_order_whatever_members_do(mq: Connect
     with mq.consumer(group, topics=[topic]) as consumer:
         assert isinstance(consumer, QueueConsumer)
         mq.groups.alter(group, {"max.delivered.unacked.msgs.per.flow": 1_000})
-        left, deadline_s = sent + 1, time.monotonic() + 30
+        last_lag, deadline_s = sent + 1, time.monotonic() + 30
         while (lag := mq.groups.describe(group).lag) and time.monotonic() < deadline_s:
-            if lag < left:  # a loaded machine is slow, and goes on
-                left, deadline_s = lag, time.monotonic() + 30
+            if lag < last_lag:  # a loaded machine is slow, and goes on
+                last_lag, deadline_s = lag, time.monotonic() + 30
             messages = list(consumer.poll(timeout_ms=50))
             for message in messages:
                 last.model.show(message)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from decided import read_steps
-from unit.consuming import Told, add, owned, texts
+from unit.consuming import RecordingListener, add, list_owned, texts
 from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
@@ -57,7 +57,7 @@ def member(mq: Connection, group: str, topic: str, **options: Any) -> QueueConsu
     return consumer
 
 
-def configured(mq: Connection, **config: Any) -> str:
+def create_queue_group(mq: Connection, **config: Any) -> str:
     """A group with these settings, whose keys are written with _ for a dot."""
     group = new_name("g")
     mq.groups.create(
@@ -66,13 +66,13 @@ def configured(mq: Connection, **config: Any) -> str:
     return group
 
 
-def polled(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
+def poll_messages(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
     """So many messages, in as many polls as it takes."""
-    found: list[Any] = []
+    messages: list[Any] = []
     deadline_s = time.monotonic() + 10
-    while len(found) < count and time.monotonic() < deadline_s:
-        found += consumer.poll(**{"timeout_ms": 50, **options})
-    return found
+    while len(messages) < count and time.monotonic() < deadline_s:
+        messages += consumer.poll(**{"timeout_ms": 50, **options})
+    return messages
 
 
 def read(messages: list[Any]) -> list[str]:
@@ -97,16 +97,17 @@ def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[i
         topic_id = state.topic_ids[topic]
         return {
             partition: [
-                (stretch.first, stretch.length, stretch.status.value, stretch.deliveries) for stretch in known.stretches
+                (stretch.first, stretch.length, stretch.status.value, stretch.deliveries)
+                for stretch in partition_deliveries.stretches
             ]
-            for (of_topic, partition), known in state.deliveries.get(group, {}).items()
+            for (of_topic, partition), partition_deliveries in state.deliveries.get(group, {}).items()
             if of_topic == topic_id
         }
 
     return mq._fetcher.query_groups(of)
 
 
-def died(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
+def list_dying_ranges(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
     """By partition, what it has given up: by the journal, as it may be a dead letter by now, and forgotten."""
     steps = read_steps(mq.namespace.store)
     settled = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, MessagesSettled)]
@@ -120,94 +121,97 @@ def died(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
 def test_what_is_acknowledged_is_done_with(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 2})
-    with member(mq, group, topic) as one:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["0.0", "0.1", "0.2", "1.0", "1.1"]
-        assert one.lag() == {(topic, 0): 3, (topic, 1): 2}
+        assert consumer.lag() == {(topic, 0): 3, (topic, 1): 2}
         first, *rest = batch
-        one.ack(first)
-        one.ack(rest[1:3])
-        one.flush()
-        left = {0: [(1, 1, "acquired", 1), (2, 1, "acknowledged", 1)], 1: [(1, 1, "acquired", 1)]}
-        assert deliveries(mq, group, topic) == left
-        one.ack(batch)
-        one.flush()
-        assert one.lag() == {(topic, 0): 0, (topic, 1): 0}
-        assert {place: told.offset for place, told in one.committed().items()} == {(topic, 0): 3, (topic, 1): 2}
-        assert not one.poll()
+        consumer.ack(first)
+        consumer.ack(rest[1:3])
+        consumer.flush()
+        expected = {0: [(1, 1, "acquired", 1), (2, 1, "acknowledged", 1)], 1: [(1, 1, "acquired", 1)]}
+        assert deliveries(mq, group, topic) == expected
+        consumer.ack(batch)
+        consumer.flush()
+        assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
+        assert {place: committed.offset for place, committed in consumer.committed().items()} == {
+            (topic, 0): 3,
+            (topic, 1): 2,
+        }
+        assert not consumer.poll()
 
 
 def test_what_is_given_back_comes_again_before_anything_new(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 5})
-    with member(mq, group, topic) as one:
-        messages = list(one.poll(max_records=3, timeout_ms=5_000))
+    with member(mq, group, topic) as consumer:
+        messages = list(consumer.poll(max_records=3, timeout_ms=5_000))
         assert [message.redelivered for message in messages] == [False] * 3
-        one.ack(messages[0])
-        one.nack(messages[1:])
-        one.flush()
-        again = polled(one, 4)
-        assert read(again) == ["0.1", "0.2", "0.3", "0.4"]
-        counts = {message.value.decode(): (message.delivery_count, message.redelivered) for message in again}
+        consumer.ack(messages[0])
+        consumer.nack(messages[1:])
+        consumer.flush()
+        redelivered = poll_messages(consumer, 4)
+        assert read(redelivered) == ["0.1", "0.2", "0.3", "0.4"]
+        counts = {message.value.decode(): (message.delivery_count, message.redelivered) for message in redelivered}
         assert counts == {"0.1": (2, True), "0.2": (2, True), "0.3": (1, False), "0.4": (1, False)}
 
 
 def test_a_table_says_how_often_each_message_was_delivered(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 2, 1: 1})
-    with member(mq, group, topic) as one:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
         assert batch.to_arrow()["delivery_count"].to_pylist() == [1, 1, 1]
-        one.nack(next(iter(batch)))
-        one.ack(list(batch)[1:])
-        again = polled(one, 1)
-        assert [(message.offset, message.delivery_count) for message in again] == [(0, 2)]
+        consumer.nack(next(iter(batch)))
+        consumer.ack(list(batch)[1:])
+        redelivered = poll_messages(consumer, 1)
+        assert [(message.offset, message.delivery_count) for message in redelivered] == [(0, 2)]
 
 
 def test_a_message_that_fails_each_time_is_given_up_and_its_neighbours_are_not(mq: Connection) -> None:
-    topic, group = new_topic(mq), configured(mq, max_redelivery_count=2)
+    topic, group = new_topic(mq), create_queue_group(mq, max_redelivery_count=2)
     add(mq, topic, {0: 6})
     done: list[str] = []
     failed = 0
-    with member(mq, group, topic) as one:
+    with member(mq, group, topic) as consumer:
         deadline_s = time.monotonic() + 10
         while len(done) < 5 and time.monotonic() < deadline_s:
-            batch = list(one.poll(timeout_ms=20))
+            batch = list(consumer.poll(timeout_ms=20))
             if any(message.value == b"0.2" for message in batch):
                 # who is stopped by a message acknowledges none that came with it
                 failed += 1
                 assert len(batch) == 1 or failed < 3
-                one.nack(batch)
+                consumer.nack(batch)
             else:
-                one.ack(batch)
+                consumer.ack(batch)
                 done += read(batch)
-        one.flush()
+        consumer.flush()
         assert (sorted(done), failed) == (["0.0", "0.1", "0.3", "0.4", "0.5"], 3)
-        assert died(mq, group) == [(0, [(2, 1)])]
+        assert list_dying_ranges(mq, group) == [(0, [(2, 1)])]
 
 
 def test_a_rejected_message_never_comes_again(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one:
-        messages = polled(one, 2)
-        one.reject(messages[0])
-        one.ack(messages[1])
-        one.flush()
-        assert died(mq, group) == [(0, [(0, 1)])]
-        assert not one.poll(timeout_ms=50)
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 2)
+        consumer.reject(messages[0])
+        consumer.ack(messages[1])
+        consumer.flush()
+        assert list_dying_ranges(mq, group) == [(0, [(0, 1)])]
+        assert not consumer.poll(timeout_ms=50)
 
 
 def test_what_is_given_back_with_a_delay_waits_and_holds_up_its_partition(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
-    with member(mq, group, topic) as one:
-        (message,) = polled(one, 1)
+    with member(mq, group, topic) as consumer:
+        (message,) = poll_messages(consumer, 1)
         begin_s = time.monotonic()
-        one.nack(message, delay_ms=300)
-        one.flush()
+        consumer.nack(message, delay_ms=300)
+        consumer.flush()
         add(mq, topic, {0: 1}, "later ")
-        assert read(polled(one, 2)) == ["0.0", "later 0.0"]
+        assert read(poll_messages(consumer, 2)) == ["0.0", "later 0.0"]
         assert time.monotonic() - begin_s >= 0.3
 
 
@@ -220,12 +224,12 @@ def test_offsets_without_messages_need_no_word(mq: Connection) -> None:
         producer.send(topic, value=b"committed" if commits else b"aborted")
         producer.commit_transaction() if commits else producer.abort_transaction()
         producer.close()
-    with member(mq, group, topic) as one:
-        messages = polled(one, 1)
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 1)
         assert read(messages) == ["committed"]
-        one.ack(messages)
-        one.flush()
-        until(lambda: not one.poll() and one.lag() == {(topic, 0): 0})
+        consumer.ack(messages)
+        consumer.flush()
+        until(lambda: not consumer.poll() and consumer.lag() == {(topic, 0): 0})
 
 
 @pytest.mark.parametrize("publishes", [True, False])
@@ -239,15 +243,15 @@ def test_a_poll_that_has_passed_offsets_and_shows_nothing_may_be_part_of_a_trans
         producer.send(topic, "not shown", ttl_ms=0)
         producer.flush()
         producer.commit_transaction() if expired else producer.abort_transaction()
-        with member(mq, group, topic) as one:
-            found: list[Any] = []
-            until(lambda: bool(found.append(one.poll()) or found[-1].offsets))
-            assert not found[-1]
-            one.flush()
+        with member(mq, group, topic) as consumer:
+            batches: list[Any] = []
+            until(lambda: bool(batches.append(consumer.poll()) or batches[-1].offsets))
+            assert not batches[-1]
+            consumer.flush()
             producer.begin_transaction()
             if publishes:
                 producer.send(topic, "of it")
-            producer.send_offsets_to_transaction(found[-1].offsets, group)
+            producer.send_offsets_to_transaction(batches[-1].offsets, group)
             producer.commit_transaction()
     assert values(mq, topic) == ["of it"] * publishes
 
@@ -255,43 +259,46 @@ def test_a_poll_that_has_passed_offsets_and_shows_nothing_may_be_part_of_a_trans
 def test_a_poll_takes_from_all_partitions_and_no_more_than_it_may(mq: Connection) -> None:
     topic, group = new_topic(mq, 3), new_name("g")
     add(mq, topic, {0: 10, 1: 10, 2: 1})
-    with member(mq, group, topic) as one:
-        seen: list[str] = []
-        while len(seen) < 21:
-            batch = one.poll(max_records=5, timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        read_texts: list[str] = []
+        while len(read_texts) < 21:
+            batch = consumer.poll(max_records=5, timeout_ms=5_000)
             assert 1 <= batch.record_count <= 5
-            seen += texts(batch)
-            one.ack(batch)
-        assert sorted(seen) == sorted([f"{p}.{i}" for p in (0, 1) for i in range(10)] + ["2.0"])
+            read_texts += texts(batch)
+            consumer.ack(batch)
+        assert sorted(read_texts) == sorted([f"{p}.{i}" for p in (0, 1) for i in range(10)] + ["2.0"])
 
 
 def test_nothing_more_comes_while_too_much_is_not_acknowledged(mq: Connection) -> None:
-    topic, group = new_topic(mq), configured(mq, max_delivered_unacked_msgs_per_flow=3)
+    topic, group = new_topic(mq), create_queue_group(mq, max_delivered_unacked_msgs_per_flow=3)
     add(mq, topic, {0: 10})
-    with member(mq, group, topic) as one:
-        messages = polled(one, 3)
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 3)
         with pytest.raises(IllegalState, match=r"Found '3\b.*max.delivered.unacked"):
-            one.poll(timeout_ms=30)
-        one.ack(messages[0])
-        assert read(polled(one, 1)) == ["0.3"]
+            consumer.poll(timeout_ms=30)
+        consumer.ack(messages[0])
+        assert read(poll_messages(consumer, 1)) == ["0.3"]
 
 
 def test_a_poll_acknowledges_the_one_before_where_the_group_says_so(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
-    with member(mq, group, topic, ack_mode="auto") as one:
-        assert len(polled(one, 2, max_records=2)) == 2
+    with member(mq, group, topic, ack_mode="auto") as consumer:
+        assert len(poll_messages(consumer, 2, max_records=2)) == 2
         assert deliveries(mq, group, topic)[0][0][:3:2] == (0, "acquired")
-        assert len(polled(one, 2, max_records=2)) == 2
-        until(lambda: not one.poll() and one.lag() == {(topic, 0): 0})
+        assert len(poll_messages(consumer, 2, max_records=2)) == 2
+        until(lambda: not consumer.poll() and consumer.lag() == {(topic, 0): 0})
 
 
 def test_a_poll_that_acknowledges_leaves_nothing_to_a_transaction(mq: Connection) -> None:
     """The next poll inside it would, though it may be aborted."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
-    with member(mq, group, topic, ack_mode="auto") as one, mq.producer(transactional_id=new_name("tx")) as producer:
-        batch = one.poll(timeout_ms=5_000)
+    with (
+        member(mq, group, topic, ack_mode="auto") as consumer,
+        mq.producer(transactional_id=new_name("tx")) as producer,
+    ):
+        batch = consumer.poll(timeout_ms=5_000)
         producer.begin_transaction()
         producer.send_offsets_to_transaction(batch.offsets, batch.group)
         with pytest.raises(TransactionAbortable, match="acknowledge messages"):
@@ -302,12 +309,12 @@ def test_a_poll_that_acknowledges_leaves_nothing_to_a_transaction(mq: Connection
 def test_where_a_group_begins_is_told_or_refused(mq: Connection) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 2})
-    with member(mq, new_name("g"), topic, auto_offset_reset="latest") as one:
-        until(lambda: not one.poll() and owned(one) == [0])
+    with member(mq, new_name("g"), topic, auto_offset_reset="latest") as consumer:
+        until(lambda: not consumer.poll() and list_owned(consumer) == [0])
         add(mq, topic, {0: 1}, "new ")
-        assert read(polled(one, 1)) == ["new 0.0"]
-    with member(mq, new_name("g"), topic, auto_offset_reset="none") as one, pytest.raises(NoOffsetForPartition):
-        one.poll(timeout_ms=5_000)
+        assert read(poll_messages(consumer, 1)) == ["new 0.0"]
+    with member(mq, new_name("g"), topic, auto_offset_reset="none") as consumer, pytest.raises(NoOffsetForPartition):
+        consumer.poll(timeout_ms=5_000)
 
 
 def test_a_consumer_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
@@ -315,61 +322,65 @@ def test_a_consumer_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> Non
     with served(tmp_path, **{"project.interval.ms": 600_000}) as mq:
         topic, group = new_topic(mq), new_name("g")
         add(mq, topic, {0: 1})
-        with member(mq, group, topic) as one:
-            one.ack(polled(one, 1))
-            one.flush()
+        with member(mq, group, topic) as consumer:
+            consumer.ack(poll_messages(consumer, 1))
+            consumer.flush()
             written = read_steps(mq.namespace.store)
             for _ in range(10):
-                assert not one.poll(timeout_ms=5)
+                assert not consumer.poll(timeout_ms=5)
             assert read_steps(mq.namespace.store) == written
 
 
 def test_a_paused_partition_brings_nothing_until_it_is_resumed(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
-    with member(mq, group, topic) as one:
-        until(lambda: not one.poll() and owned(one) == [0, 1])
-        one.pause([(topic, 0)])
+    with member(mq, group, topic) as consumer:
+        until(lambda: not consumer.poll() and list_owned(consumer) == [0, 1])
+        consumer.pause([(topic, 0)])
         add(mq, topic, {0: 1, 1: 1})
-        assert read(polled(one, 1)) == ["1.0"]
-        assert not one.poll(timeout_ms=30)
-        one.resume([(topic, 0)])
-        assert read(polled(one, 1)) == ["0.0"]
+        assert read(poll_messages(consumer, 1)) == ["1.0"]
+        assert not consumer.poll(timeout_ms=30)
+        consumer.resume([(topic, 0)])
+        assert read(poll_messages(consumer, 1)) == ["0.0"]
 
 
 def test_where_it_is_is_the_groups_to_say(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})
-    with member(mq, group, topic) as one:
-        polled(one, 1, max_records=1)
+    with member(mq, group, topic) as consumer:
+        poll_messages(consumer, 1, max_records=1)
         with pytest.raises(IllegalState, match="reset the group"):
-            one.seek(topic, 0, 0)
-        assert one.position(topic, 0) in (1, 2)  # one may be ahead
+            consumer.seek(topic, 0, 0)
+        assert consumer.position(topic, 0) in (1, 2)  # one may be ahead
         with pytest.raises(IllegalState, match="not assigned"):
-            one.position(topic, 1)
+            consumer.position(topic, 1)
 
 
 def test_a_poll_that_is_interrupted_has_shown_nothing(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})
-    with member(mq, group, topic) as one:
-        tell = one._ack_sender.send
+    with member(mq, group, topic) as consumer:
+        tell = consumer._ack_sender.send
 
-        def interrupted(*given: Any, **more: Any) -> None:
-            tell(*given, **more)
-            if one._poller.count_open():
+        def interrupt(*arguments: Any, **more: Any) -> None:
+            tell(*arguments, **more)
+            if consumer._poller.count_open():
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(one._ack_sender, "send", interrupted)
+        monkeypatch.setattr(consumer._ack_sender, "send", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            one.poll(timeout_ms=5_000)
+            consumer.poll(timeout_ms=5_000)
         monkeypatch.undo()
-        assert [(message.offset, message.delivery_count) for message in polled(one, 3)] == [(0, 1), (1, 1), (2, 1)]
+        assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 3)] == [
+            (0, 1),
+            (1, 1),
+            (2, 1),
+        ]
 
 
 def test_a_poll_rests_no_longer_than_it_may_wait(mq: Connection) -> None:
-    with member(mq, new_name("g"), new_topic(mq)) as one:
+    with member(mq, new_name("g"), new_topic(mq)) as consumer:
         begin_s = time.monotonic()
-        assert not one.poll(timeout_ms=20, poll_ms=2**62)
+        assert not consumer.poll(timeout_ms=20, poll_ms=2**62)
         assert time.monotonic() - begin_s < 5
 
 
@@ -379,48 +390,48 @@ def test_a_poll_rests_no_longer_than_it_may_wait(mq: Connection) -> None:
 def test_only_what_one_has_can_be_acknowledged(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})
-    with member(mq, group, topic) as one:
-        batch = one.poll(max_records=2, timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(max_records=2, timeout_ms=5_000)
         first, second = batch
-        one.ack(first)
-        one.ack(first)
-        one.ack([first, second])
+        consumer.ack(first)
+        consumer.ack(first)
+        consumer.ack([first, second])
         with pytest.raises(InvalidRecordState, match="offsets 9 to 9"):
-            one.ack([first._replace(offset=9)])
+            consumer.ack([first._replace(offset=9)])
         with pytest.raises(InvalidRecordState):
-            one.nack(first)
-        one.ack(first._replace(offset=9))
+            consumer.nack(first)
+        consumer.ack(first._replace(offset=9))
         with pytest.raises(InvalidRecordState):
-            one.flush()
-        one.flush()
+            consumer.flush()
+        consumer.flush()
         with pytest.raises(FencedMemberEpoch, match=f"{topic}-7"):
-            one.ack(first._replace(partition=7))
+            consumer.ack(first._replace(partition=7))
         for nonsense in (5, None, "message", [1], {"a": 1}):
             with pytest.raises(InvalidRequest):
-                one.ack(nonsense)  # type: ignore[arg-type]
+                consumer.ack(nonsense)  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
-            one.nack(first, delay_ms=-1)
+            consumer.nack(first, delay_ms=-1)
         with pytest.raises(InvalidRequest, match="Found -1"):
-            one.commit({(topic, 0): -1})
+            consumer.commit({(topic, 0): -1})
 
 
 def test_a_word_about_an_earlier_delivery_says_nothing_of_a_later_one(mq: Connection) -> None:
     """As of a thread that was slow, or as one that is said again because its answer came too late."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
-    with member(mq, group, topic) as one:
-        (first,) = polled(one, 1)
-        one.nack(first)
-        (second,) = polled(one, 1)
+    with member(mq, group, topic) as consumer:
+        (first,) = poll_messages(consumer, 1)
+        consumer.nack(first)
+        (second,) = poll_messages(consumer, 1)
         assert second.delivery_count == 2
         with pytest.raises(InvalidRecordState):
-            one.ack([first])
-        flow = one._trackers[topic, 0]
+            consumer.ack([first])
+        flow = consumer._trackers[topic, 0]
         flow.requeue(Acknowledgement(flow.topic_id, 0, flow.epoch, AckOutcome.RELEASE, [(0, 1)], None, 1))
-        one.flush()
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: [(0, 1, "acquired", 2)]}
-        one.ack(second)
-        one.flush()
+        consumer.ack(second)
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: []}
 
 
@@ -432,44 +443,44 @@ def test_no_partition_waits_for_those_before_it_when_a_poll_has_not_room_for_all
     look = QueueConsumer._read_owned_partitions
 
     def look_late(consumer: QueueConsumer) -> Any:
-        found, asked = look(consumer), consumer._ack_sender.acquire_request
-        if is_late and asked is not None:
-            wait([asked], 5)
-        return found
+        result, request = look(consumer), consumer._ack_sender.acquire_request
+        if is_late and request is not None:
+            wait([request], 5)
+        return result
 
     monkeypatch.setattr(QueueConsumer, "_read_owned_partitions", look_late)
     topic, group = new_topic(mq, 4), new_name("g")
     add(mq, topic, dict.fromkeys(range(4), 20))
-    with member(mq, group, topic) as one:
-        found = []
-        while len(found) < 12:
-            batch = one.poll(max_records=1, timeout_ms=5_000)
-            one.ack(batch)
-            found += [message.partition for message in batch]
-    assert {partition: found.count(partition) for partition in range(4)} == dict.fromkeys(range(4), 3)
+    with member(mq, group, topic) as consumer:
+        partitions = []
+        while len(partitions) < 12:
+            batch = consumer.poll(max_records=1, timeout_ms=5_000)
+            consumer.ack(batch)
+            partitions += [message.partition for message in batch]
+    assert {partition: partitions.count(partition) for partition in range(4)} == dict.fromkeys(range(4), 3)
 
 
 def test_a_commit_acknowledges_all_up_to_there_and_waits(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 6})
-    with member(mq, group, topic) as one:
-        batch = one.poll(max_records=3, timeout_ms=5_000)
-        assert one.commit({(topic, 0): 2}) == {(topic, 0): 2}
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(max_records=3, timeout_ms=5_000)
+        assert consumer.commit({(topic, 0): 2}) == {(topic, 0): 2}
         until(lambda: deliveries(mq, group, topic)[0][0][0] == 2)
-        assert one.commit(batch) == {(topic, 0): 3}
-        last = polled(one, 3)[-1]
-        one.ack_through(last)
-        one.flush()
+        assert consumer.commit(batch) == {(topic, 0): 3}
+        last = poll_messages(consumer, 3)[-1]
+        consumer.ack_through(last)
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: []}
-        assert one.commit() == {}
+        assert consumer.commit() == {}
         with pytest.raises(InvalidRequest, match="metadata"):
-            one.commit(metadata="note")
+            consumer.commit(metadata="note")
 
 
 def test_offsets_are_not_committed_beside_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    with member(mq, group, topic) as one, pytest.raises(IllegalState):
-        mq.requester.ask(CommitOffsets(group, [], None, one.member_id))
+    with member(mq, group, topic) as consumer, pytest.raises(IllegalState):
+        mq.requester.ask(CommitOffsets(group, [], None, consumer.member_id))
 
 
 def test_settings_of_the_group_are_what_all_agree_on(mq: Connection) -> None:
@@ -489,8 +500,8 @@ def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connec
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
     name = new_name("tx")
-    with member(mq, group, topic) as one:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
         with pytest.raises(RuntimeError, match="on purpose"), mq.transaction(name) as txn:  # noqa: PT012
             txn.publish(out, batch.to_arrow().select(["value"]))
             txn.send_offsets(batch)
@@ -501,24 +512,24 @@ def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connec
             txn.send_offsets(batch)
         assert values(mq, out) == ["0.0", "0.1"]
         assert deliveries(mq, group, topic) == {0: []}
-        assert not one.poll()
-        assert one._poller.count_open() == 0
+        assert not consumer.poll()
+        assert consumer._poller.count_open() == 0
 
 
 def test_a_transaction_takes_what_was_partly_acknowledged_and_refuses_what_wholly_was(mq: Connection) -> None:
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
-    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
-        parts = [one.poll(2, timeout_ms=5_000) for _ in range(2)]
+    with member(mq, group, topic) as consumer, mq.producer(transactional_id=new_name("tx")) as producer:
+        parts = [consumer.poll(2, timeout_ms=5_000) for _ in range(2)]
         for message in [*parts[0], next(iter(parts[1]))]:
-            one.ack(message)
+            consumer.ack(message)
         producer.begin_transaction()
         with pytest.raises(InvalidRecordState, match="acknowledged or given back"):
             producer.send_offsets_to_transaction(parts[0].offsets, group)
         producer.send(out, "of it")
         producer.send_offsets_to_transaction(parts[1].offsets, group)
         producer.commit_transaction()
-        one.flush()
+        consumer.flush()
         assert (values(mq, out), deliveries(mq, group, topic)) == (["of it"], {0: []})
 
 
@@ -526,20 +537,20 @@ def test_a_batch_that_was_committed_is_not_committed_once_more(mq: Connection) -
     """Who had no answer, and does the work again with the same batch, would do it twice."""
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
-        batch = one.poll(timeout_ms=5_000)
-        for again in (False, True):
+    with member(mq, group, topic) as consumer, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = consumer.poll(timeout_ms=5_000)
+        for is_second_time in (False, True):
             producer.begin_transaction()
             producer.send(out, "of it")
             producer.send_offsets_to_transaction(batch.offsets, group)
-            if again:
+            if is_second_time:
                 with pytest.raises(TransactionAbortable, match="settled already"):
                     producer.commit_transaction()
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()
         assert values(mq, out) == ["of it"]
-        one.poll()
+        consumer.poll()
         producer.begin_transaction()
         with pytest.raises(InvalidRecordState):
             producer.send_offsets_to_transaction(batch.offsets, group)
@@ -549,8 +560,8 @@ def test_a_batch_that_was_committed_is_not_committed_once_more(mq: Connection) -
 def test_a_producers_transaction_takes_what_was_polled(mq: Connection) -> None:
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as consumer, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = consumer.poll(timeout_ms=5_000)
         producer.begin_transaction()
         for message in batch:
             producer.send(out, value=message.value)
@@ -560,14 +571,14 @@ def test_a_producers_transaction_takes_what_was_polled(mq: Connection) -> None:
 
 
 def test_a_transaction_with_messages_of_a_partition_that_has_moved_is_refused(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), configured(mq, max_handoff_ms=0)
+    topic, group = new_topic(mq, 2), create_queue_group(mq, max_handoff_ms=0)
     add(mq, topic, {0: 1, 1: 1})
-    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
-        batch = one.poll(timeout_ms=5_000)
+    with member(mq, group, topic) as first, mq.producer(transactional_id=new_name("tx")) as producer:
+        batch = first.poll(timeout_ms=5_000)
         producer.begin_transaction()
         producer.send_offsets_to_transaction(batch.offsets, batch.group)
-        with member(mq, group, topic) as two:
-            until(lambda: not one.poll() and two.poll().record_count >= 0 and owned(two) == [1])
+        with member(mq, group, topic) as second:
+            until(lambda: not first.poll() and second.poll().record_count >= 0 and list_owned(second) == [1])
             with pytest.raises(TransactionAbortable):
                 producer.commit_transaction()
             producer.abort_transaction()
@@ -576,19 +587,19 @@ def test_a_transaction_with_messages_of_a_partition_that_has_moved_is_refused(mq
 def test_one_bad_object_takes_no_other_acknowledgement_with_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
-    with member(mq, group, topic) as one:
-        messages = polled(one, 4)
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 4)
         for bad in ("x", 2**70, None, 1.5, [1]):
-            one.ack(messages[0])
+            consumer.ack(messages[0])
             with pytest.raises(InvalidRequest):
-                one.ack(messages[1]._replace(offset=bad))
+                consumer.ack(messages[1]._replace(offset=bad))
             with pytest.raises(InvalidRequest):
-                one.nack([messages[2], messages[1]._replace(offset=bad)])
-        one.ack(messages[1]._replace(offset=2**63 - 1))
-        one.ack(messages[3])
+                consumer.nack([messages[2], messages[1]._replace(offset=bad)])
+        consumer.ack(messages[1]._replace(offset=2**63 - 1))
+        consumer.ack(messages[3])
         with pytest.raises(InvalidRecordState):
-            one.flush(2**62)
-        one.flush()
+            consumer.flush(2**62)
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: [(1, 2, "acquired", 1), (3, 1, "acknowledged", 1)]}
 
 
@@ -596,39 +607,43 @@ def test_what_was_right_in_words_that_were_refused_can_be_said_again(mq: Connect
     """Words of a partition travel together; a transaction that was aborted meanwhile has given back some of it."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
-    with member(mq, group, topic) as one:
-        first, second = one.poll(max_records=2, timeout_ms=5_000), one.poll(max_records=2, timeout_ms=5_000)
+    with member(mq, group, topic) as consumer:
+        first, second = consumer.poll(max_records=2, timeout_ms=5_000), consumer.poll(max_records=2, timeout_ms=5_000)
         done = mq.requester.ask(InitProducer(name := new_name("tx"), 60_000))
         ref = TransactionRef(name, done.producer_id, done.producer_epoch)  # type: ignore[union-attr]
-        mq.requester.ask(Acknowledge(group, one.member_id, first.offsets.messages, ref))  # type: ignore[attr-defined]
+        mq.requester.ask(Acknowledge(group, consumer.member_id, first.offsets.messages, ref))  # type: ignore[attr-defined]
         mq.requester.ask(EndTransaction(ref, False))
-        one.ack([*first, *second])
+        consumer.ack([*first, *second])
         with pytest.raises(InvalidRecordState):
-            one.flush()
-        one.ack(second)
-        one.flush()
+            consumer.flush()
+        consumer.ack(second)
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: [(0, 2, "available", 1), (2, 2, "acknowledged", 1)]}
-        assert [(message.offset, message.delivery_count) for message in polled(one, 2)] == [(0, 2), (1, 2)]
+        assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 2)] == [(0, 2), (1, 2)]
 
 
 def test_an_interrupt_loses_nothing_that_was_said_before(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 3})
 
-    def interrupted(*_: Any) -> None:
+    def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with member(mq, group, topic) as one:
-        messages = polled(one, 3)
-        places = (one._membership, "submit"), (one._trackers[topic, 0], "record"), (one._ack_sender, "_apply_answer")
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 3)
+        places = (
+            (consumer._membership, "submit"),
+            (consumer._trackers[topic, 0], "record"),
+            (consumer._ack_sender, "_apply_answer"),
+        )
         for message, (place, name) in zip(messages, places, strict=True):
-            one._ack_sender.sent_at_ms = one._clock.steady_ms() + 60_000  # it gathers
-            one.ack(message)
-            monkeypatch.setattr(place, name, interrupted)
+            consumer._ack_sender.sent_at_ms = consumer._clock.steady_ms() + 60_000  # it gathers
+            consumer.ack(message)
+            monkeypatch.setattr(place, name, interrupt)
             with pytest.raises(KeyboardInterrupt):
-                one.flush()
+                consumer.flush()
             monkeypatch.undo()
-        one.flush()
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: []}
 
 
@@ -638,9 +653,17 @@ def test_more_words_than_a_request_bears_travel_in_several() -> None:
     shares = split_into_requests(parts)
     assert [sum(len(part.ranges) for part in share) <= MAX_RANGES for share in shares] == [True] * len(shares)
     for part in parts:
-        again = [one for share in shares for one in share if one.partition == part.partition]
-        assert [pair for one in again for pair in one.ranges] == ranges
-        assert {(one.topic_id, one.epoch, one.outcome, one.delay_ms) for one in again} == {(1, 5, AckOutcome.ACCEPT, 7)}
+        acknowledgements = [
+            acknowledgement
+            for share in shares
+            for acknowledgement in share
+            if acknowledgement.partition == part.partition
+        ]
+        assert [pair for acknowledgement in acknowledgements for pair in acknowledgement.ranges] == ranges
+        assert {
+            (acknowledgement.topic_id, acknowledgement.epoch, acknowledgement.outcome, acknowledgement.delay_ms)
+            for acknowledgement in acknowledgements
+        } == {(1, 5, AckOutcome.ACCEPT, 7)}
 
 
 # -- changing hands -------------------------------------------------------------------------------------------
@@ -659,9 +682,9 @@ def request_more(consumer: QueueConsumer) -> bool:
 
 def test_the_example_of_the_handoff(mq: Connection) -> None:
     """Key A in partition 0, B in 1. At the pause B1 is in the user's hands, B2 is ahead, B3 stored, B4 under way."""
-    topic, group, told = new_topic(mq, 2), new_name("g"), Told()
+    topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
-    with member(mq, group, topic, listener=told) as c1, lakemq.connect(mq.namespace.path) as other:
+    with member(mq, group, topic, listener=listener) as c1, lakemq.connect(mq.namespace.path) as other:
         c1_got = read(list(c1.poll(max_records=2, timeout_ms=5_000)))
         assert c1_got == ["0.0", "1.0"]
         ahead = {0: [(0, 2, "acquired", 1)], 1: [(0, 2, "acquired", 1)]}
@@ -669,113 +692,113 @@ def test_the_example_of_the_handoff(mq: Connection) -> None:
         with member(other, group, topic) as c2:
             until(lambda: [assignment.state for assignment in mq.groups.assignments(group)] == ["ready", "paused"])
             add(mq, topic, {0: 1, 1: 1}, "stored ")
-            c1_got += read(polled(c1, 3))
-            assert told.words[-1] == ("revoked", [1])
+            c1_got += read(poll_messages(c1, 3))
+            assert listener.events[-1] == ("revoked", [1])
             assert c1_got[2:4] == ["0.1", "1.1"]
             assert "stored 1.0" not in c1_got
             assert not c2.poll(timeout_ms=50)
             c1.commit()
             add(mq, topic, {0: 1, 1: 1}, "last ")
-            assert read(polled(c2, 2)) == ["stored 1.0", "last 1.0"]
-            c1_got += read(polled(c1, 6 - len(c1_got)))
+            assert read(poll_messages(c2, 2)) == ["stored 1.0", "last 1.0"]
+            c1_got += read(poll_messages(c1, 6 - len(c1_got)))
             assert [text for text in c1_got if "0.0" in text or text == "0.1"] == [
                 "0.0",
                 "0.1",
                 "stored 0.0",
                 "last 0.0",
             ]
-            assert owned(c1) == [0]
-    assert ("lost", [1]) not in told.words
+            assert list_owned(c1) == [0]
+    assert ("lost", [1]) not in listener.events
 
 
 def test_what_is_not_acknowledged_in_time_is_delivered_to_the_next_one_and_late_words_count_for_nothing(
     mq: Connection,
 ) -> None:
-    topic, group, told = new_topic(mq, 2), configured(mq, max_handoff_ms=100), Told()
+    topic, group, listener = new_topic(mq, 2), create_queue_group(mq, max_handoff_ms=100), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
-    with member(mq, group, topic, listener=told) as one:
-        batch = one.poll(timeout_ms=5_000)
-        with member(mq, group, topic) as two:
-            messages = polled(two, 2)
+    with member(mq, group, topic, listener=listener) as first:
+        batch = first.poll(timeout_ms=5_000)
+        with member(mq, group, topic) as second:
+            messages = poll_messages(second, 2)
             assert [(message.value, message.delivery_count) for message in messages] == [(b"1.0", 2), (b"1.1", 2)]
             late = [message for message in batch if message.partition == 1]
-            one.ack(late)
+            first.ack(late)
             with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
-                one.flush()
-            until(lambda: not one.poll() and owned(one) == [0])
+                first.flush()
+            until(lambda: not first.poll() and list_owned(first) == [0])
             with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
-                one.ack(batch)
-            one.ack([message for message in batch if message.partition == 0])
-            one.flush()
-            two.ack(messages)
-            two.flush()
-            assert ("lost", [1]) in told.words
+                first.ack(batch)
+            first.ack([message for message in batch if message.partition == 0])
+            first.flush()
+            second.ack(messages)
+            second.flush()
+            assert ("lost", [1]) in listener.events
             assert deliveries(mq, group, topic) == {0: [], 1: []}
 
 
 def test_a_flush_tells_of_all_that_was_refused_since_the_one_before(mq: Connection) -> None:
     """Each thing once, however often it was said."""
-    topic, group = new_topic(mq, 4), configured(mq, max_handoff_ms=100)
+    topic, group = new_topic(mq, 4), create_queue_group(mq, max_handoff_ms=100)
     add(mq, topic, dict.fromkeys(range(4), 1))
-    with member(mq, group, topic) as one:
-        messages = polled(one, 4)
-        with member(mq, group, topic) as two:
-            assert {message.partition for message in polled(two, 2)} == {2, 3}
+    with member(mq, group, topic) as first:
+        messages = poll_messages(first, 4)
+        with member(mq, group, topic) as second:
+            assert {message.partition for message in poll_messages(second, 2)} == {2, 3}
             for partition in (2, 3, 2):
-                one.ack([message for message in messages if message.partition == partition])
+                first.ack([message for message in messages if message.partition == partition])
             with pytest.raises(FencedMemberEpoch, match=f"{topic}-2") as raised:
-                one.flush()
+                first.flush()
             assert isinstance(raised.value.__cause__, FencedMemberEpoch)
             assert raised.value.__cause__.found == [f"{topic}-3"]
             assert raised.value.__cause__.__cause__ is None
-            one.flush()
+            first.flush()
 
 
 def test_who_closes_gives_back_what_it_has_and_what_nobody_saw_was_not_delivered(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
-    one = member(mq, group, topic)
-    first, _ = one.poll(max_records=2, timeout_ms=5_000)
-    until(lambda: deliveries(mq, group, topic) == {0: [(0, 4, "acquired", 1)]} or request_more(one))
-    one.ack(first)
-    one.close()
+    consumer = member(mq, group, topic)
+    first, _ = consumer.poll(max_records=2, timeout_ms=5_000)
+    until(lambda: deliveries(mq, group, topic) == {0: [(0, 4, "acquired", 1)]} or request_more(consumer))
+    consumer.ack(first)
+    consumer.close()
     with pytest.raises(IllegalState):
-        one.poll()
+        consumer.poll()
     with pytest.raises(FencedMemberEpoch):
-        one.ack(first)
-    with member(mq, group, topic) as two:
-        found = [(message.offset, message.delivery_count) for message in polled(two, 3)]
-        assert found == [(1, 2), (2, 1), (3, 1)]
+        consumer.ack(first)
+    with member(mq, group, topic) as second:
+        redelivered = [(message.offset, message.delivery_count) for message in poll_messages(second, 3)]
+        assert redelivered == [(1, 2), (2, 1), (3, 1)]
 
 
 @pytest.mark.extended
 def test_a_member_that_was_lost_is_back_with_what_it_had(mq: Connection) -> None:
     """As after a while without a beat: the leader thinks it lost, and it says so with its next poll."""
-    topic, group, told = new_topic(mq, 2), configured(mq, rebalance_delay_ms=60_000), Told()
+    topic, group, listener = new_topic(mq, 2), create_queue_group(mq, rebalance_delay_ms=60_000), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
-    with member(mq, group, topic, listener=told, session_timeout_ms=6_000, heartbeat_interval_ms=1_000) as one:
-        batch = one.poll(timeout_ms=5_000)
-        assert one._membership._heartbeat is not None
-        one._membership._heartbeat.stop()
+    with member(mq, group, topic, listener=listener, session_timeout_ms=6_000, heartbeat_interval_ms=1_000) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
+        assert consumer._membership._heartbeat is not None
+        consumer._membership._heartbeat.stop()
         lost_s = time.monotonic()
         until_s = lost_s + 9
         while mq.groups.members(group) and time.monotonic() < until_s:
             time.sleep(0.05)
         assert [info.state for info in mq.groups.assignments(group)] == ["unbound", "unbound"]
-        one.ack([next(iter(batch))])
+        consumer.ack([next(iter(batch))])
         with pytest.raises(UnknownMemberId, match="joins again"):
-            one.flush()
-        assert not one.poll(timeout_ms=100)
-        one.ack(batch)
-        one.flush()
+            consumer.flush()
+        assert not consumer.poll(timeout_ms=100)
+        consumer.ack(batch)
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: [], 1: []}
-        assert told.words == [("assigned", [0, 1])]
+        assert listener.events == [("assigned", [0, 1])]
 
 
 @pytest.mark.extended
 def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connection) -> None:
     """Who acknowledges what it did before it closes is given nothing twice that it did."""
-    topic, group, total = new_topic(mq, 4), configured(mq, rebalance_delay_ms=50), 400
+    topic, group, total = new_topic(mq, 4), create_queue_group(mq, rebalance_delay_ms=50), 400
     done: list[str] = []
     lock, stop = threading.Lock(), threading.Event()
     errors: list[BaseException] = []
@@ -783,13 +806,13 @@ def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connec
     def work(rounds: int) -> None:
         try:
             for _ in range(rounds):
-                with member(mq, group, topic) as one:
+                with member(mq, group, topic) as consumer:
                     until_s = time.monotonic() + 0.4
                     while time.monotonic() < until_s and not stop.is_set():
-                        batch = one.poll(max_records=20, timeout_ms=5)
+                        batch = consumer.poll(max_records=20, timeout_ms=5)
                         for message in batch:
-                            one.ack(message)
-                        one.flush()
+                            consumer.ack(message)
+                        consumer.flush()
                         with lock:
                             done.extend(texts(batch))
         except BaseException as error:
@@ -813,92 +836,92 @@ def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connec
 def test_a_member_whose_joining_again_was_not_answered_goes_on_with_a_later_poll(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, group = new_topic(mq), configured(mq, rebalance_delay_ms=60_000)
+    topic, group = new_topic(mq), create_queue_group(mq, rebalance_delay_ms=60_000)
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one:
-        messages = polled(one, 2)
-        mq.requester.ask(LeaveGroup(group, [one.member_id]))
-        one.ack(messages[0])
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 2)
+        mq.requester.ask(LeaveGroup(group, [consumer.member_id]))
+        consumer.ack(messages[0])
         with pytest.raises(UnknownMemberId):
-            one.flush()
-        join = one._membership.join
+            consumer.flush()
+        join = consumer._membership.join
 
-        def late(*given: Any) -> None:
-            join(*given)
+        def late(*arguments: Any) -> None:
+            join(*arguments)
             raise RequestTimedOut("No answer; the outcome is unknown.")
 
-        monkeypatch.setattr(one._membership, "join", late)
+        monkeypatch.setattr(consumer._membership, "join", late)
         with pytest.raises(RequestTimedOut):
-            one.poll()
+            consumer.poll()
         monkeypatch.undo()
-        again = polled(one, 2)
-        one.ack(again)
+        redelivered = poll_messages(consumer, 2)
+        consumer.ack(redelivered)
         with suppress(FencedMemberEpoch):  # of what was said before it was lost
-            one.flush()
-        one.flush()
+            consumer.flush()
+        consumer.flush()
         assert deliveries(mq, group, topic) == {0: []}
 
 
 def test_who_is_fenced_is_told_that_its_words_do_not_count(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
-    one = member(mq, group, topic, instance_id="i")
-    (message,) = polled(one, 1)
-    one._ack_sender.sent_at_ms = one._clock.steady_ms() + 60_000  # it gathers
-    one.ack(message)
-    with lakemq.connect(mq.namespace.path) as other, member(other, group, topic, instance_id="i") as two:
+    first = member(mq, group, topic, instance_id="i")
+    (message,) = poll_messages(first, 1)
+    first._ack_sender.sent_at_ms = first._clock.steady_ms() + 60_000  # it gathers
+    first.ack(message)
+    with lakemq.connect(mq.namespace.path) as other, member(other, group, topic, instance_id="i") as second:
         with pytest.raises(FencedInstanceId):
-            one.poll()
+            first.poll()
         with pytest.raises(FencedMemberEpoch):
-            one.flush()
-        assert [(again.offset, again.delivery_count) for again in polled(two, 1)] == [(0, 2)]
+            first.flush()
+        assert [(message.offset, message.delivery_count) for message in poll_messages(second, 1)] == [(0, 2)]
 
 
 def test_what_is_on_its_way_to_who_closes_was_not_delivered(mq: Connection) -> None:
-    topic, group = new_topic(mq), configured(mq, max_redelivery_count=0)
+    topic, group = new_topic(mq), create_queue_group(mq, max_redelivery_count=0)
     add(mq, topic, {0: 5})
     for offset in range(5):
-        with member(mq, group, topic) as one:
-            batch = list(one.poll(max_records=1, timeout_ms=5_000))  # and asks for the next one
-            one.ack(batch)
+        with member(mq, group, topic) as consumer:
+            batch = list(consumer.poll(max_records=1, timeout_ms=5_000))  # and asks for the next one
+            consumer.ack(batch)
         assert [(message.offset, message.delivery_count) for message in batch] == [(offset, 1)]
     assert deliveries(mq, group, topic) == {0: []}
 
 
 def test_what_was_deleted_ahead_of_a_member_does_not_hold_up_a_last_delivery(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), configured(mq, max_redelivery_count=1)
+    topic, group = new_topic(mq, 2), create_queue_group(mq, max_redelivery_count=1)
     add(mq, topic, {0: 1, 1: 3})
-    with member(mq, group, topic) as one:
-        first = polled(one, 2, max_records=2)
-        flow = one._trackers[topic, 1]
+    with member(mq, group, topic) as consumer:
+        first = poll_messages(consumer, 2, max_records=2)
+        flow = consumer._trackers[topic, 1]
         mq.requester.ask(
-            Acquire(group, one.member_id, [WantedMessages(flow.topic_id, 1, flow.epoch, 2)])
+            Acquire(group, consumer.member_id, [WantedMessages(flow.topic_id, 1, flow.epoch, 2)])
         )  # if it has not yet
         assert deliveries(mq, group, topic)[1] == [(0, 3, "acquired", 1)]
-        one.nack(first[0])
-        one.ack(first[1])
-        one.flush()
+        consumer.nack(first[0])
+        consumer.ack(first[1])
+        consumer.flush()
         mq.topics.delete_records(topic, {1: 3})
         add(mq, topic, {1: 1}, "new ")
-        (last,) = polled(one, 1)
+        (last,) = poll_messages(consumer, 1)
         assert (last.partition, last.delivery_count) == (0, 2)
-        one.ack(last)
-        assert read(polled(one, 1)) == ["new 1.0"]
+        consumer.ack(last)
+        assert read(poll_messages(consumer, 1)) == ["new 1.0"]
 
 
 def test_the_group_says_what_its_members_see_of_open_transactions(mq: Connection) -> None:
-    topic, group = new_topic(mq), configured(mq, isolation_level="read_uncommitted")
-    with member(mq, group, topic) as one, mq.producer(transactional_id=new_name("tx")) as producer:
+    topic, group = new_topic(mq), create_queue_group(mq, isolation_level="read_uncommitted")
+    with member(mq, group, topic) as consumer, mq.producer(transactional_id=new_name("tx")) as producer:
         producer.begin_transaction()
         producer.send(topic, value=b"open")
         producer.flush()
-        assert read(polled(one, 1)) == ["open"]
+        assert read(poll_messages(consumer, 1)) == ["open"]
         mq.groups.alter(group, {"isolation.level": "read_committed"})
         producer.send(topic, value=b"later")
         producer.flush()
-        assert not one.poll()
+        assert not consumer.poll()
         sent = mq.requester._number
-        assert not one.poll(timeout_ms=100)
+        assert not consumer.poll(timeout_ms=100)
         assert mq.requester._number == sent
         producer.abort_transaction()
 
@@ -907,8 +930,8 @@ def test_who_reads_for_itself_is_refused_while_the_group_has_members(mq: Connect
     """Its commits would be the members', who acknowledge."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
-    with member(mq, group, topic) as one:
-        assert len(polled(one, 1)) >= 1
+    with member(mq, group, topic) as consumer:
+        assert len(poll_messages(consumer, 1)) >= 1
         with pytest.raises(InvalidRequest, match="has members"):
             mq.consumer(group, assign=[topic])
     with mq.consumer(group, assign=[topic], auto_offset_reset="earliest") as reader:

@@ -15,14 +15,14 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 
 def take(consumer: QueueConsumer, count: int) -> list[tuple[int, int]]:
     """Poll by threes and acknowledge; return (offset, delivery count) of so many messages."""
-    found: list[tuple[int, int]] = []
+    deliveries: list[tuple[int, int]] = []
     for _ in range(30):
-        if len(found) < count:
+        if len(deliveries) < count:
             batch = consumer.poll(max_records=3, timeout_ms=20)
-            found += [(message.offset, message.delivery_count) for message in batch]
+            deliveries += [(message.offset, message.delivery_count) for message in batch]
             consumer.ack(batch)
-    assert len(found) == count
-    return found
+    assert len(deliveries) == count
+    return deliveries
 
 
 @pytest.mark.parametrize("delay_ms", [None, 300])

@@ -13,14 +13,14 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import FencedMemberEpoch, InvalidRecordState
 
 
-def polled(consumer: QueueConsumer, count: int) -> list[Message]:
+def poll_messages(consumer: QueueConsumer, count: int) -> list[Message]:
     """So many messages, in as many polls as it takes."""
-    found: list[Message] = []
+    messages: list[Message] = []
     for _ in range(20):
-        if len(found) < count:
-            found += consumer.poll(timeout_ms=20)
-    assert len(found) == count
-    return found
+        if len(messages) < count:
+            messages += consumer.poll(timeout_ms=20)
+    assert len(messages) == count
+    return messages
 
 
 def lag(consumer: QueueConsumer) -> int:
@@ -31,7 +31,7 @@ def test_a_refused_acknowledgement_takes_no_neighbour_with_it() -> None:
     world = QueueWorld()
     world.publish({0: 5})
     consumer = world.consumer()
-    messages = polled(consumer, 5)
+    messages = poll_messages(consumer, 5)
     consumer.nack(messages[1])
     for message in messages:
         consumer.ack(message)
@@ -39,14 +39,14 @@ def test_a_refused_acknowledgement_takes_no_neighbour_with_it() -> None:
         consumer.flush()
     consumer.flush()
     assert lag(consumer) == 1
-    assert [(message.offset, message.delivery_count) for message in polled(consumer, 1)] == [(1, 2)]
+    assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 1)] == [(1, 2)]
 
 
 def test_a_nack_after_a_bad_gathered_acknowledgement_counts() -> None:
     world = QueueWorld()
     world.publish({0: 4})
     consumer = world.consumer()
-    messages = polled(consumer, 4)
+    messages = poll_messages(consumer, 4)
     consumer.nack(messages[1])
     consumer.ack(messages[0])
     consumer.ack(messages[1])
@@ -55,20 +55,20 @@ def test_a_nack_after_a_bad_gathered_acknowledgement_counts() -> None:
     assert world.deliveries() == {0: [(1, 1, "available", 1), (2, 1, "dying", 1), (3, 1, "available", 1)]}
     with pytest.raises(InvalidRecordState, match="offsets 1 to 1"):
         consumer.poll()
-    assert [message.offset for message in polled(consumer, 2)] == [1, 3]
+    assert [message.offset for message in poll_messages(consumer, 2)] == [1, 3]
 
 
 def test_of_a_list_what_the_member_has_is_noted_and_the_error_names_the_rest() -> None:
     world = QueueWorld(2)
     world.publish({0: 3, 1: 2})
     consumer = world.consumer()
-    messages = polled(consumer, 5)
+    messages = poll_messages(consumer, 5)
     consumer.ack(messages[1])
     for act in consumer.nack, consumer.reject:
         consumer.flush()
-        left = [message for message in messages if message.partition == (0 if act == consumer.nack else 1)]
+        remaining = [message for message in messages if message.partition == (0 if act == consumer.nack else 1)]
         with pytest.raises(InvalidRecordState, match=f"offsets {9} to {9}"):
-            act([*left[:1], messages[0]._replace(offset=9)])
+            act([*remaining[:1], messages[0]._replace(offset=9)])
     assert world.deliveries()[0][0] == (0, 1, "available", 1)
     assert world.deliveries()[1][0] == (0, 1, "dying", 1)
     consumer.flush()
@@ -109,21 +109,21 @@ def test_the_group_notes_what_it_can_of_what_is_gathered() -> None:
         consumer.flush()
     consumer.flush()
     assert world.deliveries() == {0: [(1, 2, "available", 1), (3, 3, "acknowledged", 1)]}
-    assert [(one.offset, one.delivery_count) for one in polled(consumer, 2)] == [(1, 2), (2, 2)]
+    assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 2)] == [(1, 2), (2, 2)]
 
 
 def test_what_nobody_answered_and_counted_is_no_error_when_it_is_said_again() -> None:
     world = QueueWorld()
     world.publish({0: 3})
     consumer = world.consumer()
-    messages = polled(consumer, 3)
+    messages = poll_messages(consumer, 3)
     world.holds_letters = True
     consumer.nack(messages[0])
     consumer.ack(messages[1:])
     world.deliver(is_answered=False)
     world.holds_letters = False
     consumer.flush()
-    assert [(one.offset, one.delivery_count) for one in polled(consumer, 1)] == [(0, 2)]
+    assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 1)] == [(0, 2)]
     assert lag(consumer) == 1
 
 
@@ -131,7 +131,7 @@ def test_who_closes_hears_in_the_log_what_was_refused(caplog: pytest.LogCaptureF
     world = QueueWorld()
     world.publish({0: 2})
     consumer = world.consumer()
-    messages = polled(consumer, 2)
+    messages = poll_messages(consumer, 2)
     consumer.ack(messages[0]._replace(offset=7))
     consumer.close()
     assert "offsets 7 to 7" in caplog.text

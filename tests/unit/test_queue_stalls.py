@@ -29,14 +29,14 @@ def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def poll(consumer: QueueConsumer, count: int) -> list[Any]:
-    found: list[Any] = []
+    messages: list[Any] = []
     for _ in range(20):
-        if len(found) < count:
-            found += consumer.poll(timeout_ms=20)
-    return found
+        if len(messages) < count:
+            messages += consumer.poll(timeout_ms=20)
+    return messages
 
 
-def stalled(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
+def stall_partition(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
     """One message is kept without a word, and another one waits for its last delivery."""
     world.publish({0: 2, 1: 2})
     consumer = world.consumer(max_redelivery_count=1)
@@ -49,7 +49,7 @@ def stalled(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
 
 def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.MonkeyPatch) -> None:
     world = QueueWorld(2)
-    consumer, messages = stalled(world)
+    consumer, messages = stall_partition(world)
     batch = consumer.poll(timeout_ms=100)
     assert not batch
     (stall,) = stalls(world)

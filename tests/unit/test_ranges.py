@@ -49,7 +49,7 @@ def ask(mq: Connection, query: str) -> list[tuple[object, ...]]:
     return list(run_query(mq.namespace, query, dialect=SqlDialect.spark)[1])
 
 
-def rows_read(mq: Connection, query: str) -> int:
+def count_read_rows(mq: Connection, query: str) -> int:
     """Of `messages`, as the plan says that was run."""
     ((_, plan),) = ask(mq, f"EXPLAIN (ANALYZE, FORMAT json) {query}")
     (scan,) = [
@@ -93,7 +93,7 @@ READ = [
 
 @pytest.mark.parametrize(("query", "expected"), READ)
 def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str, expected: int) -> None:
-    assert rows_read(many, query) == expected
+    assert count_read_rows(many, query) == expected
     # the same where nothing is left out: DuckDB's text is passed on as it is
     whole = re.sub(r'"range \d+"\.', "", translate_to_duckdb(query).text)
     assert sorted(ask(many, query)) == sorted(run_query(many.namespace, whole)[1])
@@ -103,10 +103,10 @@ def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None
     path = Path(shutil.copytree(many.namespace.path, tmp_path / "mq"))
     query = "SELECT count(value) FROM log WHERE topic = 't'"
     replace_log_views = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
-    asked = "SELECT file_id FROM segments WHERE partition = 0 AND base_offset = 50"
-    ((kept,),) = ask(many, asked)
+    statement = "SELECT file_id FROM segments WHERE partition = 0 AND base_offset = 50"
+    ((file_id,),) = ask(many, statement)
     for file in (path / "messages").glob("*.parquet"):
-        if file.name != Path(file_name(kept)).name:  # type: ignore[arg-type]
+        if file.name != Path(file_name(file_id)).name:  # type: ignore[arg-type]
             file.write_bytes(b"")
     with lakemq.connect(path) as mq:
         assert ask(mq, replace_log_views) == [(10,)]

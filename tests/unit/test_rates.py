@@ -57,10 +57,10 @@ def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protoc
     add(mq, topic, {0: 100, 1: 20})
 
     def consume(count: int) -> None:
-        left = count
-        while left:
-            batch = consumer.poll(max_records=left, timeout_ms=5_000)
-            left -= batch.record_count
+        remaining = count
+        while remaining:
+            batch = consumer.poll(max_records=remaining, timeout_ms=5_000)
+            remaining -= batch.record_count
             consumer.commit(batch)
 
     with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
@@ -84,7 +84,9 @@ def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protoc
         assert 0 < described.rate_window_ms <= WINDOW_MS
         if described.rate_window_ms < WINDOW_MS:  # all of it was in the last minute
             assert described.consumption_rate == round(1000 * 80 / described.rate_window_ms, 3)
-        assert [one.rate_window_ms is not None for one in mq.groups.all()] == [True] * len(mq.groups.list())
+        assert [group_info.rate_window_ms is not None for group_info in mq.groups.all()] == [True] * len(
+            mq.groups.list()
+        )
 
 
 @pytestmark_served
@@ -117,9 +119,9 @@ def test_a_version_that_was_removed_meanwhile_is_no_rate(mq: Connection, monkeyp
         consumer.commit({(topic, 0): 0})
     settle(mq)
 
-    def removed(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise FileNotFoundError("gone")
 
-    monkeypatch.setattr("lakemq.tables.storage.store.Store.open_version", removed)
+    monkeypatch.setattr("lakemq.tables.storage.store.Store.open_version", fail)
     described = mq.groups.describe(group)
     assert (described.consumption_rate, described.rate_window_ms) == (None, None)

@@ -27,9 +27,9 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-@pytest.mark.parametrize(("gone", "error"), [("segments", StorageError), ("steps", TableDamaged)])
+@pytest.mark.parametrize(("missing", "error"), [("segments", StorageError), ("steps", TableDamaged)])
 def test_a_load_that_fails_half_way_is_done_again_at_once(
-    tmp_path: Path, mq: Connection, gone: str, error: type[LakeMQError]
+    tmp_path: Path, mq: Connection, missing: str, error: type[LakeMQError]
 ) -> None:
     clock = HastyClock()
     reader = Reader(mq.namespace.store, clock)
@@ -37,11 +37,11 @@ def test_a_load_that_fails_half_way_is_done_again_at_once(
     with mq.serving():
         mq.publish("t", pa.table({"value": ["1", "2"]}))
     clock.ahead_ms = REBASE_MS + 1
-    table = tmp_path / "mq" / gone
-    table.rename(tmp_path / gone)
+    table = tmp_path / "mq" / missing
+    table.rename(tmp_path / missing)
     for _ in range(2):
-        with pytest.raises(error, match=gone):
+        with pytest.raises(error, match=missing):
             reader.refresh()
         assert reader.state.topic("t").high_watermarks.tolist() == [1], "as it was"
-    (tmp_path / gone).rename(table)
+    (tmp_path / missing).rename(table)
     assert reader.refresh().topic("t").high_watermarks.tolist() == [3]

@@ -61,11 +61,11 @@ def test_the_python_example_sends_and_fetches(folder: Path) -> None:
 def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/shop")) as mq:
         columns, rows = run_query(mq.namespace, blocks("sql")[0], dialect=SqlDialect.spark)
-        found = [dict(zip(columns, row, strict=True)) for row in rows]
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
     # 1000 orders of 7 customers in turn: the first six have one more than the seventh
-    assert [(row["customer"], row["orders"]) for row in found] == [(f"customer-{n}", 143) for n in range(5)]
-    assert [row["newest_order"] for row in found] == [f"order {994 + n}" for n in range(5)]
-    assert all(row["last_offset"] - row["first_offset"] >= 142 for row in found)
+    assert [(row["customer"], row["orders"]) for row in records] == [(f"customer-{n}", 143) for n in range(5)]
+    assert [row["newest_order"] for row in records] == [f"order {994 + n}" for n in range(5)]
+    assert all(row["last_offset"] - row["first_offset"] >= 142 for row in records)
 
 
 def test_the_transaction_takes_each_order_once(folder: Path) -> None:

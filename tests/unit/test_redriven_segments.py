@@ -11,7 +11,7 @@ from protocol_harness import Harness
 from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged, SettleDeadLetters
 
 
-def buried(**config: str) -> Story:
+def bury_message(**config: str) -> Story:
     """A story in which the only message of a topic is a dead letter that waits to go back."""
     story = Story()
     for line in (
@@ -32,13 +32,13 @@ def buried(**config: str) -> Story:
 
 @pytest.mark.parametrize(("stamps", "is_stamped"), [("LogAppendTime", True), ("CreateTime", False)])
 def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(stamps: str, is_stamped: bool) -> None:
-    story = buried(**{"message.timestamp.type": stamps})
+    story = bury_message(**{"message.timestamp.type": stamps})
     first, letter, back = story.mq.segments()
-    assert [one["transactional"] for one in (first, letter, back)] == [False] * 3
+    assert [segment["transactional"] for segment in (first, letter, back)] == [False] * 3
     now_ms = story.mq.state.now_ms
 
-    def times(one: dict[str, Any]) -> list[Any]:
-        return [one[name] for name in ("min_timestamp_ms", "max_timestamp_ms", "append_time_ms")]
+    def times(segment: dict[str, Any]) -> list[Any]:
+        return [segment[name] for name in ("min_timestamp_ms", "max_timestamp_ms", "append_time_ms")]
 
     assert times(letter) == times(first), "a dead letter is the message that it was"
     assert times(back) == ([now_ms] * 3 if is_stamped else times(first))
@@ -49,7 +49,7 @@ def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(s
 def test_its_time_to_live_begins_anew_whether_it_is_its_own_or_its_topics(
     config: dict[str, str], ttl_ms: int | None
 ) -> None:
-    story = buried(**config)
+    story = bury_message(**config)
     back = story.mq.segments()[-1]
     assert (back["origin"], back["ttl_from_ms"], back["ttl_ms"]) == ("redrive", story.mq.state.now_ms, ttl_ms)
 

@@ -87,11 +87,11 @@ def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
     assert counter.mailbox.list_answered_clients() == []
 
 
-@pytest.mark.parametrize("what", ["a folder", "a file for its folder"])
-def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("kind", ["a folder", "a file for its folder"])
+def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path: Path, kind: str) -> None:
     """For real."""
     place = tmp_path / "replies/b"
-    if what == "a folder":
+    if kind == "a folder":
         (place / "0000000001").mkdir(parents=True)
     else:
         place.parent.mkdir()

@@ -119,8 +119,8 @@ def test_a_request_too_large_for_any_letter_is_its_callers_alone(tmp_path: Path,
 def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(requester_module, "MAX_BYTES", 1_000)
     desk = Desk(tmp_path)
-    asked = [CreateTopic("t" * size, 1) for size in (10, 5_000, 10, 10)]
-    for future in desk.requester.submit_all([(one, None) for one in asked]):
+    requests = [CreateTopic("t" * size, 1) for size in (10, 5_000, 10, 10)]
+    for future in desk.requester.submit_all([(request, None) for request in requests]):
         future.result()
     assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 2)]
 

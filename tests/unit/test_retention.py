@@ -44,7 +44,7 @@ FILE_BYTES, FILE_ROWS = 1_000, 100
 
 
 @dataclass(frozen=True)
-class One:
+class SegmentShape:
     """A segment. decided_ms: of one that was delayed; None: of a marker."""
 
     count: int
@@ -56,10 +56,10 @@ class One:
         return self.timestamp_ms if self.decided_ms is None else self.decided_ms
 
 
-def log_of(topic_id: int, partition: int, ones: list[One]) -> list[SegmentRow]:
+def log_of(topic_id: int, partition: int, shapes: list[SegmentShape]) -> list[SegmentRow]:
     rows, offset = [], 0
-    for one in ones:
-        is_marker = one.timestamp_ms is None
+    for shape in shapes:
+        is_marker = shape.timestamp_ms is None
         rows.append(
             SegmentRow(
                 step=1,
@@ -68,18 +68,18 @@ def log_of(topic_id: int, partition: int, ones: list[One]) -> list[SegmentRow]:
                 topic=f"t{topic_id}",
                 partition=partition,
                 base_offset=offset,
-                record_count=one.count,
-                last_offset=offset + one.count - 1,
+                record_count=shape.count,
+                last_offset=offset + shape.count - 1,
                 file_id=None if is_marker else 1,
                 first_row=None if is_marker else 0,
                 min_timestamp_ms=None if is_marker else 0,
-                max_timestamp_ms=one.timestamp_ms,
-                decided_at_ms=one.decided_ms,
+                max_timestamp_ms=shape.timestamp_ms,
+                decided_at_ms=shape.decided_ms,
                 transactional=is_marker,
-                origin="publish" if one.decided_ms is None else "delay",
+                origin="publish" if shape.decided_ms is None else "delay",
             )
         )
-        offset += one.count
+        offset += shape.count
     return rows
 
 
@@ -94,16 +94,16 @@ def store(tmp_path: Path) -> Store:
 
 
 def new_store(folder: Path) -> Store:
-    made = Store(LocalFiles(str(folder)))
+    new = Store(LocalFiles(str(folder)))
     for spec in (SEGMENTS, MESSAGES):
-        made.create(spec)
-    messages = made.open(MESSAGES)
-    made.files.put(f"{MESSAGES.name}/{1:016x}.parquet", b"")
+        new.create(spec)
+    messages = new.open(MESSAGES)
+    new.files.put(f"{MESSAGES.name}/{1:016x}.parquet", b"")
     messages.replace_at(0, [NewFile(f"{1:016x}.parquet", FILE_BYTES, 0, {"numRecords": FILE_ROWS})])
-    return made
+    return new
 
 
-def found(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[dict[int, int], dict[int, int]]:
+def find_limits(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[dict[int, int], dict[int, int]]:
     """By age, by size."""
     segments = store.open(SEGMENTS)
     old = segments.files()
@@ -117,73 +117,73 @@ def found(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[dict[in
 
 
 def test_the_first_that_stays_keeps_all_after_it(store: Store) -> None:
-    rows = log_of(7, 0, [One(2, 100), One(3, 899), One(1, 900), One(2, 100)])
-    assert found(store, topic_of(7, [8], [0], retention_ms=100), rows) == ({0: 5}, {})
+    rows = log_of(7, 0, [SegmentShape(2, 100), SegmentShape(3, 899), SegmentShape(1, 900), SegmentShape(2, 100)])
+    assert find_limits(store, topic_of(7, [8], [0], retention_ms=100), rows) == ({0: 5}, {})
 
 
 def test_a_time_in_the_future_keeps_its_segment_and_all_after_it(store: Store) -> None:
-    rows = log_of(7, 0, [One(2, 100), One(3, NOW_MS * 100), One(1, 100)])
-    assert found(store, topic_of(7, [6], [0], retention_ms=100), rows) == ({0: 2}, {})
+    rows = log_of(7, 0, [SegmentShape(2, 100), SegmentShape(3, NOW_MS * 100), SegmentShape(1, 100)])
+    assert find_limits(store, topic_of(7, [6], [0], retention_ms=100), rows) == ({0: 2}, {})
 
 
 def test_what_was_delayed_is_as_old_as_its_step(store: Store) -> None:
-    rows = log_of(7, 0, [One(1, 5_000, decided_ms=10), One(1, 10, decided_ms=950)])
-    assert found(store, topic_of(7, [2], [0], retention_ms=100), rows) == ({0: 1}, {})
+    rows = log_of(7, 0, [SegmentShape(1, 5_000, decided_ms=10), SegmentShape(1, 10, decided_ms=950)])
+    assert find_limits(store, topic_of(7, [2], [0], retention_ms=100), rows) == ({0: 1}, {})
 
 
 def test_a_marker_goes_with_what_is_before_it(store: Store) -> None:
-    rows = log_of(7, 0, [One(2, 100), One(1, None), One(1, 950), One(1, None)])
-    assert found(store, topic_of(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
+    rows = log_of(7, 0, [SegmentShape(2, 100), SegmentShape(1, None), SegmentShape(1, 950), SegmentShape(1, None)])
+    assert find_limits(store, topic_of(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
 
 
 def test_by_size_no_more_goes_than_leaves_the_bound(store: Store) -> None:
-    rows = log_of(7, 0, [One(2, 0), One(3, 0), One(1, 0)])
+    rows = log_of(7, 0, [SegmentShape(2, 0), SegmentShape(3, 0), SegmentShape(1, 0)])
     for bound, expected in ((0, 6), (10, 5), (11, 2), (40, 2), (41, 0), (60, 0), (1 << 62, 0)):
         topic = topic_of(7, [6], [0], retention_ms=-1, retention_bytes=bound)
-        assert found(store, topic, rows) == ({}, {0: expected} if expected else {}), bound
+        assert find_limits(store, topic, rows) == ({}, {0: expected} if expected else {}), bound
 
 
 def test_of_a_segment_that_the_log_start_is_in_only_the_rest_counts(store: Store) -> None:
-    rows = log_of(7, 0, [One(4, 0), One(2, 0)])
+    rows = log_of(7, 0, [SegmentShape(4, 0), SegmentShape(2, 0)])
     topic = topic_of(7, [6], [3], retention_ms=-1, retention_bytes=20)
-    assert found(store, topic, rows) == ({}, {0: 4})
+    assert find_limits(store, topic, rows) == ({}, {0: 4})
 
 
 def test_what_is_not_projected_yet_stays_and_so_does_what_follows_a_gap(store: Store) -> None:
-    rows = log_of(7, 0, [One(2, 0), One(2, 0), One(2, 0)])
-    assert found(store, topic_of(7, [9], [0], retention_ms=1), rows[1:]) == ({}, {})
-    assert found(store, topic_of(7, [9], [0], retention_ms=1), [rows[0], rows[2]]) == ({0: 2}, {})
+    rows = log_of(7, 0, [SegmentShape(2, 0), SegmentShape(2, 0), SegmentShape(2, 0)])
+    assert find_limits(store, topic_of(7, [9], [0], retention_ms=1), rows[1:]) == ({}, {})
+    assert find_limits(store, topic_of(7, [9], [0], retention_ms=1), [rows[0], rows[2]]) == ({0: 2}, {})
 
 
 def test_topics_that_keep_all_and_those_that_are_empty_cost_no_look(store: Store, tmp_path: Path) -> None:
-    kept = topic_of(7, [9], [0], retention_ms=-1)
+    unlimited = topic_of(7, [9], [0], retention_ms=-1)
     empty = topic_of(8, [9], [9], retention_ms=0, retention_bytes=0)
     (tmp_path / SEGMENTS.name).rename(tmp_path / "away")
-    assert find_outgrown(store, {7: kept, 8: empty}, NOW_MS) == []
+    assert find_outgrown(store, {7: unlimited, 8: empty}, NOW_MS) == []
 
 
 times = st.none() | st.integers(0, 2 * NOW_MS)
-one_segment = st.builds(One, st.integers(1, 4), times) | st.builds(
-    One, st.integers(1, 4), st.integers(0, 2 * NOW_MS), st.integers(0, NOW_MS)
+one_segment = st.builds(SegmentShape, st.integers(1, 4), times) | st.builds(
+    SegmentShape, st.integers(1, 4), st.integers(0, 2 * NOW_MS), st.integers(0, NOW_MS)
 )
 some_logs = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(0, 2)), st.lists(one_segment, max_size=8))
 
 
-def plainly(topic: Topic, partition: int, ones: list[One]) -> tuple[int, int]:
+def plainly(topic: Topic, partition: int, shapes: list[SegmentShape]) -> tuple[int, int]:
     """Where the log begins then, by age and by size, segment by segment."""
     start, (age, size) = int(topic.log_starts[partition]), (topic.setting(f"retention.{n}") for n in ("ms", "bytes"))
-    ends = np.cumsum([0, *(one.count for one in ones)]).tolist()
-    here = [(end, one) for end, one in zip(ends[1:], ones, strict=True) if end > start]
+    ends = np.cumsum([0, *(shape.count for shape in shapes)]).tolist()
+    above = [(end, shape) for end, shape in zip(ends[1:], shapes, strict=True) if end > start]
     by_age = by_size = start
-    for end, one in here:
-        if age < 0 or (one.aged_ms is not None and NOW_MS - one.aged_ms <= age):
+    for end, shape in above:
+        if age < 0 or (shape.aged_ms is not None and NOW_MS - shape.aged_ms <= age):
             break
         by_age = end
-    rows = {end: 0 if one.timestamp_ms is None else end - max(start, end - one.count) for end, one in here}
-    left = 10 * sum(rows.values())
-    for end, _ in here:
-        left -= 10 * rows[end]
-        if size < 0 or left < size:
+    rows = {end: 0 if shape.timestamp_ms is None else end - max(start, end - shape.count) for end, shape in above}
+    remaining = 10 * sum(rows.values())
+    for end, _ in above:
+        remaining -= 10 * rows[end]
+        if size < 0 or remaining < size:
             break
         by_size = end
     return by_age, by_size
@@ -199,30 +199,30 @@ def plainly(topic: Topic, partition: int, ones: list[One]) -> tuple[int, int]:
 )
 def test_a_look_finds_what_is_found_segment_by_segment(
     tmp_path_factory: pytest.TempPathFactory,
-    logs: dict[tuple[int, int], list[One]],
+    logs: dict[tuple[int, int], list[SegmentShape]],
     starts: list[int],
     settings: list[tuple[int, int]],
     file_count: int,
 ) -> None:
-    made = new_store(tmp_path_factory.mktemp("look"))
+    store = new_store(tmp_path_factory.mktemp("look"))
     topics: dict[int, Topic] = {}
     for topic_id, (age, size) in enumerate(settings, 1):
         ends = [sum(log.count for log in logs.get((topic_id, p), [])) for p in range(3)]
         begins = [min(starts[3 * topic_id - 3 + p], end) for p, end in enumerate(ends)]
         topics[topic_id] = topic_of(topic_id, ends, begins, retention_ms=age, retention_bytes=size)
-    rows = [row for place, ones in logs.items() for row in log_of(*place, ones)]
-    segments = made.open(SEGMENTS)
+    rows = [row for place, shapes in logs.items() for row in log_of(*place, shapes)]
+    segments = store.open(SEGMENTS)
     for number in range(file_count):
         if part := rows[number::file_count]:
             segments.append_at(segments.version, SEGMENTS.table(part))
-    looked = {one.topic_id: one for one in find_outgrown(made, topics, NOW_MS)}
+    looked = {outgrown.topic_id: outgrown for outgrown in find_outgrown(store, topics, NOW_MS)}
     for topic_id, topic in topics.items():
         nothing = LogOutgrown(topic_id, 0, 0, {}, {})
-        one = looked.get(topic_id, nothing)
+        outgrown = looked.get(topic_id, nothing)
         for p in range(3):
             start = int(topic.log_starts[p])
             expected = plainly(topic, p, logs.get((topic_id, p), []))
-            assert (one.by_age.get(p, start), one.by_size.get(p, start)) == expected, (topic_id, p)
+            assert (outgrown.by_age.get(p, start), outgrown.by_size.get(p, start)) == expected, (topic_id, p)
 
 
 # -- when it is looked --------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ def test_a_look_finds_what_is_found_segment_by_segment(
 
 def test_looks_are_an_interval_apart_and_one_that_fails_deletes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     clock, looks = ManualClock(), list[int]()
-    some = LogOutgrown(1, 0, 0, {0: 1}, {})
+    outgrown = LogOutgrown(1, 0, 0, {0: 1}, {})
 
     def look(_: Any, now_ms: int) -> list[LogOutgrown]:
         looks.append(now_ms)
         if len(looks) == 2:
             raise OSError("the store is away")
-        return [some] * 500
+        return [outgrown] * 500
 
     retention = RetentionSearch(look, AtOnce(), clock, 1_000)
     assert (retention.take_outgrown(State(), 5), retention.due_in_ms()) == ([], 1_000)
@@ -285,8 +285,8 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
 def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     monkeypatch.setattr(housekeeping, "LOAD_MS", 0)
     monkeypatch.setattr(housekeeping, "QUIET_MS", 0)
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as made:
-        yield made
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as connection:
+        yield connection
 
 
 def serve(mq: Connection, *work: Any) -> None:
@@ -300,8 +300,8 @@ def serve(mq: Connection, *work: Any) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        for one in work:
-            one()
+        for action in work:
+            action()
     finally:
         stop.set()
         thread.join()

@@ -85,7 +85,7 @@ def steps(mq: Connection) -> list[Step]:
     return read_steps(mq.namespace.store)
 
 
-def stored(mq: Connection) -> list[str]:
+def read_stored_values(mq: Connection) -> list[str]:
     """As SQL has them."""
     _, rows = run_query(mq.namespace, """SELECT "value" FROM log ORDER BY "partition", "offset" """)
     return [bytes(value).decode() for (value,) in rows]
@@ -126,8 +126,8 @@ def test_rows_of_one_letter_are_cut_where_the_fetch_is(mq: Connection) -> None:
         for partition in (0, 1):
             of_partition = whole.filter(pa.compute.equal(whole["partition"], partition))
             for start in range(0, of_partition.num_rows, 3):
-                found = mq.fetch("t", partitions=[partition], start=start, end=start + 2).to_arrow()
-                assert found.equals(of_partition.slice(start, 2))
+                messages = mq.fetch("t", partitions=[partition], start=start, end=start + 2).to_arrow()
+                assert messages.equals(of_partition.slice(start, 2))
 
 
 # -- written once -------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_one_pass_writes_one_file_with_all_rows_in_order(mq: Connection) -> None
     table = pq.read_table(file)
     assert [value.decode() for value in table["value"].to_pylist()] == texts
     assert table["row"].to_pylist() == list(range(FEW))
-    assert stored(mq) == texts
+    assert read_stored_values(mq) == texts
     (named,) = mq.namespace.store.open(MESSAGES).files()
     assert (named.record_count, named.size_bytes) == (FEW, file.stat().st_size)
 
@@ -150,7 +150,7 @@ def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
     config = {**CONFIG, "project.interval.ms": 0}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
         texts = riding(mq, 30)
-        until(lambda: stored(mq) == texts)
+        until(lambda: read_stored_values(mq) == texts)
         assert 1 < len(data_files(mq)) <= 30
         assert values(mq, "t") == texts
 
@@ -167,7 +167,7 @@ def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection
     first, later = sorted(data_files(mq), key=lambda path: pq.read_metadata(path).num_rows, reverse=True)
     assert int(first.stem, 16) == named
     assert pq.read_table(later)["value"].to_pylist() == [b"later"], "nobody goes on with another's file"
-    assert stored(mq) == values(mq, "t") == [*texts, "later"]
+    assert read_stored_values(mq) == values(mq, "t") == [*texts, "later"]
 
 
 def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
@@ -182,7 +182,7 @@ def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
     second.resign()
     assert data_files(mq) == [written]
     assert written.stat() == before
-    assert stored(mq) == values(mq, "t") == texts
+    assert read_stored_values(mq) == values(mq, "t") == texts
 
 
 @pytest.mark.parametrize("wrong", ["junk", "other rows", "no digest"])
@@ -205,7 +205,7 @@ def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) ->
     with pytest.raises(FileTruncated):
         second.resign()
     assert mq.namespace.store.open(MESSAGES).files() == []
-    assert stored(mq) == []
+    assert read_stored_values(mq) == []
 
 
 def held_table(stream: bytes) -> pa.Table:
@@ -229,7 +229,7 @@ def test_the_journal_has_the_decision_about_rows_and_their_file_has_the_rows(tmp
             texts = riding(mq, 30)
         journal = mq.namespace.store.open(JOURNAL)
         assert "rows_journaled" in journal.read(["kind"])["kind"].to_pylist()
-        assert values(mq, "t") == stored(mq) == texts
+        assert values(mq, "t") == read_stored_values(mq) == texts
 
 
 # -- bounds -------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.
         mq.topics.create("t")
         publish(mq, *("x" * 600 for _ in range(8)))
         until(lambda: len(data_files(mq)) >= 1)
-        until(lambda: len(stored(mq)) >= 4)
+        until(lambda: len(read_stored_values(mq)) >= 4)
 
 
 def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(

@@ -16,9 +16,9 @@ from lakemq.engine.protocol.values.topics import AlterTopic
 def test_a_route_is_looked_up_again_when_it_is_said_to_have_changed() -> None:
     mq, looks = Harness(), []
 
-    def look(what: Callable[[State], Route]) -> Route:
+    def look(find_route: Callable[[State], Route]) -> Route:
         looks.append(mq.state.step)
-        return what(mq.state)
+        return find_route(mq.state)
 
     routes = RouteCache(look)
     with pytest.raises(UnknownTopicOrPartition):

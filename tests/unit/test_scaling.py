@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 from unit.served import CONFIG, new_name, new_topic, until
-from unit.test_group_consumer import Told, add, member, owned, settle, shared, texts
+from unit.test_group_consumer import RecordingListener, add, list_owned, member, settle, start_two_members, texts
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -37,11 +37,11 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield mq
 
 
-def told(mq: Connection, query: str) -> list[tuple[Any, ...]]:
+def run_sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
     return list(run_query(mq.namespace, query)[1])
 
 
-def keyed(mq: Connection, topic: str, mark: str, count: int = 200) -> list[str]:
+def publish_with_keys(mq: Connection, topic: str, mark: str, count: int = 200) -> list[str]:
     values = [f"{mark}{i}" for i in range(count)]
     mq.publish(topic, pa.table({"value": values, "key": [f"k{i % 40}" for i in range(count)]}))
     return values
@@ -53,35 +53,42 @@ def keyed(mq: Connection, topic: str, mark: str, count: int = 200) -> list[str]:
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_added_partitions_join_and_nothing_else_is_disturbed(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
-    listeners = [Told(), Told()]
+    listeners = [RecordingListener(), RecordingListener()]
     options: dict[str, Any] = {"protocol": protocol, "auto_offset_reset": "earliest"}
     members = [mq.consumer(group, topics=[topic], listener=listener, **options) for listener in listeners]
-    seen: list[str] = []
+    read_texts: list[str] = []
 
     def poll() -> None:
-        for one in members:
-            batch = one.poll(max_records=50)
-            seen.extend(texts(batch))
+        for consumer in members:
+            batch = consumer.poll(max_records=50)
+            read_texts.extend(texts(batch))
             if batch:
-                one.commit(batch)
+                consumer.commit(batch)
 
-    until(lambda: poll() or [len(one.assignment()) for one in members] == [2, 2])
-    sent = keyed(mq, topic, "a")
-    until(lambda: poll() or len(seen) == len(sent))
+    until(lambda: poll() or [len(consumer.assignment()) for consumer in members] == [2, 2])
+    sent = publish_with_keys(mq, topic, "a")
+    until(lambda: poll() or len(read_texts) == len(sent))
     before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     for listener in listeners:
-        listener.words.clear()
-    sent += keyed(mq, topic, "b")
+        listener.events.clear()
+    sent += publish_with_keys(mq, topic, "b")
     mq.topics.alter(topic, partitions=6)
-    sent += keyed(mq, topic, "c")
-    until(lambda: poll() or (len(seen) >= len(sent) and [len(one.assignment()) for one in members] == [3, 3]))
-    assert sorted(seen) == sorted(sent), "each once, and none stands still"
-    assert sorted(word for listener in listeners for word in listener.words) == [("assigned", [4]), ("assigned", [5])]
+    sent += publish_with_keys(mq, topic, "c")
+    until(
+        lambda: (
+            poll() or (len(read_texts) >= len(sent) and [len(consumer.assignment()) for consumer in members] == [3, 3])
+        )
+    )
+    assert sorted(read_texts) == sorted(sent), "each once, and none stands still"
+    assert sorted(word for listener in listeners for word in listener.events) == [("assigned", [4]), ("assigned", [5])]
     after = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     assert {p: after[p] for p in before} == before, "the same owners since the same time"
-    assert {p for p, one in after.items() if one.since_ms >= before[0].since_ms and p not in before} == {4, 5}
-    for one in members:
-        one.close()
+    assert {p for p, ownership in after.items() if ownership.since_ms >= before[0].since_ms and p not in before} == {
+        4,
+        5,
+    }
+    for consumer in members:
+        consumer.close()
 
 
 # -- fewer --------------------------------------------------------------------------------------------------
@@ -96,9 +103,9 @@ def test_fewer_partitions_need_force(mq: Connection) -> None:
 
 def test_producers_go_to_the_partitions_that_are_left_and_nothing_is_lost(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
-    with member(mq, group, topic) as one, mq.producer(linger_ms=0) as producer:
-        settle(one, on=lambda: len(owned(one)) == 4)
-        sent = keyed(mq, topic, "a")
+    with member(mq, group, topic) as consumer, mq.producer(linger_ms=0) as producer:
+        settle(consumer, on=lambda: len(list_owned(consumer)) == 4)
+        sent = publish_with_keys(mq, topic, "a")
         for i in range(20):
             producer.send(topic, f"p{i}", key=f"k{i}")
         producer.flush()
@@ -109,23 +116,23 @@ def test_producers_go_to_the_partitions_that_are_left_and_nothing_is_lost(mq: Co
         futures = [producer.send(topic, f"q{i}", key=f"k{i}") for i in range(40)]
         producer.flush()
         assert {future.result(5).partition for future in futures} == {0, 1}
-        sent += [*(f"p{i}" for i in range(20)), *(f"q{i}" for i in range(40)), *keyed(mq, topic, "b")]
+        sent += [*(f"p{i}" for i in range(20)), *(f"q{i}" for i in range(40)), *publish_with_keys(mq, topic, "b")]
         assert mq.topics.describe(topic).end_offsets[2:] == ends[2:]
         time.sleep(0.3)
         assert mq.topics.describe(topic).partition_states[2:] == ["draining", "draining"], "nobody has read them"
-        seen: list[str] = []
-        while len(seen) < len(sent):
-            batch = one.poll(max_records=1000, timeout_ms=5_000)
-            seen += texts(batch)
-            one.commit(batch)
-        assert sorted(seen) == sorted(sent)
-        settle(one, on=lambda: owned(one) == [0, 1])
+        read_texts: list[str] = []
+        while len(read_texts) < len(sent):
+            batch = consumer.poll(max_records=1000, timeout_ms=5_000)
+            read_texts += texts(batch)
+            consumer.commit(batch)
+        assert sorted(read_texts) == sorted(sent)
+        settle(consumer, on=lambda: list_owned(consumer) == [0, 1])
         assert mq.topics.describe(topic).partition_states == ["active", "active", "ended", "ended"]
         assert len(mq.fetch(topic).to_arrow()) == len(sent), "what has ended can be fetched"
         mq.topics.alter(topic, partitions=3)
-        settle(one, on=lambda: owned(one) == [0, 1, 2])
+        settle(consumer, on=lambda: list_owned(consumer) == [0, 1, 2])
         add(mq, topic, {2: 3}, "again ")
-        batch = one.poll(timeout_ms=5_000)
+        batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
         assert batch.starts[topic, 2] == ends[2]
 
@@ -137,24 +144,27 @@ def test_who_names_a_partition_that_drains_is_refused(mq: Connection) -> None:
         producer.send(topic, "before", partition=1).result(5)
         mq.topics.alter(topic, partitions=1, force=True)
         mq.publish(topic, pa.table({"value": ["here"], "partition": [0]}))
-        told = mq.publish(topic, pa.table({"value": ["there"], "partition": [1]}))
-        assert told.rejected_count == 1
+        published = mq.publish(topic, pa.table({"value": ["there"], "partition": [1]}))
+        assert published.rejected_count == 1
         with pytest.raises(UnknownTopicOrPartition):
             producer.send(topic, "there", partition=1).result(5)
     assert mq.topics.describe(topic).end_offsets == [1, 2]
 
 
 def test_a_partition_that_ends_touches_no_other(mq: Connection) -> None:
-    topic, group, first, second = shared(mq, 4)
-    keeps, loses = (second, first) if 3 in owned(first) else (first, second)
-    kept, left = owned(keeps), [partition for partition in owned(loses) if partition != 3]
-    listener = Told()
+    topic, group, first, second = start_two_members(mq, 4)
+    keeps, loses = (second, first) if 3 in list_owned(first) else (first, second)
+    kept_partitions, remaining = (
+        list_owned(keeps),
+        [partition for partition in list_owned(loses) if partition != 3],
+    )
+    listener = RecordingListener()
     keeps._listener = listener
     before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     mq.topics.alter(topic, partitions=3, force=True)
-    settle(first, second, on=lambda: owned(loses) == left)
-    assert listener.words == []
-    assert owned(keeps) == kept
+    settle(first, second, on=lambda: list_owned(loses) == remaining)
+    assert listener.events == []
+    assert list_owned(keeps) == kept_partitions
     assert {assignment.partition: assignment for assignment in mq.groups.assignments(group)} == {
         p: before[p] for p in range(3)
     }
@@ -165,20 +175,20 @@ def test_a_partition_that_ends_touches_no_other(mq: Connection) -> None:
 def test_a_queue_is_read_to_its_end(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 3})
-    with mq.consumer(group, topics=[topic], protocol="queue", auto_offset_reset="earliest") as one:
-        assert isinstance(one, QueueConsumer)
-        got = []
-        while len(got) < 6:
-            got += list(one.poll(timeout_ms=5_000))
-        one.ack([message for message in got if message.partition == 0 or message.offset < 2])
-        one.flush()
+    with mq.consumer(group, topics=[topic], protocol="queue", auto_offset_reset="earliest") as consumer:
+        assert isinstance(consumer, QueueConsumer)
+        messages = []
+        while len(messages) < 6:
+            messages += list(consumer.poll(timeout_ms=5_000))
+        consumer.ack([message for message in messages if message.partition == 0 or message.offset < 2])
+        consumer.flush()
         mq.topics.alter(topic, partitions=1, force=True)
         time.sleep(0.3)
         assert mq.topics.describe(topic).partition_states == ["active", "draining"]
-        one.ack([message for message in got if message.partition == 1 and message.offset == 2])
-        one.flush()
+        consumer.ack([message for message in messages if message.partition == 1 and message.offset == 2])
+        consumer.flush()
         until(lambda: mq.topics.describe(topic).partition_states == ["active", "ended"])
-        until(lambda: one.poll() is not None and one.assignment() == [(topic, 0)])
+        until(lambda: consumer.poll() is not None and consumer.assignment() == [(topic, 0)])
 
 
 def test_what_was_to_come_to_it_comes_to_another(mq: Connection) -> None:
@@ -190,12 +200,12 @@ def test_what_was_to_come_to_it_comes_to_another(mq: Connection) -> None:
     mq.publish(topic, rows, deliver_at=int(time.time() * 1000) + 800)
     mq.topics.alter(topic, partitions=1, force=True)
     until(lambda: sum(mq.topics.describe(topic).end_offsets) == 20)
-    found = mq.fetch(topic).to_arrow()
-    assert sorted(value.decode() for value in found["value"].to_pylist()) == values
-    assert set(found["partition"].to_pylist()) == {0}
+    messages = mq.fetch(topic).to_arrow()
+    assert sorted(value.decode() for value in messages["value"].to_pylist()) == values
+    assert set(messages["partition"].to_pylist()) == {0}
     mq.topics.create(topic + "later")  # which is projected after it
-    until(lambda: told(mq, f"SELECT count(*) FROM topics WHERE topic = '{topic}later'") == [(1,)])
-    assert told(mq, f"SELECT count(*) FROM log WHERE topic = '{topic}'") == [(20,)], "by the partition in the file"
+    until(lambda: run_sql(mq, f"SELECT count(*) FROM topics WHERE topic = '{topic}later'") == [(1,)])
+    assert run_sql(mq, f"SELECT count(*) FROM log WHERE topic = '{topic}'") == [(20,)], "by the partition in the file"
 
 
 # -- who looks ----------------------------------------------------------------------------------------------
@@ -207,20 +217,20 @@ def test_it_is_shown_and_kept(tmp_path: Path) -> None:
         mq.topics.create("t", 3)
         add(mq, "t", {0: 1, 1: 1, 2: 1})
         mq.consumer("g", assign=["t"]).commit({("t", 1): 0, ("t", 2): 1})
-    said = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1"])
-    assert said.exit_code != 0
-    assert "INVALID_PARTITIONS" in said.stderr
-    said = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1", "--force"])
-    assert said.exit_code == 0, said.stderr
+    result = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1"])
+    assert result.exit_code != 0
+    assert "INVALID_PARTITIONS" in result.stderr
+    result = CliRunner().invoke(app, ["--path", path, "topics", "alter", "t", "--partitions", "1", "--force"])
+    assert result.exit_code == 0, result.stderr
     with lakemq.connect(path, config=CONFIG) as mq:
         mq.step_until_idle()
-        shown = ["active", "draining", "ended"]
-        assert mq.topics.describe("t").partition_states == shown
-        rows = told(
+        states = ["active", "draining", "ended"]
+        assert mq.topics.describe("t").partition_states == states
+        rows = run_sql(
             mq,
             "SELECT partition, state FROM partitions p WHERE step = "
             "(SELECT max(step) FROM partitions WHERE partition = p.partition) ORDER BY partition",
         )
-        assert rows == list(enumerate(shown))
-    said = CliRunner().invoke(app, ["--path", path, "topics", "describe", "t"])
-    assert [line.split()[-1] for line in said.stdout.splitlines() if line.startswith("t ")][-3:] == shown
+        assert rows == list(enumerate(states))
+    result = CliRunner().invoke(app, ["--path", path, "topics", "describe", "t"])
+    assert [line.split()[-1] for line in result.stdout.splitlines() if line.startswith("t ")][-3:] == states

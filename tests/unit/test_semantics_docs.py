@@ -24,15 +24,15 @@ def names_in(path: str) -> set[str]:
     source = (CHECKOUT / path).read_text(encoding="utf-8")
     if path.endswith(".yaml"):
         return {case["case"] for case in yaml.safe_load(source)}
-    found = set()
+    names = set()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+            names |= {f"{node.name}::{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
         elif isinstance(node, ast.Assign):  # a state machine's TestCase
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return {name for name in found if name.rpartition("::")[2].startswith(("test_", "Test"))}
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if name.rpartition("::")[2].startswith(("test_", "Test"))}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -59,9 +59,9 @@ def test_rules_are_in_order_and_each_in_its_section() -> None:
 
 
 def test_what_the_tests_cite_is_on_the_page() -> None:
-    known, cited = {*RULES, *SECTIONS}, set()
+    existing, cited = {*RULES, *SECTIONS}, set()
     for path in sorted([*CHECKOUT.glob("tests/**/*.py"), *CHECKOUT.glob("tests/**/*.yaml")]):
-        found = {rule or section for rule, section in CITED.findall(path.read_text(encoding="utf-8"))}
-        assert found <= known, f"{path.relative_to(CHECKOUT)} cites {sorted(found - known)}"
-        cited |= found
+        citations = {rule or section for rule, section in CITED.findall(path.read_text(encoding="utf-8"))}
+        assert citations <= existing, f"{path.relative_to(CHECKOUT)} cites {sorted(citations - existing)}"
+        cited |= citations
     assert {"A", "A1", "D", "D27", "G", "I1", "I12"} <= cited

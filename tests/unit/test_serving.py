@@ -159,44 +159,44 @@ def test_an_error_nobody_foresaw_refuses_its_own_request(
 ) -> None:
     real = machine.DECIDE[CreateTopic]
 
-    def decide(state: State, request: CreateTopic, given: DecisionInputs) -> Decision:
-        return 1 // 0 if request.topic == "odd" else real(state, request, given)  # type: ignore[return-value]
+    def decide(state: State, request: CreateTopic, inputs: DecisionInputs) -> Decision:
+        return 1 // 0 if request.topic == "odd" else real(state, request, inputs)  # type: ignore[return-value]
 
     monkeypatch.setitem(machine.DECIDE, CreateTopic, decide)
     with mq.serving():
-        asked = [(CreateTopic(name, 1), None) for name in ("before", "odd", "after")]
-        before, odd, after = mq.requester.submit_all(asked)
+        requests = [(CreateTopic(name, 1), None) for name in ("before", "odd", "after")]
+        before, odd, after = mq.requester.submit_all(requests)
         assert isinstance(before.result(5), TopicDone)
         with pytest.raises(UnknownServerError, match=r"ZeroDivisionError") as refused:
             odd.result(5)
         assert refused.value.code == -1
         assert isinstance(after.result(5), TopicDone)
     assert "ZeroDivisionError" in caplog.text
-    (kept,) = mq.namespace.files.list("aside")
-    assert b'"odd"' in mq.namespace.files.get(kept)
-    told = check_aside(mq)
-    assert not told.ok
-    assert kept in told.found
-    mq.namespace.files.delete([kept])
+    (aside_name,) = mq.namespace.files.list("aside")
+    assert b'"odd"' in mq.namespace.files.get(aside_name)
+    finding = check_aside(mq)
+    assert not finding.ok
+    assert aside_name in finding.found
+    mq.namespace.files.delete([aside_name])
     assert check_aside(mq).ok
 
 
-@pytest.mark.parametrize("what", ["folded", "journaled"])
+@pytest.mark.parametrize("stage", ["folded", "journaled"])
 def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
-    what: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
+    stage: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was met in the middle of a step, whose other requests are decided in the next one."""
     real_decide, real_fold = machine.DECIDE[CreateTopic], machine.EVOLVE[TopicCreated]
 
-    def decide(state: State, request: CreateTopic, given: DecisionInputs) -> Decision:
-        if what == "journaled" and request.topic == "odd":
+    def decide(state: State, request: CreateTopic, inputs: DecisionInputs) -> Decision:
+        if stage == "journaled" and request.topic == "odd":
             record = TopicCreated(state.next_topic_id, "\ud800", 1, {}, [])
             return Decision(TopicDone(record.topic_id, 1), (JournalEntry(record),))
-        return real_decide(state, request, given)
+        return real_decide(state, request, inputs)
 
     def fold(state: State, record: TopicCreated, segments: Segments) -> None:
         real_fold(state, record, segments)
-        if what == "folded" and record.topic == "odd":
+        if stage == "folded" and record.topic == "odd":
             raise RuntimeError("half folded")
 
     monkeypatch.setitem(machine.DECIDE, CreateTopic, decide)
@@ -217,13 +217,13 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
 def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
     stuck, names = threading.Event(), iter("abc")
 
-    def reached(point: str) -> None:
+    def wait_at_point(point: str) -> None:
         if point == "sequencer.letters_taken" and mq.namespace.files.list("mailbox"):
             stuck.wait(30)
 
     def sequencer() -> Sequencer:
         name = next(names)
-        return make(mq.namespace, name, reached if name == "a" else lambda _: None)
+        return make(mq.namespace, name, wait_at_point if name == "a" else lambda _: None)
 
     with Serving(sequencer, mq.namespace.config, SystemClock()) as watched:
         first = watched.sequencer
@@ -234,8 +234,8 @@ def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplo
         stuck.set()
         until(lambda: not first.leads)
         assert [topic.topic for topic in mq.topics.list()] == ["t"]
-    (said,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
-    assert "stuck.wait" in said.getMessage(), "the stack says where"
+    (log_record,) = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert "stuck.wait" in log_record.getMessage(), "the stack says where"
     assert watched.error is None
 
 
@@ -261,8 +261,8 @@ def test_a_long_rest_is_no_step(path: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> None:
-    stuck, made = threading.Event(), iter([make(mq.namespace, "s", lambda point: stuck.wait(30) and None)])
-    with Serving(lambda: next(made), mq.namespace.config, SystemClock()) as watched:
+    stuck, sequencers = threading.Event(), iter([make(mq.namespace, "s", lambda point: stuck.wait(30) and None)])
+    with Serving(lambda: next(sequencers), mq.namespace.config, SystemClock()) as watched:
         assert watched.wait(10)
         assert isinstance(watched.error, StorageError)
         stuck.set()
@@ -273,12 +273,12 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
     monkeypatch.setattr(background_projection, "MAX_TAIL", 5)
     slow, waiting = threading.Event(), list[int]()
 
-    def reached(point: str) -> None:
+    def wait_at_point(point: str) -> None:
         if point == "projector.watermark_written":
             slow.wait(0.1)
 
     namespace = namespace_on(LocalFiles(path), {**CONFIG, "project.interval.ms": 0})
-    sequencer = make(namespace, "s", reached)
+    sequencer = make(namespace, "s", wait_at_point)
     assert sequencer.try_lead()
     for i in range(20):
         mq.requester.submit(CreateTopic(f"t{i}", 1))
@@ -405,10 +405,10 @@ def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: py
     """A disk that is full for long is tried again, ever more seldom; nobody is stuck."""
     # longer than STUCK_S, as it is after some attempts
     monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 2_500)
-    began, failed, away = threading.Event(), threading.Event(), threading.Event()
+    began, failed, is_gone = threading.Event(), threading.Event(), threading.Event()
 
     def full(point: str) -> None:
-        if began.is_set() and not away.is_set():
+        if began.is_set() and not is_gone.is_set():
             failed.set()
             raise OSError(28, "No space left on device")
 
@@ -417,7 +417,7 @@ def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: py
         first = served.sequencer
         began.set()
         assert failed.wait(10)
-        away.set()
+        is_gone.set()
         assert mq.topics.create("t").partitions == 1
         assert served.sequencer is first
 
@@ -476,18 +476,18 @@ def test_a_forked_child_does_not_wait_for_the_parents_sequencer(mq: Connection) 
 def test_serving_that_comes_while_the_connection_closes_is_ended(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Serving] = []
+    servings: list[Serving] = []
 
     class Late(Serving):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            made.append(self)
+            servings.append(self)
             mq.close()
 
     monkeypatch.setattr("lakemq.engine.sequencer.serving.Serving", Late)
     with pytest.raises(IllegalState):
         mq.serving()
-    assert made[0].wait(0)
+    assert servings[0].wait(0)
 
 
 def test_a_standby_that_ends_has_no_lease_to_hand_over(path: str, caplog: pytest.LogCaptureFixture) -> None:

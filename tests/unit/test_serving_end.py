@@ -77,9 +77,9 @@ def test_what_the_own_connection_has_asked_is_answered_before_serving_ends(path:
     with lakemq.connect(path, config=CONFIG) as mq:
         for number in range(5):  # whether a step was under way when it was asked is chance
             serving = mq.serving()
-            asked = mq.requester.submit(CreateTopic(f"asked-{number}", 1, {}))
+            future = mq.requester.submit(CreateTopic(f"asked-{number}", 1, {}))
             serving.close()
-            assert asked.done()
+            assert future.done()
     assert leader_of(path) == ""
 
 

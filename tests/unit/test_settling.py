@@ -29,10 +29,10 @@ def test_a_group_that_cannot_be_settled_stays_as_it_is_and_no_other_does(monkeyp
         join = JoinGroup(name, "m", ["t"], None, None, 6_000, 10_000, "earliest")
         for request in (join, LeaveGroup(name, ["m"])):
             machine.fold(mq.state, list(machine.decide_request(mq.state, request).entries))
-    told: list[str] = []
-    machine.settle_groups(mq.state, lambda name, error: told.append(f"{name}: {error}"))
-    assert told == ["bad: not foreseen"]
-    assert {name for name, one in mq.state.groups.items() if one.target_epoch == one.group_epoch} == {"good"}
+    errors: list[str] = []
+    machine.settle_groups(mq.state, lambda name, error: errors.append(f"{name}: {error}"))
+    assert errors == ["bad: not foreseen"]
+    assert {name for name, group in mq.state.groups.items() if group.target_epoch == group.group_epoch} == {"good"}
 
 
 def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,15 +42,15 @@ def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkey
         mq.one(JoinGroup(name, "m", ["t"], None, None, 6_000, 10_000, "earliest"))
     decide = machine.DECIDE[MemberSilent]
 
-    def raises(state: State, request: MemberSilent, given: DecisionInputs) -> Decision:
+    def raises(state: State, request: MemberSilent, inputs: DecisionInputs) -> Decision:
         if request.group == "bad":
             raise RuntimeError("not foreseen")
-        return decide(state, request, given)
+        return decide(state, request, inputs)
 
     monkeypatch.setitem(machine.DECIDE, MemberSilent, raises)
-    told: list[Exception] = []
-    seen = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
-    entries = machine.fold_observations(mq.state, seen, told.append)
+    errors: list[Exception] = []
+    observations = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
+    entries = machine.fold_observations(mq.state, observations, errors.append)
     assert [entry.record.kind for entry in entries] == ["member_left"]
-    assert list(map(str, told)) == ["not foreseen"]
+    assert list(map(str, errors)) == ["not foreseen"]
     assert (list(mq.state.groups["bad"].members), list(mq.state.groups["good"].members)) == (["m"], [])

@@ -40,10 +40,10 @@ def folder() -> Iterator[Path]:
 
 def modes(root: Path) -> dict[str, set[str]]:
     """Kind -> modes that occur."""
-    found: dict[str, set[str]] = {"folders": set(), "files": set()}
+    modes_by_kind: dict[str, set[str]] = {"folders": set(), "files": set()}
     for path in [root, *root.rglob("*")]:
-        found["folders" if path.is_dir() else "files"].add(oct(stat.S_IMODE(path.stat().st_mode)))
-    return found
+        modes_by_kind["folders" if path.is_dir() else "files"].add(oct(stat.S_IMODE(path.stat().st_mode)))
+    return modes_by_kind
 
 
 WORK = """
@@ -76,18 +76,18 @@ eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
 """
 
 
-def as_user(user: int, what: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
+def as_user(user: int, action: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
     """What the function of WORK prints, run as that user. AssertionError: what it says on stderr."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", WORK, str(user), str(group), umask, what, str(root)]
+    command = [sys.executable, "-c", WORK, str(user), str(group), umask, action, str(root)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("others", [0o0, 0o5])
-def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, others: int):
-    folder.chmod(0o700 | others)
+@pytest.mark.parametrize("others_mode", [0o0, 0o5])
+def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, others_mode: int):
+    folder.chmod(0o700 | others_mode)
     before = os.umask(0o077)
     try:
         namespace = open_namespace(str(folder), create=True, shared_with_group=True)
@@ -97,7 +97,7 @@ def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, othe
             pass
     finally:
         os.umask(before)
-    assert modes(folder) == {"folders": {oct(0o2770 | others)}, "files": {oct(0o660 | others & 0o006)}}
+    assert modes(folder) == {"folders": {oct(0o2770 | others_mode)}, "files": {oct(0o660 | others_mode & 0o006)}}
     assert {path.stat().st_gid for path in folder.rglob("*")} == {folder.stat().st_gid}
 
 
@@ -121,8 +121,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other 
 def test_two_users_share_and_a_third_stays_out(folder: Path):
     """ANN makes it; ANN and BOB publish, serve and fetch in turn, each with umask 077."""
     as_user(ANN, "shared", folder)
-    seen = [sorted(as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
-    assert seen == [[str(ANN)], [str(ANN), str(BOB)], [str(ANN), str(ANN), str(BOB)]]
+    owners = [sorted(as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
+    assert owners == [[str(ANN)], [str(ANN), str(BOB)], [str(ANN), str(ANN), str(BOB)]]
     with pytest.raises(AssertionError, match="NOT_A_NAMESPACE"):
         as_user(EVE, "write", folder, group=EVE)
 
@@ -144,9 +144,9 @@ def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: P
 def test_where_access_lists_are_not_kept_it_is_refused_with_another_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def unsupported(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(sharing.os, "setxattr", unsupported)
+    monkeypatch.setattr(sharing.os, "setxattr", fail)
     with pytest.raises(NamespaceError, match=r"cannot be shared .*Operation not supported.* umask 002 or 007"):
         open_namespace(str(tmp_path / "mq"), create=True, shared_with_group=True)

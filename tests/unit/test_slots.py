@@ -38,8 +38,8 @@ class Leader:
     def schedule(self, due_ms: Sequence[int]) -> None:
         """Publish messages that are sent alone: a range each, in one data file."""
         machine.begin_step(self.mq.state, self.mq.now_ms)
-        told = [DelayedRange(self.topic_id, "t", 0, 9, None, row, 1, ms, ms, 0, 0) for row, ms in enumerate(due_ms)]
-        self.mq.land(machine.fold(self.mq.state, [JournalEntry(Delayed(ranges_to_columns(told)))]))
+        ranges = [DelayedRange(self.topic_id, "t", 0, 9, None, row, 1, ms, ms, 0, 0) for row, ms in enumerate(due_ms)]
+        self.mq.land(machine.fold(self.mq.state, [JournalEntry(Delayed(ranges_to_columns(ranges)))]))
         self.slots.add_new_ranges(self.mq.state.delays)
 
     def step(self, later_ms: int) -> None:
@@ -111,8 +111,8 @@ def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
     judged = leader.mq.one(CancelDelays([leader.topic_id] * 3, [9, 9, 9], [7, 7, 10_000], [0, 0, 0]))
     assert judged.outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
     assert leader.mq.state.delays.pending == {leader.topic_id: 8_999}
-    again = leader.mq.one(CancelDelays([leader.topic_id], [9], [7], [0]))
-    assert again.outcomes == [CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
+    answer = leader.mq.one(CancelDelays([leader.topic_id], [9], [7], [0]))
+    assert answer.outcomes == [CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
     leader.step(9 * HOUR_MS + 9 * SECOND_MS)
     for _ in range(30):
         leader.step(0)

@@ -25,14 +25,14 @@ def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, lengt
             offsets -= set(range(at, at + count))
     assert list(spans) == group_into_spans(offsets)
     assert len(spans) == len(offsets)
-    asked = set(range(first, first + length))
-    assert list(spans.within(first, first + length)) == group_into_spans(asked & offsets)
-    assert list(spans.missing(first, first + length)) == group_into_spans(asked - offsets)
-    assert spans.has_all(first, first + length) == (asked <= offsets)
+    span_offsets = set(range(first, first + length))
+    assert list(spans.within(first, first + length)) == group_into_spans(span_offsets & offsets)
+    assert list(spans.missing(first, first + length)) == group_into_spans(span_offsets - offsets)
+    assert spans.has_all(first, first + length) == (span_offsets <= offsets)
 
 
 @given(st.sets(small))
 def test_spans_of_offsets_are_those_offsets_and_apart(offsets: set[int]) -> None:
     spans = group_into_spans(offsets)
     assert {at for first, end in spans for at in range(first, end)} == offsets
-    assert all(left[1] < right[0] for left, right in pairwise(spans))
+    assert all(earlier[1] < later[0] for earlier, later in pairwise(spans))

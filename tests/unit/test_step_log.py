@@ -56,10 +56,10 @@ class Disk(LocalFiles):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Disk:
-    found = Disk(str(tmp_path))
-    found.put(step_name(0), b"the first object")
-    found.calls.clear()
-    return found
+    new_disk = Disk(str(tmp_path))
+    new_disk.put(step_name(0), b"the first object")
+    new_disk.calls.clear()
+    return new_disk
 
 
 @pytest.fixture
@@ -334,11 +334,11 @@ class Log(RuleBasedStateMachine):
     def lead(self, pick, stopped: bool) -> None:  # type: ignore[no-untyped-def]
         leader = pick.choice(self.leaders)
         if stopped and len(self.leaders) > 1:
-            others = [other for other in self.leaders if other is not leader]
+            other_leaders = [other for other in self.leaders if other is not leader]
 
             def meanwhile(name: str) -> None:
                 self.disk.before_put = lambda name: None
-                for other in others:
+                for other in other_leaders:
                     self.put_by(other)
                 self.clock.sleep(KEPT_MS)
                 self.remove(pick.randint(0, 5))
@@ -373,14 +373,14 @@ class Log(RuleBasedStateMachine):
 
     @rule(pick=st.randoms(use_true_random=False))
     def follow(self, pick) -> None:  # type: ignore[no-untyped-def]
-        follower, begun_at, seen = pick.choice(self.followers)
+        follower, begun_at, subjects = pick.choice(self.followers)
         try:
-            seen += read_subjects(follower)
+            subjects += read_subjects(follower)
         except StepsGone:
-            self.followers.remove((follower, begun_at, seen))
+            self.followers.remove((follower, begun_at, subjects))
             self.load()
         else:
-            assert seen == self.decided[begun_at:], "what is decided by now, and nothing else"
+            assert subjects == self.decided[begun_at:], "what is decided by now, and nothing else"
 
     @rule()
     def load(self) -> None:

@@ -53,9 +53,9 @@ def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
         transactional=[False] * count,
         origin=["publish"] * count,
     )
-    one = build_segments(1, **{name: many.column(name)[:1] for name in ("kind", "topic_id", "topic", "partition")})
+    single = build_segments(1, **{name: many.column(name)[:1] for name in ("kind", "topic_id", "topic", "partition")})
     step = Step(
-        3, 5, 1, [JournalEntry(Produced("t"), many), JournalEntry(Produced("u")), JournalEntry(Produced("v"), one)]
+        3, 5, 1, [JournalEntry(Produced("t"), many), JournalEntry(Produced("u")), JournalEntry(Produced("v"), single)]
     )
     _, decoded = decode_step_object(encode_step_object(head_of(step), step))
     assert [entry.segments.rows() for entry in decoded.entries] == [entry.segments.rows() for entry in step.entries]
@@ -82,19 +82,19 @@ def test_the_head_of_a_newer_format_is_refused() -> None:
 def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
     body = encode_step_object(head_of(step), step)
-    known, unknown = b'"produced"', b'"promised"'
-    assert body.count(known) == 1
+    known_kind, unknown_kind = b'"produced"', b'"promised"'
+    assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a decision promised"):
-        decode_step_object(body.replace(known, unknown))
+        decode_step_object(body.replace(known_kind, unknown_kind))
 
 
 def test_a_result_that_this_version_does_not_know_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
     body = encode_step_object(head_of(step), step)
-    known, unknown = b'"done"', b'"gone"'
-    assert body.count(known) == 1
+    known_kind, unknown_kind = b'"done"', b'"gone"'
+    assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a result gone"):
-        decode_step_object(body.replace(known, unknown))
+        decode_step_object(body.replace(known_kind, unknown_kind))
 
 
 def test_a_record_of_a_known_kind_that_is_damaged_is_no_newer_one() -> None:

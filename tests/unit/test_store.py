@@ -264,7 +264,7 @@ def three_files(handle: TableHandle) -> Iterator[TableHandle]:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "found"),
+    ("bounds", "expected_steps"),
     [
         ((None, None), [1, 2, 3, 4, 5, 6, 7, 8, 9]),
         ((5, None), [5, 6, 7, 8, 9]),
@@ -275,8 +275,8 @@ def three_files(handle: TableHandle) -> Iterator[TableHandle]:
         ((6, 5), []),
     ],
 )
-def test_bounds_are_both_included(three_files: TableHandle, bounds: tuple[Any, Any], found: list[int]) -> None:
-    assert steps_in(three_files.read(step=bounds)) == found
+def test_bounds_are_both_included(three_files: TableHandle, bounds: tuple[Any, Any], expected_steps: list[int]) -> None:
+    assert steps_in(three_files.read(step=bounds)) == expected_steps
 
 
 def test_columns_come_in_the_order_asked_for(three_files: TableHandle) -> None:
@@ -300,8 +300,8 @@ def test_files_outside_the_bounds_are_not_opened(three_files: TableHandle, folde
 def test_files_are_chosen_by_their_statistics(three_files: TableHandle) -> None:
     (file,) = three_files.files(step=(5, 5))
     assert (file.statistics["min.step"], file.statistics["max.step"], file.record_count) == (4, 6, 3)
-    asked = [(6, 9), (7, 9), (1, 4), (1, 3), (None, 4), (None, 3), (7, None)]
-    chosen = {bounds: [one.path for one in three_files.files(step=bounds)] for bounds in asked}
+    cases = [(6, 9), (7, 9), (1, 4), (1, 3), (None, 4), (None, 3), (7, None)]
+    chosen = {bounds: [file.path for file in three_files.files(step=bounds)] for bounds in cases}
     assert [b for b, paths in chosen.items() if file.path not in paths] == [(7, 9), (1, 3), (None, 3), (7, None)]
     assert len(three_files.files(nothing_known=(1, 2))) == 3
 
@@ -468,9 +468,9 @@ def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
     handle.append_at(0, notes(0), last_step=7)
     stopped = store.open(NOTES)
     cleaned_beyond(store, folder)
-    for asked in (stopped.last_step, stopped.floor):
+    for read in (stopped.last_step, stopped.floor):
         with pytest.raises(FileNotFoundError, match="notes: "):
-            asked()
+            read()
     assert store.open(NOTES).last_step() == 7
 
 
@@ -481,9 +481,9 @@ def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
     handle.append_at(0, notes(0))
     real = store_module.write_deltalake
 
-    def late(*args: Any, **how: Any) -> None:
+    def late(*args: Any, **options: Any) -> None:
         monkeypatch.setattr(store_module, "write_deltalake", real)
-        real(*args, **how)
+        real(*args, **options)
         (folder / "_delta_log" / f"{1:020d}.json").unlink()
 
     monkeypatch.setattr(store_module, "write_deltalake", late)
@@ -621,7 +621,7 @@ def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
 
 
 @pytest.fixture
-def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def synced_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every path that was synced, from the namespace's folder, in order."""
     paths: list[str] = []
     real = os.fsync
@@ -634,35 +634,35 @@ def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced: list[str]) -> None:
+def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced_paths: list[str]) -> None:
     """On a local disk: the data file and its name, then the log entry and its name."""
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)
     handle = store.open(NOTES)
-    synced.clear()
+    synced_paths.clear()
     handle.append_at(0, notes(1))
     (file,) = handle.files()
-    assert synced == [f"notes/{file.path}", "notes", f"notes/_delta_log/{1:020d}.json", "notes/_delta_log"]
+    assert synced_paths == [f"notes/{file.path}", "notes", f"notes/_delta_log/{1:020d}.json", "notes/_delta_log"]
 
 
-def test_a_table_is_durable_when_it_is_made(tmp_path: Path, synced: list[str]) -> None:
+def test_a_table_is_durable_when_it_is_made(tmp_path: Path, synced_paths: list[str]) -> None:
     """Also when somebody made it who was killed before it was."""
     store = Store(LocalFiles(str(tmp_path)))
     for _ in range(2):
-        synced.clear()
+        synced_paths.clear()
         store.create(NOTES)
-        assert synced[:4] == [f"notes/_delta_log/{0:020d}.json", "notes/_delta_log", "notes", "."]
+        assert synced_paths[:4] == [f"notes/_delta_log/{0:020d}.json", "notes/_delta_log", "notes", "."]
 
 
-def test_a_checkpoint_is_durable_before_the_log_it_covers_goes(tmp_path: Path, synced: list[str]) -> None:
+def test_a_checkpoint_is_durable_before_the_log_it_covers_goes(tmp_path: Path, synced_paths: list[str]) -> None:
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)
     handle = store.open(NOTES)
     handle.append_at(0, notes(1))
-    synced.clear()
+    synced_paths.clear()
     handle.checkpoint()
     log = "notes/_delta_log"
-    assert synced == [f"{log}/{1:020d}.checkpoint.parquet", f"{log}/_last_checkpoint", log]
+    assert synced_paths == [f"{log}/{1:020d}.checkpoint.parquet", f"{log}/_last_checkpoint", log]
 
 
 def test_a_table_made_again_has_another_id(store: Store, handle: TableHandle, folder: Path) -> None:

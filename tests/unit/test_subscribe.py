@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from unit.consuming import Told, add, texts
+from unit.consuming import RecordingListener, add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -28,15 +28,15 @@ def member(mq: Connection, group: str, *topics: str, protocol: str, **options: A
 
 def poll_until_it_has(consumer: GroupConsumer, *places: tuple[str, int]) -> list[str]:
     """Polls until these are its partitions; what it has read meanwhile."""
-    found: list[str] = []
-    until(lambda: bool(found.extend(texts(consumer.poll())) or consumer.assignment() == sorted(places)))
-    return found
+    read_texts: list[str] = []
+    until(lambda: bool(read_texts.extend(texts(consumer.poll())) or consumer.assignment() == sorted(places)))
+    return read_texts
 
 
 def read(consumer: GroupConsumer, count: int) -> list[str]:
-    found: list[str] = []
-    until(lambda: bool(found.extend(texts(consumer.poll(timeout_ms=20))) or len(found) >= count))
-    return found
+    read_texts: list[str] = []
+    until(lambda: bool(read_texts.extend(texts(consumer.poll(timeout_ms=20))) or len(read_texts) >= count))
+    return read_texts
 
 
 @pytest.mark.extended
@@ -44,27 +44,27 @@ def read(consumer: GroupConsumer, count: int) -> list[str]:
 def test_a_member_that_asks_for_other_topics_has_their_partitions_and_gives_up_the_rest(
     mq: Connection, protocol: str
 ) -> None:
-    group, kept, left, new = new_name("g"), new_topic(mq), new_topic(mq), new_topic(mq)
+    group, kept_topic, dropped_topic, new = new_name("g"), new_topic(mq), new_topic(mq), new_topic(mq)
     add(mq, new, {0: 2}, "new ")
-    told = Told()
-    with member(mq, group, kept, left, protocol=protocol, listener=told) as consumer:
-        poll_until_it_has(consumer, (kept, 0), (left, 0))
-        add(mq, kept, {0: 1})
+    listener = RecordingListener()
+    with member(mq, group, kept_topic, dropped_topic, protocol=protocol, listener=listener) as consumer:
+        poll_until_it_has(consumer, (kept_topic, 0), (dropped_topic, 0))
+        add(mq, kept_topic, {0: 1})
         assert read(consumer, 1) == ["0.0"]
         consumer.commit()
-        consumer.subscribe([kept, new])
-        assert consumer.subscription() == sorted([kept, new])
-        assert consumer.assignment() == sorted([(kept, 0), (left, 0)])  # until it polls
-        assert consumer.position(kept, 0) == 1
-        found = poll_until_it_has(consumer, (kept, 0), (new, 0))
-        assert told.words[1][0] in (
+        consumer.subscribe([kept_topic, new])
+        assert consumer.subscription() == sorted([kept_topic, new])
+        assert consumer.assignment() == sorted([(kept_topic, 0), (dropped_topic, 0)])  # until it polls
+        assert consumer.position(kept_topic, 0) == 1
+        read_texts = poll_until_it_has(consumer, (kept_topic, 0), (new, 0))
+        assert listener.events[1][0] in (
             "revoked",
             "lost",
         )  # a queue's is gone at once: nothing of it was left to acknowledge
-        assert consumer.position(kept, 0) == 1
-        assert found + read(consumer, 2 - len(found)) == ["new 0.0", "new 0.1"]
-        add(mq, left, {0: 1}, "left ")
-        add(mq, kept, {0: 1}, "kept ")
+        assert consumer.position(kept_topic, 0) == 1
+        assert read_texts + read(consumer, 2 - len(read_texts)) == ["new 0.0", "new 0.1"]
+        add(mq, dropped_topic, {0: 1}, "left ")
+        add(mq, kept_topic, {0: 1}, "kept ")
         assert read(consumer, 1) == ["kept 0.0"]
         consumer.commit()
     assert mq.groups.describe(group).state == "Empty"
@@ -89,21 +89,23 @@ def test_a_member_may_ask_for_a_pattern_and_for_names_again(mq: Connection, prot
 @pytest.mark.extended
 @PROTOCOLS
 def test_one_that_unsubscribes_has_nothing_and_others_have_what_it_had(mq: Connection, protocol: str) -> None:
-    group, topic, told = new_name("g"), new_topic(mq, 2), Told()
+    group, topic, listener = new_name("g"), new_topic(mq, 2), RecordingListener()
     with (
-        member(mq, group, topic, protocol=protocol, listener=told) as one,
+        member(mq, group, topic, protocol=protocol, listener=listener) as consumer,
         member(mq, group, topic, protocol=protocol) as other,
     ):
-        until(lambda: bool(one.poll() or other.poll() or len(one.assignment()) == len(other.assignment()) == 1))
-        ((_, partition),) = one.assignment()
-        one.unsubscribe()
-        one.unsubscribe()  # again: nothing
-        assert (one.assignment(), one.lag(), one.subscription()) == ([], {}, [])
-        assert told.words[-1] == ("revoked", [partition])
+        until(
+            lambda: bool(consumer.poll() or other.poll() or len(consumer.assignment()) == len(other.assignment()) == 1)
+        )
+        ((_, partition),) = consumer.assignment()
+        consumer.unsubscribe()
+        consumer.unsubscribe()  # again: nothing
+        assert (consumer.assignment(), consumer.lag(), consumer.subscription()) == ([], {}, [])
+        assert listener.events[-1] == ("revoked", [partition])
         with pytest.raises(IllegalState, match="subscribed to nothing"):
-            one.poll()
+            consumer.poll()
         with pytest.raises(IllegalState, match="not assigned"):
-            one.position(topic, partition)
+            consumer.position(topic, partition)
         assert [info.member_id for info in mq.groups.members(group)] == [other.member_id]
         poll_until_it_has(other, (topic, 0), (topic, 1))
         add(mq, topic, {0: 1, 1: 1}, "first ")
@@ -111,9 +113,9 @@ def test_one_that_unsubscribes_has_nothing_and_others_have_what_it_had(mq: Conne
         other.commit()
         other.unsubscribe()
         add(mq, topic, {0: 1, 1: 1}, "then ")
-        one.subscribe([topic])
-        assert sorted(read(one, 2)) == ["then 0.0", "then 1.0"]
-        one.commit()
+        consumer.subscribe([topic])
+        assert sorted(read(consumer, 2)) == ["then 0.0", "then 1.0"]
+        consumer.commit()
     assert mq.groups.describe(group).state == "Empty"
 
 
@@ -131,7 +133,7 @@ def test_one_that_has_unsubscribed_is_closed_once(mq: Connection, protocol: str)
 def test_what_it_cannot_ask_for_is_refused_and_it_asks_for_the_same_as_before(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     with member(mq, group, topic, protocol="cooperative") as consumer:
-        for error, given in (
+        for error, arguments in (
             (UnknownTopicOrPartition, {"topics": ["nowhere"]}),
             (InvalidRequest, {}),
             (InvalidRequest, {"topics": [topic], "pattern": "x"}),
@@ -139,7 +141,7 @@ def test_what_it_cannot_ask_for_is_refused_and_it_asks_for_the_same_as_before(mq
             (InvalidRegularExpression, {"pattern": "("}),
         ):
             with pytest.raises(error):
-                consumer.subscribe(**given)  # type: ignore[arg-type]
+                consumer.subscribe(**arguments)  # type: ignore[arg-type]
         assert consumer.subscription() == [topic]
         poll_until_it_has(consumer, (topic, 0))
 

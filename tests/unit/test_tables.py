@@ -86,7 +86,7 @@ class TestEverySpec:
 
     def test_every_type_has_its_ddl(self, spec: TableSpec) -> None:
         listed = columns_ddl(spec).split(", ")
-        assert [one.split("`")[1] for one in listed] == spec.schema.names
+        assert [line.split("`")[1] for line in listed] == spec.schema.names
 
     def test_rows_become_a_table_of_the_stored_schema(self, spec: TableSpec) -> None:
         nothing = {f.name: None for f in dataclasses.fields(spec.row)}

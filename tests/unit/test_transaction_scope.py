@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 import pytest
-from unit.served import CONFIG, committed, everything, new_topic, values
+from unit.served import CONFIG, everything, new_topic, read_committed_offset, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -46,7 +46,7 @@ def test_leaving_the_block_commits(mq: Connection, topic: str):
         assert (values(mq, topic), values(mq, other), everything(mq, topic)) == ([], [], ["a", "b"])
     assert [unit.base_offset for unit in published.units] == [0]
     assert (values(mq, topic), len(values(mq, other))) == (["a", "b"], 300)
-    assert committed(mq, f"group-{topic}", topic) == 2
+    assert read_committed_offset(mq, f"group-{topic}", topic) == 2
 
 
 def test_columns_are_named_as_in_a_publish(mq: Connection, topic: str):
@@ -73,7 +73,7 @@ def test_an_exception_aborts_and_goes_on(mq: Connection, topic: str):
     with mq.transaction(f"{topic}-id") as transaction:
         transaction.publish(topic, rows("b"))
     assert values(mq, topic) == ["b"]
-    assert committed(mq, f"group-{topic}", topic) is None
+    assert read_committed_offset(mq, f"group-{topic}", topic) is None
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_micro_batch_is_published_once(mq: Connection, topic: str):
         batch(mq, 0, fails=True)
     assert [batch(mq, n) for n in (0, 0, 1, 0, 1)] == [False, True, False, True, True]
     assert values(mq, topic) == ["0", "1"]
-    with lakemq.connect(mq.namespace.path, config=CONFIG) as again:
-        assert [batch(again, n) for n in (1, 2)] == [True, False]
+    with lakemq.connect(mq.namespace.path, config=CONFIG) as connection:
+        assert [batch(connection, n) for n in (1, 2)] == [True, False]
         with pytest.raises(InvalidProducerEpoch):
             batch(mq, 3)
         with pytest.raises(ProducerFenced):
@@ -198,8 +198,8 @@ def test_an_id_has_one_timeout(mq: Connection, topic: str):
     with pytest.raises(InvalidTransactionTimeout):
         mq.transaction(f"{topic}-id", transaction_timeout_ms=10**9)
     mq.transaction(f"{topic}-id", transaction_timeout_ms=5_000)
-    for again in ({}, {"transaction_timeout_ms": 5_000}):
-        mq.transaction(f"{topic}-id", **again)  # type: ignore[arg-type]
+    for options in ({}, {"transaction_timeout_ms": 5_000}):
+        mq.transaction(f"{topic}-id", **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match=r"transaction_timeout_ms already\. Found 60000\. Expected 5000"):
         mq.transaction(f"{topic}-id", transaction_timeout_ms=60_000)
     with pytest.raises(InvalidConfig, match=r"Found '5000'\. Expected a whole number"):
@@ -248,7 +248,7 @@ def test_consume_transform_produce(mq: Connection, topic: str):
             except ZeroDivisionError:
                 consumer.seek(topic, 0, consumer.committed()[topic, 0].offset)
     assert values(mq, target) == [f"{i}!" for i in range(9)]
-    assert committed(mq, f"group-{topic}", topic) == 9
+    assert read_committed_offset(mq, f"group-{topic}", topic) == 9
 
 
 # -- operations -----------------------------------------------------------------------------------------

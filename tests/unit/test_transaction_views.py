@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import duckdb
 import pyarrow as pa
 import pytest
-from unit.served import CONFIG, committed, served, until
+from unit.served import CONFIG, read_committed_offset, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -90,15 +90,15 @@ def sql(mq: Connection, query: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("view", "isolation"), [("log", "read_uncommitted"), ("log_committed", "read_committed")])
 def test_the_logs_are_what_a_fetch_shows(mixed: Mixed, view: str, isolation: Any):
     columns = ", ".join(f'"{name}"' for name in COLUMNS)
-    found = sql(mixed.mq, f'SELECT {columns} FROM {view} ORDER BY topic, partition, "offset"')
+    rows = sql(mixed.mq, f'SELECT {columns} FROM {view} ORDER BY topic, partition, "offset"')
     expected = [
         {name: row[name] for name in COLUMNS}
         for topic in ("a", "b", "purged")
         for row in mixed.mq.fetch(topic, isolation=isolation).to_arrow().to_pylist()
     ]
-    assert found == expected
-    told = {row["value"] for row in found if row["value"] in (b"open", b"behind it", b"beside it")}
-    assert told == ({b"beside it"} if view == "log_committed" else {b"open", b"behind it", b"beside it"})
+    assert rows == expected
+    shown_values = {row["value"] for row in rows if row["value"] in (b"open", b"behind it", b"beside it")}
+    assert shown_values == ({b"beside it"} if view == "log_committed" else {b"open", b"behind it", b"beside it"})
 
 
 def test_the_log_shows_more_than_is_committed(mixed: Mixed):
@@ -125,9 +125,9 @@ def test_every_message_of_a_producer_has_its_sequence(mixed: Mixed):
 
 def test_open_transactions(mixed: Mixed):
     rows = sql(mixed.mq, "SELECT * FROM open_transactions ORDER BY transactional_id")
-    told = mixed.mq.transactions.all(("Ongoing",))
+    infos = mixed.mq.transactions.all(("Ongoing",))
     assert [row["transactional_id"] for row in rows] == ["open-0", "open-1"]
-    for row, info in zip(rows, told, strict=True):
+    for row, info in zip(rows, infos, strict=True):
         assert (row["producer_id"], row["producer_epoch"]) == (info.producer_id, info.producer_epoch)
         assert (row["state"], row["timeout_ms"]) == (info.state, info.timeout_ms)
         assert (row["topics"], row["groups"]) == (list(info.partitions), list(info.groups))
@@ -170,7 +170,7 @@ def test_the_views_follow_a_commit(mixed: Mixed):
     with lakemq.connect(mixed.mq.namespace.path, config={**CONFIG, "project.interval.ms": 50}) as mq:
         mq.serving()
         mixed.writing.commit_transaction()
-        assert committed(mq, "group", "a") == 5
+        assert read_committed_offset(mq, "group", "a") == 5
         until(lambda: [r["transactional_id"] for r in sql(mq, "FROM open_transactions")] == ["open-1"])
         values = [
             row["value"] for row in sql(mq, "SELECT value FROM log_committed WHERE topic = 'a' ORDER BY \"offset\"")
@@ -186,7 +186,7 @@ def test_the_views_follow_a_commit(mixed: Mixed):
 def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
     """A process has gone, and left a transaction open."""
     path = str(tmp_path_factory.mktemp("views") / "mq")
-    gone = lakemq.connect(path, create=True)  # never closed: what it has open stays so
+    ended_connection = lakemq.connect(path, create=True)  # never closed: what it has open stays so
     with lakemq.connect(path) as mq, mq.serving():
         for topic in ("kept", "deleted"):
             mq.topics.create(topic)
@@ -195,7 +195,7 @@ def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnec
             consumer.commit({("kept", 0): 1, ("deleted", 0): 1})
             consumer.commit({("kept", 0): 2}, metadata="so far")
         mq.topics.delete("deleted")
-        producer = gone.producer("gone")
+        producer = ended_connection.producer("gone")
         producer.begin_transaction()
         producer.send("kept", value="open")
         producer.flush()
@@ -226,18 +226,18 @@ def test_an_open_transaction_grows_older(left_open: duckdb.DuckDBPyConnection) -
 
 
 def test_history_says_how_each_one_went(left_open: duckdb.DuckDBPyConnection) -> None:
-    found = left_open.execute(
+    history = left_open.execute(
         "SELECT state, reason, batch_id, topics, h.groups, open_ms >= 0 FROM transaction_history AS h"
         " WHERE transactional_id = 'done' ORDER BY step, position"
     ).fetchall()
-    assert [(state, reason, batch_id) for state, reason, batch_id, *_ in found] == [
+    assert [(state, reason, batch_id) for state, reason, batch_id, *_ in history] == [
         ("Empty", None, None),
         ("Ongoing", None, None),
         ("Ongoing", None, None),
         ("PrepareCommit", "producer", 3),
         ("CompleteCommit", "producer", 3),
     ]
-    assert found[-1][3:] == (["kept-0"], ["slow"], True)
+    assert history[-1][3:] == (["kept-0"], ["slow"], True)
 
 
 def test_log_committed_ends_where_the_open_transaction_begins(left_open: duckdb.DuckDBPyConnection) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import committed, everything, new_name, new_topic, until, values
+from unit.served import everything, new_name, new_topic, read_committed_offset, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.offsets import ConsumedOffsets
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def producer(mq: Connection) -> Iterator[TransactionalProducer]:
     """The first one of a new transactional id; what is not flushed travels with the commit."""
-    with mq.producer(new_name("id"), linger_ms=60_000) as one:
-        yield one
+    with mq.producer(new_name("id"), linger_ms=60_000) as transactional_producer:
+        yield transactional_producer
 
 
 def large(count: int, mark: str) -> pa.Table:
@@ -76,10 +76,10 @@ def test_of_two_the_later_commit_does_not_show_the_earlier(mq: Connection, topic
     """n0, A1 open, B2, n3, B commits at 4, n5, A6, A aborts at 7."""
     with mq.producer(f"{topic}-a", linger_ms=0) as a, mq.producer(f"{topic}-b", linger_ms=0) as b:
         mq.publish(topic, pa.table({"value": ["n0"]}))
-        for one, value in ((a, "A1"), (b, "B2")):
-            one.begin_transaction()
-            one.send(topic, value)
-            one.flush()
+        for writer, value in ((a, "A1"), (b, "B2")):
+            writer.begin_transaction()
+            writer.send(topic, value)
+            writer.flush()
         mq.publish(topic, pa.table({"value": ["n3"]}))
         b.commit_transaction()
         mq.publish(topic, pa.table({"value": ["n5"]}))
@@ -347,7 +347,7 @@ def test_partitions_that_are_added_meanwhile_go_unnoticed(mq: Connection, topic:
             producer.commit_transaction()
     assert sorted(values(mq, topic)) == ["a0", "a1", "a2"]
     assert values(mq, other) == ["b0", "b1", "b2"]
-    assert committed(mq, f"group-{topic}", other) == 2
+    assert read_committed_offset(mq, f"group-{topic}", other) == 2
 
 
 def test_what_has_just_become_possible_is_not_refused(mq: Connection, topic: str, producer: TransactionalProducer):
@@ -459,7 +459,7 @@ def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: Tran
     producer.send(topic, "4")
     producer.commit_transaction()
     assert sorted(values(mq, topic)) == ["0", "1", "2", "3", "4"]
-    assert committed(mq, f"group-{topic}", other) == 0
+    assert read_committed_offset(mq, f"group-{topic}", other) == 0
 
 
 def test_a_commit_without_an_answer_of_a_topic_that_has_grown(
@@ -478,7 +478,7 @@ def test_a_commit_without_an_answer_of_a_topic_that_has_grown(
         producer.commit_transaction()
     producer.commit_transaction()
     assert values(mq, topic) == ["a", "b"]
-    assert committed(mq, f"group-{topic}", topic) == 1
+    assert read_committed_offset(mq, f"group-{topic}", topic) == 1
 
 
 def test_a_commit_without_an_answer_and_then_an_abort(
@@ -541,7 +541,7 @@ def test_offsets_count_with_the_commit(mq: Connection, topic: str, producer: Tra
         producer.send_offsets_to_transaction({place: 0}, group)
         producer.send_offsets_to_transaction({place: number}, group)
         producer.commit_transaction() if commit else producer.abort_transaction()
-        assert committed(mq, group, topic) == (number if commit else 1)
+        assert read_committed_offset(mq, group, topic) == (number if commit else 1)
 
 
 def test_offsets_of_an_open_transaction_are_unstable(mq: Connection, topic: str, producer: TransactionalProducer):
@@ -549,10 +549,10 @@ def test_offsets_of_an_open_transaction_are_unstable(mq: Connection, topic: str,
     group = f"group-{topic}"
     hold_offsets(mq, producer, group, topic)
     with pytest.raises(UnstableOffsetCommit):
-        committed(mq, group, topic)
-    assert committed(mq, group, topic, stable=False) is None
+        read_committed_offset(mq, group, topic)
+    assert read_committed_offset(mq, group, topic, stable=False) is None
     producer.abort_transaction()
-    assert committed(mq, group, topic) is None
+    assert read_committed_offset(mq, group, topic) is None
 
 
 def hold_offsets(mq: Connection, producer: TransactionalProducer, group: str, topic: str) -> None:

@@ -29,7 +29,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def printed(language: str) -> list[tuple[str, str]]:
+def find_blocks_with_output(language: str) -> list[tuple[str, str]]:
     """The code blocks of a language that have what they print behind them."""
     return re.findall(rf"^```{language}\n([^`]*)^```$\n\n```text\n([^`]*)^```$", PAGE, re.MULTILINE)
 
@@ -65,33 +65,33 @@ def bank(folder: Path) -> Iterator[Connection]:
 
 
 def test_the_python_examples_print_what_the_page_says(folder: Path) -> None:
-    shown = printed("python")
-    assert len(shown) == len(blocks("python"))
-    assert (folder / "out.txt").read_text() == "".join(text for _, text in shown)
+    examples = find_blocks_with_output("python")
+    assert len(examples) == len(blocks("python"))
+    assert (folder / "out.txt").read_text() == "".join(text for _, text in examples)
 
 
 def test_the_queries_find_what_the_page_says(bank: Connection) -> None:
-    shown = dict(printed("sql"))
-    assert len(shown) == 2
+    outputs = dict(find_blocks_with_output("sql"))
+    assert len(outputs) == 2
     for query in blocks("sql"):
         columns, rows = run_query(bank.namespace, query, dialect=SqlDialect.spark)
-        found = [[str(cell) for cell in row] for row in rows]
-        if query in shown:
-            assert [columns, *found] == [line.split() for line in shown[query].splitlines()], query
+        cells = [[str(cell) for cell in row] for row in rows]
+        if query in outputs:
+            assert [columns, *cells] == [line.split() for line in outputs[query].splitlines()], query
         else:
-            assert found == [], query  # nothing is left open
+            assert cells == [], query  # nothing is left open
 
 
 def test_the_commands_run_while_a_process_that_went_away_has_a_transaction_open(folder: Path, bank: Connection) -> None:
-    gone = lakemq.connect(str(folder / "data/bank"))  # never closed: nothing is aborted
+    ended_connection = lakemq.connect(str(folder / "data/bank"))  # never closed: nothing is aborted
     with bank.serving():
-        producer = gone.producer("teller-9")
+        producer = ended_connection.producer("teller-9")
         producer.begin_transaction()
         producer.send("transfers", key="ann", value="ann bob 1", partition=0)
         producer.flush()
         (script,) = blocks("sh")
-        said = "".join(run(folder, line) for line in script.splitlines())
-        assert [line.split()[:2] for line in said.splitlines() if line.startswith("teller-9")] == [
+        output = "".join(run(folder, line) for line in script.splitlines())
+        assert [line.split()[:2] for line in output.splitlines() if line.startswith("teller-9")] == [
             ["teller-9", "Ongoing"],
             ["teller-9", "Ongoing"],
             ["teller-9", "true"],

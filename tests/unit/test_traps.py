@@ -47,18 +47,18 @@ def test_a_time_of_delivery_without_a_zone_is_refused(mq: Connection, topic: str
 def test_exist_ok_says_which_setting_differs(mq: Connection) -> None:
     name = new_name("t")
     config = {"retention.ms": 5, "delay.levels": "5s 10s"}
-    made = mq.topics.create(name, 2, config, ["flights/>", "trains"])
-    for asked in (config, {"retention.ms": "5"}, {}, {"ttl.ms": -1}):
-        assert mq.topics.create(name, 2, asked, exist_ok=True) == made
-    assert mq.topics.create(name, 2, subscriptions=["trains", "flights/>"], exist_ok=True) == made
-    for how, named in (
+    created = mq.topics.create(name, 2, config, ["flights/>", "trains"])
+    for settings in (config, {"retention.ms": "5"}, {}, {"ttl.ms": -1}):
+        assert mq.topics.create(name, 2, settings, exist_ok=True) == created
+    assert mq.topics.create(name, 2, subscriptions=["trains", "flights/>"], exist_ok=True) == created
+    for options, named in (
         ({"partitions": 3, "config": config}, "another value of partitions"),
         ({"partitions": 2, "config": {"retention.ms": 6}}, r"of retention\.ms\. Found .*: 5.*: 6"),
         ({"partitions": 2, "config": {"ttl.ms": 1, "delay.levels": [5000]}}, r"of ttl\.ms, delay\.levels"),
         ({"partitions": 2, "subscriptions": ["trains"]}, "of subscriptions"),
     ):
         with pytest.raises(TopicAlreadyExists, match=named):
-            mq.topics.create(name, exist_ok=True, **how)  # type: ignore[arg-type]
+            mq.topics.create(name, exist_ok=True, **options)  # type: ignore[arg-type]
 
 
 # -- places ---------------------------------------------------------------------------------------------
@@ -79,12 +79,12 @@ def test_a_folder_that_holds_something_else_is_no_place_for_a_namespace(tmp_path
         lakemq.connect(str(tmp_path), create=True)
 
 
-@pytest.mark.parametrize("left", [".gitkeep", "lost+found/", "mailbox/", "leaders/"])
-def test_hidden_files_and_what_an_interrupted_creation_has_left_do_not_count(tmp_path: Path, left: str) -> None:
-    if left.endswith("/"):
-        (tmp_path / left).mkdir()
+@pytest.mark.parametrize("name", [".gitkeep", "lost+found/", "mailbox/", "leaders/"])
+def test_hidden_files_and_what_an_interrupted_creation_has_left_do_not_count(tmp_path: Path, name: str) -> None:
+    if name.endswith("/"):
+        (tmp_path / name).mkdir()
     else:
-        (tmp_path / left).write_text("")
+        (tmp_path / name).write_text("")
     lakemq.connect(str(tmp_path), create=True).close()
     lakemq.connect(str(tmp_path), create=True).close()
 
@@ -103,13 +103,13 @@ def test_a_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: py
 # -- access ---------------------------------------------------------------------------------------------
 
 
-def denied(*_: Any, **__: Any) -> Any:
+def deny(*_: Any, **__: Any) -> Any:
     raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_it_is_not_said_that_retrying_helps_where_access_is_denied(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    desk.mailbox.put = denied  # type: ignore[method-assign]
+    desk.mailbox.put = deny  # type: ignore[method-assign]
     with pytest.raises(StorageAccessDenied) as refused:
         desk.ask()
     assert "Retrying" not in str(refused.value)

@@ -49,8 +49,8 @@ def test_of_transactions_the_young_and_the_open_stay(mq: Harness) -> None:
         ("young", "Empty"),
     ]
     mq.one(AbortTransaction("open"))
-    kept = [row["state"] for row in rows(mq, "transactions") if row["transactional_id"] == "open"]
-    assert kept == ["PrepareAbort", "CompleteAbort"]
+    states = [row["state"] for row in rows(mq, "transactions") if row["transactional_id"] == "open"]
+    assert states == ["PrepareAbort", "CompleteAbort"]
 
 
 def test_a_marker_goes_when_the_log_start_has_passed_it(mq: Harness) -> None:
@@ -70,10 +70,10 @@ def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
     before = rows(mq, "segments", whole)
     mq.one(DeleteTopic("t"))
     of_u = [row for row in before if row["topic"] == "u"]
-    kept = rows(mq, "segments", whole)
-    assert [row for row in kept if row["topic"] == "u"] == of_u
+    segments = rows(mq, "segments", whole)
+    assert [row for row in segments if row["topic"] == "u"] == of_u
     # else rows of the topic in other files would come back to the views
-    assert [row["kind"] for row in kept if row["topic"] == "t"] == ([] if whole else ["topic_deleted"])
+    assert [row["kind"] for row in segments if row["topic"] == "t"] == ([] if whole else ["topic_deleted"])
 
 
 def test_other_tables_are_left_alone(mq: Harness) -> None:
@@ -82,7 +82,7 @@ def test_other_tables_are_left_alone(mq: Harness) -> None:
         assert trim_rows(BY_NAME[name], tables[name], read_live_state(mq.state), 0, True) == tables[name]
 
 
-def stored(**statistics: Any) -> StoredFile:
+def make_stored_file(**statistics: Any) -> StoredFile:
     return StoredFile("f", 1 << 30, 1, {name.replace("_of_", "."): value for name, value in statistics.items()})
 
 
@@ -90,7 +90,7 @@ def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) ->
     now = read_live_state(mq.state)
 
     def spent(name: str, **statistics: Any) -> bool:
-        return is_mostly_old(BY_NAME[name], stored(**statistics), now, RETENTION_MS)
+        return is_mostly_old(BY_NAME[name], make_stored_file(**statistics), now, RETENTION_MS)
 
     assert spent("transactions", max_of_updated_at_ms=now.now_ms - RETENTION_MS - 1)
     assert not spent("transactions", max_of_updated_at_ms=now.now_ms - RETENTION_MS)
@@ -114,9 +114,9 @@ def test_what_is_living_stays_as_it_is(mq: Harness) -> None:
 
 @pytest.fixture
 def world() -> Any:
-    made = World()
-    yield made
-    made.close()
+    world = World()
+    yield world
+    world.close()
 
 
 @pytest.mark.extended
@@ -144,9 +144,9 @@ def test_a_leader_trims_as_it_merges(world: World) -> None:
         ask(InitProducer(f"young-{i % 3}"), CreateTopic(f"short-{i}", 1))
         ask(DeleteTopic(f"short-{i}"))
         world.clock.sleep(11_000)  # a floor is a watermark of some age
-    told = {(row["transactional_id"], row["state"]) for row in table("transactions").to_pylist()}
-    assert ("old", "Empty") not in told
-    assert ("young-0", "Empty") in told
+    states = {(row["transactional_id"], row["state"]) for row in table("transactions").to_pylist()}
+    assert ("old", "Empty") not in states
+    assert ("young-0", "Empty") in states
     few = 15  # what came since the last merge
     for name in ("topics", "partitions", "segments"):
         assert table(name).num_rows < few, name

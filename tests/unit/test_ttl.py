@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
-from unit.consuming import taken, texts
+from unit.consuming import take_messages, texts
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
@@ -78,11 +78,11 @@ def ways() -> dict[str, Callable[[Connection, str], Any]]:
     def by_command(mq: Connection, topic: str) -> None:
         for value, ttl_ms in (("short", SHORT_MS), ("long", LONG_MS)):
             command = ["--path", str(mq.namespace.path), "publish", "--topic", topic, "--format", "lines"]
-            said = CliRunner().invoke(app, [*command, "--ttl-ms", str(ttl_ms)], input=f"{value}\n")
-            assert said.exit_code == 0, said.output
+            result = CliRunner().invoke(app, [*command, "--ttl-ms", str(ttl_ms)], input=f"{value}\n")
+            assert result.exit_code == 0, result.output
 
-    found = (sent, in_tables, alike, by_column, in_files, by_transaction, by_command)
-    return {way.__name__: way for way in found}
+    functions = (sent, in_tables, alike, by_column, in_files, by_transaction, by_command)
+    return {way.__name__: way for way in functions}
 
 
 @pytest.mark.parametrize("way", ways())
@@ -92,8 +92,8 @@ def test_what_has_expired_is_passed_over_however_it_came(mq: Connection, way: st
     age(mq)
     assert values(mq, topic) == ["long"]
     assert all_values(mq, topic) == ["short", "long"]
-    found = mq.fetch(topic)
-    assert (found.record_count, found.plan.record_count) == (1, 2)
+    fetched = mq.fetch(topic)
+    assert (fetched.record_count, fetched.plan.record_count) == (1, 2)
     assert mq.fetch(topic).to_arrow()["offset"].to_pylist() == [1]  # it keeps its offset
 
 
@@ -122,10 +122,10 @@ def test_a_delayed_message_lives_from_its_release_on(mq: Connection) -> None:
 def test_what_was_fetched_is_the_same_when_it_is_read_later(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
-    found = mq.fetch(topic)
+    fetched = mq.fetch(topic)
     age(mq)
-    assert texts(found) == ["a", "b"]
-    assert [message.value for message in found] == [b"a", b"b"]
+    assert texts(fetched) == ["a", "b"]
+    assert [message.value for message in fetched] == [b"a", b"b"]
 
 
 def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
@@ -135,9 +135,9 @@ def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
     age(mq)
     mq.publish(topic, pa.table({"value": ["new"]}))
     with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as consumer:
-        found: list[str] = []
-        until(lambda: bool(found.extend(texts(consumer.poll(timeout_ms=50))) or found))
-        assert found == ["new"]
+        read_texts: list[str] = []
+        until(lambda: bool(read_texts.extend(texts(consumer.poll(timeout_ms=50))) or read_texts))
+        assert read_texts == ["new"]
         assert consumer.commit() == {(topic, 0): 3}
 
 
@@ -147,16 +147,16 @@ def test_a_poll_shows_what_is_there_behind_what_has_expired(mq: Connection, prot
     topic, group = new_topic(mq, partitions=2), new_name("g")
     if protocol is not None:
         mq.groups.create(group, {"group.protocol": protocol})
-    gone = {"partition": [n % 2 for n in range(9_000)], "value": ["gone"] * 9_000, "ttl_ms": [SHORT_MS] * 9_000}
-    mq.publish(topic, pa.table(gone))
+    expired_rows = {"partition": [n % 2 for n in range(9_000)], "value": ["gone"] * 9_000, "ttl_ms": [SHORT_MS] * 9_000}
+    mq.publish(topic, pa.table(expired_rows))
     mq.publish(topic, pa.table({"partition": [0, 0, 1], "value": ["a", "b", "c"]}))
     age(mq)
     which: dict[str, Any] = {"assign": [(topic, 0), (topic, 1)]} if protocol is None else {"topics": [topic]}
     with mq.consumer(group, auto_offset_reset="earliest", **which) as consumer:
         first: list[Any] = []
         until(lambda: bool(first.append(consumer.poll(1)) or first[-1].offsets))
-        found = [texts(one) for one in (first[-1], *(consumer.poll(1) for _ in range(2)))]
-        assert sorted(value for [value] in found) == ["a", "b", "c"]
+        batches = [texts(batch) for batch in (first[-1], *(consumer.poll(1) for _ in range(2)))]
+        assert sorted(value for [value] in batches) == ["a", "b", "c"]
         assert consumer.commit() == {(topic, 0): 4_502, (topic, 1): 4_501}
 
 
@@ -167,11 +167,11 @@ def test_a_poll_passes_over_what_lies_between_and_shows_no_more_than_it_may(mq: 
     age(mq)
     with mq.consumer(new_name("g"), assign=[(topic, 0)]) as consumer:
         consumer.seek(topic, 0, 1)
-        found = []
+        offsets = []
         while batch := consumer.poll(2):
             assert batch.record_count <= 2
-            found += [message.offset for message in batch]
-        assert found == [5, 10, 15, 20, 25, 30, 35]
+            offsets += [message.offset for message in batch]
+        assert offsets == [5, 10, 15, 20, 25, 30, 35]
         assert consumer.position(topic, 0) == size
 
 
@@ -194,14 +194,14 @@ def test_a_queue_makes_a_dead_letter_of_what_has_expired(mq: Connection) -> None
     mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
     age(mq)
     with member(mq, topic, group) as consumer:
-        found = taken(consumer, 2)
-        assert [one.value for one in found] == [b"a", b"c"]
-        consumer.ack(found)
+        messages = take_messages(consumer, 2)
+        assert [message.value for message in messages] == [b"a", b"c"]
+        consumer.ack(messages)
         consumer.flush()
         until(lambda: has_topic(mq, f"{topic}.dlq") and values(mq, f"{topic}.dlq") == ["b"])
         until(lambda: mq.groups.describe(group).lag == 0)
-    said = dict(next(iter(mq.fetch(f"{topic}.dlq"))).headers)
-    assert (said["dead-letter.reason"], said["dead-letter.offset"]) == (DeathReason.EXPIRED.value.encode(), b"1")
+    headers = dict(next(iter(mq.fetch(f"{topic}.dlq"))).headers)
+    assert (headers["dead-letter.reason"], headers["dead-letter.offset"]) == (DeathReason.EXPIRED.value.encode(), b"1")
     assert mq.groups.describe(group).expired == 1
     age(mq)  # where it is now it lives for ever
     assert values(mq, f"{topic}.dlq") == ["b"]
@@ -220,9 +220,9 @@ def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Conne
     age(mq)
     mq.publish(topic, pa.table({"value": ["new"]}))
     with member(mq, topic, group) as consumer:
-        found = taken(consumer, 1)
-        assert [one.value for one in found] == [b"new"]
-        consumer.ack(found[0])
+        messages = take_messages(consumer, 1)
+        assert [message.value for message in messages] == [b"new"]
+        consumer.ack(messages[0])
         consumer.flush()
         until(lambda: mq.groups.describe(group).lag == 0)
     assert not has_topic(mq, f"{topic}.dlq")
@@ -231,7 +231,7 @@ def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Conne
     until(lambda: list(run_query(mq.namespace, count.format(group))[1]) == [(9,)])
     # another group, of its own judgement
     with member(mq, topic, other := new_name("g")) as consumer:
-        assert [one.value for one in taken(consumer, 1)] == [b"new"]
+        assert [message.value for message in take_messages(consumer, 1)] == [b"new"]
         until(lambda: mq.groups.describe(other).expired == 9)
 
 
@@ -241,9 +241,9 @@ def test_what_was_given_back_expires_before_it_is_delivered_again(mq: Connection
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=3_000)  # it is there before, on a slow machine too
     with member(mq, topic, group) as consumer:
-        consumer.nack(taken(consumer, 1), delay_ms=3_100)
+        consumer.nack(take_messages(consumer, 1), delay_ms=3_100)
         mq.publish(topic, pa.table({"value": ["next"]}))
-        assert [one.value for one in taken(consumer, 1)] == [b"next"]
+        assert [message.value for message in take_messages(consumer, 1)] == [b"next"]
         age(mq, 3_100)
         until(lambda: not consumer.poll(timeout_ms=20) and mq.groups.describe(group).expired == 1)
 
@@ -255,7 +255,7 @@ def test_a_transaction_commits_beside_what_has_expired(mq: Connection) -> None:
     mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
     age(mq)
     with member(mq, topic, group) as consumer:
-        until(lambda: bool(found := consumer.poll(timeout_ms=20)) and _copied(mq, found, out))
+        until(lambda: bool(batch := consumer.poll(timeout_ms=20)) and _copied(mq, batch, out))
         until(lambda: mq.groups.describe(group).lag == 0)
     assert values(mq, out) == ["a", "c"]
     assert mq.groups.describe(group).expired == 1
@@ -335,9 +335,9 @@ def test_pieces_go_on_where_all_of_one_has_expired(mq: Connection) -> None:
     mq.publish(topic, pa.table({"value": [str(i) for i in range(3000)]}), ttl_ms=SHORT_MS)
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
     age(mq)
-    found: FetchResult = mq.fetch(topic)
-    assert [v for piece in found.pieces() for v in piece["value"].to_pylist()] == [b"a", b"b", b"c"]
-    assert [v for piece in found.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
+    fetched: FetchResult = mq.fetch(topic)
+    assert [v for piece in fetched.pieces() for v in piece["value"].to_pylist()] == [b"a", b"b", b"c"]
+    assert [v for piece in fetched.pieces(limit=2) for v in piece["value"].to_pylist()] == [b"a", b"b"]
 
 
 @pytest.mark.slow
@@ -373,7 +373,7 @@ def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None
     mq.publish(topic, pa.table({"value": ["next"]}))
     with member(mq, topic, group) as consumer:
         until(lambda: bool(batch := consumer.poll(max_records=1, timeout_ms=20)) and _given_up(consumer, batch))
-        assert [one.value for one in taken(consumer, 1)] == [b"next"]
+        assert [message.value for message in take_messages(consumer, 1)] == [b"next"]
         consumer.commit()
     assert mq.groups.describe(group).expired == 0
 
@@ -382,13 +382,13 @@ def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None
 @pytest.mark.slow
 def test_what_could_not_be_read_for_a_moment_is_shown_and_holds_nobody_up(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    away = expired_and_away(mq, topic)
+    moved_file = expired_and_away(mq, topic)
     with member(mq, topic, group) as consumer:
-        found: list[Any] = []
-        until(lambda: bool(found.append(consumer.poll(timeout_ms=20)) or found[-1]))
-        away.rename(away.with_suffix(".parquet"))
-        shown = list(found[-1])
-        assert len(shown) == found[-1].record_count == 1
+        batches: list[Any] = []
+        until(lambda: bool(batches.append(consumer.poll(timeout_ms=20)) or batches[-1]))
+        moved_file.rename(moved_file.with_suffix(".parquet"))
+        shown = list(batches[-1])
+        assert len(shown) == batches[-1].record_count == 1
         consumer.ack(shown)
         consumer.flush()
         assert mq.groups.describe(group).lag == 0

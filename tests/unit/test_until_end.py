@@ -48,11 +48,11 @@ def share(*members: GroupConsumer) -> None:
 
 
 def read_all(member: GroupConsumer, **options: Any) -> list[str]:
-    found = []
+    read_texts = []
     for batch in member.until_end(**options):
-        found += texts(batch)
+        read_texts += texts(batch)
         member.commit(batch)
-    return found
+    return read_texts
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -80,40 +80,40 @@ def test_what_comes_later_does_not_prolong_it(mq: Connection, protocol: str) -> 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_it_waits_for_what_another_member_has(mq: Connection, protocol: str) -> None:
-    topic, group, found = new_topic(mq, 2), new_group(mq, protocol), list[str]()
-    with join(mq, group, topic) as one, join(mq, group, topic) as other:
-        share(one, other)
+    topic, group, read_texts = new_topic(mq, 2), new_group(mq, protocol), list[str]()
+    with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
+        share(consumer, other)
         add(mq, topic, {0: 3, 1: 3})
-        reading = threading.Thread(target=lambda: found.extend(read_all(one)))
+        reading = threading.Thread(target=lambda: read_texts.extend(read_all(consumer)))
         reading.start()
-        until(lambda: len(found) == 0 and sum(one.group_lag().values()) == 3)
+        until(lambda: len(read_texts) == 0 and sum(consumer.group_lag().values()) == 3)
         assert reading.is_alive()
         found_by_other = read_all(other)
         reading.join(30)
         assert not reading.is_alive()
-        assert sorted(found + found_by_other) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+        assert sorted(read_texts + found_by_other) == [f"{p}.{i}" for p in range(2) for i in range(3)]
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_it_takes_over_what_a_member_had_that_is_gone(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), new_group(mq, protocol)
-    with join(mq, group, topic) as one, join(mq, group, topic) as other:
-        share(one, other)
+    with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
+        share(consumer, other)
         add(mq, topic, {0: 3, 1: 3})
-        left = threading.Timer(0.3, lambda: mq.groups.remove_members(group, [other.member_id]))
-        left.start()
-        assert sorted(read_all(one)) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+        timer = threading.Timer(0.3, lambda: mq.groups.remove_members(group, [other.member_id]))
+        timer.start()
+        assert sorted(read_all(consumer)) == [f"{p}.{i}" for p in range(2) for i in range(3)]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_who_holds_what_is_told_when_the_wait_is_over(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), new_group(mq, protocol)
-    with join(mq, group, topic) as one, join(mq, group, topic) as other:
-        share(one, other)
-        ((_, theirs),) = other.assignment()
+    with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
+        share(consumer, other)
+        ((_, other_partition),) = other.assignment()
         add(mq, topic, {0: 3, 1: 3})
-        with pytest.raises(EndNotReached, match=f"{topic}-{theirs} lacks 3, held by member {other.member_id}"):
-            read_all(one, timeout_ms=300)
+        with pytest.raises(EndNotReached, match=f"{topic}-{other_partition} lacks 3, held by member {other.member_id}"):
+            read_all(consumer, timeout_ms=300)
 
 
 def test_messages_that_nobody_acknowledged_are_not_done_with(mq: Connection) -> None:
@@ -151,11 +151,11 @@ def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connecti
 
     write(commits=True)
     write(commits=False)
-    with join(mq, group, topic) as one:
-        assert read_all(one, timeout_ms=20_000) == ["v", "v"]
+    with join(mq, group, topic) as consumer:
+        assert read_all(consumer, timeout_ms=20_000) == ["v", "v"]
         with join(mq, group, topic) as other:
-            share(one, other)
-            assert read_all(one, timeout_ms=20_000) == []
+            share(consumer, other)
+            assert read_all(consumer, timeout_ms=20_000) == []
 
 
 def test_a_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -> None:
@@ -199,31 +199,31 @@ def outcome_after(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), new_group(mq, protocol)
-    with join(mq, group, topic) as one:
-        outcome_after(one, PollOutcome.AT_END)
+    with join(mq, group, topic) as consumer:
+        outcome_after(consumer, PollOutcome.AT_END)
         add(mq, topic, {0: 1})
-        until(lambda: bool(one.poll(timeout_ms=20)))
+        until(lambda: bool(consumer.poll(timeout_ms=20)))
         if protocol == "queue":  # until it is acknowledged
-            assert one.poll().outcome is PollOutcome.NOT_YET
-        one.commit()
-        outcome_after(one, PollOutcome.AT_END)
-        one.pause(one.assignment())
+            assert consumer.poll().outcome is PollOutcome.NOT_YET
+        consumer.commit()
+        outcome_after(consumer, PollOutcome.AT_END)
+        consumer.pause(consumer.assignment())
         add(mq, topic, {0: 1})
-        outcome_after(one, PollOutcome.NOT_YET)
-        one.resume(one.assignment())
-        batch = one.poll(timeout_ms=5_000)
+        outcome_after(consumer, PollOutcome.NOT_YET)
+        consumer.resume(consumer.assignment())
+        batch = consumer.poll(timeout_ms=5_000)
         assert batch.outcome == "messages"
-        one.commit(batch)
+        consumer.commit(batch)
         with join(mq, group, topic) as other:
-            share(one, other)
-            outcome_after(one, PollOutcome.OTHERS_HOLD_THE_REST)
-            assert one.lag().keys() < one.group_lag().keys()
+            share(consumer, other)
+            outcome_after(consumer, PollOutcome.OTHERS_HOLD_THE_REST)
+            assert consumer.lag().keys() < consumer.group_lag().keys()
 
 
 def test_a_member_without_partitions_is_told_whether_to_wait(mq: Connection) -> None:
     topic, group, classic = new_topic(mq), new_group(mq, "cooperative"), new_name("g")
-    with join(mq, group, topic) as one, join(mq, group, topic) as other:
-        outcome_after(one, PollOutcome.AT_END)
+    with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
+        outcome_after(consumer, PollOutcome.AT_END)
         outcome_after(other, PollOutcome.OTHERS_HOLD_THE_REST)
     mq.groups.create(classic, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 60_000})
     with join(mq, classic, topic) as first:

@@ -72,8 +72,8 @@ def test_pieces_are_the_newest_rows(
         monkeypatch.setattr(waiting_rows, "hash_keys", lambda columns: hash_keys(columns) % np.uint64(40))
     expected = select_newest(read_delayed_rows(handle, step), DELAYED.keys).filter(~pc.field("removed"))
     pieces = list(WaitingRows(handle, step).read())
-    found = pa.concat_tables(pieces) if pieces else DELAYED.empty().select(["first_row", "released_count"])
-    assert sorted(told(found)) == sorted(told(expected))
+    read_rows = pa.concat_tables(pieces) if pieces else DELAYED.empty().select(["first_row", "released_count"])
+    assert sorted(list_releases(read_rows)) == sorted(list_releases(expected))
     assert expected.num_rows or not step
 
 
@@ -81,7 +81,7 @@ def test_pieces_are_the_newest_rows(
 def test_two_reads_split_the_rows_by_their_hour(handle: TableHandle, hour: int) -> None:
     rows = WaitingRows(handle, PASSES)
     early, late = list(rows.read(last_hour=hour)), list(rows.read(first_hour=hour + 1))
-    assert sorted(told(pa.concat_tables(early + late))) == sorted(told(pa.concat_tables(rows.read())))
+    assert sorted(list_releases(pa.concat_tables(early + late))) == sorted(list_releases(pa.concat_tables(rows.read())))
     for pieces, is_right in ((early, lambda due_hour: due_hour <= hour), (late, lambda due_hour: due_hour > hour)):
         assert all(is_right(ms // HOUR_MS) for piece in pieces for ms in piece["first_due_ms"].to_pylist())
     assert rows.count_rows(12) == 0
@@ -101,5 +101,5 @@ def test_files_are_named_while_a_key_exists(
     assert read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
 
 
-def told(rows: pa.Table) -> list[tuple[int, int]]:
+def list_releases(rows: pa.Table) -> list[tuple[int, int]]:
     return list(zip(rows["first_row"].to_pylist(), rows["released_count"].to_pylist(), strict=True))
