@@ -1,4 +1,4 @@
-"""What most tests of clients work on: a namespace for the module, and names of the test's own in it."""
+"""Fixtures that most tests of clients share: one namespace per module, and new names for each test."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lakemq.engine.client.fetch import reader
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A namespace for all tests of the module, with a sequencer that leads; each test makes its own topics."""
+    """A namespace for all tests of the module, with a sequencer that leads. Each test creates its own topics."""
     with served(tmp_path_factory.mktemp("served")) as connection:
         yield connection
 
 
 @pytest.fixture
 def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads a table that is gone looks twice for it, not for a second."""
+    """Make readers look only twice for a table that is gone, instead of for a second."""
     monkeypatch.setattr(reader, "_ATTEMPTS", 2)
 
 
@@ -32,5 +32,5 @@ def topic(mq: Connection) -> str:
 
 @pytest.fixture
 def group() -> str:
-    """A group that nobody has used."""
+    """The name of a group that no test has used before."""
     return new_name("group")

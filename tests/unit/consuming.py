@@ -1,4 +1,4 @@
-"""What tests of consumers share: messages that say where they are, and what a member is told."""
+"""Helpers that tests of consumers share: messages that name their place, and a listener that records its calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 
 class RecordingListener(RebalanceListener):
-    """Notes what a member is told, and of which partitions."""
+    """A listener that records each call with the partitions of it."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, list[int]]] = []
@@ -30,7 +30,7 @@ class RecordingListener(RebalanceListener):
 
 
 def add(mq: Connection, topic: str, counts: dict[int, int], mark: str = "") -> None:
-    """So many messages to each partition: `0.0`, `0.1`, ..."""
+    """Publish this many messages to each partition. The values are `0.0`, `0.1`, ..."""
     places = [(p, i) for p, count in counts.items() for i in range(count)]
     rows = {"value": [f"{mark}{p}.{i}" for p, i in places], "partition": [p for p, _ in places]}
     if places:
@@ -46,7 +46,7 @@ def list_owned(consumer: GroupConsumer) -> list[int]:
 
 
 def take_messages(consumer: QueueConsumer, count: int) -> list[Any]:
-    """As soon as they are shown, at least so many messages."""
+    """Poll until at least `count` messages have come, and return them."""
     messages: list[Any] = []
     until(lambda: bool(messages.extend(consumer.poll(timeout_ms=20)) or len(messages) >= count))
     return messages

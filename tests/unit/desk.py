@@ -1,4 +1,4 @@
-"""A requester whose letters are answered in the moment they are put, over a store that fails where it is told to."""
+"""A requester whose letters are answered when they are put, over a store that fails where a test says so."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lakemq.tables.storage.mailbox import LetterName, Mailbox
 
 
 class Desk:
-    """A requester, its store, and who answers each letter in the moment it is put. Waiting takes no time.
+    """A requester, its store, and a sequencer that answers each letter when it is put. Waiting takes no time.
 
-    letters: client id, number and count of requests, as they were seen; silent: so many of them are not answered;
-    result: of every request of the others.
+    letters: the client id, number and count of requests of each letter. silent: how many of the next letters get no
+    answer. result: the result of every request in the other letters.
     """
 
     def __init__(self, folder: Path, limit: int = 100, **faults: Any) -> None:

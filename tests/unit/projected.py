@@ -1,4 +1,4 @@
-"""SQL over what the core in memory would write: all tables and views, in DuckDB."""
+"""SQL over the tables and views that the core in memory would write, in DuckDB."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lakemq.tables.views import VIEWS
 
 
 def tables(mq: Harness) -> dict[str, pa.Table]:
-    """As one pass over all steps writes them."""
+    """Return the tables as one pass over all steps writes them."""
     written = project(mq.state, mq.steps)
     return {spec.name: written.get(spec.name, spec.empty()) for spec in TABLES}
 

@@ -1,5 +1,6 @@
-"""Values of every kind that is asked, answered or decided, for tests to draw. A kind that is missing here fails
-`tests/unit/test_protocol_subjects.py`.
+"""Values of every kind of request, result and record, for tests to draw.
+
+A kind that is missing here fails `tests/unit/test_protocol_subjects.py`.
 """
 
 from __future__ import annotations

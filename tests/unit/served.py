@@ -1,4 +1,4 @@
-"""A namespace with a sequencer at work, for the tests of what clients do; and looks at what it holds."""
+"""A namespace with a running sequencer for tests of clients, and functions that read its content."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def new_topic(mq: Connection, partitions: int = 1) -> str:
 
 
 def values(mq: Connection, topic: str, isolation: Any = "read_committed") -> list[str]:
-    """By partition and offset."""
+    """Return the values of the topic by partition and offset."""
     return [value.decode() for value in mq.fetch(topic, isolation=isolation).to_arrow()["value"].to_pylist()]
 
 
 def everything(mq: Connection, topic: str) -> list[str]:
-    """Also what is open or aborted."""
+    """Return all values of the topic, also those that are open or aborted."""
     return values(mq, topic, "read_uncommitted")
 
 
 def read_committed_offset(mq: Connection, group: str, topic: str, stable: bool = True) -> int | None:
-    """The group's offset of partition 0."""
+    """Return the offset that the group has committed for partition 0."""
     fetched = mq.requester.ask(FetchOffsets(group, [(topic, 0)], stable))
     return fetched.offsets[0].offset if fetched.offsets else None  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""What Airflow is told of a group, and what its files import; Airflow itself is in `make test-airflow`."""
+"""The figures of a group that Airflow gets, and the imports of its files. `make test-airflow` tests Airflow itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def abort(mq: Connection, topic: str) -> None:
 
 
 def consume(mq: Connection, group: str, topic: str, protocol: str = "cooperative") -> int:
-    """Whatever waits; how many there were."""
+    """Read all messages that wait, commit them, and return their count."""
     with mq.consumer(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest") as consumer:
         batch = consumer.poll(timeout_ms=5_000)
         if protocol == "queue":

@@ -1,4 +1,4 @@
-"""Arguments of a call: what is right comes out as plain Python, what is wrong is refused with found and expected."""
+"""Arguments of a call: right ones become plain Python, wrong ones are refused with `found` and `expected`."""
 
 from __future__ import annotations
 

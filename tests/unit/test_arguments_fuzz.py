@@ -1,6 +1,6 @@
-"""Every public call, given wrong types and values: it is refused by an error of ours with nothing changed, or it works.
+"""Every public call with wrong types and values: it works, or an error of ours refuses it and nothing has changed.
 
-Longer: HYPOTHESIS_PROFILE=long.
+Set HYPOTHESIS_PROFILE=long for a longer run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLES = {"long": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 200)
 
 
 class Odd:
-    """An object that says nothing of itself."""
+    """An object without a readable representation."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -117,7 +117,7 @@ ODD: list[Callable[[], Any]] = [
 
 @dataclass(frozen=True)
 class Call:
-    """A public call: its name, the arguments that are right, and how to make it with others."""
+    """A public call: its name, the right arguments, and a function that makes the call with other ones."""
 
     name: str
     right: dict[str, Callable[[], Any]]
@@ -349,7 +349,7 @@ PUBLIC = {
     "consumer.": Consumer,
 }
 ELSEWHERE = {"producer", "transaction"}
-"""What opens something that writes: `test_producer.py` and `test_transaction_scope.py` have what these are given."""
+"""Calls that open a writer. `test_producer.py` and `test_transaction_scope.py` test the arguments of its methods."""
 
 
 def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> None:
@@ -363,7 +363,7 @@ def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> No
 
 
 def make_topics(mq: Connection) -> None:
-    """What a call deleted as it was asked to is there again."""
+    """Create the topics again that a call has deleted as it was asked to."""
     there = {topic.topic for topic in mq.topics.list()}
     for topic in {TOPIC, OTHER} - there:
         mq.topics.create(topic, partitions=2)
@@ -371,7 +371,7 @@ def make_topics(mq: Connection) -> None:
 
 
 def has_nothing_due_soon(mq: Connection) -> bool:
-    """Whether nothing that was accepted is on its way into the log."""
+    """Return whether no accepted message is about to enter the log."""
     return all(waiting.first_due_ms > time.time() * 1000 + 5_000 for waiting in mq.delayed.all())
 
 
@@ -402,7 +402,7 @@ NOT_THERE = {
     "transactions.abort",
     "step_until_idle",
 }
-"""Calls that are refused also when their arguments are right: there is no such thing, or another one leads."""
+"""Calls that are refused even with right arguments: the object does not exist, or another sequencer leads."""
 
 
 def test_the_calls_work_when_their_arguments_are_right(mq: Connection) -> None:

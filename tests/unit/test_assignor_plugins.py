@@ -1,4 +1,4 @@
-"""Assignors of other packages: how they are found, and that nothing they do harms anybody but themselves."""
+"""Assignors of other packages: how they are found, and that nothing they do harms anything else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Install = Callable[..., str]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a package on the path whose module has the given code; its entry points are names = attributes."""
+    """Put a package on the path whose module has the given code. Its entry points are `names=attributes`."""
     monkeypatch.syspath_prepend(tmp_path)
     modules: list[str] = []
 
@@ -63,7 +63,7 @@ def compute(name: str, threads: PlugInThreads | None = None, timeout_s: float = 
 
 
 def stood_in(done: ComputedAssignment) -> str:
-    """Why: the assignment is the fallback's."""
+    """Assert that the fallback made the assignment, and return the problem of the plug-in."""
     assert (done.assignor, done.assignment) == ("range", BUILT_IN["range"](COUNTS, MEMBERS))
     assert done.problem is not None
     assert len(done.problem.splitlines()) == 1
@@ -134,11 +134,11 @@ def test_two_packages_with_one_name_are_refused(install: Install) -> None:
         find_assignor("spread")
 
 
-# -- what is an assignment ------------------------------------------------------------------------------
+# -- what counts as an assignment ---------------------------------------------------------------------------
 
 
 class Str(str):
-    """Text that lies about what it is."""
+    """Text that lies about its type."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -148,7 +148,7 @@ class Str(str):
 
 
 class Hostile:
-    """Whatever is asked of it, it wants out."""
+    """An object that raises whatever is done with it."""
 
     def __getattribute__(self, name: str) -> Any:
         raise SystemExit(f"{name}\n")
@@ -170,7 +170,7 @@ class Nameless(metaclass=Meta):
 
 
 class Claims:
-    """Says that it is of another class."""
+    """An object that claims to be of another class."""
 
     def __init__(self, cls: type) -> None:
         self.claimed = cls
@@ -239,7 +239,7 @@ NONSENSE: list[tuple[Any, str]] = [
 ]
 
 
-# By number: pytest would name the cases after what they are.
+# The ids are numbers, because pytest would name the cases after their values.
 @pytest.mark.parametrize("number", range(len(NONSENSE)))
 def test_what_is_no_assignment_is_a_value_error(number: int) -> None:
     assignment, wrong = NONSENSE[number]
@@ -264,7 +264,7 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         assert {(type(t), type(p)) for partitions in clean.values() for t, p in partitions} == {(str, int)}
 
 
-# -- who stands in --------------------------------------------------------------------------------------
+# -- when the fallback stands in ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def hanging(name: str) -> list[threading.Thread]:
 
 @pytest.mark.parametrize("where", ["call", "import", "reading", "telling"])
 def test_a_plug_in_that_hangs_is_left_alone_until_it_is_back(install: Install, where: str) -> None:
-    """Whatever of it hangs; and others, and another sequencer's, are not held up."""
+    """A plug-in may hang in any of its functions. Other plug-ins, and another sequencer's, still work."""
     code = f"""
     import threading
     go = threading.Event()
@@ -374,7 +374,7 @@ def test_a_built_in_one_needs_no_thread() -> None:
 
 
 def test_what_is_given_may_be_any_mapping(install: Install) -> None:
-    """Those of the core are not dicts, perhaps; and a plug-in that is given up does not see them change."""
+    """Mappings of the core need not be dicts. A plug-in that is given up does not see them change."""
     install("def assign(counts, members): return {m: [] for m in (*members, *counts)}", spread="assign")
 
     class Only(Mapping[str, Any]):

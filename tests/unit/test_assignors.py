@@ -1,4 +1,4 @@
-"""Assignors: who gets what, as a table; and what holds of every answer."""
+"""Assignors: a table of assignments, and properties that hold for every assignment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lakemq.engine.protocol.assignors.registry import BUILT_IN
 STICKY = ("sticky", "cooperative-sticky")
 
 # -- a table --------------------------------------------------------------------------------------------
-# A member: its name, (what it subscribes) if that is not all, {what it owns}. A bare number is of the topic t.
+# A member: its name, (its subscription) if that is not all, {its partitions}. A bare number is of the topic t.
 
 TABLE = [
     ("range", "t1:3 t2:3", "C1 C2", "C1{t1-0,t1-1,t2-0,t2-1} C2{t1-2,t2-2}"),
@@ -42,11 +42,11 @@ TABLE = [
     ("cooperative-sticky", "t:6", "C1{0,1} C2{3,4} C3", "C1{0,1} C2{3,4} C3{2,5}"),
     ("cooperative-sticky", "t:4", "C1{0,3} C2{1} C3{2}", "C1{0,3} C2{1} C3{2}"),
     ("cooperative-sticky", "t:4", "C1{0,3} C3{2}", "C1{0,3} C3{1,2}"),
-    # what is owned is no longer there, no longer subscribed, or owned by two
+    # the owned partitions are gone, outside the subscription, or have two owners
     ("sticky", "t:2", "C1{1,2,3,x-0} C2", "C1{1} C2{0}"),
     ("sticky", "t:2 u:2", "C1(t){u-0,u-1,t-1} C2(t,u)", "C1{0,1} C2{u-0,u-1}"),
     ("sticky", "t:2", "C1{0} C2{0,1}", "C1{0} C2{1}"),
-    # a chain: C1 has too much, and only C2 can take it, who gives what C3 can take
+    # a chain: C1 has too much, only C2 can take it, and C2 gives what C3 can take
     ("sticky", "t:2 u:2", "C1(t){t-0,t-1} C2(t,u){u-0,u-1} C3(u)", "C1{t-0,t-1} C2{u-0} C3{u-1}"),
     ("sticky", "t:3 u:2", "C1(t){t-0,t-1,t-2} C2(t,u){u-0,u-1} C3(u)", "C1{t-0,t-1} C2{t-2,u-0} C3{u-1}"),
     ("range", "t:2", "", ""),
@@ -95,7 +95,7 @@ def test_static_members_come_first_by_their_instance_ids(name: str) -> None:
     assert sorted(members, key=lambda member_id: list(assigned[member_id])) == ["d", "c", "b", "a"]
 
 
-# -- what holds of all ----------------------------------------------------------------------------------
+# -- properties of all assignors ----------------------------------------------------------------------------
 
 TOPICS = ("a", "b", "c", "d")
 Case = tuple[dict[str, int], dict[str, Member]]
@@ -125,7 +125,7 @@ def spread(numbers: Iterable[int]) -> int:
 
 
 def owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
-    """Who keeps what, if it can: the first in order of those who claim what is there and theirs."""
+    """Return the member that keeps each partition if possible: the first in order with a valid claim to it."""
 
     def order(member_id: str) -> tuple[bool, str, str]:
         instance_id = members[member_id].instance_id
@@ -243,7 +243,10 @@ def test_ten_thousand_partitions_of_five_hundred_members_are_quick(topic_count: 
     width = max(1, topic_count // 5) if is_diverse else topic_count
 
     def choose_topics(member: int) -> tuple[str, ...]:
-        """In another order than others have; so many topics are a pattern's, and in order."""
+        """Return the member's topics in an order of its own.
+
+        10,000 topics come from a pattern, so they are in order.
+        """
         first = 0 if topic_count == 10_000 else member * 7 % topic_count
         return (topics[first:] + topics[:first])[:width]
 

@@ -1,4 +1,4 @@
-"""Hooks at the end of the interpreter: their order, their bounds, and that forked children have none."""
+"""Hooks at the end of the interpreter: their order, their time limits, and that forked children have none."""
 
 from __future__ import annotations
 

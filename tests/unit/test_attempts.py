@@ -1,4 +1,4 @@
-"""Asking again: once an attempt was not answered, nobody is told that nothing was sent."""
+"""Repeated attempts: once an attempt got no answer, no error claims that nothing was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNSENT = [MailboxFullError("full"), StorageError("no space")]
 
 
 class Clock(ManualClock):
-    """Each attempt takes a second."""
+    """A clock on which each attempt takes a second."""
 
     def __init__(self, outcomes: Iterable[Any]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_an_answer_is_an_answer():
 
 
 def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_outcome():
-    """A repeat that finds its producer id expired: the one before it may have been decided."""
+    """The producer id of the repeat has expired. The attempt before it may have been decided."""
     clock = Clock([RequestTimedOut("Who knows."), InvalidTopic("gone")])
     with pytest.raises(RequestTimedOut, match=r"Who knows\..*INVALID_TOPIC"):
         ask_with_retries(clock.ask, clock, 100_000, conclusive=(StaleTopicMetadata,))
@@ -93,7 +93,7 @@ def test_the_deadline_ends_it():
 
 
 def test_who_asked_again_is_told_for_how_long() -> None:
-    """The error of the last attempt alone would name a quarter of the time that the caller has waited."""
+    """The error of the last attempt alone would name only a quarter of the time that the caller has waited."""
     given_up = outcome(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
     assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(given_up))
     once = outcome(RequestTimedOut("No answer in 1000 ms."), deadline_ms=500)

@@ -1,4 +1,4 @@
-"""The watch over members: who is silent, and who is not thought so. The clock is the test's."""
+"""The watch over members: it reports silent members and no others. The tests control the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SESSION_MS = 6_000
 
 
 class Scene:
-    """A leader that watches members, and processes that beat for them."""
+    """A leader that watches members, and processes that send their heartbeats."""
 
     def __init__(self, folder: Path) -> None:
         self.files, self.clock, self.mq = FaultyFiles(str(folder)), ManualClock(), Harness()
@@ -43,13 +43,13 @@ class Scene:
         )
 
     def pass_ms(self, ms: int) -> list[tuple[str, str]]:
-        """The time passes; who is found silent after it."""
+        """Let time pass, and return the members that are silent afterwards."""
         self.clock.ms += ms
         return self.look()
 
     def look(self) -> list[tuple[str, str]]:
         silent = self.attendance.find_silent_members(self.mq.state)
-        silent += self.attendance.find_silent_members(self.mq.state)  # what the look that began just now has found
+        silent += self.attendance.find_silent_members(self.mq.state)  # findings of the look that has just begun
         return [(member.member_id, member.reason) for member in silent]
 
 
@@ -88,7 +88,7 @@ def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
     for polls in (2, 3, 3):
         scene.beat("a", "C1", polls=polls)
         assert scene.pass_ms(1_000) == []
-    # the beat may have been written before the deadline: the next one tells
+    # the beat may have been written before the deadline, so the next one decides
     scene.beat("a", "C1", polls=3)
     assert scene.pass_ms(1_001) == []
     scene.beat("a", "C1", polls=3)
@@ -96,7 +96,7 @@ def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
 
 
 def test_who_polls_in_time_is_never_lost_however_seldom_it_beats(scene: Scene) -> None:
-    """It polls every 4 s of 5, and beats every 3: a beat tells of a poll as late as the next one is due."""
+    """The member polls every 4 s of 5 and beats every 3 s. A poll is known with the next beat."""
     scene.join("C1", poll_ms=5_000)
     for second in range(120):
         if second % 3 == 0:
@@ -117,7 +117,7 @@ def test_a_leader_that_was_stopped_finds_nobody_silent(scene: Scene) -> None:
     scene.beat("a", "C1")
     scene.look()
     assert scene.pass_ms(3_600_000) == []
-    # nor when everybody was
+    # nor if the members were stopped as well
     for _ in range(5):
         assert scene.pass_ms(1_000) == []
     assert [scene.pass_ms(1_000), scene.pass_ms(1)] == [[], [("C1", "session")]]

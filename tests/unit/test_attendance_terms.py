@@ -1,4 +1,4 @@
-"""Sessions that run on from one leader to the next: the dead are found, and nobody who lives is thought dead."""
+"""Sessions that continue under the next leader: dead members are found, and living ones are never thought dead."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HOUR_MS = 3_600_000
 
 
 class Terms(Scene):
-    """Leaders that follow each other, and beats whose age by the store's clock the test says."""
+    """Leaders that follow each other, and beats whose age by the store's clock the tests choose."""
 
     def lead(self) -> list[tuple[str, str]]:
-        """A new leader takes its first look; returns who it finds silent."""
+        """Let a new leader take its first look, and return the members that it finds silent."""
         self.attendance = Attendance(self.beats, self.clock, AtOnce())
         return self.look()
 
@@ -38,7 +38,7 @@ class Terms(Scene):
         self.age(beats_id, age_ms)
 
     def age(self, beats_id: str, age_ms: int) -> None:
-        """The newest beat was put so long ago, by the store's clock."""
+        """Make the newest beat so old by the store's clock."""
         for name in self.files.list("beats"):
             if name.startswith(f"beats/{beats_id}-"):
                 then_s = time.time() - age_ms / 1000
@@ -49,7 +49,7 @@ class Terms(Scene):
             self.age(name.removeprefix("beats/").partition("-")[0], age_ms)
 
     def wait_ms(self, ms: int) -> list[tuple[str, str]]:
-        """The time passes, and the leader looks every second at least."""
+        """Let time pass. The leader looks at least once per second."""
         silent = []
         while ms > 0:
             silent += self.pass_ms(min(ms, 1_000))
@@ -74,27 +74,27 @@ def test_who_died_before_this_leader_came_is_lost_once_it_was_seen_not_to_beat(s
 
 
 def test_what_is_left_of_a_session_is_what_the_store_says(scene: Terms) -> None:
-    """Sessions are not begun anew by each leader: five short ones find what one long one would."""
+    """A new leader does not restart sessions: five short terms find what one long term would find."""
     scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=45_000))
     for age_ms in (0, 10_000, 20_000, 30_000):
         scene.beat_as("a", "C1", age_ms=age_ms)
         assert scene.lead() == []
         assert scene.pass_ms(1_000) == []
-    # the store's clock is the machine's: on a busy one some seconds may pass between a beat and the look at it
+    # the store's clock is the machine's: if it is busy, seconds may pass between a beat and the look at it
     assert scene.wait_ms(8_000) == []
     assert set(scene.wait_ms(7_000)) == {("C1", "session")}
 
 
 @pytest.mark.parametrize("age_ms", [HOUR_MS, 24 * HOUR_MS, -HOUR_MS])
 def test_whatever_the_stores_clock_says_who_beats_lives(scene: Terms, age_ms: int) -> None:
-    """The clock has jumped, the machine slept, or the store could not be written for as long."""
+    """The clock has jumped, the machine slept, or the store refused writes for as long."""
     scene.join("C1")
     scene.beat_as("a", "C1", age_ms=age_ms)
     assert scene.lead() == []
     assert scene.wait_ms(CONFIRM_MS - 1) == []
     scene.beat_as("a", "C1", age_ms=age_ms)
     assert scene.pass_ms(2) == []
-    # from here on it has a whole session
+    # a whole session starts here
     assert scene.wait_ms(SESSION_MS) == []
     assert set(scene.wait_ms(2_000)) == {("C1", "session")}
 
@@ -116,7 +116,7 @@ def test_a_leader_that_stops_within_its_first_look_thinks_beats_younger(
     scene.join("C1")
     scene.beat_as("a", "C1", age_ms=0)
     hour_ago_ms = scene.files.time_ms() - HOUR_MS
-    monkeypatch.setattr(scene.files, "time_ms", lambda: hour_ago_ms)  # it was told the time, and stopped for an hour
+    monkeypatch.setattr(scene.files, "time_ms", lambda: hour_ago_ms)  # it read the clock and then stopped for an hour
     assert scene.lead() == []
     assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
 
@@ -149,13 +149,13 @@ def test_a_member_that_shares_its_beats_lives_with_the_process(scene: Terms) -> 
     scene.age("a", HOUR_MS)
     scene.lead()
     scene.beat("a", "C2")
-    # C1 is not among the beats any more
+    # the beats no longer name C1
     silent = [finding for _ in range(7) for finding in (scene.beat("a", "C2"), *scene.pass_ms(1_000)) if finding]
     assert set(silent) == {("C1", "session")}
 
 
 def test_a_beat_that_outlived_its_thread_keeps_nobody_alive(scene: Terms) -> None:
-    """Two beats name the member: the one that does not change any more must not make the other look new."""
+    """Two beats name the member. The one that no longer changes must not make the other look new."""
     scene.join("C1")
     scene.beat("a", "C1")
     scene.beat("b", "C1")
@@ -176,13 +176,16 @@ def test_the_younger_of_two_beats_counts(scene: Terms) -> None:
 
 
 def test_who_never_beat_is_noted_and_lost_under_a_later_leader(scene: Terms) -> None:
-    """Its first beat never landed, or it closed without leaving: no leader lives for a session."""
+    """The first beat of the member never landed, or the member closed without leaving.
+
+    No leader lives for a session.
+    """
     scene.join("C1")
     assert scene.lead() == []
     scene.age_all(0)
     assert scene.lead() == []
     assert scene.observation_left_ms() == 0
-    scene.age_all(SESSION_MS + 1_000)  # a file system may tell the time some ms late
+    scene.age_all(SESSION_MS + 1_000)  # the clock of a file system may be late by some ms
     assert scene.lead() == []
     assert scene.observation_left_ms() > 0
     assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
@@ -270,7 +273,7 @@ needs_identity = pytest.mark.skipif(not read_own_identity(), reason="this system
 
 
 def ended_process() -> str:
-    """The identity of a process of this machine that has ended."""
+    """Return the identity of a process of this machine that has ended."""
     code = "from lakemq.engine.namespace.process_identity import read_own_identity; print(read_own_identity())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -290,7 +293,7 @@ def test_a_member_whose_process_has_ended_is_lost_at_once_unless_it_is_static(sc
 
 @needs_identity
 def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
-    """Another one may have its id by now. Of other machines, and of other namespaces of processes, nothing is known."""
+    """Another process may have the same id by now. Of other machines and process namespaces nothing is known."""
     own = read_own_identity()
     assert not is_process_gone(own, own)
     *machine, pid, started = own.split("/")
@@ -335,7 +338,7 @@ def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
 
 
 def test_beats_of_before_and_of_after_are_read_alike() -> None:
-    """Processes of two versions may meet in one namespace."""
+    """Processes of two versions may work in one namespace."""
     assert decode_beat(msgspec.msgpack.encode([["g", "m", 3]])) == [MemberBeat("g", "m", 3)]
     longer = msgspec.msgpack.encode([["g", "m", 3, 200, "p", "of a later version"]])
     assert decode_beat(longer) == [MemberBeat("g", "m", 3, 200, "p")]

@@ -1,4 +1,4 @@
-"""len() of what a user iterates over: batches of all kinds of consumers, and fetches."""
+"""The length of everything that a user iterates over: batches of all kinds of consumers, and fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what comes into a folder: told of it at once, found all the same where nobody tells."""
+"""Waiting for new files in a folder: notifications wake the waiter, and without them it polls."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_what_is_no_folder_is_not_watched(tmp_path: Path) -> None:
 
 
 def test_a_deaf_folder_is_polled(tmp_path: Path) -> None:
-    """Things are found there that nobody told of, as on NFS: what is watched is another folder."""
+    """The watch is on another folder, so files appear without a notification, as on NFS."""
     clock = ManualClock()
     bell = FolderWaiter(lambda: new_watch(tmp_path), clock)
     waited = []
@@ -159,7 +159,7 @@ def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) ->
 
 
 def test_what_is_told_late_makes_it_not_deaf(tmp_path: Path) -> None:
-    """As where threads that compute keep the one that tells from its turn."""
+    """Threads that compute may delay the thread that reports notifications."""
     watch = new_watch(tmp_path)
     bell = FolderWaiter(lambda: watch, ManualClock())
     for _ in range(20):
@@ -181,7 +181,7 @@ def test_an_answer_is_noticed_without_looking_for_it_again_and_again(tmp_path: P
         results = [ProducerDone(number, 0)]
         mailbox.reply("c", number, encode_answer(Answer("c", number, 1, results)))  # type: ignore[arg-type]
 
-    for number in range(1, 6):  # from the second one on there is a folder to be watched
+    for number in range(1, 6):  # from the second one on the folder exists and can be watched
         threading.Timer(0.15, answer, [number]).start()
         files.reads.clear()
         assert requester.ask(InitProducer()) == ProducerDone(number, 0)

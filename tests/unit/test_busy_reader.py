@@ -1,4 +1,4 @@
-"""Who reads a namespace more slowly than its leader decides, projects and merges gets there nevertheless."""
+"""A reader that is slower than its leader decides, projects and merges, and still catches up."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CONFIG = {
     "compact.min.files": 2,
     "checkpoint.interval": 5,
 }
-"""Each step is projected at once; then the tables are merged and the journal is cut."""
+"""Each step is projected at once. Then the tables are merged and the journal is trimmed."""
 
 
 class AtOnce(Executor):
-    """Does in the call what it is given."""
+    """An executor that runs its work within the call."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -47,7 +47,7 @@ class AtOnce(Executor):
 
 
 class Busy:
-    """A leader that decides, projects, merges and cuts the journal whenever it is told to go on."""
+    """A leader that decides, projects, merges and trims the journal each time a test calls `go_on`."""
 
     def __init__(self, mq: Connection) -> None:
         self._mq, self._numbers = mq, itertools.count(1)
@@ -63,7 +63,7 @@ class Busy:
 
 
 class BusyStore(Store):
-    """While a table is opened the leader goes on."""
+    """A store on which the leader goes on while a table is opened."""
 
     def __init__(self, files: Files, busy: Busy) -> None:
         super().__init__(files)
@@ -91,7 +91,7 @@ def test_a_reader_gets_there_at_its_first_look_though_the_leader_goes_on_at_each
     state = reader.refresh()
     assert store.opened < 20, "it starts over"
     assert read_watermark(mq.namespace.store).step > begun_at, "the leader projected nothing meanwhile"
-    # loaded as of an older watermark, and followed from there step by step
+    # loaded as of an older watermark, then followed step by step
     assert state.step == busy.sequencer.state.step > begun_at
     assert {topic.topic for topic in state.topics.values()} == {
         topic.topic for topic in busy.sequencer.state.topics.values()

@@ -1,4 +1,4 @@
-"""What a callback raises or calls, and a thread that cannot be started: no record is lost, and nobody hangs."""
+"""Callbacks that raise or call back, and threads that cannot start: no record is lost, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers that are members of a classic group: all give up all that they have, and are given theirs anew."""
+"""Consumers in a classic group: all members give up all partitions, and then get theirs again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def classic(mq: Connection, **config: Any) -> str:
-    """The name of a new group, whose first member waits for nobody."""
+    """Create a group whose first member does not wait for others, and return its name."""
     group = new_name("g")
     settings = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0, **config}
     mq.groups.create(group, config=settings)
@@ -42,7 +42,7 @@ def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsu
 
 
 def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
-    """A topic, a group, and two members that share it evenly."""
+    """Start two members that share a new topic evenly."""
     topic, group = new_topic(mq, partitions), classic(mq)
     first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
     settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == partitions // 2)
@@ -81,7 +81,7 @@ def test_nobody_reads_while_one_is_at_work_and_the_group_says_who(mq: Connection
     topic, group, first, second = start_two_members(mq, 2)
     add(mq, topic, {0: 1, 1: 1})
     assert first.poll(timeout_ms=5_000)
-    before = mq.groups.describe(group).generation  # 1 or 2: whether they joined at once
+    before = mq.groups.describe(group).generation  # 1 or 2, depending on whether they joined at once
     third = member(mq, group, topic)
     settle(second, third, on=lambda: list_owned(second) == [])
     add(mq, topic, {0: 1, 1: 1}, "later ")
@@ -99,7 +99,7 @@ def test_nobody_reads_while_one_is_at_work_and_the_group_says_who(mq: Connection
 
 
 def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Connection) -> None:
-    """The others stand still for as long; who took so long is told that what it has read does not count."""
+    """The others stand still meanwhile. The slow member learns that its messages do not count."""
     topic, group, listener = new_topic(mq, 2), classic(mq), RecordingListener()
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_500}
     slow = member(mq, group, topic, listener=listener, **options)
@@ -236,7 +236,7 @@ def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -
 
 
 def test_a_static_member_that_was_away_for_too_long_has_its_share_of_the_next_generation(mq: Connection) -> None:
-    """As if its process had been stopped: it does not beat, and its session is longer than others wait for it."""
+    """The process seems stopped: it does not beat, and its session is longer than the others wait for it."""
     topic, group, listener = new_topic(mq, 2), classic(mq), RecordingListener()
     add(mq, topic, {0: 1, 1: 1})
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}

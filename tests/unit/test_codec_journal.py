@@ -1,4 +1,4 @@
-"""Steps as rows of the journal: they come out as they went in; what is newer than this version is refused as such."""
+"""Steps as rows of the journal: they survive encoding, and rows of a newer version are refused as such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels: letters and answers; and what alien bytes do, which is nothing but a ValueError."""
+"""Encoding of letters and answers: alien bytes cause a ValueError and nothing else."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_what_no_client_of_ours_would_say_is_refused_on_reading(request_: dict[s
 
 
 def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
-    """One of a newer client, or a bad value: the others are decided, in order, and answered in their places."""
+    """A request of a newer client or with a bad value: the others are decided in order and answered in their places."""
     good = [CreateTopic("a", 1), CreateTopic("b", 2)]
     texts = [encode_request(good[0]), b'{"request":"launch"}', encode_request(good[1]), b'{"request":"delete_topic"}']
     letter, _ = decode_letter(encode_letter("c", 1, [(0, text) for text in texts], 5))
@@ -223,7 +223,7 @@ def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
     with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
         writer.write_table(good)
     stream = bytes(sink.getvalue())
-    at = stream.rindex(struct.pack("<ii", 0, 3))  # where the value begins and ends in the batch's bytes
+    at = stream.rindex(struct.pack("<ii", 0, 3))  # the bounds of the value in the batch's bytes
     damaged = stream[:at] + struct.pack("<ii", 0, 1 << 30) + stream[at + 8 :]
     assert decode_letter(head + stream)[1] is not None
     with pytest.raises(ValueError, match="offsets"):
@@ -236,7 +236,7 @@ def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
 @examples(200)
 @given(st.lists(st.lists(requests, max_size=3), max_size=4), st.integers(0, 6))
 def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]], inline_rows: int) -> None:
-    """And what was decided can be journaled, replayed, projected: one bad letter must not end every sequencer."""
+    """The decision can be journaled, replayed and projected as well: one bad letter must not end every sequencer."""
     mq = Harness()
     mq.create("t", 2)
     mq.producer()

@@ -1,4 +1,4 @@
-"""What may be put into a letter: a bad value is refused in the call, by name; numpy's whole numbers are welcome."""
+"""Values in requests: a bad value is refused within the call, by name. NumPy's integers are accepted."""
 
 from __future__ import annotations
 

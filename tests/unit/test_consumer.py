@@ -1,4 +1,4 @@
-"""Consumers of assigned partitions: what a poll brings, where a group goes on, and what is passed over."""
+"""Consumers of assigned partitions: the result of a poll, where a group continues, and the offsets that are skipped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_option_that_is_not_known_is_named(mq: Connection, options: dict[str,
 
 
 def create_filled_topic(mq: Connection, *counts: int) -> str:
-    """A new topic with so many messages in each partition; a message is its partition and number."""
+    """Create a topic with this many messages in each partition. A message consists of its partition and number."""
     topic = new_topic(mq, len(counts))
     add(mq, topic, dict(enumerate(counts)))
     return topic
@@ -71,7 +71,7 @@ def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: i
     unserved = [sizes[place] for place, lag in behind.items() if sizes[place] < lag]
     if unserved:
         assert max(sizes.values()) <= min(unserved) + 1
-        # of those that could take more, those named first have what does not divide
+        # the remainder of the division goes to the first partitions that could take more
         assert unserved == sorted(unserved, reverse=True)
 
 
@@ -112,7 +112,7 @@ def test_polls_take_evenly_and_no_more_than_asked(mq: Connection, group: str):
 
 
 def test_no_partition_starves_beside_a_busy_one(mq: Connection, group: str):
-    """With room for one message only, and one partition that has a new one each time."""
+    """A poll has room for one message, and one partition has a new message each time."""
     topic = create_filled_topic(mq, 1, 4, 4)
     counts: Counter[int] = Counter()
     with mq.consumer(group, assign=[topic]) as consumer:

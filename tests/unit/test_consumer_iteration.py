@@ -1,4 +1,4 @@
-"""`for message in consumer`: each message counts as read when the loop gets it, and not before."""
+"""`for message in consumer`: a message counts as read when the loop gets it, not before."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connectio
     with consumer_of(mq, group, topic, "queue", ack_mode="auto") as consumer:
         assert isinstance(consumer, QueueConsumer)
         assert values(islice(consumer, 2)) == ["0.0", "0.1"]
-        assert values(islice(consumer, 1)) == ["0.2"]  # its poll acknowledges the two before
+        assert values(islice(consumer, 1)) == ["0.2"]  # its poll acknowledges the two messages before
         consumer.flush()
         assert consumer.lag() == {(topic, 0): 4}
     with consumer_of(mq, group, topic, "queue") as after:

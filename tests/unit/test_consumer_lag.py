@@ -1,4 +1,4 @@
-"""The view `consumer_lag` says of each group what `mq.groups.lag` says."""
+"""The view `consumer_lag` shows the same figures of each group as `mq.groups.lag`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def in_python(mq: Harness) -> list[Lag]:
     return sorted(
         (row.group, row.topic, row.partition, row.next_offset, row.counted_from, row.lag)
         for row in rows
-        # what an open transaction alone holds is in no table of offsets yet
+        # the tables of offsets do not show offsets that only an open transaction holds
         if (row.group, state.topic_ids[row.topic], row.partition) in places
     )
 
 
 @pytest.fixture
 def story() -> Story:
-    """C1 has been given ten messages of `t-0`."""
+    """Return a story in which C1 has got ten messages of `t-0`."""
     story = Story()
     for line in (
         {"create": {"t": 1}},

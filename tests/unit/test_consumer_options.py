@@ -1,4 +1,4 @@
-"""The options of `mq.consumer`: documented keywords, with the defaults that they have."""
+"""The options of `mq.consumer`: documented keywords with their defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a reader is: found with one request, moved past what is not shown, never further behind than not at all."""
+"""Positions of a consumer: found with one request, and moved past offsets that are not shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def publish_aborted_message(mq: Connection, topic: str, partition: int) -> None:
-    """A message that read_committed never shows."""
+    """Publish a message that read_committed never shows."""
     with mq.producer("aborting") as producer:
         producer.begin_transaction()
         producer.send(topic, value="never", partition=partition)
@@ -56,7 +56,7 @@ def test_what_a_poll_passed_before_it_found_something_counts(mq: Connection) -> 
         publish_aborted_message(mq, topic, 0)
     mq.publish("later", pa.table({"value": ["shown"]}))
     with mq.consumer("late", assign=["late", "later"]) as consumer:
-        # the first look takes two offsets of each, and none of them is shown
+        # the first look takes two offsets of each partition, and shows none of them
         batch = consumer.poll(max_records=4, timeout_ms=1000)
         assert [message.value for message in batch] == [b"shown"]
         assert batch.offsets == {("late", 0): 2, ("later", 0): 3}

@@ -1,4 +1,4 @@
-"""Topics change under a consumer: partitions are added, a topic is deleted and another made under its name."""
+"""Topics that change under a consumer: partitions are added, or a topic is deleted and created again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
 
 
 def make_anew(mq: Connection, topic: str, *messages: str, partitions: int = 1) -> None:
-    """All between two looks of a consumer, who sees no moment without the topic."""
+    """Delete the topic and create it again between two looks of a consumer, which never sees it missing."""
     mq.topics.delete(topic)
     mq.topics.create(topic, partitions)
     add(mq, topic, *messages)
@@ -63,7 +63,7 @@ def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group:
         with pytest.raises(TransactionAbortable), mq.transaction(new_name("id")) as txn:
             txn.send_offsets(batch)
         assert read_committed_offset(mq, group, topic) is None
-        # who gives names only means what has the name now
+        # a name alone means the topic that has the name now
         with mq.transaction(new_name("id")) as txn:
             txn.send_offsets({(topic, 0): 1}, group)
         assert texts(consumer.poll()) == ["new 1", "new 2"]
@@ -104,7 +104,7 @@ def test_partitions_that_are_added_are_read_from_their_start(mq: Connection, gro
 
 
 def test_an_added_partition_is_read_from_where_the_group_is(mq: Connection, group: str) -> None:
-    """Another consumer of the group was there first."""
+    """Another consumer of the group was there before."""
     topic = new_topic(mq)
     with mq.consumer(group, assign=[topic]) as consumer:
         consumer.poll()

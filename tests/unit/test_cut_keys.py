@@ -1,4 +1,4 @@
-"""Keys that a handoff cut: those of which both owners acknowledged messages."""
+"""Keys that a handoff has cut: both owners acknowledged messages of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def publish(mq: Connection, topic: str, keys: str) -> None:
-    """A message to partition 1 for each letter, which is its key."""
+    """Publish a message to partition 1 for each letter. The letter is its key."""
     rows: dict[str, Any] = {"key": [*keys], "value": [*keys], "partition": [1] * len(keys)}
     mq.publish(topic, pa.table(rows))
 
 
 @pytest.mark.parametrize(("later", "cut"), [("de", 0), ("db", 1), ("ab", 2)])
 def test_a_key_counts_if_both_owners_acknowledged_messages_of_it(mq: Connection, later: str, cut: int) -> None:
-    """The first owner acknowledges a, b and, out of order, the second b; it keeps c, which the next owner gets."""
+    """The first owner acknowledges a, b and the second b out of order. It keeps c, which the next owner gets."""
     topic, group = new_topic(mq, 2), new_name("g")
     mq.groups.create(group, {"group.protocol": "queue", "max.handoff.ms": 50, "rebalance.delay.ms": 0})
     publish(mq, topic, "abcb")

@@ -1,4 +1,4 @@
-"""What is told of tables that hold something else than was written, and what is not told as that."""
+"""Errors for tables with rows that were never written, and errors that must not be reported as such damage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 10}
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A namespace with a topic, projected."""
+    """The path of a namespace with a projected topic."""
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("t")
     return tmp_path / "mq"
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a row in each table from which the state is restored; projected."""
+    """The path of a namespace with a row in each table from which the state is restored, all projected."""
     path = tmp_path_factory.mktemp("busy") / "mq"
     with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("t", 2)
@@ -111,7 +111,7 @@ def test_a_row_that_was_never_written_is_named(
 def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
     busy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Open by the one table, and not by the other: its timeout cannot be decided, and everything else can."""
+    """The transaction is open by one table, and ended by the other. Only its timeout cannot be decided."""
     path = shutil.copytree(busy, tmp_path / "mq")
     stored = DeltaTable(str(path / "transactional_ids")).to_pyarrow_table()
     mark = max(DeltaTable(str(path / "watermarks")).to_pyarrow_table()["step"].to_pylist())

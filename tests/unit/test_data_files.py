@@ -1,4 +1,4 @@
-"""Data files that are not what was written: never delivered as good, told by name, and given no offsets."""
+"""Data files that were changed after they were written: never delivered, named in errors, and without offsets."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 @pytest.fixture
 def project_at_once(tmp_path: Path) -> Iterator[Connection]:
-    """What is decided is in the tables at once."""
+    """A namespace whose decisions are in the tables at once."""
     with served(tmp_path, **{"project.interval.ms": 0}) as connection:
         yield connection
 
 
 def create_filled_topic(mq: Connection) -> tuple[str, Path]:
-    """A topic, and the one file its messages are in."""
+    """Create a topic, and return it with the one file of its messages."""
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": [f"message {i:06}" for i in range(ROWS)]}))
     (file_id,) = set(mq.fetch(topic).plan.segments["file_id"].to_pylist())
@@ -81,7 +81,7 @@ def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connecti
 
 
 def test_rows_of_files_with_neighbouring_ids_are_told_apart(project_at_once: Connection) -> None:
-    """The sum of id and partition, by which rows and segments are joined, is the same for some of them."""
+    """Rows and segments are joined by the sum of id and partition, which is the same for some of these files."""
     mq = project_at_once
     topic = new_topic(mq, 3)
     for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
@@ -93,11 +93,11 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(project_at_once: Con
     ]
 
 
-# -- what becomes of a file -----------------------------------------------------------------------------
+# -- damage to a file -----------------------------------------------------------------------------------
 
 
 def rewritten(file: Path) -> None:
-    """With other values, by a tool that keeps all else."""
+    """Change the values with a tool that keeps everything else."""
     table = pq.read_table(file)
     forged = pa.array([b"forged!" for _ in range(ROWS)])
     file.unlink()
@@ -105,7 +105,7 @@ def rewritten(file: Path) -> None:
 
 
 def written_anew(file: Path) -> None:
-    """By our own writer, under its own name, with values of the same length."""
+    """Change the values with our own writer, under the same name and with the same lengths."""
     forged = pq.read_table(file).to_pandas().assign(value=[f"Message {i:06}".encode() for i in range(ROWS)])
     file.unlink()
     body = pa.Table.from_pandas(forged, MESSAGES.stored_schema, preserve_index=False).select(BODY)
@@ -126,14 +126,14 @@ def of_another_kind(file: Path) -> None:
 
 
 def another_one_s(file: Path) -> None:
-    """A valid file of message rows, under the wrong name."""
+    """Replace the file by a valid file of message rows that has another name."""
     files = LocalFiles(str(file.parent.parent))
     other = write_data_file(files, new_file_id(), pq.read_table(file).select(BODY))
     file.write_bytes(Path(files.root, file_name(other.file_id)).read_bytes())
 
 
 def with_a_footer_that_lies(file: Path) -> None:
-    """A footer as long as the file allows, that is none."""
+    """Declare a footer as long as the file allows, in a place without one."""
     data = bytearray(file.read_bytes())
     data[-8:-4] = (len(data) - 8).to_bytes(4, "little")
     file.write_bytes(data)
@@ -195,7 +195,7 @@ def test_a_file_that_this_user_may_not_read_is_worth_another_try(
         mq.fetch(topic).to_arrow()
 
 
-# -- what a request may name ----------------------------------------------------------------------------
+# -- files in requests ----------------------------------------------------------------------------------
 
 
 def publish(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> Published:

@@ -1,4 +1,4 @@
-"""Dead letters: what a queue group gives up is found in another topic, with the reason, and nothing is written anew."""
+"""Dead letters: messages that a queue group gives up appear in another topic, with the reason, without a new copy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CAUSE = ["topic", "partition", "group", "reason", "error", "delivery-count", "of
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """What is dying is found once it is projected."""
+    """A namespace that finds dying messages once it has projected them."""
     with served(tmp_path_factory.mktemp("served"), **{"project.interval.ms": 50}) as connection:
         yield connection
 
@@ -50,12 +50,12 @@ def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsum
 
 
 def until_done(mq: Connection, consumer: QueueConsumer) -> None:
-    """The group has nothing left, whether this member is in it still."""
+    """Wait until the group has no lag, whether or not this member still belongs to it."""
     until(lambda: mq.groups.describe(consumer.group).lag == 0)
 
 
 def causes(mq: Connection, topic: str) -> list[dict[str, str]]:
-    """Of each message of a dead-letter topic."""
+    """Return the cause of each message of a dead-letter topic."""
     return [
         {key.removeprefix("dead-letter."): (value or b"").decode() for key, value in message.headers[-len(CAUSE) :]}
         for message in mq.fetch(topic)
@@ -66,7 +66,7 @@ def sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
     return list(run_query(mq.namespace, query)[1])
 
 
-# -- what a user sees ---------------------------------------------------------------------------------------
+# -- as users see it ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
     expected |= {"error": "no such \\udcff customer", "delivery-count": "1"}
     assert causes(mq, f"{topic}.dlq") == [{**expected, "offset": str(at)} for at in (1, 2)]
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
-    # nothing else was said of its neighbours, and nothing was written anew
+    # nothing was said about its neighbours, and no row was written again
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
 
 
@@ -143,7 +143,7 @@ def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_what_has_expired_among_dead_letters_takes_nobody_elses_cause(mq: Connection) -> None:
-    """Others publish to a topic of dead letters, too, and what they do may expire."""
+    """Other producers publish to a dead-letter topic, too, and their messages may expire."""
     topic, group = new_topic(mq), new_name("g")
     letters = f"{topic}.dlq"
     mq.topics.create(letters, 1)
@@ -212,11 +212,11 @@ def test_an_error_is_text(mq: Connection, error: Any) -> None:
                 call([], error=error)
 
 
-# -- and back -----------------------------------------------------------------------------------------------
+# -- redriving ----------------------------------------------------------------------------------------------
 
 
 def given_up(mq: Connection, topic: str, texts: list[str], group: str | None = None) -> str:
-    """These messages are dead letters of the topic; returns their topic."""
+    """Publish messages, reject all of them, and return their dead-letter topic."""
     mq.publish(topic, pa.table({"value": texts}))
     with member(mq, topic, group or new_name("g")) as consumer:
         consumer.reject(take_messages(consumer, len(texts)), error="bad")
@@ -277,7 +277,7 @@ def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection
     with member(mq, topic, group) as consumer:
         consumer.reject(take_messages(consumer, 1))
         consumer.flush()
-        time.sleep(1)  # by now it was looked for, and nothing came of it
+        time.sleep(1)  # by now a search has run, without a result
         assert mq.groups.describe(group).lag == 1
         mq.topics.create(dead, 1)
         until_done(mq, consumer)
@@ -331,7 +331,7 @@ def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
-    """Another one cannot go: its topic was deleted when it was asked for already."""
+    """Another message cannot go back: its topic was deleted when the redrive had already been requested."""
     dead, deleted_topic, topic = new_name("dead"), new_name("t"), new_name("t")
     mq.topics.create(dead, 1)
     for name in (deleted_topic, topic):
@@ -447,7 +447,7 @@ def test_the_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
     assert values(mq, topic)[3:] == ["b"]
 
 
-# -- where they are found -----------------------------------------------------------------------------------
+# -- finding dying messages ---------------------------------------------------------------------------------
 
 
 @pytest.mark.extended
@@ -485,7 +485,7 @@ def test_markers_and_what_was_aborted_hold_no_messages_and_what_is_open_is_not_k
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connection) -> None:
-    """However many there are, a step that decides of them is short."""
+    """A step that decides about the findings stays short, however many there are."""
     topic = new_topic(mq)
     for n in range(3):
         mq.publish(topic, pa.table({"value": [f"{n}", f"{n}"]}))
@@ -510,11 +510,11 @@ def _offsets(dying_found: DyingFound) -> tuple[list[int], list[int]]:
     return rows, [at for first, count in dying_found.empty for at in range(first, first + count)]
 
 
-# -- when they are looked for -------------------------------------------------------------------------------
+# -- when the search runs -----------------------------------------------------------------------------------
 
 
 class Tables:
-    """What a look finds: nothing, what was asked for, or trouble."""
+    """A stand-in for the tables of a search. It finds nothing, finds the requested messages, or raises."""
 
     def __init__(self) -> None:
         self.lookups: list[list[DyingMessages]] = []
@@ -541,7 +541,7 @@ def _rows(dying: DyingMessages) -> list[RowLocation]:
 
 @pytest.fixture
 def queue() -> Harness:
-    """Messages 0 to 3 of t-0 are dying."""
+    """A state in which messages 0 to 3 of t-0 are dying."""
     mq = Harness()
     mq.create("t", 1)
     mq.ask(mq.produce({0: 9}, "t"))
@@ -552,7 +552,7 @@ def queue() -> Harness:
 
 
 def reject(mq: Harness, count: int, but: int = 0) -> None:
-    """The next ones, but for so many of them, which come first and stay in hand."""
+    """Acquire the next messages. Keep the first `but` of them, and reject the others."""
     place = mq.state.topic_ids["t"], 0
     epoch = mq.state.groups["g"].assignments[place].epoch
     first = deliveries.next_offset if (deliveries := mq.state.find_deliveries("g", place)) else 0
@@ -602,11 +602,11 @@ def test_what_is_in_no_table_yet_is_looked_for_again_and_after_a_while_seldom(qu
 
 
 def test_what_stays_dying_holds_up_nothing_that_dies_later(queue: Harness) -> None:
-    """It may not become a dead letter now: it is asked for again with what is new, or after a while."""
+    """A message that may not become a dead letter now is searched again with new ones, or after a while."""
     clock, tables = ManualClock(), Tables()
     letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     letters.take_findings(queue.state)
-    assert letters.take_findings(queue.state)  # and nothing comes of it
+    assert letters.take_findings(queue.state)  # and finds nothing
     assert not letters.is_working(queue.state)
     reject(queue, 2)
     clock.sleep(100)
@@ -620,7 +620,7 @@ def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Har
     clock, tables = ManualClock(), Tables()
     letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     letters.take_findings(queue.state)
-    assert letters.take_findings(queue.state)  # and nothing comes of it
+    assert letters.take_findings(queue.state)  # and finds nothing
     clock.sleep(1_000)
     assert not letters.is_working(queue.state)
     queue.create("u", 1)
@@ -639,7 +639,7 @@ def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_th
     tables.most = 1
     letters = DyingSearch(tables.find, AtOnce(), clock, Lock())
     for _ in range(2):
-        while not letters.take_findings(queue.state):  # and nothing comes of it
+        while not letters.take_findings(queue.state):  # and finds nothing
             assert letters.is_working(queue.state)
             clock.sleep(100)
     assert [lookup[0].ranges for lookup in tables.lookups] == [((0, 4), (5, 1)), ((5, 1),)]
@@ -668,7 +668,7 @@ def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
     clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
     letters = DyingSearch(tables.find, later, clock, removing)
     with removing:
-        letters.take_findings(queue.state)  # somebody removes files: this can wait
+        letters.take_findings(queue.state)  # files are being removed, so this can wait
         assert not later.todo
     clock.sleep(100)
     letters.take_findings(queue.state)
@@ -682,7 +682,7 @@ def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
 
 
 def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) -> None:
-    """Also where a look takes longer than the pause between two."""
+    """Removal gets its turn even if a search takes longer than the pause between two searches."""
     clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
     letters = DyingSearch(tables.find, later, clock, removing)
     turns = 0
@@ -699,7 +699,7 @@ def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) 
 
 
 def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
-    """Nobody waits for it, and files may have been removed since."""
+    """Nothing waits for it any more, and files may have been removed since."""
     clock, tables, later = ManualClock(), Tables(), Later()
     letters = DyingSearch(tables.find, later, clock, Lock())
     letters.take_findings(queue.state)
@@ -712,7 +712,7 @@ def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
 
 
 class Later:
-    """An executor that works when it is told to."""
+    """An executor that works when a test calls `run`."""
 
     def __init__(self) -> None:
         self.todo: list[Any] = []

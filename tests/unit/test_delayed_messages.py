@@ -1,4 +1,4 @@
-"""Delayed messages as a user meets them: given, waiting, released, fetched; and what is refused."""
+"""Delayed messages as a user sees them: published, waiting, released, fetched, and refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 def quick(mq: Connection, **config: Any) -> str:
-    """A topic of short slots."""
+    """Create a topic with short slots."""
     name = new_topic(mq)
     mq.topics.alter(name, {"delay.slot.ms": 50, **config})
     return name
@@ -57,7 +57,7 @@ def now_ms() -> int:
 
 
 def seen_at(mq: Connection, topic: str, count: int) -> int:
-    """When so many messages are there."""
+    """Wait until the topic has this many messages, and return the time."""
     until(lambda: len(values(mq, topic)) >= count)
     return now_ms()
 
@@ -297,7 +297,7 @@ def test_a_new_leader_knows_what_waits_and_what_was_released(tmp_path: Path) -> 
 def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_rows: int
 ) -> None:
-    """What is due in a day is packed when a leader begins, or while it already works."""
+    """Messages that are due within a day are packed when a leader begins, or while it already works."""
     monkeypatch.setattr(later_ranges, "MIN_ROWS", min_rows)
     with served(tmp_path) as mq:
         topic, doomed = quick(mq), quick(mq)
@@ -392,7 +392,7 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
 
 @pytest.mark.extended
 def test_the_history_counts_each_message_as_what_became_of_it(tmp_path: Path) -> None:
-    """Ten messages of one range: seven are cancelled, one is rescheduled, two come."""
+    """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
     with served(tmp_path) as mq:
         topic = quick(mq)
         due_ms = now_ms() + 3_000
@@ -449,7 +449,7 @@ def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [1, 30, 2_000])
 def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: int) -> None:
-    """Of those that ride and those in a file; in topics that place and round otherwise."""
+    """The rows ride in the journal or are in a file. The topics differ in partitions and in how they round times."""
     topics = [new_topic(mq, 3), new_topic(mq, 2), new_topic(mq, 2)]
     for topic, slot_ms in zip(topics, (50, 20, 20), strict=True):
         mq.topics.alter(topic, {"delay.slot.ms": slot_ms}, subscriptions=[f"{topics[0]}/>"])
@@ -528,7 +528,7 @@ def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [3, 400, pytest.param(300_000, marks=pytest.mark.long)])
 def test_receipts_of_a_publish_are_a_table(mq: Connection, count: int) -> None:
-    """Few, riding, and in several files; each names its own message."""
+    """Few rows, rows that ride in the journal, and rows in several files. Each receipt names its own message."""
     topic = new_topic(mq, 3)
     far_ms = now_ms() // 1000 * 1000 + 10**9
     table = pa.table(
@@ -661,7 +661,7 @@ def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("t", config={"delay.slot.ms": 50})
-        due_ms = [now_ms() + 3_000, now_ms() + 3_300]  # not before the file is gone
+        due_ms = [now_ms() + 3_000, now_ms() + 3_300]  # not before the file has left the folder
         mq.publish("t", pa.table({"value": ["x" * 2000] * 2, "deliver_at": due_ms}))
     (lost,) = (path / "messages").glob("*.parquet")
     lost.unlink()
@@ -707,7 +707,7 @@ def test_a_forged_receipt_finds_nothing(mq: Connection) -> None:
 
 @pytest.mark.extended
 def test_what_became_of_a_message_is_told_for_as_long_as_the_history_lasts(tmp_path: Path) -> None:
-    """From the journal's tail, from the table, and from a table that was merged; then no more."""
+    """The outcome comes from the journal's tail, then from the table, also after a merge. Later it is gone."""
     path, config = str(tmp_path / "mq"), {**CONFIG, "compact.min.files": 2, "checkpoint.interval": 5}
     with lakemq.connect(path, create=True, config=config) as mq, mq.serving():
         topic = quick(mq)
@@ -725,7 +725,7 @@ def test_what_became_of_a_message_is_told_for_as_long_as_the_history_lasts(tmp_p
 
 
 def count_kept_rows(path: str, config: dict[str, Any]) -> int:
-    """How many rows of what has ended a merge of the whole table keeps."""
+    """Return how many rows of ended ranges a merge of the whole table keeps."""
     with lakemq.connect(path, config=config) as mq:
         handle = mq.namespace.store.open(DELAYED)
         rows, now = handle.read(), now_ms()

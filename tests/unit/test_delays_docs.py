@@ -1,4 +1,4 @@
-"""What docs/delays.md and docs/ttl.md show runs as it stands and prints what the page says."""
+"""The examples of docs/delays.md and docs/ttl.md run as they stand and print what the pages say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a deleted topic nothing stays: in the state, the tables, what groups have committed, transactions."""
+"""A deleted topic disappears completely: from the state, the tables, committed offsets and transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of some offsets: the parts that a change of the same offsets is asked about, no more and no less."""
+"""Changes of some offsets touch exactly the known parts of these offsets."""
 
 from __future__ import annotations
 

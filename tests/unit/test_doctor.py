@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong and says how to mend it, and finds nothing where nothing is."""
+"""The doctor finds each problem and says how to mend it. In a healthy namespace it finds nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A namespace with a topic and a message, which nobody serves."""
+    """A namespace with a topic and a message, without a sequencer."""
     path = tmp_path_factory.mktemp("doctor") / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():
         mq.topics.create("t")
@@ -50,7 +50,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(healthy: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be made ill."""
+    """The path of a copy of the healthy namespace, which a test may damage."""
     return Path(shutil.copytree(healthy, tmp_path / "mq"))
 
 
@@ -61,7 +61,7 @@ def mq(path: Path) -> Iterator[Connection]:
 
 
 def ill(path: Path | None, **options: bool) -> dict[str, Finding]:
-    """Check -> finding, of those that are not ok."""
+    """Return the findings that are not ok, by their checks."""
     return {f.check: f for f in examine(None if path is None else str(path), spark=False, **options) if not f.ok}
 
 
@@ -302,7 +302,7 @@ def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_journal_from_the_future(path: Path) -> None:
-    """Its steps were decided when the store's time was a day ahead."""
+    """The steps were decided when the store's time was a day ahead."""
 
     class Tomorrow(LocalFiles):
         def time_ms(self) -> int:

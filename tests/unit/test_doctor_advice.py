@@ -1,4 +1,4 @@
-"""What the doctor advises helps: each advice is followed as it stands, and the namespace is well afterwards."""
+"""The doctor's advice helps: each one is followed as it stands, and then the namespace is healthy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(healthy: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be made ill."""
+    """The path of a copy of the healthy namespace, which a test may damage."""
     return Path(shutil.copytree(healthy, tmp_path / "mq"))
 
 
@@ -55,7 +55,7 @@ def ill(path: Path, **options: str) -> dict[str, Finding]:
 
 
 def commands(finding: Finding) -> list[list[str]]:
-    """The arguments of the commands in an advice."""
+    """Return the arguments of the commands in the advice."""
     return [shlex.split(command)[1:] for command in COMMAND.findall(finding.mend)]
 
 
@@ -200,7 +200,7 @@ def test_maintenance_by_others_is_told_as_harmless(path: Path) -> None:
 
 
 def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
-    quick = EngineConfig({"lease.ms": 500})  # else its heir waits for ten seconds
+    quick = EngineConfig({"lease.ms": 500})  # else the next leader waits for ten seconds
     with Connection(open_namespace(str(path), quick)) as mq:
         sequencer = mq.sequencer()
         assert sequencer.try_lead()

@@ -1,4 +1,4 @@
-"""All who ask again by themselves: after an attempt that nobody answered, none says that nothing was sent."""
+"""Callers that repeat requests: after an attempt without an answer, no error says that nothing was sent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def publish_a_version(desk: Desk) -> Any:
 
 
 def publish_a_version_with_spark(desk: Desk) -> Any:
-    """What the driver asks; the tasks, which write the files, need a JVM."""
+    """Send the driver's request. The tasks, which write the files, need a JVM."""
     namespace = Namespace(desk.files.root, "", desk.files, Store(desk.files), desk.mailbox, EngineConfig(), {})
     desk.result = Published([])
     request = Produce([], Ranges(), 0, application=ApplicationVersion("app", 1, "t"))
@@ -92,7 +92,7 @@ ASKING: dict[str, Callable[[Desk], Any]] = {
 
 
 class Unsteady(Desk):
-    """Nobody answers the first letter, and there is no room for any after it."""
+    """A desk that does not answer the first letter, and has no room for any letter after it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, code=errno.ENOSPC)
@@ -124,7 +124,7 @@ def test_what_was_never_sent_is_told_so(tmp_path: Path, asking: str):
 
 
 class Refusing(Desk):
-    """Nobody answers the first letter, and those after it are refused."""
+    """A desk that does not answer the first letter, and refuses those after it."""
 
     def __init__(self, folder: Path, error: LakeMQError) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""What a Spark task does with its rows, without Spark."""
+"""A Spark task's work on its rows, without Spark."""
 
 from __future__ import annotations
 

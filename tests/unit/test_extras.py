@@ -1,4 +1,4 @@
-"""The plain package sends, consumes and serves without any extra; what needs one says how it is installed."""
+"""The plain package sends, consumes and serves without any extra. Features with an extra say how to install it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Block())
 
 
 def without_extras(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The code in a process that finds no module of any extra."""
+    """Run the code in a process that finds no module of any extra."""
     program = BLOCK + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""Two hundred thousand messages that wait, each sent alone, over a year: their memory and the work of a start.
+"""Two hundred thousand waiting messages, each sent alone, over a year: their memory, and the work of a start.
 
 `tests/bench/far_delays.py` measures ten million in a process of their own.
 """
@@ -58,7 +58,7 @@ def load(store: Store) -> tuple[State, LaterRanges]:
 
 
 def test_ranges_take_few_bytes_each(store: Store) -> None:
-    load(store)[0].delays.ranges.packed.complete()  # what is allocated once does not count
+    load(store)[0].delays.ranges.packed.complete()  # first allocations do not count
     tracemalloc.start()
     try:
         state, later = load(store)

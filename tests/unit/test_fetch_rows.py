@@ -1,4 +1,4 @@
-"""The rows of a plan are found wherever they are, in parts that ride or in files, and put together both ways alike."""
+"""The rows of a plan are found in files and in parts that ride in the journal. Both ways to join them agree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PENDING, OTHER = SEQUENCERS_FILES | 5, 7
 
 
 def body(first: int, count: int) -> pa.Table:
-    """Message bodies that say their row."""
+    """Return message bodies that contain their row number."""
     values = {
         "topic": ["t"] * count,
         "partition": [0] * count,
@@ -46,7 +46,7 @@ def plan(
     footer: int | None = None,
     append: int | None = None,
 ) -> FetchPlan:
-    """ranges: file_id, first row, count; offsets follow one another."""
+    """Return a plan. ranges: file id, first row and count; their offsets follow one another."""
     rows, offset = [], 100
     for file_id, first, count in ranges:
         columns = {"partition": 3, "base_offset": offset, "record_count": count, "last_offset": offset + count - 1}

@@ -1,4 +1,4 @@
-"""A few rows travel without Arrow: the same messages come of them, and alien bytes are nothing but a ValueError."""
+"""Few rows travel without Arrow: they yield the same messages, and alien bytes cause only a ValueError."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ strings = st.sampled_from([pa.string(), pa.large_string()])
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """What a user may give, of the types that rows come in."""
+    """Draw tables that a user may publish, with all types of columns that are accepted."""
     count = draw(st.integers(1, 6))
 
     def column(values: st.SearchStrategy[Any], kind: Any) -> pa.Array:
@@ -172,7 +172,7 @@ def test_what_is_not_few_or_not_plain_is_left_to_arrow(table: pa.Table) -> None:
 
 
 def test_text_that_is_none_is_as_in_arrow() -> None:
-    """Arrow takes bytes for text that are not UTF-8, where nobody looks."""
+    """Arrow accepts bytes as text that are not UTF-8, without a check."""
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     few = few_body_from_table(pa.table({"value": bad}), "t", NOW_MS)
     assert few is not None

@@ -1,4 +1,4 @@
-"""What Delta's log says of a file must be true of every row in it, and readable by everybody."""
+"""The statistics of a file in Delta's log are true for every row in it, and every reader can read them."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_file_is_known_by_its_id_rows_and_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("low_ms", "high_ms"), [(-1, 0), (0, LAST_MS), (0, 2**53), (-(2**53), 2**53)])
 def test_times_nobody_can_read_are_left_out(tmp_path: Path, low_ms: int, high_ms: int) -> None:
-    """Of rows that were refused for their timestamp: one of them made the table unreadable."""
+    """Rows were refused for their timestamp. One of them made the table unreadable."""
     stored = registered(tmp_path, low_ms, high_ms)
     assert stored.statistics.get("min.timestamp") is None
     assert stored.statistics["max.row"] == 6
 
 
 def test_long_texts_bound_no_merged_file() -> None:
-    """They would stand in the log at full length, a client's results or a topic's settings."""
+    """The texts of a client's results or a topic's settings would stand in the log at full length."""
     rows = pa.table({"step": [3, 9], "name": ["b", "a"], "results": ["[" + "x" * 100 + "]", "[]"], "none": [None, "y"]})
     statistics = compute_statistics(rows)
     assert statistics["minValues"] == {"step": 3, "name": "a", "none": "y"}

@@ -1,4 +1,4 @@
-"""One suite of behaviours for everything that holds objects, then what is particular to each."""
+"""The behaviours that every kind of Files shares, then those of each kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DISKS: dict[str, Callable[[str], Files]] = {
 
 @pytest.fixture(params=DISKS)
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
-    """No root yet: the first object makes it."""
+    """Files on disk whose root does not exist yet. The first object creates it."""
     return DISKS[request.param](str(tmp_path / "root"))
 
 
@@ -50,7 +50,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
 
 
 def everything(files: Files) -> list[str]:
-    """All that there is, temporaries included."""
+    """Return all names in the store, including temporaries."""
     if isinstance(files, ObjectFiles):
         return sorted(meta["path"] for page in obstore.list(files._store) for meta in page)
     root = Path(files.root)
@@ -74,7 +74,7 @@ def test_what_was_put_is_got(files: Files, tmp_path: Path, data, durable: bool):
 
 
 def test_an_identity_is_of_one_object(files: Files):
-    """It is the same whoever tells it, and another one for an object that took its name later."""
+    """Every reader gets the same identity. A later object under the same name has another one."""
     first = files.put("folder/name", b"one")
     assert first == files.identity("folder/name")
     assert files.get_identified("folder/name") == (b"one", first)
@@ -286,7 +286,7 @@ def test_odd_names_are_only_names(files: Files, name: str):
 
 @contextmanager
 def no_space_beyond(size: int) -> Iterator[None]:
-    """The kernel writes files up to `size` bytes and then fails, in the midst of a write."""
+    """Let the kernel write files of up to `size` bytes. A larger write fails in the middle."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -311,7 +311,7 @@ def test_out_of_space_leaves_nothing(disk: Files, tmp_path: Path, durable: bool)
 
 
 def test_a_read_only_store_says_so(tmp_path: Path):
-    """As another user, because root may write anywhere."""
+    """The test runs as another user, because root may write anywhere."""
     for make in DISKS.values():
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         root.mkdir(mode=0o555)
@@ -326,7 +326,7 @@ def test_a_read_only_store_says_so(tmp_path: Path):
 
 @contextmanager
 def as_nobody(path: Path) -> Iterator[None]:
-    """Without root's rights, with those of the owner of nothing."""
+    """Drop root's rights and become a user who owns nothing."""
     if os.geteuid() != 0:
         yield
         return
@@ -346,7 +346,7 @@ def as_nobody(path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_an_object_that_could_be_seen_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool):
-    """Somebody may have read it before its folder could not be made durable."""
+    """A reader may have seen it before its folder failed to become durable."""
     files = LocalFiles(str(tmp_path / "root"), named_temporaries=named)
     files.put("box/before", b"")
 
@@ -549,7 +549,7 @@ def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Pat
 
 
 def _environment() -> dict[str, str]:
-    """Of a process that imports what this one imports."""
+    """Return the environment of a process that imports the same modules as this one."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
@@ -589,7 +589,7 @@ def test_a_root_that_cannot_be_opened_is_refused(root: str):
 
 
 def test_a_store_takes_delta_rs_options():
-    """Also in small letters; those for Delta alone are ignored."""
+    """Names in lower case count as well. Options that only Delta knows are ignored."""
     files = open_files(
         "s3://bucket/a/mq/",
         {

@@ -33,7 +33,7 @@ ROWS = pa.table({"value": ["x"]})
 
 
 def in_a_fork(work: Callable[[], Any]) -> str:
-    """What the work says in a forked child: its result, or the name of its error. The child must end."""
+    """Run the work in a forked child, and return its result or its error as text. The child must end."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -94,7 +94,7 @@ CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
-    with mq._fetcher._lock.own:  # as another thread of the parent may hold it in the moment of the fork
+    with mq._fetcher._lock.own:  # as another thread of the parent may hold it at the moment of the fork
         outcome = in_a_fork(lambda: CALLS[call](mq, topic))
     assert_refused(outcome)
 
@@ -158,7 +158,7 @@ def assert_refused(outcome: str) -> None:
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
-    """Another one than that which holds the locks: they let their holder in again."""
+    """Run the work in a thread that does not hold the locks, because their holder may enter again."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 
@@ -178,7 +178,7 @@ def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
 
 @contextmanager
 def end_transaction(transaction: TransactionScope) -> Iterator[None]:
-    """The end of a block that was entered before the fork."""
+    """End a block that was entered before the fork."""
     with ExitStack() as stack:
         stack.push(transaction)
         yield
@@ -195,7 +195,7 @@ def test_a_child_that_closes_ends_nothing_of_its_parents(mq: Connection):
 
 
 def test_children_that_were_refused_leave_the_parent_its_numbers(mq: Connection):
-    """Four children ask for something; nobody is told of another's request, and the parent's next is its own."""
+    """Four children request something. None gets the answer of another, and the parent's next answer is its own."""
     topic = new_topic(mq, partitions=5)
     mq.publish(topic, pa.table({"value": ["x"], "partition": [4]}))
 

@@ -1,4 +1,4 @@
-"""A batch through the format `lakemq`, without a JVM: what it plans, and what its tasks read."""
+"""A batch through the format `lakemq` without a JVM: its plan, and the rows that its tasks read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def options(mq: Connection, **extra: str) -> dict[str, str]:
 
 
 def rows(reader: BatchReader) -> pa.Table:
-    """Of all tasks, as executors have them, by topic, partition and offset."""
+    """Return the rows of all tasks, pickled as for executors, by topic, partition and offset."""
     planned = pickle.loads(pickle.dumps((reader, reader.partitions())))
     batches = [batch for task in planned[1] for batch in planned[0].read(task)]
     keys = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
@@ -52,7 +52,7 @@ def read(mq: Connection, **extra: str) -> pa.Table:
 
 
 def wait_for_files(mq: Connection) -> None:
-    """All that rode in the journal is in files."""
+    """Wait until all rows that rode in the journal are in files."""
     step = mq.state().step
     until(lambda: read_watermark(mq.namespace.store).step >= step)
 
@@ -99,7 +99,7 @@ def test_row_groups_are_cut_into_as_many_tasks_as_are_asked_for(mq: Connection, 
     assert all(sum(chunk.record_count for chunk in task.chunks) <= 999 for task in reader.partitions())
     assert rows(reader).equals(whole)
     monkeypatch.setattr(tasks, "TASK_ROWS", 5000)
-    assert len(BatchReader(settings).partitions()) == 2  # a file each: no task opens another's row group
+    assert len(BatchReader(settings).partitions()) == 2  # one file each: no task opens the row group of another
 
 
 def test_messages_come_in_the_order_of_their_logs(mq: Connection, monkeypatch: Any) -> None:
@@ -203,7 +203,7 @@ def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
 
 def read_filtered(mq: Connection, filters: Iterable[Any], **extra: str) -> pa.Table:
     reader = FilteringReader(options(mq, **extra))
-    assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark looks at the rows all the same
+    assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark applies the filters itself as well
     return rows(reader)
 
 

@@ -1,4 +1,4 @@
-"""How far the next batch of a stream goes."""
+"""The end offsets of a stream's next batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
     remaining = {place: end - start for place, (start, end) in ranges.items()}
     assert all(0 <= moved[place] <= remaining[place] for place in ranges)
     assert sum(moved.values()) == min(sum(remaining.values()), sum(remaining.values()) if limit is None else limit)
-    assert limit_ranges(dict(reversed(ranges.items())), limit) == ends  # whatever the order in which they are named
+    assert limit_ranges(dict(reversed(ranges.items())), limit) == ends  # the order of the ranges makes no difference
 
 
 def test_partitions_share_a_batch_by_how_much_they_have() -> None:
@@ -51,7 +51,7 @@ def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
 @pytest.mark.parametrize(
     "stored",
     [
-        {"t": {"0": 3}},  # as Spark's Kafka source tells it
+        {"t": {"0": 3}},  # the format of Spark's Kafka source
         {"logOffset": 4},
         {"offsets": {"t": {"0": 3}}},
         {"offsets": {"t": {"0": 3}}, "topic_ids": {}},
@@ -89,5 +89,6 @@ def test_what_has_come_since_is_read_from_its_beginning() -> None:
 
 def test_a_log_that_has_lost_its_end_is_gone_on_with_where_it_ends() -> None:
     start = StreamOffset({"t": {0: 50, 1: 50}}, {"t": 1})
-    logs = {"t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 8, 60)}}  # what is not committed yet was read once
+    # an earlier batch read offsets of partition 1 that are not committed yet
+    logs = {"t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 8, 60)}}
     assert find_available_ranges(start, logs) == {("t", 0): (8, 8), ("t", 1): (50, 50)}

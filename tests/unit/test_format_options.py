@@ -1,4 +1,4 @@
-"""Options by the names of Spark's Kafka source: what they say, and what is refused."""
+"""Options by the names of Spark's Kafka source: their meaning, and those that are refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ KAFKAS = {
     "minOffsetsPerTrigger": "10",
     "maxTriggerDelay": "15m",
 }
-"""Options that Spark's guide to Kafka documents of its source and that say something here, as they stand there."""
+"""Options of the Kafka source in Spark's guide that have a meaning here, in the guide's order."""
 KAFKAS_BATCH = {
     "endingTimestamp": "2000",
     "endingOffsetsByTimestamp": '{"orders": {"0": 2000}}',

@@ -1,4 +1,4 @@
-"""The sinks of the format `lakemq`, without a JVM: what tasks write, and what is published of it."""
+"""The sinks of the format `lakemq` without a JVM: the files that tasks write, and the messages that are published."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def wait_for_tables(mq: Connection) -> None:
-    """The tables hold all that is decided by now."""
+    """Wait until the tables hold all decisions made so far."""
     step = mq.state().step
     until(lambda: read_watermark(mq.namespace.store).step >= step)
 
@@ -45,7 +45,7 @@ def table(*rows: str, **columns: Any) -> pa.Table:
 
 
 def write_parts(writer: Any, parts: tuple[pa.Table, ...]) -> list[Any]:
-    """As tasks tell it, each with a writer of its own."""
+    """Write each part with a writer of its own, and return what the tasks send to the driver."""
     task = pickle.dumps(writer)
     return [pickle.loads(pickle.dumps(pickle.loads(task).write(iter(part.to_batches())))) for part in parts]
 
@@ -56,7 +56,7 @@ def write(mq: Connection, *parts: pa.Table, **options: str) -> None:
 
 
 class Stream:
-    """A checkpoint, and the batches of the stream that it is of."""
+    """A checkpoint, and the batches of its stream."""
 
     def __init__(self, mq: Connection, folder: Path, **options: str) -> None:
         folder.mkdir()
@@ -129,7 +129,7 @@ def test_a_batch_of_a_stream_is_published_once(mq: Connection, topic: str, tmp_p
     stream = Stream(mq, tmp_path / "one", topic=topic)
     stream.write(0, table("a"))
     stream.write(1, table("b"))
-    stream.write(1, table("b"))  # the driver was killed before it had noted it
+    stream.write(1, table("b"))  # the driver was killed before it noted this
     Stream(mq, tmp_path / "other", topic=topic).write(0, table("of another stream"))
     assert values(mq, topic) == ["a", "b", "of another stream"]
 
@@ -145,7 +145,7 @@ def test_a_batch_of_a_stream_is_published_once_also_where_rows_name_topics(mq: C
 
 def test_files_of_tasks_that_are_not_committed_are_nobody_s(mq: Connection, topic: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
-    _, second = write_parts(writer, (table("a"), table("a")))  # a task that was tried twice
+    _, second = write_parts(writer, (table("a"), table("a")))  # a task that ran twice
     writer.commit([second])
     assert values(mq, topic) == ["a"]
 

@@ -1,4 +1,4 @@
-"""A stream through the format `lakemq`, without a JVM: asked batch by batch, as Spark asks it."""
+"""A stream through the format `lakemq` without a JVM: called batch by batch, as Spark does."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Offset = dict[str, Any]
 
 
 class Query:
-    """What Spark does with a reader: each batch follows from offsets that went through JSON."""
+    """A reader that is called as Spark calls it: offsets go through JSON between batches."""
 
     def __init__(self, reader: StreamReader, checkpoint: list[str]) -> None:
         self.reader, self.checkpoint = reader, checkpoint
 
     def batch(self) -> list[str] | None:
-        """The values of the next one, in any order; None: there is none."""
+        """Return the values of the next batch in any order, or None if there is no batch."""
         start = self._start()
         end = json.dumps(self.reader.latestOffset(json.loads(start), self.reader.getDefaultReadLimit()))
         if end == start:
@@ -49,7 +49,7 @@ class Query:
         return self.again()
 
     def again(self, number: int = -1) -> list[str]:
-        """The batch of this number, as whoever starts from the checkpoint reads it."""
+        """Read the batch of this number again, as a query does that starts from the checkpoint."""
         number %= len(self.checkpoint)
         start, end = (json.loads(text) for text in (self._start(number), self.checkpoint[number]))
         tables = [pa.Table.from_batches(self.reader.read(task)) for task in self.reader.partitions(start, end)]
@@ -94,7 +94,7 @@ def test_it_begins_at_the_end_and_the_checkpoint_says_where_that_was(mq: Connect
     send(mq, topic, "before")
     checkpoint: list[str] = []
     with query(checkpoint, subscribe=topic) as stream:
-        assert stream.batch() == []  # nothing but where it begins
+        assert stream.batch() == []  # only its start offset
     send(mq, topic, "meanwhile")
     with query(checkpoint, subscribe=topic) as stream:
         assert stream.again() == []
@@ -183,7 +183,10 @@ def test_a_topic_made_anew_is_another_one(mq: Connection, topic: str, query: Any
 
 
 def test_the_checkpoint_of_another_namespace_is_refused(mq: Connection, query: Any, tmp_path: Path) -> None:
-    """Ids of topics begin anew in each: one that was made anew at a path may give a topic the id of the one before."""
+    """Each namespace numbers its topics from 1.
+
+    One that was created again may give a topic an id that was used before.
+    """
     with lakemq.connect(str(tmp_path / "mq"), create=True) as other, other.serving():
         topic = new_name("t")
         for connection in (mq, other):
@@ -200,7 +203,7 @@ def test_the_checkpoint_of_another_namespace_is_refused(mq: Connection, query: A
                     ask()
         without_id = json.loads(checkpoint[0])
         del without_id["namespace_id"]
-        with query([json.dumps(without_id)], **options) as stream:  # as it was written before ids were
+        with query([json.dumps(without_id)], **options) as stream:  # the format before it had ids
             assert stream.batch() is None
 
 
@@ -248,7 +251,7 @@ def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, q
     limits = {"minOffsetsPerTrigger": "3", "maxTriggerDelay": "400ms"}
     with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
         assert isinstance(stream.reader.getDefaultReadLimit(), ReadMinRows)
-        assert stream.batch() == []  # the first does not wait
+        assert stream.batch() == []  # the first batch does not wait
         send(mq, topic, "a", "b")
         assert stream.batch() is None
         send(mq, topic, "c")
@@ -261,7 +264,7 @@ def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, q
 
 
 def test_a_stream_begins_without_pandas(mq: Connection, topic: str) -> None:
-    """Spark starts a process for each stream, and to load pandas takes a third of its start."""
+    """Spark starts a process for each stream, and loading pandas takes a third of the start."""
     send(mq, topic, "a")
     code = f"""
 import sys
@@ -297,7 +300,10 @@ def test_only_what_is_committed_comes(mq: Connection, topic: str, query: Any) ->
 
 
 def test_what_is_not_committed_yet_is_waited_for_by_a_batch_that_had_it(mq: Connection, topic: str, query: Any) -> None:
-    """A batch is the same or there is none: what an open transaction holds back is not lost, and not passed over."""
+    """A batch is repeated exactly or not at all.
+
+    Messages that an open transaction holds back are neither lost nor skipped.
+    """
     checkpoint: list[str] = []
     options = {"subscribe": topic, "startingOffsets": "earliest", "failOnDataLoss": "false"}
     txn = mq.transaction(new_name("txn"))
@@ -320,7 +326,7 @@ def test_a_group_is_told_what_is_done_with(mq: Connection, topic: str, group: st
     limits = {"maxOffsetsPerTrigger": "2", "kafka.group.id": group}
     with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
         stream.batch()
-        assert read_committed_offset(mq, group, topic) is None  # the batch may not be done with yet
+        assert read_committed_offset(mq, group, topic) is None  # the batch may still be in work
         stream.batch()
         assert read_committed_offset(mq, group, topic) == 2
         assert stream.batch() is None

@@ -1,4 +1,4 @@
-"""What may be given to `publish`: rows of whatever library speaks Arrow; all else is refused in the call."""
+"""Rows for `publish`: any library that supports Arrow's interface works. Other values are refused within the call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lakemq.errors import InvalidConfig, InvalidRecord, InvalidRequest
 
 
 class Stream:
-    """Rows of a library that nobody knows, which speaks Arrow."""
+    """Rows of an unknown library that supports Arrow's stream interface."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return pa.table({"value": ["a", "b"]}).__arrow_c_stream__(requested_schema)

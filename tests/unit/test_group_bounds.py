@@ -1,4 +1,4 @@
-"""What a member may say is bounded: the most is accepted, one more is refused. What has gone meanwhile is not due."""
+"""Bounds of a member's requests: the largest is accepted, one more is refused. Ended members and groups are not due."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_so_are_the_offsets_that_are_reset(mq: Harness, monkeypatch: pytest.Monk
 
 
 def test_what_is_committed_is_told_with_its_topic(mq: Harness) -> None:
-    """By which a consumer knows whether it is of the topic that it reads."""
+    """A consumer checks by it whether the offset belongs to the topic that it reads."""
     mq.one(CommitOffsets("g", [OffsetCommit("t", 1, 0)]))
     fetched = mq.one(FetchOffsets("g", [("t", 1)]))
     assert isinstance(fetched, OffsetsFetched)

@@ -1,4 +1,4 @@
-"""Consumers that are members of a cooperative group: what each has, what it reads, and what its commits are worth."""
+"""Consumers in a cooperative group: their partitions, their messages, and which of their commits count."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def member(
 
 
 def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:
-    """Poll all of them until it is so; what they read is not looked at."""
+    """Poll all consumers until the condition holds. The messages are ignored."""
 
     def poll() -> bool:
         for consumer in consumers:
@@ -57,7 +57,7 @@ def settle(*consumers: GroupConsumer, on: Callable[[], bool]) -> None:
 
 
 def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
-    """A topic, a group, and two members that share it evenly."""
+    """Start two members that share a new topic evenly."""
     topic, group = new_topic(mq, partitions), new_name("g")
     first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
     settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == partitions // 2)
@@ -146,7 +146,7 @@ def test_partitions_that_come_later_are_read_from_their_start(mq: Connection) ->
 
 
 def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Connection) -> None:
-    """Whatever the member says that has the partition now: where the group begins was said by its first one."""
+    """The setting of the present owner makes no difference: the first owner determined where the group begins."""
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 5, 1: 5})
     first = member(mq, group, topic)
@@ -469,7 +469,7 @@ def test_a_member_that_has_a_great_many_offsets_stops_nobody(mq: Connection) -> 
             mq.requester.ask(CommitOffsets(group, [offset] * 100_001, None, consumer.member_id))
 
 
-# -- what is refused ----------------------------------------------------------------------------------------
+# -- refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["cooperative", "classic"])
 def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Connection, protocol: str) -> None:
-    """Who commits what it has read before it gives up, or closes, hands over without a doubt."""
+    """A member that commits its messages before it gives up partitions, or closes, hands over without duplicates."""
     topic, group, total = new_topic(mq, 6), new_name("g"), 600
     mq.groups.create(group, {"group.protocol": protocol, "group.initial.rebalance.delay.ms": 0})
     read: list[str] = []
@@ -565,7 +565,7 @@ def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Conn
     for thread in threads:
         thread.join(30)
     assert not errors
-    # committed before anybody else could have it: nothing is read twice
+    # committed before another member could get it, so nothing is read twice
     assert sorted(read) == sorted({f"{i} {p}.{n}" for i in range(total // 60) for p in range(6) for n in range(10)})
 
 

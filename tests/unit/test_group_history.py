@@ -1,4 +1,4 @@
-"""`assignment_history` and `handoffs`: who had which partition when, and how it went from one to the next."""
+"""The views `assignment_history` and `handoffs`: the owners of each partition over time, and how it moved."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
 
 
 def owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
-    """Partition -> who had it then."""
+    """Return the owner of each partition at that time."""
     at = time_at(at_ms).isoformat()
     query = (
         f"SELECT partition, owner FROM assignment_history WHERE since <= '{at}' AND (until > '{at}' OR until IS NULL)"
@@ -45,7 +45,7 @@ def owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
 
 @pytest.fixture
 def story() -> Story:
-    """C1 alone has both partitions of `t`, and five messages of each, from 1000 ms on."""
+    """Return a story in which C1 alone owns both partitions of `t`, with five messages each, from 1000 ms on."""
     story = Story()
     story.tell({"create": {"t": 2}})
     story.tell({"publish": {"t-0": 5, "t-1": 5}})
@@ -145,7 +145,7 @@ def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> Non
     assert {row for row in sql(moves(mq), query) if row[3] != "unassigned"} == expected
 
 
-# -- what is kept -------------------------------------------------------------------------------------------
+# -- retention ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("whole", [True, False])

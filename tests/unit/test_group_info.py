@@ -1,4 +1,4 @@
-"""What `mq.groups` says of a group that waits, and of whose its members are."""
+"""The figures of `mq.groups` for a group that waits, and the clients of its members."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, set
         groups = groups_of(story, lost_ms + passed_ms)
         assert groups.describe("g").delay_left_ms == left_ms
         waits = {(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")}
-        # in a cooperative group the member had not given up what it was to
+        # in a cooperative group the member had not yet given up its partitions
         assert waits - {("ready", None)} == {("unbound", left_ms)}
     story.tell({"wait_ms": 4_001})
     groups = groups_of(story, story.mq.state.now_ms)

@@ -1,4 +1,4 @@
-"""Groups are deleted, and told to go on elsewhere, with a sequencer that decides."""
+"""Groups are deleted, and their offsets reset, with a sequencer that decides."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 @pytest.fixture
 def topic(mq: Connection) -> str:
-    """Five messages in each of two partitions, a minute apart."""
+    """A topic of two partitions with five messages each, a minute apart."""
     name = new_topic(mq, 2)
     times = [NOON + timedelta(minutes=n // 2) for n in range(10)]
     rows = {"value": [f"v{n}" for n in range(10)], "partition": [0, 1] * 5, "timestamp": times}
@@ -52,7 +52,7 @@ def topic(mq: Connection) -> str:
 
 @pytest.fixture
 def group(mq: Connection, topic: str) -> str:
-    """It has committed 3 of the first partition, and nothing of the other."""
+    """A group that has committed offset 3 of the first partition, and nothing of the other."""
     name = new_name("g")
     with mq.consumer(name, assign=[(topic, 0)]) as consumer:
         consumer.commit({(topic, 0): 3})
@@ -198,7 +198,7 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
         for assignment in assignments
     ]
     assert run_sql('SELECT "group", member_id, topics FROM group_members') == [("g", member.member_id, ["t", "u"])]
-    # the table also has what is not any more: at least the partition of the deleted topic
+    # the table also has former rows: at least the partition of the deleted topic
     assert len(run_sql("SELECT * FROM assignments")) > len(rows)
 
 

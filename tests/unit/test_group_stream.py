@@ -1,4 +1,4 @@
-"""Streams of a group: micro-batches for a function, shared by the processes that run one."""
+"""Streams of a group: a function gets micro-batches, which the processes that run it share."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connectio
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection, protocol: str) -> None:
-    """Its transaction is aborted; what is left of it comes again, the rest is the other's."""
+    """The transaction is aborted. The part that is left comes again, and the new owner gets the rest."""
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": protocol, "max.handoff.ms": 0, "rebalance.delay.ms": 0})
     add(mq, topic, {0: 2, 1: 2})
@@ -81,7 +81,7 @@ def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection,
         batches.append(sorted(texts(rows)))
         txn.publish(out, rows.select(["value"]))
         if len(batches) == 1:
-            # the first one's owner is thought lost while it works, and a second one is there
+            # the first owner counts as lost while it works, and a second one is there
             mq.groups.remove_members(group, [mq.groups.members(group)[0].member_id])
             with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as other:
                 until(lambda: bool(other.poll(1)) or len(other.assignment()) == 2)
@@ -94,7 +94,7 @@ def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection,
 
 
 def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> None:
-    """To try again would fail again."""
+    """Another attempt would fail as well."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
 

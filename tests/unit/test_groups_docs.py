@@ -1,4 +1,4 @@
-"""What docs/groups.md, docs/queues.md and docs/dead-letters.md show runs as it stands and prints what the pages say."""
+"""The examples of docs/groups.md, queues.md and dead-letters.md run as they stand and print what the pages say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def block(language: str, page: str = "groups") -> str:
-    """All blocks of a language of a page, one after the other, but for fragments of Python without a connection."""
+    """Return all blocks of a language on a page, in order, without fragments of Python that have no connection."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return "".join(code for code in blocks if language != "python" or "mq." in code)
@@ -32,7 +32,7 @@ def block(language: str, page: str = "groups") -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the examples have run; their output is in `groups.txt` and so on."""
+    """A working folder in which the examples have run. Their output is in `groups.txt` and so on."""
     folder = tmp_path_factory.mktemp("groups")
     for page in ("groups", "queues", "dead-letters"):
         code = "\n".join([block("python", page), "mq.close()"])
@@ -50,7 +50,7 @@ def test_the_example_prints_what_the_page_says(folder: Path, page: str) -> None:
 
 
 def lags(lines: list[str]) -> list[int]:
-    """The column `lag` of what `lakemq groups lag` prints."""
+    """Return the column `lag` of the output of `lakemq groups lag`."""
     at = lines[0].split().index("lag")
     return [int(line.split()[at]) for line in lines[1:]]
 

@@ -1,4 +1,4 @@
-"""Golden vectors of three foreign hashes, and the columnar form against the scalar one."""
+"""Golden vectors of three foreign hashes, and a comparison of the columnar and the scalar form."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_shard_is_kafkas(name: str, expected: int):
         ("BB", 2112),
         ("\u00e9", 233),
         ("\U0001f600", 31 * 0xD83D + 0xDE00),  # its two surrogates
-        ("\ud83d", 0xD83D),  # one alone, as Java allows
+        ("\ud83d", 0xD83D),  # a single one, as Java allows
     ],
 )
 def test_java_hash(text: str, expected: int):
@@ -115,7 +115,7 @@ columns = st.lists(st.none() | keys_of_any_length, min_size=1, max_size=6)
 
 
 def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, start: int) -> list[int]:
-    """One key after the other."""
+    """Return the partition of each key, computed one by one."""
     partition_by_key = {key: SCALAR[partitioner](key, count) for key in set(keys) if key is not None}
     partitions, nulls = [], 0
     for key in keys:
@@ -127,7 +127,7 @@ def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, 
 @examples()
 @given(columns, st.sampled_from([1, 40, 200]), counts, partitioners, st.integers(-(10**12), 10**12))
 def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start):
-    # Repeated, because only groups of many keys of one length are hashed together.
+    # Keys are repeated, because only large groups of keys of one length are hashed together.
     keys = few * repeats
     partitions = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
     assert partitions.dtype == np.int32

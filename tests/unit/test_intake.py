@@ -1,4 +1,4 @@
-"""What a step takes: whose turn it is, when time may pass, and letters that cannot be read or deleted."""
+"""The letters that a step takes: their order, when time may pass, and letters that cannot be read or deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMESPACE_ID = "a-namespace"
 
 
 class Office:
-    """An intake with its mailbox, state and time; `step` decides and discards as the sequencer does."""
+    """An intake with its mailbox, state and time. `step` decides and discards as the sequencer does."""
 
     def __init__(self, folder: Path, most: int = 50, most_bytes: int = 64 << 20, **faults: str | int) -> None:
         self.files = FaultyFiles(str(folder), **faults)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ class Office:
         return self.intake.take_letters(self.state, NAMESPACE_ID)
 
     def step(self, crash: bool = False) -> StepLetters:
-        """crash: right after the step has landed, before any letter was discarded."""
+        """Take letters and decide them. crash: stop after the step has landed, before a letter is discarded."""
         intake = self.take_letters()
         machine.begin_step(self.state, self.clock.now_ms())
         for taken_letter in intake.taken:
@@ -76,7 +76,10 @@ def numbers(intake: StepLetters) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("most", "waiting"), [(50, 50), (50, 400), (1, 3)])
 def test_no_time_passes_while_a_letter_that_was_decided_waits_unseen(tmp_path: Path, most: int, waiting: int) -> None:
-    """Behind letters that wait for a gap, as many as a step takes: its client would be forgotten, it decided again."""
+    """The letter is behind as many waiting letters as a step takes.
+
+    Its client would be forgotten, and it would be decided again.
+    """
     office = Office(tmp_path, most)
     office.put("payer", 1, coarse_s=5)
     office.step(crash=True)
@@ -86,7 +89,7 @@ def test_no_time_passes_while_a_letter_that_was_decided_waits_unseen(tmp_path: P
     heir.state = office.state
     for _ in range(10):
         if heir.time_passes(heir.step()):
-            heir.state.clients.clear()  # as after client.expiration.ms
+            heir.state.clients.clear()  # as if client.expiration.ms had passed
     assert heir.decided == []
     assert ("payer", 1) not in [(name.client_id, name.number) for name in heir.mailbox.list_waiting(9_999)]
 
@@ -115,7 +118,7 @@ EMPTY_HEADERS = FewRows(["t"], [0], [None], [None], [0], [[(None, None)] * 6_000
 
 @pytest.mark.parametrize(("requests", "rows"), [(100, None), (1, EMPTY_HEADERS)], ids=["requests", "headers"])
 def test_a_step_takes_no_more_than_it_has_memory_for(tmp_path: Path, requests: int, rows: FewRows | None) -> None:
-    """However few bytes the letters have: 20 KiB at most, each of which takes a tenth of a MiB."""
+    """The letters have few bytes, at most 20 KiB, but each takes a tenth of a MiB in memory."""
     office = Office(tmp_path, most_bytes=1 << 20)
     for i in range(20):
         office.put_letter(Letter(f"c{i:02}", 1, [InitProducer()] * requests, 0), rows=rows)
@@ -221,7 +224,7 @@ def make_large(path: Path) -> None:
     ids=["pipe", "folder", "20GB", "loop"],
 )
 def test_what_is_no_file_stops_nobody(tmp_path: Path, make) -> None:
-    """For real: root may read anything, but not these."""
+    """The test uses real folders and links: root may read any file, but not these."""
     office = Office(tmp_path)
     (tmp_path / "mailbox").mkdir()
     make(tmp_path / "mailbox" / LetterName.of("bad", 1, 0).name)

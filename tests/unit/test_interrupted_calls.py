@@ -1,4 +1,4 @@
-"""Calls that Ctrl-C or a signal's handler cuts short: what comes after them neither hangs nor comes short."""
+"""Calls that Ctrl-C or a signal handler interrupts: the next calls neither hang nor miss anything."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 
 def interrupt(work: Callable[[], Any], event: str, function: str) -> None:
-    """Do the work with a KeyboardInterrupt where the first such function of ours is called or returns."""
+    """Do the work, and raise KeyboardInterrupt where the first such function of ours is called or returns."""
 
     def trace(frame: FrameType, trace_event: str, _: Any) -> Any:
         if "lakemq" not in frame.f_globals["__name__"]:

@@ -1,4 +1,4 @@
-"""Jars are kept whole or not at all; what is missing is said with the command that mends it. No JVM here."""
+"""Jars are kept completely or not at all. Errors name missing jars and the command that fetches them. No JVM runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JAR = jars.Jar("org.example", "small", "1.0", hashlib.sha256(b"right").hexdigest
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the jars, not made yet; there is one jar to keep, and Spark must not be asked."""
+    """The folder of the jars, which does not exist yet. There is one jar to keep, and Spark must not be started."""
     folder = tmp_path / "jars"
     monkeypatch.setenv("LAKEMQ_JARS", str(folder))
     monkeypatch.setattr(jars, "JARS", (JAR,))
@@ -69,7 +69,7 @@ def test_other_bytes_are_refused_and_nothing_is_kept(folder: Path, monkeypatch: 
 
 
 def fake_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Make SPARK_HOME a folder whose spark-submit is this script. $2 is the file of properties."""
+    """Make SPARK_HOME a folder whose spark-submit is this script. $2 is the properties file."""
     submit = tmp_path / "spark" / "bin" / "spark-submit"
     submit.parent.mkdir(parents=True)
     submit.write_text(f"#!/bin/sh\n{script}\n")

@@ -1,4 +1,4 @@
-"""Jobs begin and end alike: options, exit codes, the log as JSON, the last line; no JVM is started here."""
+"""All jobs begin and end alike: options, exit codes, the log as JSON, the last line. No JVM is started here."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -
         os.kill(os.getpid(), signal.SIGUSR1)
 
     def work() -> entry.Counts:
-        # what a command does on SIGTERM, without the timer that ends this process
+        # the handler of SIGTERM, without the timer that ends this process
         signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         threading.Thread(target=stop_soon).start()
         try:

@@ -1,4 +1,4 @@
-"""Row groups that a consumer keeps for its next poll: read once, bounded, and no other rows than without them."""
+"""Row groups that a consumer keeps for its next poll: read once, bounded, and without a change of the rows."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_two_of_the_largest_row_groups_are_kept() -> None:
 
 
 def _write_data_file(folder: str) -> tuple[FaultyFiles, int]:
-    """A data file of 3,000 rows in several row groups, and the hash of its footer."""
+    """Write a data file of 3,000 rows in several row groups, and return it with the hash of its footer."""
     files = FaultyFiles(folder)
     with new_data_file(files, OTHER) as writer:
         for first in range(0, 3_000, 700):
@@ -117,4 +117,4 @@ def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytes
         while batch := consumer.poll(max_records=500):
             read += [message.value for message in batch]
     assert read == [b"%d" % i for i in range(5_000)]
-    assert len(opened) <= 1  # none, while it rides in the journal
+    assert len(opened) <= 1  # no hash while the file's rows ride in the journal

@@ -1,4 +1,4 @@
-"""How keys spread over partitions: exact counts of the newest messages, and warnings at twice the fair share."""
+"""The spread of keys over partitions: exact counts of the newest messages, and warnings at twice the fair share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.namespace import check_spread
 from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
 
-# -- what is warned of ------------------------------------------------------------------------------------
+# -- warnings -------------------------------------------------------------------------------------------
 
 
 def spread_of(*partitions: tuple[int, int, int, int]) -> KeySpread:
-    """Partitions of so many messages, keys, bytes and messages of the most frequent key."""
+    """Return partitions with these numbers of messages, keys, bytes, and messages of the most frequent key."""
     spreads = tuple(
         PartitionSpread(number, messages, keys, size_bytes, b"secret" if keys else None, hot_key_messages)
         for number, (messages, keys, size_bytes, hot_key_messages) in enumerate(partitions)
@@ -68,7 +68,7 @@ def test_few_keys_are_no_unfair_share_of_keys() -> None:
     assert spread_of((500, 3, 5_000, 200), (500, 1, 5_000, 200)).warnings() == []
 
 
-# -- what is counted --------------------------------------------------------------------------------------
+# -- counts ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Ranges that are due much later are read while the sequencer already works, and no answer depends on how far it is."""
+"""Ranges that are due much later are read while the sequencer already works. No answer depends on the progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAY_MS = 24 * HOUR_MS
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Later ranges are read once it is set."""
+    """An event. Later ranges are read once it is set."""
     gate, read = threading.Event(), WaitingRows.read
 
     def read_behind_gate(
@@ -100,7 +100,7 @@ def store_rows(tmp_path: Path, rows: list[DelayedRow]) -> tuple[Store, WaitingRo
 
 
 def later_row(key: int) -> DelayedRow:
-    """A range that is due a day from the first hour on."""
+    """Return a range that is due `key` seconds after the first day."""
     due_ms = DAY_MS + key * 1000
     return replace(row(key, 1, False), due_hour=due_ms // HOUR_MS, first_due_ms=due_ms, last_due_ms=due_ms)
 
@@ -122,7 +122,7 @@ def test_the_state_is_the_same_as_if_all_was_read_at_once(tmp_path: Path, monkey
 
 
 def test_ranges_that_are_due_are_never_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the clock jumps beyond the hour from which on ranges are read later."""
+    """The clock may even jump beyond the hour after which ranges are read later."""
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
     store, rows = store_rows(tmp_path, [later_row(key) for key in range(10)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)

@@ -1,4 +1,4 @@
-"""Locks of leaders: whose process is dead, and when nothing is said."""
+"""Locks of leaders: they show which leader's process is dead, and otherwise nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def names(files: LocalFiles) -> list[str]:
 
 
 def in_a_child(files: LocalFiles, name: str) -> int:
-    """A forked process that holds the lock of the leader `name` until it is killed."""
+    """Fork a process that holds the lock of the leader `name` until it is killed."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -63,7 +63,7 @@ def test_a_leader_of_this_process_lives_also_for_others_of_the_process(files: Lo
     assert not leader.is_dead("leader")
     leader.release()
     leader.release()
-    assert not standby.is_dead("leader")  # it has handed over, or says nothing: there is no file any more
+    assert not standby.is_dead("leader")  # after a handover there is no file, so nothing is known
     assert names(files) == []
 
 
@@ -76,7 +76,7 @@ def test_a_fork_of_the_leader_does_not_keep_its_lock(files: LocalFiles) -> None:
         locks.hold("leader")
         grandchild = os.fork()
         if grandchild == 0:
-            locks.release()  # of its parent's
+            locks.release()  # the lock of its parent
             os.write(write, b".")
             signal.pause()
             os._exit(1)
@@ -108,8 +108,8 @@ def test_a_program_that_the_leader_starts_does_not_get_its_lock(files: LocalFile
     )
     assert started.stdout is not None
     started.stdout.readline()
-    (file,) = leader_locks._held - held_before  # sequencers of other tests may hold theirs
-    os.close(file)  # what the kernel does when the process ends
+    (file,) = leader_locks._held - held_before  # sequencers of other tests may hold their own
+    os.close(file)  # as the kernel does when the process ends
     leader_locks._held.discard(file)
     try:
         assert LeaderLocks(files).is_dead("leader")
@@ -131,7 +131,7 @@ def test_nothing_is_said_on_file_systems_of_several_machines(
     files: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(in_a_child(files, "leader"))
-    monkeypatch.setattr(leader_locks, "_ONE_KERNEL", {})  # this one's is none of them
+    monkeypatch.setattr(leader_locks, "_ONE_KERNEL", {})  # this process holds none of them
     locks = LeaderLocks(files)
     locks.hold("other")
     assert not locks.is_dead("leader")
@@ -174,7 +174,7 @@ def test_a_disk_that_takes_nothing_leaves_no_lock(files: LocalFiles, monkeypatch
 
 
 def test_a_lock_is_not_open_for_writing(files: LocalFiles) -> None:
-    """Else the disk could not be remounted read-only while somebody leads."""
+    """Otherwise the disk could not be remounted read-only while a sequencer leads."""
     locks = LeaderLocks(files)
     locks.hold("leader")
     (file,) = (

@@ -1,4 +1,4 @@
-"""Looking up segments: in files and row groups of the table, and in the journal's tail. Found is what is there."""
+"""Lookups of segments, in files and row groups of the table and in the journal's tail, find exactly the stored ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def random_lookup(random: random.Random) -> Lookup:
 
 
 def is_wanted(row: SegmentRow, lookup: Lookup) -> bool:
-    """As one would say it."""
+    """Return whether the lookup matches the row, by a plain reading of the rule."""
     of_partition = {range_.partition: range_ for range_ in lookup.ranges}.get(row.partition)
     if row.topic_id != lookup.topic_id or of_partition is None:
         return False
@@ -80,7 +80,7 @@ def list_rows(rows: pa.Table) -> list[str]:
 
 
 def list_expected_rows(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
-    """But for aborts that come before all of the ranges, which end nothing in them."""
+    """Return the rows that match, without aborts that come before all ranges, which end nothing in them."""
     return list_rows(SEGMENTS.table(row for row in rows if is_wanted(row, lookup) and row.last_offset >= lookup.start))
 
 
@@ -169,7 +169,7 @@ def test_a_long_tail_is_in_few_pieces() -> None:
 
 
 def log_of(chance: random.Random, steps: int) -> dict[int, list[SegmentRow]]:
-    """Step -> its segments, each at the end of its partition."""
+    """Return the segments of each step, each at the end of its partition."""
     ends: dict[tuple[int, int], int] = {}
     log: dict[int, list[SegmentRow]] = {}
     for step in range(1, steps + 1):
@@ -202,7 +202,7 @@ def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monk
             lookup = random_lookup(chance)
             starts = {range_.partition: range_.start for range_ in lookup.ranges}
             matching = [row for row in rows if is_wanted(row, lookup)]
-            # aborts that come before the range of their partition end nothing in it
+            # aborts before the range of their partition end nothing in it
             needed = [row for row in matching if row.kind == "data" or row.base_offset >= starts[row.partition]]
             listed = list_rows(tail.find(lookup))
             assert set(list_rows(SEGMENTS.table(needed))) <= set(listed) <= set(list_rows(SEGMENTS.table(matching)))

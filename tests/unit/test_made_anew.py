@@ -1,4 +1,4 @@
-"""A namespace that was deleted and made anew at its path, while somebody still has the one before open."""
+"""A namespace is deleted and created again at its path, while a client still has the former one open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 def first(path: Path) -> Iterator[Connection]:
     mq = lakemq.connect(str(path), create=True, config=CONFIG)
     yield mq
-    with suppress(InconsistentClusterId):  # a producer tells once more of what has failed
+    with suppress(InconsistentClusterId):  # a producer reports again what has failed
         mq.close()
 
 
@@ -63,7 +63,7 @@ def test_a_leader_of_the_old_one_projects_nothing_into_it(path: Path, publishes:
     if publishes:
         late.publish("old", pa.table({"value": ["a"]}))
     with made_anew(path) as second:
-        serving.close()  # which projects what was decided
+        serving.close()  # which projects the decisions
         late.close()
         assert {name: DeltaTable(str(path / name)).version() for name in TABLES} == dict.fromkeys(TABLES, 0)
         assert list((path / "messages").glob("*.parquet")) == []

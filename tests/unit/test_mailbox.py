@@ -34,7 +34,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
 
 
 class Clock:
-    """Monotonic seconds that stand still unless told."""
+    """Monotonic seconds that pass only if a test says so."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -44,7 +44,7 @@ class Clock:
 
 
 class CountingFiles(LocalFiles):
-    """Local files that count their listings, each of which takes a while of `clock`."""
+    """Local files that count their listings. Each listing takes some time of `clock`."""
 
     def __init__(self, root: str, clock: Clock | None = None, listing_s: float = 0.0) -> None:
         super().__init__(root)
@@ -59,11 +59,11 @@ class CountingFiles(LocalFiles):
 
 
 def put_letters(root: Path, letters: Iterable[LetterName]) -> None:
-    """Straight into the folder, empty and without a sync: many letters in little time."""
+    """Put empty letters directly into the folder, without a sync, so that many letters take little time."""
     folder = root / "mailbox"
     folder.mkdir(exist_ok=True)
     for i, letter in enumerate(letters):
-        if i % 50_000 == 0:  # names of one file cost less than files, but ext4 allows 65,000 of them
+        if i % 50_000 == 0:  # hard links cost less than files, but ext4 allows only 65,000 of them
             empty = root / f"empty-{i}"
             empty.touch()
         os.link(empty, f"{folder}/{letter.name}")
@@ -240,7 +240,7 @@ def test_a_reply_is_there_until_it_is_forgotten(files: Files):
 
 def test_a_reply_written_again_stands_in_place_of_the_first(files: Files):
     mailbox = Mailbox(files)
-    mailbox.reply("c", 1, b"")  # what a loss of power may leave of a reply
+    mailbox.reply("c", 1, b"")  # as a loss of power may leave a reply
     mailbox.reply("c", 1, b"answer")
     assert mailbox.poll_reply("c", 1) == b"answer"
 
@@ -286,7 +286,7 @@ def test_a_full_mailbox_refuses(files: Files):
     assert len(mailbox.list_waiting(10)) == 3
 
     mailbox.discard(mailbox.list_waiting(1))
-    with pytest.raises(MailboxFull):  # by the count of a moment ago
+    with pytest.raises(MailboxFull):  # by the count of a moment before
         mailbox.put("c", 4, b"", NOW_MS)
     clock.now_s += 1
     mailbox.put("c", 4, b"", NOW_MS)
@@ -325,7 +325,7 @@ def test_errors_travel_between_processes(error: Exception):
 
 
 def take_some(mailbox: Mailbox, limit: int) -> list[LetterName]:
-    """The next letters; who takes no more stops."""
+    """Take up to `limit` of the next letters."""
     return list(islice(mailbox.iterate_letters(), limit))
 
 
@@ -353,7 +353,7 @@ def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
 
 
 def test_who_comes_to_the_end_has_seen_what_is_new_as_well(tmp_path: Path):
-    """Another sequencer took all that an old listing names: what is new still comes in the same call."""
+    """Another sequencer took all letters of an old listing. New ones still come in the same call."""
     put_letters(tmp_path, (LetterName.of("old", i, 1_000) for i in range(1, 8)))
     files = LocalFiles(str(tmp_path))
     stale, other = Mailbox(files), Mailbox(files)
@@ -370,7 +370,7 @@ def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
     mailbox = Mailbox(LocalFiles(str(tmp_path)))
     for round in range(1, 4):
         mailbox.put("c", round, b"", 2_000)
-        for _ in range(6):  # to the end of the last listing and through the next
+        for _ in range(6):  # to the end of the last listing and through the next one
             own_letters = [letter for letter in take_some(mailbox, 20) if letter.client_id == "c"]
             if own_letters:
                 break
@@ -388,7 +388,7 @@ def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
 @pytest.mark.extended
 @pytest.mark.slow
 def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
-    """Many letters of one busy client, then one of a quiet client in each second."""
+    """A busy client has many letters, then a quiet client adds one in each second."""
     seconds, of_the_busy = 50, 2_000
     put_letters(
         tmp_path,
@@ -413,21 +413,21 @@ def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
         at_the_quiet += [(step, letter.number) for letter in letters if letter.client_id == "quiet"]
     assert letter_count == seconds * of_the_busy
     assert files.listings == 1
-    # The quiet client comes in with the second it wrote in, however many letters of later seconds wait.
+    # The quiet client is taken with the letters of its second, however many letters of later seconds wait.
     assert at_the_quiet == [(2 * second + 1, second + 1) for second in range(seconds)]
     assert longest_s < 0.5, "a call that needs no listing costs no more for the backlog"
 
     full = Mailbox(files, limit=seconds * of_the_busy, monotonic_s=clock)
     with pytest.raises(MailboxFull, match="found 100000 letters"):
         full.put("c", 1, b"", NOW_MS)
-    shutil.rmtree(tmp_path)  # pytest would keep all these files for a while
+    shutil.rmtree(tmp_path)  # pytest would keep all these files for some time
 
 
 # -- several processes ----------------------------------------------------------------------------------
 
 
 def _client(root: str, client_id: str, letters: int) -> list[bytes | None]:
-    """Put letters, ask for each reply, as fast as it goes."""
+    """Put letters and ask for each reply, as fast as possible."""
     mailbox = Mailbox(LocalFiles(root))
     replies: list[bytes | None] = []
     for number in range(1, letters + 1):
@@ -456,7 +456,7 @@ def test_several_processes_put_while_one_takes(tmp_path: Path):
             for letter in sequencer.list_waiting(50):
                 body = sequencer.read(letter)
                 if letter.number != next_number[letter.client_id]:
-                    continue  # the listing was ahead of itself: wait for the one before
+                    continue  # the listing was ahead: wait for the letter before
                 assert body == f"{letter.client_id}/{letter.number}".encode()
                 next_number[letter.client_id] += 1
                 counts[letter.client_id, letter.number] += 1

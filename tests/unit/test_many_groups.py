@@ -26,7 +26,7 @@ from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, Delete
 
 
 class NotLookedThrough(dict[str, Group]):
-    """Groups that are asked for by name only."""
+    """A dict of groups that allows access by name only."""
 
     def _fail(self, *_: Any) -> NoReturn:
         raise AssertionError("a step looked through all groups")
@@ -78,7 +78,7 @@ def test_of_a_topic_that_grows_or_goes_only_those_are_touched_that_have_it() -> 
 
 
 def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() -> None:
-    """What one step does, and looks at, is bounded by what moves, not by what waits."""
+    """The work of one step is bounded by the partitions that move, not by those that wait."""
     mq, partitions, members = Harness(), 600, 20
     mq.create("t", partitions)
     for n in range(members):
@@ -102,7 +102,7 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
 
 
 def test_a_member_looks_at_its_own_partitions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does so with each poll, and a topic may have thousands that are others'."""
+    """A member looks at each poll, and a topic may have thousands of partitions of other members."""
     mq, looked_at = Harness(), list[Bounds]()
     mq.create("t", 30)
     mq.one(mq.produce({partition: 1 + partition for partition in range(30)}))

@@ -1,4 +1,4 @@
-"""A namespace may have very many topics: what is asked of one costs nothing for each of the others."""
+"""A namespace may have very many topics: a request for one costs nothing for each of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BY_TOPIC = ("topics", "topic_ids", "unified_names")
 
 
 class Untraversed(dict[Any, Any]):
-    """A dict in which things are found, and which nobody goes through or copies."""
+    """A dict that allows lookups, but neither iteration nor copies."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("somebody goes through all topics")

@@ -1,4 +1,4 @@
-"""A merge of `delayed` holds the rows of some hours at once, and writes the same file as a merge of all rows."""
+"""A merge of `delayed` holds only the rows of some hours, and writes the same file as a merge of all rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 600
 
 @pytest.fixture
 def handle(tmp_path: Path) -> TableHandle:
-    """A table of three passes. The keys have three hours; every third one is removed."""
+    """A table of three passes. The keys fall into three hours, and every third one is removed."""
     store = Store(LocalFiles(tmp_path))
     store.create(DELAYED)
     handle = store.open(DELAYED)

@@ -1,4 +1,4 @@
-"""Small data files become one: what is seen stays what it was (I11), and what nothing needs any more is removed."""
+"""Small data files are merged into one: readers see no change (I11), and files that nothing needs are removed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TOPICS = {"a": 1, "b": 3, "stamped": 2, "purged": 2, "gone": 1}
 
 @pytest.fixture(autouse=True)
 def forget_old_watermarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads from an older watermark than the last but one."""
+    """Let no reader use an older watermark than the last but one."""
     monkeypatch.setattr(housekeeping, "LOAD_MS", 0)
 
 
@@ -70,7 +70,7 @@ def connect(path: Path, **settings: Any) -> Connection:
 
 @contextmanager
 def one_term(mq: Connection) -> Iterator[Sequencer]:
-    """Somebody leads, and projects in the end, in two passes: all that came in between is one data file."""
+    """Lead for a term, and project at its end in two passes: all messages of the term are one data file."""
     sequencer, stop = mq.sequencer(), threading.Event()
     while not sequencer.try_lead():
         time.sleep(0.01)
@@ -90,14 +90,14 @@ def one_term(mq: Connection) -> Iterator[Sequencer]:
 
 
 def pass_by(mq: Connection, terms: int = 1) -> None:
-    """Somebody leads for a moment."""
+    """Lead for a moment, several times."""
     for _ in range(terms):
         with one_term(mq):
             pass
 
 
 def publish(mq: Connection, *texts: str, topic: str = "a") -> None:
-    """Each in a term of its own."""
+    """Publish each value in a term of its own."""
     for text in texts:
         with one_term(mq):
             mq.publish(topic, pa.table({"value": [text]}))
@@ -137,7 +137,7 @@ def views(mq: Connection) -> dict[str, list[Any]]:
 
 
 def read_everything(mq: Connection) -> dict[str, Any]:
-    """All that anybody is shown."""
+    """Return everything that readers can see."""
     content: dict[str, Any] = views(mq)
     content["dead"] = sql(
         mq,
@@ -152,7 +152,7 @@ def read_everything(mq: Connection) -> dict[str, Any]:
 
 
 def make_everything(mq: Connection, number: int) -> None:
-    """Of everything something."""
+    """Make steps of every kind."""
     for topic, partitions in TOPICS.items() if number == 0 else ():
         settings = {"message.timestamp.type": "LogAppendTime"} if topic == "stamped" else {}
         mq.topics.create(topic, partitions, subscriptions=["both"] if topic in "ab" else [], config=settings)
@@ -229,7 +229,7 @@ def release_and_reject(mq: Connection, number: int) -> None:
 
 @pytest.mark.extended
 def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) -> None:
-    """Each was released, or given up, at a time of its own, which the views show beside it."""
+    """Each message was released, or given up, at a time of its own, which the views show."""
     with connect(path, **{"merge.grace.ms": HOUR_MS, "project.interval.ms": 20}) as mq:
         for number in range(3):
             with one_term(mq):
@@ -246,7 +246,7 @@ def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) 
 
 @pytest.mark.extended
 def test_how_much_comes_to_a_topic_stays_what_it_was(path: Path) -> None:
-    """`topic_stats` counts what the newest minute has, of segments whose bounds alone it knows."""
+    """`topic_stats` counts the messages of the newest minute, although it knows only the bounds of segments."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with one_term(mq):
             mq.topics.create("a")
@@ -289,7 +289,7 @@ def texts(fetched: FetchResult) -> list[str]:
 
 
 def merged_away(path: Path, read: Callable[[Connection], Any]) -> Any:
-    """What was read before the files went, by a connection that has looked at nothing since."""
+    """Return what a connection read before the files went, and the connection, which has not looked since."""
     with connect(path) as mq:
         with one_term(mq):
             mq.topics.create("a", 2)
@@ -358,7 +358,7 @@ def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
 
 
 def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
-    """Segments that were put together bear a step that it would pass over."""
+    """Merged segments have a step that the older watermark would skip."""
     with connect(path) as mq:
         with one_term(mq):
             mq.topics.create("a")
@@ -372,7 +372,7 @@ def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
         assert values(mq, "a") == ["m0", "m1"]
 
 
-# -- whose files may go -------------------------------------------------------------------------------------
+# -- removal of files ---------------------------------------------------------------------------------------
 
 
 def request_of(mq: Connection, file: DataFile) -> Produce:
@@ -429,7 +429,7 @@ def test_a_file_stays_that_a_letter_names(path: Path) -> None:
                 mq.requester.ask(request_of(mq, file))
         for old in of_publishers(path):
             age(old, days=2)
-        # after a gap: it goes on waiting
+        # there is a gap, so it keeps waiting
         now_ms, client = time.time_ns() // 1_000_000, "0" * 32
         letter = Letter(client, 9, [request_of(mq, files[0])], now_ms)
         name = mq.namespace.mailbox.put(client, 9, letter_bytes(letter, None), now_ms)
@@ -445,7 +445,7 @@ def test_a_file_stays_that_a_letter_names(path: Path) -> None:
 
 
 def publish_delayed(mq: Connection, delay_ms: int) -> int:
-    """A message that waits beside one that does not, between two others; the id of their data file."""
+    """Publish a waiting message and one that does not wait, between two others. Return the id of their data file."""
     with one_term(mq):
         mq.topics.create("a")
     publish(mq, "m0")
@@ -457,7 +457,7 @@ def publish_delayed(mq: Connection, delay_ms: int) -> int:
 
 
 def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> None:
-    """Whoever waits for them was told where they are."""
+    """Readers that wait for the rows already know their file."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         file_id = publish_delayed(mq, HOUR_MS)
     with connect(path) as mq:
@@ -469,7 +469,7 @@ def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> No
 
 @pytest.mark.extended
 def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files with waiting rows are the smallest, and a merge has no room for more than them."""
+    """The files with waiting rows are the smallest, and a merge has room for no more than them."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with one_term(mq):
             mq.topics.create("a")
@@ -487,7 +487,7 @@ def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monke
     monkeypatch.setattr(merging, "MAX_BYTES_AT_ONCE", most_bytes)
     with connect(path) as mq:
         pass_by(mq, 3)
-        assert len(data_files(path)) == 4  # three with rows that wait, and one merged file
+        assert len(data_files(path)) == 4  # three with waiting rows, and one merged file
         assert values(mq, "a") == expected
 
 

@@ -1,4 +1,4 @@
-"""Merging as columns: which files, where their rows go, which segments become one."""
+"""Merging as columns: the choice of files, the places of their rows, and the segments that are joined."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLAIN: dict[str, Any] = {
     "source_offset": None,
 }
 SENT = {"producer_id": 4, "producer_epoch": 1, "base_sequence": 20}
-"""By a producer."""
+"""The columns of a segment that a producer has sent."""
 
 
 def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, **more: Any) -> SegmentRow:
@@ -64,7 +64,7 @@ def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, 
     )
 
 
-# -- which files --------------------------------------------------------------------------------------------
+# -- choice of files ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_a_byte_is_written_anew_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coalesce(segments: pa.Table, floor: int) -> pa.Table:
-    """Join neighbours in a namespace that has no other segments."""
+    """Join neighbours in a namespace without other segments."""
     return coalesce_segments(segments, floor, LogBounds(lambda: [segments]))
 
 
-# -- which segments -----------------------------------------------------------------------------------------
+# -- joined segments ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("author", [{}, SENT])
@@ -164,7 +164,7 @@ def test_above_the_floor_what_one_step_decided_becomes_one() -> None:
 
 
 def make_timed_segments(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
-    """Segments of two messages each that touch, with the times of their first and last message."""
+    """Return adjacent segments of two messages each, with the times of their first and last message."""
     return [
         replace(segment(1, 2 * i, 2 * i, 2), min_timestamp_ms=first_ms, max_timestamp_ms=last_ms)
         for i, (first_ms, last_ms) in enumerate(bounds_ms)
@@ -208,15 +208,15 @@ def test_what_is_no_data_stays_as_it_is(kind: str) -> None:
     assert SEGMENTS.rows(coalesce(SEGMENTS.table(rows), FLOOR)) == rows
 
 
-# -- where rows go ------------------------------------------------------------------------------------------
+# -- places of rows -----------------------------------------------------------------------------------------
 
 FILES = {7: 12, 11: 9, 40: 10}
-"""file_id -> rows."""
+"""The number of rows of each file id."""
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
-    """Ranges of the files as steps name them: rows that are shown once, or twice, that are refused, or for nothing."""
+    """Draw the ranges of files in steps: rows that are shown once or twice, that are refused, or not used."""
     ends: dict[tuple[int, int], int] = {}
     ranges = []
     for file_id, count in FILES.items():
@@ -240,7 +240,7 @@ def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
 
 
 def _read_shown_rows(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any, ...]]:
-    """(topic, partition, offset) -> what the views show beside the row, and the row: its file and number."""
+    """Map (topic, partition, offset) to the columns that views show, and to the row's file and number."""
     shown = {}
     for row in SEGMENTS.rows(segments):
         for i in range(row.record_count):
@@ -269,7 +269,7 @@ def test_every_offset_has_its_row_and_every_rejection(
     ids, counts = np.array(list(FILES)), np.array(list(FILES.values()))
     shown, refused = (find_pointed_rows(table, ids, counts) for table in (segments, dead))
     order, place = order_merged_rows(segments, shown, refused, int(counts.sum()))
-    # of each row of the merged file, where it was
+    # the former place of each row of the merged file
     before = [(file_id, row) for file_id, count in FILES.items() for row in range(count)]
     was = {(MERGED, at): before[row] for at, row in enumerate(order.tolist())}
     assert len(set(was.values())) == len(was)

@@ -1,4 +1,7 @@
-"""Migrations are gapless and end at the version the code writes; other versions are refused, plainly."""
+"""Migrations have no gaps and end at the version that the code writes.
+
+Other versions are refused with a clear error.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def test_one_that_fails_stops_those_after_it(store: Store) -> None:
 
 
 def pretend(folder: Path, table: str, version: str) -> None:
-    """The table says that it was written by another version."""
+    """Pretend that another version wrote the table."""
     entry = folder / table / "_delta_log" / f"{0:020d}.json"
     actions = [json.loads(line) for line in entry.read_text().splitlines()]
     for action in actions:

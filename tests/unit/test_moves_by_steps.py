@@ -1,4 +1,4 @@
-"""A step moves so many partitions of a group, so that nobody waits long for its end; those after it move the rest."""
+"""A step moves a bounded number of a group's partitions, so that steps stay short. The next steps move the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from lakemq.engine.protocol.values.topics import AlterTopic
 
 @pytest.fixture(autouse=True)
 def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision moves two, and a step decides so twice: what is free then may be what it has just made so."""
+    """Let a decision move two partitions.
+
+    A step decides twice, so the second decision may use what the first has freed.
+    """
     monkeypatch.setattr(reconciling, "MAX_MOVES", 2)
 
 
@@ -28,11 +31,11 @@ def joining(protocol: str, member: str = "C1") -> JoinGroup:
 
 
 def join_first_member(protocol: str, partitions: int = 10) -> Harness:
-    """A member that is alone has joined, and its target is known: the first step of moving."""
+    """Let a member join alone and compute its target. The next step begins to move partitions."""
     mq = Harness()
     mq.create("t", partitions)
     mq.one(joining(protocol))
-    mq.now_ms += 3_000  # of a classic group, in which others might have come
+    mq.now_ms += 3_000  # of a classic group, which waits for other members
     mq.expire()
     mq.see(*mq.targets())
     return mq
@@ -69,7 +72,7 @@ def test_a_classic_group_moves_as_a_whole() -> None:
 
 
 def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
-    """What was lost is waited for; all else would wait with it."""
+    """Only lost partitions wait for their member. Otherwise all others would wait as well."""
     mq = join_first_member("queue", 4)
     mq.one(joining("queue", "C2"))
     mq.assign()
@@ -86,7 +89,7 @@ def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
 
 @pytest.mark.parametrize("by_tables", [0, 1])
 def test_who_leads_next_goes_on(by_tables: int) -> None:
-    """by_tables: steps that it has not from them, but from the journal."""
+    """by_tables: how many steps the next leader reads from the journal, because the tables lack them."""
     mq = join_first_member("cooperative")
     tables: Tables = {}
     add_pass(tables, mq.state, mq.steps)
@@ -119,7 +122,7 @@ def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
     player.ask(AlterTopic("t", partitions=20))
     player.ask(joining("cooperative"))
     player.step()
-    player.background.run()  # the assignor, too
+    player.background.run()  # the assignor as well
     counts = []
     while player.leader.step().working:
         player.world.remember_steps()

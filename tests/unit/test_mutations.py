@@ -1,4 +1,4 @@
-"""`make mutations`: what it changes, and that its list of what may go unnoticed names changes that are there."""
+"""`make mutations`: the changes that it makes, and that each change on its list of exceptions exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reas
 
 
 def test_a_change_is_noticed_and_leaves_nothing_behind() -> None:
-    """Two comparisons say whether an offset is its member's."""
+    """Two comparisons decide whether an offset belongs to its member."""
     changes_of_function = [change for change in changes_of("offsets") if change.function == "_may_commit"]
     changes = [
         change for change in changes_of_function if "assignment.owner ==" in change.name or ": != -> ==" in change.name

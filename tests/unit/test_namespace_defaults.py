@@ -1,4 +1,4 @@
-"""Defaults of a namespace for topics, groups and consumers: they are taken when something is made, and kept."""
+"""Defaults of a namespace for topics, groups and consumers: applied at creation, and kept afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_topics_groups_and_members_get_the_defaults_when_they_are_made(tmp_path:
             assert member.session_timeout_ms == 20_000
         group_config = mq.groups.describe("made").config
         assert group_config == {"max.redelivery.count": 2, "group.protocol": "cooperative", "nack.order": "none"}
-    # what was made keeps them, whatever the next sequencer is given; a setting that is reset takes its own
+    # existing objects keep them under a sequencer with other settings; a setting that is reset takes the new
+    # default
     with served(tmp_path, **{"retention.ms": 1_000}) as mq:
         assert mq.topics.describe("new").settings["retention.ms"] == 86_400_000
         assert mq.groups.describe("made").config == group_config
@@ -95,7 +96,7 @@ def test_a_name_that_is_nearly_one_of_them_is_told() -> None:
 def test_no_setting_means_two_things() -> None:
     assert not TOPIC.declared.keys() & (GROUP.declared.keys() | MEMBER.declared.keys() | ENGINE.declared.keys())
     assert not MEMBER.declared.keys() & (GROUP.declared.keys() | ENGINE.declared.keys())
-    # the engine's counts where a group has none
+    # the engine's value applies where a group has none
     assert GROUP.declared.keys() & ENGINE.declared.keys() == {"offsets.retention.ms"}
 
 

@@ -1,4 +1,4 @@
-"""A process that serves has Arrow allocate from the system, and gives back what was freed."""
+"""In a serving process Arrow allocates from the system and gives back memory that was freed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have heaps of their own kind")
 def test_threads_share_few_heaps() -> None:
-    """The heap that the process began with may cross a boundary of 64 MiB."""
+    """The first heap of the process may cross a boundary of 64 MiB."""
     assert int(run(COUNT_HEAPS)) <= native_memory.HEAPS + 1
 
 

@@ -229,12 +229,12 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 print(server.server_port, flush=True)
 sys.stdin.read()
 """
-"""A program: a store that refuses every request, and shows in its answer what was sent, and what nobody sends."""
+"""A program that runs a store. It refuses every request, and its answer shows the request and a text of its own."""
 
 
 @pytest.fixture
 def echo() -> Iterator[dict[str, str]]:
-    """Storage options for a store that shows what it was sent."""
+    """Yield storage options for a store that shows the requests it got."""
     with subprocess.Popen(
         [sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -1,4 +1,4 @@
-"""A batch says since when its partitions are owned, and where this ownership began: in all protocols."""
+"""A batch says since when its partitions are owned, and at which offset the ownership began, in all protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges that are packed: nothing of them is lost, and who asks for one cannot tell that it was."""
+"""Packed ranges: nothing of them is lost, and lookups cannot tell that a range was packed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def range_at(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Beside a dict, while everything is done to both that may be done to ranges."""
+    """The test does everything that ranges support to ranges and to a dict, and compares both."""
     monkeypatch.setattr(packed, "BLOCK_RANGES", 16)
     monkeypatch.setattr(packed, "MAX_SMALL_BLOCKS", 3)
     chance, ranges, model = random.Random(seed), WaitingRanges(), dict[RangeKey, WaitingRange]()
@@ -143,7 +143,7 @@ def test_a_range_that_is_not_there_is_not_found() -> None:
 
 
 def test_a_packed_range_takes_few_bytes() -> None:
-    """Of messages that are sent one by one, a millisecond apart, and are due at any second of a year."""
+    """The messages are sent one by one, a millisecond apart, and are due at any second of a year."""
     chance = random.Random(1)
     due_ms = [chance.randrange(365 * 24 * 3600) * 1000 for _ in range(4096)]
     block = pack_ranges([range_at(number, ms) for number, ms in enumerate(due_ms)])

@@ -122,7 +122,7 @@ def test_a_pattern_that_matches_nothing_yet(mq: Connection) -> None:
 
 
 def test_who_has_what_it_asks_for_asks_no_more(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once; and the settings of the group, which may be others now, are not held against it."""
+    """The member asks once. It does not ask again if settings of the group have changed since."""
     prefix, requests = new_name("p"), list[JoinGroup]()
     mq.topics.create(prefix)
     submit = mq.requester.submit

@@ -32,7 +32,7 @@ def test_the_programs_print_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_of_two_merges_at_once_one_is_refused(tmp_path: Path) -> None:
-    """What the page counts on of delta-rs: else a lost member and its successor could both insert a batch."""
+    """The page relies on this: otherwise a lost member and its successor could both insert a batch."""
     rows = pa.table({"topic_id": [1, 1], "partition": [0, 0], "offset": [0, 1]})
     DeltaTable.create(tmp_path / "orders", schema=rows.schema)
     same = "t.topic_id = s.topic_id AND t.partition = s.partition AND t.offset = s.offset"

@@ -1,4 +1,4 @@
-"""A fetch in pieces is the fetch: no message lost, doubled or out of order, wherever the cuts fall."""
+"""The pieces of a fetch are the fetch: no message is lost, doubled or out of order, wherever the cuts fall."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A topic of two partitions in segments of 1 to 9 rows, some in letters, some in files of their own."""
+    """A topic of two partitions in segments of 1 to 9 rows. Some are in letters, some in files of their own."""
     path = tmp_path_factory.mktemp("pieces") / "mq"
     chance = random.Random(7)
     with lakemq.connect(str(path), create=True) as connection, connection.serving():

@@ -1,4 +1,4 @@
-"""Where a fetch and a tail begin: exact to the microsecond, never at a negative offset, past what was deleted."""
+"""The start of a fetch and of a tail: exact to the microsecond, never a negative offset, after deleted messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_no_time_is_said(mq: Connection, time: Any) -> None:
     ids=["start", "end", "times", "tail"],
 )
 def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads data files. Meanwhile others look at topics."""
+    """A search for a time reads data files. Meanwhile other callers use topics."""
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
     looked: list[int] = []

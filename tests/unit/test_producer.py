@@ -1,4 +1,4 @@
-"""The Python producer, on a namespace that is served: what `send` takes, what futures and callbacks say of it."""
+"""The Python producer on a served namespace: the arguments of `send`, and the results in futures and callbacks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRET = "4929-7226-1500-0064"
 
 
 def places(mq: Connection, topic: str) -> dict[tuple[int, int], str]:
-    """(partition, offset) -> value."""
+    """Return the value of each (partition, offset)."""
     rows = mq.fetch(topic).to_arrow()
     columns = (rows[name].to_pylist() for name in ("partition", "offset", "value"))
     return {(partition, offset): value.decode() for partition, offset, value in zip(*columns, strict=True)}
@@ -52,7 +52,7 @@ def keys(mq: Connection, topic: str) -> list[bytes | None]:
 
 @pytest.mark.parametrize("value_bytes", [0, 200], ids=["in the letter", "in files of several slices"])
 def test_a_future_says_where_its_record_is(mq: Connection, value_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    """Keyed, keyless and to a partition that was asked for, among the records of another producer."""
+    """The records are keyed, keyless or have a partition, and another producer sends as well."""
     monkeypatch.setattr(arrow, "SLICE_ROWS", 50)
     topic, chance = new_topic(mq, partitions=4), random.Random(7)
     with mq.producer(linger_ms=1) as other, mq.producer(linger_ms=1) as producer:
@@ -162,7 +162,7 @@ def test_futures_inside_a_transaction(mq: Connection, topic: str):
     assert values(mq, topic) == ["flushed", "0", "1", "2"]
 
 
-# -- what is given --------------------------------------------------------------------------------------
+# -- arguments ------------------------------------------------------------------------------------------
 
 BAD: list[tuple[type[LakeMQError], dict[str, Any]]] = [
     (InvalidTopic, {"topic": b"t"}),
@@ -482,7 +482,7 @@ def test_arguments_of_transactions(mq: Connection):
             mq.transaction(new_name("id"), batch_id=bad)
 
 
-# -- what is kept, and for how long ---------------------------------------------------------------------
+# -- memory, and for how long ---------------------------------------------------------------------------
 
 
 def test_without_a_flush_nothing_grows(mq: Connection, topic: str):

@@ -1,4 +1,4 @@
-"""What is taken quickly is counted as what is looked at: no more than there is room for, and sent when it is due."""
+"""Records on the buffer's quick path count like others: within the memory limit, and sent when they are due."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ calls = records | st.sampled_from(["next", "settle"])
 
 
 class Play:
-    """One buffer and what was given to it."""
+    """A buffer and the records that a test has put into it."""
 
     def __init__(self, has_fast_path: bool) -> None:
         lock = threading.RLock()

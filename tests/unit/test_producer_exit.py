@@ -1,4 +1,4 @@
-"""What becomes of messages that nobody flushed when the interpreter ends: they are sent, or named on stderr."""
+"""Messages without a flush when the interpreter ends: they are sent, or named on stderr."""
 
 from __future__ import annotations
 

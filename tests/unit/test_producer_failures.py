@@ -1,4 +1,4 @@
-"""Which thread is told about which failure of a producer, and that what it knows refuses nothing."""
+"""Failures of a producer: the thread that gets each of them, and that a known failure refuses no later record."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_thread_is_told_what_a_future_has_told_to_another(mq: Connection, topi
         producer.flush()
 
 
-# -- which failures a thread knows ----------------------------------------------------------------------
+# -- the failures that a thread knows -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failure
 
 
 def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures):
-    """The oldest kept one, 3, stands for 1 and 2."""
+    """The oldest kept failure, 3, stands for 1 and 2."""
     for number in range(1, _MAX_FAILURES + 3):
         failures.add(make_failure(number))
     for number in range(1, _MAX_FAILURES + 3):

@@ -1,4 +1,4 @@
-"""A producer in the hands of several threads, and when the sequencer, the connection or an answer goes away."""
+"""A producer that several threads use, and a sequencer, connection or answer that goes away."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ THREADS = 8
 
 @pytest.fixture
 def mq_without_sequencer(tmp_path: Path) -> Iterator[Connection]:
-    """A namespace with a topic `t` and no sequencer; requests are given up soon."""
+    """A namespace with a topic `t` and no sequencer, in which requests are given up soon."""
     config = {**CONFIG, "request.timeout.ms": 50}
     with served(tmp_path) as first:
         first.topics.create("t")
@@ -53,7 +53,7 @@ def mq_without_sequencer(tmp_path: Path) -> Iterator[Connection]:
 
 
 def in_threads(call: Callable[[int], Any], count: int = THREADS) -> list[Any]:
-    """What each of so many threads returns or raises, begun together."""
+    """Start the threads together, and return what each returns or raises."""
     begun = threading.Barrier(count)
 
     def run(number: int) -> Any:
@@ -69,7 +69,7 @@ def in_threads(call: Callable[[int], Any], count: int = THREADS) -> list[Any]:
 
 @contextmanager
 def meanwhile(call: Callable[[], None]) -> Iterator[None]:
-    """Call again and again in another thread, until the block ends."""
+    """Make the call again and again in another thread, until the block ends."""
     stop = threading.Event()
 
     def run() -> None:
@@ -87,7 +87,7 @@ def meanwhile(call: Callable[[], None]) -> Iterator[None]:
 
 
 def run_in_thread(call: Callable[[], Any]) -> Any:
-    """What it returns or raises in another thread; it has an end."""
+    """Make the call in another thread, and return its result or raise its error within ten seconds."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -101,13 +101,13 @@ def run_in_thread(call: Callable[[], Any]) -> Any:
 
 
 def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., list[Future]]) -> None:
-    """Each letter goes through `change(ask, requests)`."""
+    """Send each letter through `change(ask, requests)`."""
     ask = mq.requester.submit_all
     monkeypatch.setattr(mq.requester, "submit_all", lambda requests: change(ask, requests))
 
 
 def impatient(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalProducer:
-    """A producer that does not ask again how its transaction ended."""
+    """Return a producer that does not ask again for the outcome of its transaction."""
     producer = mq.producer(new_name("id"), linger_ms=60_000)
     monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
     return producer
@@ -126,7 +126,7 @@ def fail_requests(requests: Sequence[Any], error: LakeMQError) -> list[Future[An
 def test_each_thread_that_flushes_is_told_that_nothing_was_acknowledged(mq_without_sequencer: Connection):
     def send_and_flush(number: int) -> Any:
         future = producer.send("t", f"{number}")
-        time.sleep(0.02 * number)  # the last ones flush when all has failed already
+        time.sleep(0.02 * number)  # the last threads flush when everything has failed already
         with pytest.raises(RequestTimedOut):
             producer.flush()
         return future.exception()
@@ -146,7 +146,7 @@ def test_an_error_is_told_to_a_thread_once_and_never_swallowed(mq: Connection, t
                 assert call == producer.flush
         producer.send(topic, "good")
         (other,) = in_threads(lambda _: producer.flush(), 1)
-        assert other.spans.keys() == {(topic, 0)}  # a thread that comes later has nothing to do with it
+        assert other.spans.keys() == {(topic, 0)}  # a thread that comes later does not get this failure
     assert values(mq, topic) == ["good"]
     producer = mq.producer(linger_ms=0)
     until(producer.send("nobody-knows-it", "x").done)
@@ -202,7 +202,7 @@ def test_whatever_goes_wrong_in_the_background_is_told_and_the_producer_goes_on(
 
 
 def test_nothing_waits_for_ever_where_there_is_no_sequencer(mq_without_sequencer: Connection):
-    """Several batches, of which each is given up in time; then close."""
+    """There are several batches, and each one is given up in time. Then the producer closes."""
     producer = mq_without_sequencer.producer(linger_ms=0, delivery_timeout_ms=100, max_block_ms=50, buffer_memory=1000)
     futures = [producer.send("t", "x" * 200) for _ in range(3)]
     with suppress(BufferFull):
@@ -222,7 +222,7 @@ def test_nothing_waits_for_ever_where_there_is_no_sequencer(mq_without_sequencer
 def test_what_is_sent_while_a_transaction_ends_is_refused(
     mq: Connection, topic: str, end: str, flushed: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is part of neither this transaction nor the next one."""
+    """The record belongs neither to this transaction nor to the next one."""
     late: list[Any] = []
 
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
@@ -254,7 +254,7 @@ def test_what_is_sent_while_a_transaction_ends_is_refused(
 def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
     mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its record travels with the commit: it is acknowledged with that, and not while that has no answer."""
+    """The record of the flush travels with the commit. It is acknowledged with the commit, and not before."""
     answers, outcomes = [RequestTimedOut()], []
 
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
@@ -524,7 +524,7 @@ def test_after_close_nothing_works(tmp_path: Path):
 
 
 def unknown_id(requests: Sequence[Any]) -> list[Any]:
-    """The same requests of a producer that nobody knows, as of one that was forgotten."""
+    """Make the same requests for a producer id that the sequencer does not know, as if it had been forgotten."""
 
     def of_nobody(request: Any) -> Any:
         if not isinstance(request, Produce):
@@ -560,7 +560,7 @@ def test_an_id_that_was_forgotten_is_replaced(mq: Connection, topic: str, monkey
 def test_the_repeat_of_what_was_not_answered_does_not_say_what_became_of_it(
     mq: Connection, topic: str, decided: bool, repeat: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The first attempt may be in the log: told as unknown, and not sent under another id."""
+    """The first attempt may be in the log. Its outcome is unknown, and it is not sent under another id."""
     attempts = []
 
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
@@ -630,7 +630,7 @@ def test_a_commit_that_was_not_answered_and_then_not_sent_is_unknown(
 
 
 def assert_in_order(texts: Sequence[str]) -> None:
-    """Values are thread/number: in each partition those of a thread stand in the order of sending."""
+    """Assert that the values of each thread, thread/number, have the order of sending in each partition."""
     last: dict[str, int] = {}
     for value in texts:
         thread, number = value.split("/")
@@ -639,7 +639,7 @@ def assert_in_order(texts: Sequence[str]) -> None:
 
 
 def by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
-    """Per partition (offset, value)."""
+    """Return the (offset, value) pairs of each partition."""
     rows = mq.fetch(topic).to_arrow()
     values_by_partition: dict[int, list[tuple[int, str]]] = {}
     for partition, offset, value in zip(*(rows[n].to_pylist() for n in ("partition", "offset", "value")), strict=True):
@@ -648,7 +648,7 @@ def by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
 
 
 def test_a_producer_of_eight_threads(mq: Connection):
-    """What is acknowledged is in the log once, where its future says; what is refused is not."""
+    """Acknowledged records are in the log once, at the offset of their future. Refused ones are not."""
     topics = [new_topic(mq, partitions=3) for _ in range(2)]
 
     def work(number: int) -> list[tuple[str, str, RecordFuture]]:
@@ -658,7 +658,7 @@ def test_a_producer_of_eight_threads(mq: Connection):
             if chance.random() < 0.01:
                 with suppress(UnknownTopicOrPartition):
                     producer.send("nobody-knows-it", "x")
-            with suppress(UnknownTopicOrPartition):  # of another thread, which this one is told of
+            with suppress(UnknownTopicOrPartition):  # the failure of another thread, which this one gets
                 value = f"{number}/{i}"
                 sent.append((topic, value, producer.send(topic, value, key=f"{number}")))
             if chance.random() < 0.03:
@@ -684,7 +684,7 @@ def test_a_producer_of_eight_threads(mq: Connection):
 
 
 def test_transactions_of_eight_threads(mq: Connection):
-    """Each thread sends as fast as it is let; one of them commits and aborts in turn."""
+    """Each thread sends as fast as possible. One of them commits and aborts in turn."""
     topic, chance, stop = new_topic(mq, partitions=3), random.Random(3), threading.Event()
     sent_by_thread: list[list[tuple[str, RecordFuture]]] = [[] for _ in range(THREADS)]
     refusals = [0] * THREADS
@@ -703,7 +703,7 @@ def test_transactions_of_eight_threads(mq: Connection):
                 time.sleep(0.001)
 
     def wait_until_refused() -> list[int]:
-        """How many each thread had taken when its last send was refused: all that the transaction has."""
+        """Wait until each thread's last send was refused. Return how many records each has sent to the transaction."""
         refusals_before = list(refusals)
         until(lambda: all(now > before + 1 for now, before in zip(refusals, refusals_before, strict=True)))
         return [len(batch) for batch in sent_by_thread]
@@ -747,7 +747,7 @@ def test_transactions_of_eight_threads(mq: Connection):
 
 
 def test_blocks_of_eight_threads(mq: Connection, topic: str):
-    """Eight threads publish into one transaction, which is left while they do."""
+    """Eight threads publish into one transaction, and its block ends meanwhile."""
     for round in range(5):
         transaction = mq.transaction(f"{topic}-id")
         counted: list[str] = []

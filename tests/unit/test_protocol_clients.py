@@ -1,4 +1,4 @@
-"""Clients and their turns; letters; time."""
+"""Clients and their turns, letters, and time."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_silent_client_is_forgotten_and_not_before_its_time(mq: Harness) -> No
 
 
 def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
-    """Else an answer that was given would be forgotten, and a repeat of its letter decided again."""
+    """Otherwise an answer that was sent would be forgotten, and a repeat of its letter decided again."""
     mq.create("t")
     mq.ask(InitProducer(), client="early", number=1)
     mq.ask(client="late", number=1)

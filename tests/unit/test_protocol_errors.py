@@ -1,4 +1,4 @@
-"""Errors: one class per refusal, which travels and is itself again, with what was found and what was expected."""
+"""Errors: one class per refusal, which survives encoding, with `found` and `expected`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_kafkas_codes_are_kept() -> None:
 
 
 def test_of_transactions_only_an_unstable_offset_is_worth_asking_again() -> None:
-    """The others end the transaction, or its producer."""
+    """The other errors end the transaction or its producer."""
     retriable = {e.name for e in errors.all_errors() if e.retriable and e.code is not None}
     of_any_request = {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "THROTTLING_QUOTA_EXCEEDED"}
     assert retriable == {*of_any_request, "UNSTABLE_OFFSET_COMMIT"}

@@ -1,4 +1,4 @@
-"""The lease: taken, kept, given back; renewing it changes nothing else."""
+"""The lease: taken, kept and given back. Renewing it changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing: ranges of rows become dense offsets; columns against the model that goes row by row."""
+"""Publishing: ranges of rows get dense offsets. The columns are compared with a model that goes row by row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mq() -> Harness:
 
 
 def segments_of(mq: Harness) -> Segments:
-    """Those of the last step."""
+    """Return the segments of the last step."""
     (segments,) = [entry.segments for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
     return segments
 
@@ -271,7 +271,7 @@ SHAPES = [3, 1, 2]
 
 @st.composite
 def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | None]:
-    """Ranges of up to three topics in any order over two files, topics they use, sequences near the next ones."""
+    """Draw ranges of up to three topics in any order over two files, and sequences near the next ones."""
     topics = draw(st.permutations(range(3)))[: draw(st.integers(1, 3))]
     rows = draw(st.lists(st.tuples(*(st.integers(0, 5),) * 4, st.integers(1, 3)), max_size=12))
     ranges = Ranges()
@@ -329,7 +329,7 @@ small = st.integers(-1, 4)
 @examples()
 @given(st.lists(st.tuples(small, small, small, small, small), max_size=4), small, st.sampled_from([0, -1]))
 def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shift: int, first_file: int) -> None:
-    """A few are looked at one by one, many as columns: seventeen of them are many."""
+    """A few ranges are checked one by one, many as columns. Seventeen ranges are many."""
     columns = [list(column) for column in zip(*ranges, strict=True)] or [[]] * 5
     files = [PendingFile(7, 3), PendingFile(8, 2)]
     source = RowSource(files, [3, 2], shift, first_file)
@@ -353,7 +353,7 @@ def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shi
 @examples()
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=6))
 def test_units_and_offsets_are_those_of_going_one_by_one(rows: list[tuple[int, int, bool, bool]]) -> None:
-    """Whatever the order of the ranges, however many a partition has, and whichever of them are left out."""
+    """The ranges have any order, a partition may have several, and any of them may be left out."""
     partition, count, waits, stays = (list(column) for column in zip(*rows, strict=True))
     n, due_ms = len(rows), [0 if wait else NOT_DELAYED for wait in waits]
     requested = Ranges([0] * n, partition, [0] * n, [0] * n, count, [0] * n, [0] * n, due_ms, due_ms)

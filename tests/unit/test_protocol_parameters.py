@@ -1,4 +1,4 @@
-"""Parameters: checked key by key, with an error that names the key, what was found and what is right."""
+"""Parameters: checked key by key, with an error that names the key, the value and the accepted values."""
 
 from __future__ import annotations
 

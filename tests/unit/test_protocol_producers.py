@@ -94,7 +94,7 @@ def test_a_refused_partition_refuses_all_of_the_request(mq: Harness) -> None:
 
 @pytest.mark.parametrize("change", [AlterTopic("t", {}, 5), AlterTopic("t", {}, None, [">"]), DeleteTopic("t")])
 def test_a_repeat_is_answered_whatever_became_of_the_topic(mq: Harness, change: AlterTopic | DeleteTopic) -> None:
-    """Else the client would arrange the rows anew, and some of them would be there twice."""
+    """Otherwise the client would place the rows again, and some of them would be in the log twice."""
     request = mq.produce({0: 2, 1: 1}, producer=(mq.producer(), 0))
     first = mq.one(request)
     mq.one(change)

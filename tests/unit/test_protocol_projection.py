@@ -1,4 +1,4 @@
-"""Projections: what the tables say is what the journal says, whichever steps a pass takes together (I12)."""
+"""Projections: the tables say the same as the journal, however the steps are divided into passes (I12)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STEPS = 90
 
 @cache
 def busy(seed: int, steps: int = STEPS) -> Harness:
-    """A namespace in which a lot has happened; to be read only."""
+    """A namespace with many different events, which tests only read."""
     chance, mq = random.Random(seed), Harness()
     machine.begin_step(mq.state, mq.now_ms)
     mq.land(machine.fold(mq.state, [leader.decide_take_over(mq.state, "me", 500)]))
@@ -156,7 +156,10 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
 
 
 def happen_in_classic(mq: Harness, chance: random.Random, member: str) -> None:
-    """Some have given up what they have; who has not within the time is out, or, where it is static, is missed."""
+    """Some members give up their partitions.
+
+    A member that does not do so in time is removed, or missed if it is static.
+    """
     for name, instance in ("S", "s"), (member, None):
         mq.ask(JoinGroup("h", name, chance.choice([["a"], ["a", "b"]]), None, instance, 45_000, 1_000))
         mq.assign()
@@ -193,7 +196,7 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
 
 
 def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledgement, member: str) -> None:
-    """Some are rejected, and found; some are to go back, which is done at once, or later."""
+    """Some messages are rejected and found. Some of them go back, at once or later."""
     deliveries = mq.state.find_deliveries("q", part.place)
     assert deliveries is not None
     stretch = chance.choice(deliveries.acquired_stretches())
@@ -234,7 +237,7 @@ def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: 
 
 
 def passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
-    """The state, and the tables as passes over so many steps each leave them."""
+    """Return the state, and the tables after passes over these numbers of steps."""
     state, tables, todo = State(), dict[str, pa.Table](), list(steps)
     for size in [*sizes, len(steps)]:
         now, todo = todo[:size], todo[size:]
@@ -247,7 +250,7 @@ def passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
 @examples(25)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> None:
-    """However the steps are cut into passes; and the state is the replay of the journal."""
+    """The steps are divided into passes in several ways, and the state equals a replay of the journal."""
     mq = busy(seed)
     state, tables = passes(mq.steps, sizes)
     assert plain(state) == plain(mq.state)
@@ -273,7 +276,7 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
-    """What recovery does: load the projections, replay what came after."""
+    """Recovery does the same: it loads the projections and replays the later steps."""
     mq = busy(seed)
     state, tables = passes(mq.steps[:at], [at])
     recovered = machine.replay(restored(mark_of(state), tables), mq.steps[at:])
@@ -283,7 +286,7 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> None:
-    """Whatever it does not know: of a topic it knows all, also where its transactions are open."""
+    """It lacks producers, but knows everything about topics, also where transactions are open."""
     mq = busy(seed)
     state, tables = passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
@@ -317,11 +320,11 @@ def test_a_member_follows_groups_without_knowing_transactions(seed: int, at: int
 
 
 def rows_by_key(state: State, step: Step) -> dict[str, dict[Any, Any]]:
-    """Return what a projection of this step writes of each changelog: key -> row without its step."""
+    """Return the rows that a projection of this step writes to each changelog, by key and without the step."""
     rows: dict[str, dict[Any, Any]] = {}
     for name, table in project(state, [step]).items():
         spec = BY_NAME[name]
-        if spec.shape == "changelog" and name != "delayed":  # delayed rows are projected from their own records
+        if spec.shape == "changelog" and name != "delayed":  # delayed rows are projected from records of their own
             listed = table.drop_columns("step").to_pylist()
             rows[name] = {tuple(row[key] for key in spec.keys): row for row in listed}
     return rows
@@ -366,7 +369,7 @@ def test_who_only_follows_keeps_no_list_of_changes() -> None:
 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
-    """Else the tests above would prove less than they say."""
+    """Otherwise the tests above would prove less than they claim."""
     kinds = {entry.record.kind for seed in range(SEEDS) for step in busy(seed).steps for entry in step.entries}
     assert kinds == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}
     moves = [
@@ -401,7 +404,7 @@ def mq() -> Harness:
 
 
 def last(mq: Harness, name: str) -> list[dict[str, Any]]:
-    """What the last step alone adds to a table."""
+    """Return the rows that the last step alone adds to a table."""
     return list(project(mq.state, mq.steps[-1:]).get(name, BY_NAME[name].empty()).to_pylist())
 
 

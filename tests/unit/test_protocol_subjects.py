@@ -1,4 +1,4 @@
-"""Each subject lists what it has; nothing is forgotten, nothing stands twice."""
+"""Each subject lists its parts. Nothing is missing, and nothing is listed twice."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ from lakemq.tables.specs.registry import TABLES
 RULES = [
     module
     for info in pkgutil.iter_modules(rules.__path__)
-    if info.name != "transaction_end"  # whose registries are those of transactions
+    if info.name != "transaction_end"  # their registries are those of transactions
     and hasattr(module := importlib.import_module(f"{rules.__name__}.{info.name}"), "EVOLVE")
 ]
 
 
 def kinds(base: type) -> Iterator[type]:
-    """Those that travel: what a client makes of a result for its user is none of them."""
+    """Return the kinds that travel, without results that a client builds for its user."""
     for kind in base.__subclasses__():
         if kind.__module__.startswith("lakemq.engine.protocol."):
             yield kind
@@ -116,7 +116,7 @@ def test_a_projection_names_no_record_of_another_subject() -> None:
 
 
 def test_every_table_but_a_few_is_projected() -> None:
-    """The others are written by who holds them."""
+    """Other parts of the system write the remaining tables."""
     not_projected = {"messages", "inbox", "journal", "watermarks"}
     assert projection.PROJECT.keys() | not_projected == {spec.name for spec in TABLES}
     assert projection.RESTORE.keys() < projection.PROJECT.keys()

@@ -1,4 +1,4 @@
-"""Topics: created, altered, deleted, cut off; and every refusal of it."""
+"""Topics: created, altered, deleted and truncated, with every refusal."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ def test_requests_of_a_letter_are_decided_in_order_each_on_its_own(mq: Harness) 
     assert mq.state.topic("a").partition_count == 2
 
 
-# -- whose routes are stale ---------------------------------------------------------------------------------
+# -- stale routes -------------------------------------------------------------------------------------------
 
 
 def publish_after(mq: Harness, *changes: Any) -> str:
-    """The outcome of a publish to `a` whose client knew the topics before the changes."""
+    """Return the outcome of a publish to `a` whose client knew the topics before the changes."""
     request = mq.produce({0: 1}, "a")
     for change in changes:
         mq.one(change)

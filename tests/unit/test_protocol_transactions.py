@@ -1,4 +1,4 @@
-"""Transactions, where a story is not enough: what one step holds, what the tables say, what is never forgotten."""
+"""Transactions beyond the stories: records of one step, rows of the tables, and state that is never dropped."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def commit_offsets(mq: Harness, group: str, offset: int, ref: TransactionRef | N
 
 
 def list_last_entries(mq: Harness) -> list[JournalEntry]:
-    """In the last step."""
+    """Return the entries of the last step."""
     return list(mq.steps[-1].entries)
 
 
 def rows(mq: Harness, name: str, steps: int = 1) -> list[dict[str, Any]]:
-    """What the last steps, projected in one pass, add to a table."""
+    """Return the rows that the last steps, projected in one pass, add to a table."""
     return list(project(mq.state, mq.steps[-steps:]).get(name, BY_NAME[name].empty()).to_pylist())
 
 
@@ -185,7 +185,7 @@ def test_sequences_are_those_of_the_transactions_producer(mq: Harness) -> None:
     assert mq.state.producers[other].units == {}
 
 
-# -- what is held -------------------------------------------------------------------------------------------
+# -- state that is kept -------------------------------------------------------------------------------------
 
 
 def test_a_long_transaction_holds_one_offset_per_partition(mq: Harness) -> None:
@@ -223,7 +223,7 @@ def test_an_offset_commit_without_offsets_does_nothing(mq: Harness) -> None:
 
 
 def test_the_producer_of_an_id_lives_as_long_as_the_id(mq: Harness) -> None:
-    """However long it is silent: a repeat must still be known as one."""
+    """However long the producer is silent, a repeat must still be recognised."""
     ref, idempotent = mq.begin("etl", 900_000), mq.producer()
     request = mq.produce({0: 1}, producer=(ref.producer_id, 0), transaction=ref)
     first = mq.one(request)
@@ -279,7 +279,7 @@ def test_last_stable_offsets_never_move_back(mq: Harness) -> None:
     assert mq.state.topic("t").last_stable_offsets.tolist() == [2, 0]
     mq.one(EndTransaction(ref, False))
     assert mq.state.topic("t").last_stable_offsets.tolist() == [5, 0]
-    # what the marker ends began before all that is left
+    # the messages that the marker ends began before everything that is left
     assert list_last_entries(mq)[1].segments.column("first_offset") == [0]
 
 
@@ -374,7 +374,7 @@ def test_producers_say_who_has_an_id_and_who_had_it(mq: Harness) -> None:
 
 
 def test_a_restart_after_any_step_finds_the_transaction_as_it_was(mq: Harness) -> None:
-    """Also after one that moves nothing, such as a second offset commit for the same group, or a refusal."""
+    """The restart may come after a step that changes nothing, such as a second offset commit, or a refusal."""
     first = mq.begin("etl")
     offsets = [CommitOffsets("g", [OffsetCommit("t", 0, offset)], first) for offset in (0, 1)]
     gap = mq.produce({0: 1}, producer=(first.producer_id, 0), sequence=9, transaction=first)

@@ -1,7 +1,7 @@
-"""A queue group under fire: members in threads come, go and vanish, give back with delays, abort; nothing is lost.
+"""A queue group under attack: members in threads join, leave and vanish, return messages with delays, and abort.
 
-Against a plain model: each message is acknowledged once or becomes a dead letter, nothing that is done with is shown
-again, and nothing later of a partition is shown before what was given back.
+A plain model checks the result: each message is acknowledged once or becomes a dead letter, no finished message is
+shown again, and no later message of a partition is shown before one that was given back.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SEED = int(os.environ.get("LAKEMQ_ATTACK_SEED", "1"))
 PARTITIONS = 3
 
 Key = tuple[int, int]
-"""Partition and offset."""
+"""A message's partition and offset."""
 
 
 @dataclass
 class Model:
-    """What threads have seen and said. errors: what must not be."""
+    """The messages that the threads have read and acknowledged. errors: violations of the model."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: dict[Key, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Model:
 
 
 class Worker(threading.Thread):
-    """A member that comes and goes until it is told to stop."""
+    """A member that joins and leaves until a test stops it."""
 
     def __init__(self, mq: Connection, group: str, topic: str, model: Model, seed: int) -> None:
         super().__init__(daemon=True)
@@ -96,7 +96,7 @@ class Worker(threading.Thread):
             until_s = time.monotonic() + self.random.uniform(0.2, 1.5)
             while time.monotonic() < until_s and not self.stopped.is_set():
                 self.work(consumer)
-            if self.random.random() < 0.3:  # as if it were killed: it takes nothing along and says nothing
+            if self.random.random() < 0.3:  # as if the process were killed: it neither closes nor acknowledges
                 with suppress(UnknownMemberId):
                     self.mq.groups.remove_members(self.group, [consumer.member_id])
         finally:
@@ -123,7 +123,7 @@ class Worker(threading.Thread):
             self.model.finish(accepted)
 
     def refuse(self, consumer: QueueConsumer, message: Message) -> bool:
-        """Give some back, with and without a delay."""
+        """Give some messages back, with and without a delay."""
         if self.random.random() > 0.15:
             return False
         with suppress(FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
@@ -182,7 +182,7 @@ def test_nothing_is_lost_doubled_or_out_of_order_whatever_members_do(mq: Connect
         mq.groups.alter(group, {"max.delivered.unacked.msgs.per.flow": 1_000})
         last_lag, deadline_s = sent + 1, time.monotonic() + 30
         while (lag := mq.groups.describe(group).lag) and time.monotonic() < deadline_s:
-            if lag < last_lag:  # a loaded machine is slow, and goes on
+            if lag < last_lag:  # on a busy machine progress is slow, so keep waiting
                 last_lag, deadline_s = lag, time.monotonic() + 30
             messages = list(consumer.poll(timeout_ms=50))
             for message in messages:

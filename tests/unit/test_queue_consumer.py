@@ -1,4 +1,4 @@
-"""Consumers of queue groups: what they are given, what they say of it, and who has it when they are gone."""
+"""Consumers of queue groups: their messages, their acknowledgements, and the owner after they are gone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def member(mq: Connection, group: str, topic: str, **options: Any) -> QueueConsu
 
 
 def create_queue_group(mq: Connection, **config: Any) -> str:
-    """A group with these settings, whose keys are written with _ for a dot."""
+    """Create a group with these settings, and return its name. A `_` in a key stands for a dot."""
     group = new_name("g")
     mq.groups.create(
         group, {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
@@ -67,7 +67,7 @@ def create_queue_group(mq: Connection, **config: Any) -> str:
 
 
 def poll_messages(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
-    """So many messages, in as many polls as it takes."""
+    """Poll until this many messages have come, and return them."""
     messages: list[Any] = []
     deadline_s = time.monotonic() + 10
     while len(messages) < count and time.monotonic() < deadline_s:
@@ -80,7 +80,7 @@ def read(messages: list[Any]) -> list[str]:
 
 
 def settle(*consumers: QueueConsumer, on: Callable[[], bool]) -> None:
-    """Poll all of them until it is so; nothing is published meanwhile."""
+    """Poll all consumers until the condition holds. No test publishes meanwhile."""
 
     def poll() -> bool:
         for consumer in consumers:
@@ -91,7 +91,7 @@ def settle(*consumers: QueueConsumer, on: Callable[[], bool]) -> None:
 
 
 def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[int, int, str, int]]]:
-    """By partition, as the group knows them: first, count, status, how often."""
+    """Return the group's view of each partition: first offset, count, status, delivery count."""
 
     def of(state: Any) -> dict[int, list[tuple[int, int, str, int]]]:
         topic_id = state.topic_ids[topic]
@@ -108,7 +108,7 @@ def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[i
 
 
 def list_dying_ranges(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
-    """By partition, what it has given up: by the journal, as it may be a dead letter by now, and forgotten."""
+    """Return the ranges that the group gave up, from the journal: dead letters disappear from the state."""
     steps = read_steps(mq.namespace.store)
     settled = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, MessagesSettled)]
     parts = [part for record in settled if record.group == group for part in record.parts]
@@ -178,7 +178,7 @@ def test_a_message_that_fails_each_time_is_given_up_and_its_neighbours_are_not(m
         while len(done) < 5 and time.monotonic() < deadline_s:
             batch = list(consumer.poll(timeout_ms=20))
             if any(message.value == b"0.2" for message in batch):
-                # who is stopped by a message acknowledges none that came with it
+                # a consumer that stops at a message acknowledges none of its batch
                 failed += 1
                 assert len(batch) == 1 or failed < 3
                 consumer.nack(batch)
@@ -216,7 +216,7 @@ def test_what_is_given_back_with_a_delay_waits_and_holds_up_its_partition(mq: Co
 
 
 def test_offsets_without_messages_need_no_word(mq: Connection) -> None:
-    """Markers, and rows of a transaction that was aborted."""
+    """The offsets are markers and rows of an aborted transaction."""
     topic, group = new_topic(mq), new_name("g")
     for commits in (False, True):
         producer = mq.producer(transactional_id=new_name("tx"))
@@ -291,7 +291,7 @@ def test_a_poll_acknowledges_the_one_before_where_the_group_says_so(mq: Connecti
 
 
 def test_a_poll_that_acknowledges_leaves_nothing_to_a_transaction(mq: Connection) -> None:
-    """The next poll inside it would, though it may be aborted."""
+    """The next poll inside the transaction would acknowledge it, though the transaction may abort."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
     with (
@@ -318,7 +318,7 @@ def test_where_a_group_begins_is_told_or_refused(mq: Connection) -> None:
 
 
 def test_a_consumer_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
-    """In a namespace of its own, whose sequencer writes nothing of its own accord meanwhile."""
+    """The namespace belongs to this test, and its sequencer writes nothing by itself meanwhile."""
     with served(tmp_path, **{"project.interval.ms": 600_000}) as mq:
         topic, group = new_topic(mq), new_name("g")
         add(mq, topic, {0: 1})
@@ -350,7 +350,7 @@ def test_where_it_is_is_the_groups_to_say(mq: Connection) -> None:
         poll_messages(consumer, 1, max_records=1)
         with pytest.raises(IllegalState, match="reset the group"):
             consumer.seek(topic, 0, 0)
-        assert consumer.position(topic, 0) in (1, 2)  # one may be ahead
+        assert consumer.position(topic, 0) in (1, 2)  # one message may be prefetched
         with pytest.raises(IllegalState, match="not assigned"):
             consumer.position(topic, 1)
 
@@ -384,7 +384,7 @@ def test_a_poll_rests_no_longer_than_it_may_wait(mq: Connection) -> None:
         assert time.monotonic() - begin_s < 5
 
 
-# -- saying what became of it ---------------------------------------------------------------------------------
+# -- acknowledging ------------------------------------------------------------------------------------------
 
 
 def test_only_what_one_has_can_be_acknowledged(mq: Connection) -> None:
@@ -416,7 +416,7 @@ def test_only_what_one_has_can_be_acknowledged(mq: Connection) -> None:
 
 
 def test_a_word_about_an_earlier_delivery_says_nothing_of_a_later_one(mq: Connection) -> None:
-    """As of a thread that was slow, or as one that is said again because its answer came too late."""
+    """A slow thread may acknowledge late, or a caller may repeat itself because its answer came too late."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
     with member(mq, group, topic) as consumer:
@@ -439,7 +439,7 @@ def test_a_word_about_an_earlier_delivery_says_nothing_of_a_later_one(mq: Connec
 def test_no_partition_waits_for_those_before_it_when_a_poll_has_not_room_for_all(
     mq: Connection, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """is_late: an answer comes when the poll has looked at what it has, and not yet asked for more."""
+    """is_late: an answer comes after the poll has looked at its messages, and before it requests more."""
     look = QueueConsumer._read_owned_partitions
 
     def look_late(consumer: QueueConsumer) -> Any:
@@ -534,7 +534,7 @@ def test_a_transaction_takes_what_was_partly_acknowledged_and_refuses_what_wholl
 
 
 def test_a_batch_that_was_committed_is_not_committed_once_more(mq: Connection) -> None:
-    """Who had no answer, and does the work again with the same batch, would do it twice."""
+    """A caller without an answer that repeats the work with the same batch would do it twice."""
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
     with member(mq, group, topic) as consumer, mq.producer(transactional_id=new_name("tx")) as producer:
@@ -604,7 +604,7 @@ def test_one_bad_object_takes_no_other_acknowledgement_with_it(mq: Connection) -
 
 
 def test_what_was_right_in_words_that_were_refused_can_be_said_again(mq: Connection) -> None:
-    """Words of a partition travel together; a transaction that was aborted meanwhile has given back some of it."""
+    """Acknowledgements of a partition travel together. A transaction that was aborted meanwhile has given some back."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
     with member(mq, group, topic) as consumer:
@@ -637,7 +637,7 @@ def test_an_interrupt_loses_nothing_that_was_said_before(mq: Connection, monkeyp
             (consumer._ack_sender, "_apply_answer"),
         )
         for message, (place, name) in zip(messages, places, strict=True):
-            consumer._ack_sender.sent_at_ms = consumer._clock.steady_ms() + 60_000  # it gathers
+            consumer._ack_sender.sent_at_ms = consumer._clock.steady_ms() + 60_000  # it collects acknowledgements
             consumer.ack(message)
             monkeypatch.setattr(place, name, interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -681,7 +681,10 @@ def request_more(consumer: QueueConsumer) -> bool:
 
 
 def test_the_example_of_the_handoff(mq: Connection) -> None:
-    """Key A in partition 0, B in 1. At the pause B1 is in the user's hands, B2 is ahead, B3 stored, B4 under way."""
+    """Key A is in partition 0, B in 1.
+
+    At the pause the user has B1, B2 is prefetched, B3 is stored, B4 is under way.
+    """
     topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
     with member(mq, group, topic, listener=listener) as c1, lakemq.connect(mq.namespace.path) as other:
@@ -737,7 +740,7 @@ def test_what_is_not_acknowledged_in_time_is_delivered_to_the_next_one_and_late_
 
 
 def test_a_flush_tells_of_all_that_was_refused_since_the_one_before(mq: Connection) -> None:
-    """Each thing once, however often it was said."""
+    """Each refusal is raised once, however often the caller acknowledges the message."""
     topic, group = new_topic(mq, 4), create_queue_group(mq, max_handoff_ms=100)
     add(mq, topic, dict.fromkeys(range(4), 1))
     with member(mq, group, topic) as first:
@@ -773,7 +776,7 @@ def test_who_closes_gives_back_what_it_has_and_what_nobody_saw_was_not_delivered
 
 @pytest.mark.extended
 def test_a_member_that_was_lost_is_back_with_what_it_had(mq: Connection) -> None:
-    """As after a while without a beat: the leader thinks it lost, and it says so with its next poll."""
+    """There was no beat for a while: the leader counts the member as lost, and its next poll joins again."""
     topic, group, listener = new_topic(mq, 2), create_queue_group(mq, rebalance_delay_ms=60_000), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
     with member(mq, group, topic, listener=listener, session_timeout_ms=6_000, heartbeat_interval_ms=1_000) as consumer:
@@ -797,7 +800,7 @@ def test_a_member_that_was_lost_is_back_with_what_it_had(mq: Connection) -> None
 
 @pytest.mark.extended
 def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connection) -> None:
-    """Who acknowledges what it did before it closes is given nothing twice that it did."""
+    """A member that acknowledges its work before it closes gets none of it again."""
     topic, group, total = new_topic(mq, 4), create_queue_group(mq, rebalance_delay_ms=50), 400
     done: list[str] = []
     lock, stop = threading.Lock(), threading.Event()
@@ -856,7 +859,7 @@ def test_a_member_whose_joining_again_was_not_answered_goes_on_with_a_later_poll
         monkeypatch.undo()
         redelivered = poll_messages(consumer, 2)
         consumer.ack(redelivered)
-        with suppress(FencedMemberEpoch):  # of what was said before it was lost
+        with suppress(FencedMemberEpoch):  # acknowledged before the member was lost
             consumer.flush()
         consumer.flush()
         assert deliveries(mq, group, topic) == {0: []}
@@ -867,7 +870,7 @@ def test_who_is_fenced_is_told_that_its_words_do_not_count(mq: Connection) -> No
     add(mq, topic, {0: 1})
     first = member(mq, group, topic, instance_id="i")
     (message,) = poll_messages(first, 1)
-    first._ack_sender.sent_at_ms = first._clock.steady_ms() + 60_000  # it gathers
+    first._ack_sender.sent_at_ms = first._clock.steady_ms() + 60_000  # it collects acknowledgements
     first.ack(message)
     with lakemq.connect(mq.namespace.path) as other, member(other, group, topic, instance_id="i") as second:
         with pytest.raises(FencedInstanceId):
@@ -882,7 +885,7 @@ def test_what_is_on_its_way_to_who_closes_was_not_delivered(mq: Connection) -> N
     add(mq, topic, {0: 5})
     for offset in range(5):
         with member(mq, group, topic) as consumer:
-            batch = list(consumer.poll(max_records=1, timeout_ms=5_000))  # and asks for the next one
+            batch = list(consumer.poll(max_records=1, timeout_ms=5_000))  # and requests the next one
             consumer.ack(batch)
         assert [(message.offset, message.delivery_count) for message in batch] == [(offset, 1)]
     assert deliveries(mq, group, topic) == {0: []}
@@ -896,7 +899,7 @@ def test_what_was_deleted_ahead_of_a_member_does_not_hold_up_a_last_delivery(mq:
         flow = consumer._trackers[topic, 1]
         mq.requester.ask(
             Acquire(group, consumer.member_id, [WantedMessages(flow.topic_id, 1, flow.epoch, 2)])
-        )  # if it has not yet
+        )  # if it has not done so yet
         assert deliveries(mq, group, topic)[1] == [(0, 3, "acquired", 1)]
         consumer.nack(first[0])
         consumer.ack(first[1])
@@ -927,7 +930,7 @@ def test_the_group_says_what_its_members_see_of_open_transactions(mq: Connection
 
 
 def test_who_reads_for_itself_is_refused_while_the_group_has_members(mq: Connection) -> None:
-    """Its commits would be the members', who acknowledge."""
+    """Its commits would be those of the members, which acknowledge messages."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
     with member(mq, group, topic) as consumer:

@@ -1,4 +1,4 @@
-"""Redelivery in order: nothing later of a partition is shown before what was given back, if `nack.order` says so."""
+"""Redelivery in order: with `nack.order` a message that is given back comes before later ones of its partition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 
 
 def take(consumer: QueueConsumer, count: int) -> list[tuple[int, int]]:
-    """Poll by threes and acknowledge; return (offset, delivery count) of so many messages."""
+    """Poll three messages at a time and acknowledge them, and return (offset, delivery count) of this many."""
     deliveries: list[tuple[int, int]] = []
     for _ in range(30):
         if len(deliveries) < count:
@@ -51,7 +51,7 @@ def test_where_others_may_pass_what_was_prefetched_is_shown() -> None:
 
 @pytest.mark.parametrize("has_arrived", [True, False])
 def test_what_is_on_its_way_is_shown_after_what_was_given_back(has_arrived: bool) -> None:
-    """A poll has asked for more, and the answer comes before or after the message was given back."""
+    """A poll has requested more, and the answer comes before or after the message is given back."""
     world = QueueWorld()
     world.publish({0: 3})
     consumer = world.consumer()

@@ -1,4 +1,4 @@
-"""Acknowledgements of which some are refused: the others count, and each refusal is raised once."""
+"""Acknowledgements that are refused in part: the others count, and each refusal is raised once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakemq.errors import FencedMemberEpoch, InvalidRecordState
 
 
 def poll_messages(consumer: QueueConsumer, count: int) -> list[Message]:
-    """So many messages, in as many polls as it takes."""
+    """Poll until this many messages have come, and return them."""
     messages: list[Message] = []
     for _ in range(20):
         if len(messages) < count:
@@ -91,7 +91,7 @@ def test_of_two_partitions_the_one_that_is_still_ones_own_is_acknowledged() -> N
 
 
 def test_the_group_notes_what_it_can_of_what_is_gathered() -> None:
-    """A transaction that was aborted has given back messages, which the member does not know yet."""
+    """An aborted transaction has given back messages, and the member does not know it yet."""
     world = QueueWorld()
     world.publish({0: 6})
     consumer = world.consumer()

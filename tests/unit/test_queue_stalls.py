@@ -1,4 +1,4 @@
-"""What stands still in a queue group says why: in `groups describe`, in the doctor's finding and in the poll itself."""
+"""Partitions of a queue that stand still: `groups describe`, the doctor and the poll itself give the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def poll(consumer: QueueConsumer, count: int) -> list[Any]:
 
 
 def stall_partition(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
-    """One message is kept without a word, and another one waits for its last delivery."""
+    """Keep one message without an acknowledgement, while another one waits for its last delivery."""
     world.publish({0: 2, 1: 2})
     consumer = world.consumer(max_redelivery_count=1)
     messages = poll(consumer, 4)

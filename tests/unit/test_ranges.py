@@ -1,4 +1,4 @@
-"""`lakemq sql` reads the files alone that may hold what a query asks of the log, and answers as if it read all."""
+"""`lakemq sql` reads only files that may hold rows of a query of the log, and answers as if it read all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lakemq.engine.namespace.load import read_watermark
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 FILES, ROWS = 20, 50
-"""Of each publish one, whose rows are shared out among two partitions."""
+"""One file per publish. Its rows go to two partitions."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def ask(mq: Connection, query: str) -> list[tuple[object, ...]]:
 
 
 def count_read_rows(mq: Connection, query: str) -> int:
-    """Of `messages`, as the plan says that was run."""
+    """Return how many rows of `messages` the query reads, by the plan that was run."""
     ((_, plan),) = ask(mq, f"EXPLAIN (ANALYZE, FORMAT json) {query}")
     (scan,) = [
         scan for scan in scans_of(json.loads(str(plan))["operator"]) if "row" in scan["extra_info"]["Projections"]
@@ -79,7 +79,7 @@ READ = [
     ("WITH l AS (SELECT * FROM log WHERE offset = 1 AND topic = 't') SELECT l.value FROM l", FILE),
     ("SELECT value FROM log WHERE offset IN (3, 999)", 2 * FILE),
     (f"SELECT value FROM log WHERE {' AND '.join(f'offset <> {n}' for n in range(2000))} AND offset = 2000", 0),
-    # nothing is known of these
+    # these conditions give no bounds
     (f"SELECT value FROM log WHERE offset IN ({', '.join(map(str, range(2000)))})", ALL),
     ("SELECT value FROM log WHERE topic = 't' OR offset = 3", ALL),
     ("SELECT value FROM log WHERE NOT offset = 3", ALL),
@@ -94,7 +94,7 @@ READ = [
 @pytest.mark.parametrize(("query", "expected"), READ)
 def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str, expected: int) -> None:
     assert count_read_rows(many, query) == expected
-    # the same where nothing is left out: DuckDB's text is passed on as it is
+    # the same if no file is left out: DuckDB gets the text unchanged
     whole = re.sub(r'"range \d+"\.', "", translate_to_duckdb(query).text)
     assert sorted(ask(many, query)) == sorted(run_query(many.namespace, whole)[1])
 

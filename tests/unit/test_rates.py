@@ -1,4 +1,4 @@
-"""How fast a group consumes, from the table of committed offsets as it is and as it was."""
+"""The rate at which a group consumes, from the present and a former version of the table of committed offsets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakemq.engine.namespace.load import read_watermark
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
 from lakemq.tables.storage.delta_log import DeltaLog
 
-# -- what a rate is -------------------------------------------------------------------------------------------
+# -- the rate -----------------------------------------------------------------------------------------------
 
 
 def test_a_rate_is_what_was_done_in_the_window_by_its_length() -> None:
@@ -23,14 +23,14 @@ def test_a_rate_is_what_was_done_in_the_window_by_its_length() -> None:
         {"g": {(1, 0): 10, (1, 1): 50}, "h": {(1, 0): 0}},
         {"g": {(1, 0): 30, (1, 1): 20, (1, 2): 8, (1, 3): 7}, "h": {(1, 0): 1_000}},
     )
-    # 20 of the first; the second was reset; the third began at 2 meanwhile; of the fourth it is not known where
+    # 20 of the first; the second was reset; the third began at 2 meanwhile; the fourth has an unknown start
     assert progress.rate("g", {(1, 0): 5, (1, 2): 2}) == (20 + 6) / 2
     assert progress.rate("h", {}) == 500
     assert progress.rate("nobody", {}) == 0
     assert Consumption(0, {}, {"g": {(1, 0): 5}}).rate("g", {(1, 0): 0}) == 0
 
 
-# -- where it comes from --------------------------------------------------------------------------------------
+# -- the rows behind it -------------------------------------------------------------------------------------
 
 pytestmark_served = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 
 def settle(mq: Connection) -> int:
-    """Wait until the tables hold all that was decided; a time of the store at which they do, apart from later ones."""
+    """Wait until the tables hold all decisions, and return a time of the store at which they do."""
     step = mq.state().step
     until(lambda: read_watermark(mq.namespace.store).step >= step)
     now_ms = mq.namespace.files.time_ms()
@@ -82,7 +82,7 @@ def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protoc
         assert described.consumption_rate is not None
         assert described.rate_window_ms is not None
         assert 0 < described.rate_window_ms <= WINDOW_MS
-        if described.rate_window_ms < WINDOW_MS:  # all of it was in the last minute
+        if described.rate_window_ms < WINDOW_MS:  # all messages were consumed in the last minute
             assert described.consumption_rate == round(1000 * 80 / described.rate_window_ms, 3)
         assert [group_info.rate_window_ms is not None for group_info in mq.groups.all()] == [True] * len(
             mq.groups.list()

@@ -1,4 +1,4 @@
-"""A reader whose store is away for a moment: it says so, and is neither stale nor wrong when the store is back."""
+"""A reader whose store is away for a moment: it raises an error, and is correct once the store is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run what README shows: the Python, the SQL (DuckDB); and what continues it: the billing job, the command lines."""
+"""Run the examples of README, in Python and SQL (DuckDB), and those that continue it: the billing job, the commands."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
 
 
 def test_the_transaction_takes_each_order_once(folder: Path) -> None:
-    """Twice: what the first run has committed is not billed again."""
+    """The program runs twice. It does not bill again what the first run has committed."""
     code = billing()
     for _ in range(2):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a segment says of dead letters, and of messages that went back where they come from."""
+"""The segments of dead letters, and of messages that went back to their topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged, Settle
 
 
 def bury_message(**config: str) -> Story:
-    """A story in which the only message of a topic is a dead letter that waits to go back."""
+    """Return a story in which the only message of a topic is a dead letter that waits to go back."""
     story = Story()
     for line in (
         {"create": {"t": 1}, "config": config},

@@ -1,4 +1,4 @@
-"""Rejected rows: each is listed once, whatever is requested again (I10)."""
+"""Rejected rows: each is listed once, however often a request is repeated (I10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies: one that cannot be given stops nobody, and none stays for ever."""
+"""Replies: one that cannot be written delays no other, and none stays forever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lakemq.tables.storage.mailbox import Mailbox
 
 
 class Counter:
-    """Where replies are given."""
+    """The sequencer's side that writes replies."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.files = folder, FaultyFiles(str(folder))
@@ -89,7 +89,7 @@ def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
 
 @pytest.mark.parametrize("kind", ["a folder", "a file for its folder"])
 def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path: Path, kind: str) -> None:
-    """For real."""
+    """The obstacle is real, not simulated."""
     place = tmp_path / "replies/b"
     if kind == "a folder":
         (place / "0000000001").mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path
     assert counter.replies._failed == {}
 
 
-# -- what nobody fetches ------------------------------------------------------------------------------------
+# -- replies that no client fetches -------------------------------------------------------------------------
 
 
 def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None:

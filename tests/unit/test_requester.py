@@ -1,4 +1,4 @@
-"""The client's side of the mailbox: what each caller is told, whatever the store and the others in its letter do."""
+"""The client's side of the mailbox: each caller gets its own answer, also when the store or its letter fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_bad_request_is_refused_in_its_call_and_nothing_of_that_call_is_sent(t
 
 
 def test_a_letter_that_may_be_there_is_waited_for(tmp_path: Path):
-    """The disk failed after the letter could be seen: it was decided, and the answer says so."""
+    """The disk failed after the letter was visible. It was decided, and the answer says so."""
     desk = Desk(tmp_path, unwritable="mailbox/", vague=True)
     assert desk.ask() == ProducerDone(7, 0)
     desk.files.unwritable = ""
@@ -177,7 +177,7 @@ def body(values: list[str]) -> pa.Table:
 def test_a_silence_is_logged_once_over_all_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A producer asks again for minutes; without this its program would stand still without a word."""
+    """A producer repeats requests for minutes. Without this message its program would seem to hang."""
     monkeypatch.setattr(requester_module, "_QUIET_MS", 1)
     desk = Desk(tmp_path)
     desk.silent = 2

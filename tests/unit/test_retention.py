@@ -1,4 +1,4 @@
-"""What is too old or too much is deleted from the start of each log, in whole segments, and leaves the lake."""
+"""Messages that are too old, or beyond the size limit, are deleted from the log start, in whole segments."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ FILE_BYTES, FILE_ROWS = 1_000, 100
 """Ten bytes a row."""
 
 
-# -- what a look finds --------------------------------------------------------------------------------------
+# -- the findings of a look ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SegmentShape:
-    """A segment. decided_ms: of one that was delayed; None: of a marker."""
+    """A segment. decided_ms is set if it was delayed. timestamp_ms is None for a marker."""
 
     count: int
     timestamp_ms: int | None
@@ -104,7 +104,7 @@ def new_store(folder: Path) -> Store:
 
 
 def find_limits(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[dict[int, int], dict[int, int]]:
-    """By age, by size."""
+    """Return the new log starts of the partitions, by age and by size."""
     segments = store.open(SEGMENTS)
     old = segments.files()
     if old:
@@ -170,7 +170,7 @@ some_logs = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(0, 2)), st.
 
 
 def plainly(topic: Topic, partition: int, shapes: list[SegmentShape]) -> tuple[int, int]:
-    """Where the log begins then, by age and by size, segment by segment."""
+    """Return the log start by age and by size, computed segment by segment."""
     start, (age, size) = int(topic.log_starts[partition]), (topic.setting(f"retention.{n}") for n in ("ms", "bytes"))
     ends = np.cumsum([0, *(shape.count for shape in shapes)]).tolist()
     above = [(end, shape) for end, shape in zip(ends[1:], shapes, strict=True) if end > start]
@@ -225,7 +225,7 @@ def test_a_look_finds_what_is_found_segment_by_segment(
             assert (outgrown.by_age.get(p, start), outgrown.by_size.get(p, start)) == expected, (topic_id, p)
 
 
-# -- when it is looked --------------------------------------------------------------------------------------
+# -- when a look runs ---------------------------------------------------------------------------------------
 
 
 def test_looks_are_an_interval_apart_and_one_that_fails_deletes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -290,7 +290,7 @@ def mq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
 
 
 def serve(mq: Connection, *work: Any) -> None:
-    """Somebody leads while this is done, and until nothing is left to do."""
+    """Lead while the actions run, and until nothing is left to do."""
     stop = threading.Event()
 
     def run() -> None:
@@ -326,7 +326,7 @@ def test_old_messages_go_and_their_files_leave_the_lake(mq: Connection) -> None:
         lambda: mq.topics.create("kept", 1, config={"retention.ms": -1}),
         lambda: send(mq, "t", big, "old"),
     )
-    # each in a pass of its own: rows that go into one file leave with the last of them
+    # each in a pass of its own, because rows that share a file are deleted with the last of them
     serve(mq, lambda: send(mq, "t", "young", at=None))
     serve(mq, lambda: send(mq, "kept", "old"))
     assert mq.beginning_offsets("t") == {0: 0}

@@ -1,4 +1,4 @@
-"""Rows of small letters ride in the journal until a pass writes them: seen at once, written once, whoever leads."""
+"""Rows of small letters ride in the journal until a pass writes them: readable at once, and written once."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ FEW = 5
 
 @pytest.fixture
 def mq(tmp_path: Path) -> Iterator[Connection]:
-    """A namespace in which nothing is projected until somebody hands over."""
+    """A namespace that projects nothing until its leader hands over."""
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as connection:
         yield connection
 
 
 @contextmanager
 def stepping(mq: Connection) -> Iterator[Sequencer]:
-    """A leader that steps as long as it may, and dies then: it hands nothing over."""
+    """Run a leader that takes steps, and dies without a handover at the end of the block."""
     sequencer, stop = mq.sequencer(), threading.Event()
     until(sequencer.try_lead)
 
@@ -70,7 +70,7 @@ def publish(mq: Connection, *texts: str, topic: str = "t") -> None:
 
 
 def riding(mq: Connection, count: int = FEW) -> list[str]:
-    """So many messages, each in a step of its own; what they say."""
+    """Publish this many messages, each in a step of its own, and return their values."""
     mq.topics.create("t")
     texts = [f"m{i}" for i in range(count)]
     publish(mq, *texts)
@@ -86,12 +86,12 @@ def steps(mq: Connection) -> list[Step]:
 
 
 def read_stored_values(mq: Connection) -> list[str]:
-    """As SQL has them."""
+    """Return the values that SQL reads."""
     _, rows = run_query(mq.namespace, """SELECT "value" FROM log ORDER BY "partition", "offset" """)
     return [bytes(value).decode() for (value,) in rows]
 
 
-# -- seen at once -------------------------------------------------------------------------------------------
+# -- readable at once -----------------------------------------------------------------------------------
 
 
 def test_what_rides_is_seen_at_once_and_is_no_file(mq: Connection) -> None:
@@ -282,7 +282,7 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
         assert all(look(mq.namespace.files, file_id) is None for file_id in rows._parts)
 
 
-# -- and else -----------------------------------------------------------------------------------------------
+# -- everything else ------------------------------------------------------------------------------------
 
 
 def test_rejected_rows_ride_too(mq: Connection) -> None:
@@ -323,7 +323,7 @@ def test_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
 
 
 def rewritten(path: Path) -> None:
-    """As engines do that compact a table."""
+    """Rewrite the table's files, as engines do that compact a table."""
     pq.write_table(pq.read_table(path).replace_schema_metadata(), path)
 
 

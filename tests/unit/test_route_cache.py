@@ -1,4 +1,4 @@
-"""Routes are looked up once, and again where somebody says that they have changed."""
+"""Routes are looked up once, and again when an answer says that they have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that are given more partitions, or fewer, while members of groups consume them."""
+"""Topics that get more partitions, or fewer, while members of groups consume them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def publish_with_keys(mq: Connection, topic: str, mark: str, count: int = 200) -
     return values
 
 
-# -- more ---------------------------------------------------------------------------------------------------
+# -- more partitions ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
@@ -91,7 +91,7 @@ def test_added_partitions_join_and_nothing_else_is_disturbed(mq: Connection, pro
         consumer.close()
 
 
-# -- fewer --------------------------------------------------------------------------------------------------
+# -- fewer partitions ---------------------------------------------------------------------------------------
 
 
 def test_fewer_partitions_need_force(mq: Connection) -> None:
@@ -192,7 +192,7 @@ def test_a_queue_is_read_to_its_end(mq: Connection) -> None:
 
 
 def test_what_was_to_come_to_it_comes_to_another(mq: Connection) -> None:
-    """Also in files, where rows of several partitions lie side by side."""
+    """The files contain rows of several partitions side by side."""
     topic = new_topic(mq, 4)
     mq.topics.alter(topic, {"delay.slot.ms": 50})
     values = [f"{p}.{i} {'x' * 300}" for p in range(4) for i in range(5)]
@@ -208,7 +208,7 @@ def test_what_was_to_come_to_it_comes_to_another(mq: Connection) -> None:
     assert run_sql(mq, f"SELECT count(*) FROM log WHERE topic = '{topic}'") == [(20,)], "by the partition in the file"
 
 
-# -- who looks ----------------------------------------------------------------------------------------------
+# -- views and commands -------------------------------------------------------------------------------------
 
 
 def test_it_is_shown_and_kept(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sequencing on a schedule, `step --until-idle`: runs of moments, and what takes longer than a moment to be told."""
+"""Sequencing on a schedule with `step --until-idle`: short runs, and events that take longer than a run to notice."""
 
 from __future__ import annotations
 

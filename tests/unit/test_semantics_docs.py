@@ -1,4 +1,4 @@
-"""docs/semantics.md: each rule names a test that is there, and each rule that a test cites is on the page."""
+"""docs/semantics.md: each rule names an existing test, and each rule that a test cites is on the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CITED = re.compile(r"\b(I\d+)\b|\b[Ss]emantics(?:\.md)? ([A-Z]\d*)\b")
 
 @cache
 def names_in(path: str) -> set[str]:
-    """Names of the tests of a file of Python; of the cases of a file of YAML, all of which are run."""
+    """Return the names of the tests in a Python file, or of the cases in a YAML file."""
     source = (CHECKOUT / path).read_text(encoding="utf-8")
     if path.endswith(".yaml"):
         return {case["case"] for case in yaml.safe_load(source)}

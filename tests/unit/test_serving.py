@@ -1,4 +1,4 @@
-"""A sequencer whose store is slow, whose requests are odd, or which is stuck: everybody else is served."""
+"""A sequencer with a slow store, with odd requests, or that is stuck: all other clients are served."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 LEASE_MS = 500
 STUCK_S = 2.1
-"""Twice as long as a step may take, and a look more: then it counts as stuck."""
+"""Twice the longest time of a step, and one more look: then the sequencer counts as stuck."""
 CONFIG = {"lease.ms": LEASE_MS, "step.timeout.ms": 1000, "engine.tick.ms": 1, "engine.idle.ms": 10}
 
 
@@ -69,7 +69,7 @@ def mq(path: str) -> Iterator[Connection]:
 
 
 class SlowFiles(LocalFiles):
-    """A store that takes its time to say how large a file is."""
+    """A store that takes time to return the size of a file."""
 
     answer = staticmethod(lambda: time.sleep(0.08))
 
@@ -92,7 +92,7 @@ def serving(namespace: Namespace, name: str) -> Serving:
 
 
 def produce(mq: Connection, files: list[DataFile]) -> Produce:
-    """One row of each file into partition 0 of `t`."""
+    """Publish one row of each file to partition 0 of `t`."""
     n, topic = len(files), mq.topics.describe("t")
     ranges = Ranges([0] * n, [0] * n, list(range(n)), [0] * n, [1] * n, [0] * n, [0] * n)
     return Produce([TopicRef("t", topic.topic_id, 1)], ranges, mq.state().step, files)
@@ -185,7 +185,7 @@ def test_an_error_nobody_foresaw_refuses_its_own_request(
 def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
     stage: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was met in the middle of a step, whose other requests are decided in the next one."""
+    """The failure occurs in the middle of a step. The other requests are decided in the next one."""
     real_decide, real_fold = machine.DECIDE[CreateTopic], machine.EVOLVE[TopicCreated]
 
     def decide(state: State, request: CreateTopic, inputs: DecisionInputs) -> Decision:
@@ -211,7 +211,7 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
         assert [topic.topic for topic in other.topics.list()] == ["first", "good"]
 
 
-# -- a wedge ------------------------------------------------------------------------------------------------
+# -- a sequencer that is stuck ------------------------------------------------------------------------------
 
 
 def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +251,7 @@ def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
 
 
 def test_a_long_rest_is_no_step(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_module, "_SHORTEST_REST_MS", 3_000)  # as long at once as it is after a while
+    monkeypatch.setattr(serving_module, "_SHORTEST_REST_MS", 3_000)  # as long at once as after some time
     config = {**CONFIG, "engine.idle.ms": 3_000, "lease.ms": 60_000}
     with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
         first = watched.sequencer
@@ -269,7 +269,7 @@ def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> 
 
 
 def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps that are not projected are in memory: they have a bound."""
+    """Steps that are not projected are in memory, so their number has a bound."""
     monkeypatch.setattr(background_projection, "MAX_TAIL", 5)
     slow, waiting = threading.Event(), list[int]()
 
@@ -296,7 +296,7 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
 
 
 class LateStore(Store):
-    """Of a process that was stopped in its first looks at the watermark, until what it was about to read was gone."""
+    """The store of a process that was stopped in its first looks at the watermark, until their files were gone."""
 
     def __init__(self, files: LocalFiles, late_looks: int) -> None:
         super().__init__(files)
@@ -362,11 +362,11 @@ def test_serving_ends_where_it_may_not_write(mq: Connection) -> None:
         assert isinstance(served.error, StorageError)
 
 
-# -- what the end of others does ----------------------------------------------------------------------------
+# -- failing threads ----------------------------------------------------------------------------------------
 
 
 def test_a_leader_that_fails_in_every_step_gives_way_to_who_stands_by(mq: Connection) -> None:
-    """It can still take the lease, and would do so again and again."""
+    """The failing leader can still take the lease, and would do so again and again."""
 
     def fails(point: str) -> None:
         if point == "sequencer.letters_taken":
@@ -384,7 +384,7 @@ def test_a_leader_that_fails_in_every_step_gives_way_to_who_stands_by(mq: Connec
 
 
 class Panic(BaseException):
-    """As of a library in Rust."""
+    """An error like that of a panicking Rust library."""
 
 
 def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
@@ -402,8 +402,8 @@ def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
 
 
 def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full for long is tried again, ever more seldom; nobody is stuck."""
-    # longer than STUCK_S, as it is after some attempts
+    """While a disk is full for long, the sequencer tries again at growing intervals, and does not count as stuck."""
+    # longer than STUCK_S, as after some attempts
     monkeypatch.setattr(serving_module, "SHORTEST_RETRY_MS", 2_500)
     began, failed, is_gone = threading.Event(), threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""How an embedded sequencer ends: its own connection is answered, and the lease is handed over, also at exit."""
+"""The end of an embedded sequencer: its own connection gets its answers, and it hands over the lease, also at exit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leader_of(path: str) -> str:
 
 
 def left_open(path: str, use: Callable[[Connection], object]) -> float:
-    """Seconds that `with connect() as mq, mq.serving():` takes to end after `use` has left something open."""
+    """Return how many seconds a block with `mq.serving()` takes to end after `use` has left something open."""
     with lakemq.connect(path, config=CONFIG) as mq, mq.serving() as serving:
         until(lambda: serving.sequencer.leads)
         use(mq)
@@ -75,7 +75,7 @@ def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str
 
 def test_what_the_own_connection_has_asked_is_answered_before_serving_ends(path: str) -> None:
     with lakemq.connect(path, config=CONFIG) as mq:
-        for number in range(5):  # whether a step was under way when it was asked is chance
+        for number in range(5):  # by chance a step may be under way at that moment
             serving = mq.serving()
             future = mq.requester.submit(CreateTopic(f"asked-{number}", 1, {}))
             serving.close()

@@ -1,4 +1,4 @@
-"""Settings files: whatever stands in one, it is taken or refused in one line that names the key or the file."""
+"""Settings files: each content is either accepted, or refused in one line that names the key or the file."""
 
 from __future__ import annotations
 

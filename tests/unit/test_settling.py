@@ -1,4 +1,4 @@
-"""One group that meets an error nobody foresaw stops no other, and no step."""
+"""A group with an unforeseen error stops no other group, and no step."""
 
 from __future__ import annotations
 

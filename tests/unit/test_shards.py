@@ -1,4 +1,4 @@
-"""The numbers of shards of groups and transactional ids: chosen when a namespace is created, kept for good."""
+"""The numbers of shards of groups and transactional ids: chosen when a namespace is created, and never changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_a_namespace_keeps_the_numbers_of_shards_it_was_created_with(tmp_path: P
 def test_of_two_that_create_a_namespace_one_chooses(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     lakemq.connect(path, create=True, config=CHOSEN).close()
-    (tmp_path / "mq" / "journal" / "_delta_log" / "00000000000000000000.json").unlink()  # the first was interrupted
+    # the first creation was interrupted
+    (tmp_path / "mq" / "journal" / "_delta_log" / "00000000000000000000.json").unlink()
     with lakemq.connect(path, create=True, config={"offsets.topic.num.partitions": 11}) as mq, mq.serving():
         mq.groups.create("g")
         assert mq.groups.describe("g").shard == shard("g", 7)

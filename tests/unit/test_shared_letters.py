@@ -1,4 +1,4 @@
-"""Callers whose requests share a letter: what is wrong with one is told to that one alone."""
+"""Callers whose requests share a letter: an error of one request is reported to its caller alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_whole_numbers_of_numpy_are_taken(mq: Connection):
 
 
 def test_a_request_of_a_newer_client_is_refused_and_its_neighbours_are_decided(mq: Connection, tmp_path: Path):
-    """The sequencer cannot read one of three: what a client of a newer version may send."""
+    """The sequencer cannot read one of three requests, which a client of a newer version may have sent."""
     topic, client = new_topic(mq), new_name("newer")
     texts = [
         encode_request(InitProducer()),

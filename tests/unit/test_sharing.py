@@ -1,4 +1,4 @@
-"""A namespace that users share: whatever their umask, each reads, writes and serves what the others wrote."""
+"""A namespace that users share: with any umask, each reads, writes and serves the files of the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP, ANN, BOB, EVE = 64_001, 64_002, 64_003, 64_004
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that ANN owns for GROUP, where everybody gets to: other users cannot get to pytest's."""
+    """A folder that ANN owns for GROUP, in a place that all users can reach. They cannot reach pytest's folders."""
     place = Path(tempfile.mkdtemp(prefix="lakemq-sharing-"))
     place.chmod(0o711)
     root = place / "mq"
@@ -39,7 +39,7 @@ def folder() -> Iterator[Path]:
 
 
 def modes(root: Path) -> dict[str, set[str]]:
-    """Kind -> modes that occur."""
+    """Return the modes of folders and of files."""
     modes_by_kind: dict[str, set[str]] = {"folders": set(), "files": set()}
     for path in [root, *root.rglob("*")]:
         modes_by_kind["folders" if path.is_dir() else "files"].add(oct(stat.S_IMODE(path.stat().st_mode)))
@@ -77,7 +77,7 @@ eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
 
 
 def as_user(user: int, action: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
-    """What the function of WORK prints, run as that user. AssertionError: what it says on stderr."""
+    """Run a function of WORK as that user, and return its output. An AssertionError shows its stderr."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", WORK, str(user), str(group), umask, action, str(root)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -119,7 +119,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other 
 
 @as_root
 def test_two_users_share_and_a_third_stays_out(folder: Path):
-    """ANN makes it; ANN and BOB publish, serve and fetch in turn, each with umask 077."""
+    """ANN creates the namespace. ANN and BOB publish, serve and fetch in turn, each with umask 077."""
     as_user(ANN, "shared", folder)
     owners = [sorted(as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
     assert owners == [[str(ANN)], [str(ANN), str(BOB)], [str(ANN), str(ANN), str(BOB)]]

@@ -1,4 +1,4 @@
-"""The leader's queue of what is due: what is due much later holds up nothing, and is queued in time."""
+"""The leader's queue of due messages: later ones delay nothing, and are queued in time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND_MS = 1000
 
 
 class Leader:
-    """A core and its slots, with a clock that goes on when it is told to. released: (file row, when), in order."""
+    """A core and its slots, with a clock that a test moves. released: (file row, time) in order."""
 
     def __init__(self) -> None:
         self.mq, self.clock = Harness(), Steady()
@@ -36,7 +36,7 @@ class Leader:
         raise AssertionError("ranges of one due time are not read")
 
     def schedule(self, due_ms: Sequence[int]) -> None:
-        """Publish messages that are sent alone: a range each, in one data file."""
+        """Publish messages that are sent alone: one range each, in one data file."""
         machine.begin_step(self.mq.state, self.mq.now_ms)
         ranges = [DelayedRange(self.topic_id, "t", 0, 9, None, row, 1, ms, ms, 0, 0) for row, ms in enumerate(due_ms)]
         self.mq.land(machine.fold(self.mq.state, [JournalEntry(Delayed(ranges_to_columns(ranges)))]))
@@ -81,7 +81,7 @@ def test_ten_thousand_short_delays_come_on_time_behind_one_of_two_hours() -> Non
 
 @pytest.mark.parametrize("later_ms", [90 * SECOND_MS, 7 * 60 * SECOND_MS])
 def test_what_was_packed_comes_on_time(later_ms: int) -> None:
-    """20,000 messages over six hours, of which only those of the next minutes are objects."""
+    """There are 20,000 messages over six hours. Only those of the next minutes are objects."""
     leader = Leader()
     due_ms = [BEGIN_MS + (1 + number) * 6 * HOUR_MS // 20_000 // SECOND_MS * SECOND_MS for number in range(20_000)]
     leader.schedule(due_ms)
@@ -120,7 +120,7 @@ def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
 
 
 def test_a_long_queue_is_not_looked_at_again_before_something_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is added to it meanwhile, so that a sequencer that looked would spin."""
+    """The queue does not grow meanwhile, so a sequencer that looked would spin."""
     monkeypatch.setattr(delay_queue, "_MAX_QUEUE", 10)
     leader, due_ms = Leader(), BEGIN_MS + NEAR_MS - 60 * SECOND_MS
     leader.schedule([due_ms] * 20 + [BEGIN_MS + 2 * HOUR_MS])

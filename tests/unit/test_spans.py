@@ -1,4 +1,4 @@
-"""Spans are sets of offsets, whatever is added and removed."""
+"""Spans equal sets of offsets after any additions and removals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step log: of all that put a step exactly one succeeds, and who follows reads every step once and in order."""
+"""The step log: of all writers of a step exactly one succeeds, and followers read every step once and in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lakemq.tables.storage.step_objects import KEPT_MS, LOOK_MS, StepFollower, S
 
 
 class Disk(LocalFiles):
-    """A disk on which a test says what happens as a step is put."""
+    """A disk on which a test injects events while a step is put."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -140,7 +140,7 @@ def test_a_leader_that_slept_while_steps_were_removed_leads_no_more(disk: Disk, 
     awake = make_log(disk, clock, 1)
     for _ in range(5):
         append(awake, "later")
-    # its next name is free again by the time of its put: the look behind it finds that its own step is gone
+    # its next name is free again when it puts: the check afterwards finds that its own step has gone
     disk.before_put = lambda name: remove_up_to(disk, 4)
     with pytest.raises(NotLeader, match="removed or replaced"):
         append(asleep, "too late")
@@ -286,7 +286,7 @@ def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: D
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 def die(name: str) -> None:
@@ -296,7 +296,7 @@ def die(name: str) -> None:
 class Log(RuleBasedStateMachine):
     """Leaders come, stop anywhere and go on; steps are removed in ascending order; followers read now and then.
 
-    The model is the list of steps that count: `append` returned, or its leader was killed right behind the put.
+    The model is the list of steps that count: `append` returned, or its leader was killed right after the put.
     """
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class Log(RuleBasedStateMachine):
 
     @rule()
     def die_behind_the_put(self) -> None:
-        """A leader that stands on the newest step puts the next one, and is killed before it looks."""
+        """A leader at the newest step puts the next one, and is killed before it checks the result."""
         leader, name = make_log(self.disk, self.clock, len(self.decided)), f"step {next(self.names)}"
         self.disk.after_put = die
         with pytest.raises(Killed):

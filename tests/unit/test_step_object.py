@@ -1,4 +1,4 @@
-"""Steps as objects: they come out as they went in; what is newer than this version is refused as such."""
+"""Steps as objects: they survive encoding, and objects of a newer version are refused as such."""
 
 from __future__ import annotations
 

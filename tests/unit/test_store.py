@@ -1,4 +1,4 @@
-"""The store: one suite of behaviours over every way it is opened. Commits compare, reads pass files over."""
+"""The store: one suite of behaviours for every way to open it. Commits compare versions, and reads skip files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def steps_in(table: pa.Table) -> list[int]:
 
 
 def traces(folder: Path) -> set[str]:
-    """Every file there is, log and data."""
+    """Return all files, of the log and of data."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -147,7 +147,7 @@ def test_of_two_handles_at_one_version_one_loses_and_writes_nothing(store: Store
 
 
 def test_who_lost_is_not_moved_on_and_loses_again(store: Store) -> None:
-    """Nothing refreshes and retries: whether to go on is decided by who leads, not by the store."""
+    """The store neither refreshes nor retries: the leader decides whether to go on."""
     first, second = store.open(NOTES), store.open(NOTES)
     first.append_at(0, notes(1))
     for _ in range(2):
@@ -256,7 +256,7 @@ def test_the_last_step_and_the_floor_are_noted_with_the_commit(store: Store, han
 
 @pytest.fixture
 def three_files(handle: TableHandle) -> Iterator[TableHandle]:
-    """Steps 1..3, 4..6, 7..9."""
+    """A table with steps 1 to 3, 4 to 6 and 7 to 9 in three files."""
     for version in range(3):
         first = 3 * version + 1
         handle.append_at(version, notes(first, first + 1, first + 2))
@@ -335,7 +335,7 @@ def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -
 
 
 def age(folder: Path, seconds: float = 100_000) -> None:
-    """All that lies in the folder was written so much earlier, as its store says."""
+    """Make everything in the folder older by the store's clock."""
     for path in folder.iterdir():
         if path.is_file():
             long_ago = path.stat().st_mtime - seconds
@@ -382,7 +382,7 @@ def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: Table
 def test_what_a_checkpoint_has_just_covered_stays_for_who_reads_it(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
-    """In a quiet table all of it was written long ago, as is the checkpoint that a reader has just looked up."""
+    """In a quiet table everything was written long ago, also the checkpoint that a reader has just looked up."""
     handle.append_at(0, notes(0))
     handle.append_at(1, notes(1))
     handle.checkpoint()
@@ -400,7 +400,7 @@ def test_what_a_checkpoint_has_just_covered_stays_for_who_reads_it(
 
 
 def test_an_empty_checkpoint_lets_nothing_go(handle: TableHandle, folder: Path) -> None:
-    """As a loss of power may leave one."""
+    """A loss of power may leave one."""
     handle.append_at(0, notes(0))
     handle.append_at(1, notes(1))
     handle.checkpoint()
@@ -439,7 +439,7 @@ def test_old_checkpoints_go_with_the_entries(handle: TableHandle, folder: Path) 
 
 
 def cleaned_beyond(store: Store, folder: Path) -> None:
-    """Others go on for long, checkpoint, and clean the log."""
+    """Let another handle append, checkpoint, and clean the log."""
     other = store.open(NOTES)
     for _ in range(3):
         other.append_at(other.version, notes(other.version))
@@ -451,7 +451,7 @@ def cleaned_beyond(store: Store, folder: Path) -> None:
 def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
-    """Its next version is free again, and a put-if-absent would succeed."""
+    """The next version is free again, so a put-if-absent would succeed."""
     handle.append_at(0, notes(0))
     cleaned_beyond(store, folder)
     assert entries(folder) == [4]
@@ -464,7 +464,7 @@ def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
 def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
-    """Who has just opened it is told as of any file that is gone, and opens it again."""
+    """A new handle gets the same error as for any missing file, and opens the table again."""
     handle.append_at(0, notes(0), last_step=7)
     stopped = store.open(NOTES)
     cleaned_beyond(store, folder)
@@ -477,7 +477,7 @@ def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
 def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
     store: Store, handle: TableHandle, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look after the put: the entry it stood on was there before."""
+    """The check after the put finds the entry before it gone."""
     handle.append_at(0, notes(0))
     real = store_module.write_deltalake
 
@@ -496,7 +496,7 @@ def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
 
 @pytest.fixture
 def merged(handle: TableHandle, files: Files, folder: Path) -> Leftovers:
-    """Two files became one; nobody said so of a third, which was left behind."""
+    """The leftovers of a merge of two files into one, beside a stray file that no list names."""
     leftovers = Leftovers(files)
     handle.append_at(0, notes(1))
     handle.append_at(1, notes(2))
@@ -515,7 +515,7 @@ def test_what_was_replaced_goes_after_the_grace(
 ) -> None:
     assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 0
     age(folder.parent / "leftovers")
-    merged = Leftovers(files)  # one that has not seen when they were written
+    merged = Leftovers(files)  # another instance, which has not seen when they were written
     assert merged.delete("others", 60_000, handle.open_newest) == 0
     assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 2
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
@@ -554,7 +554,7 @@ def test_strays_go_when_they_are_old_and_nothing_that_is_live_or_announced(
 
 
 def odd_lists(folder: Path, special: bool) -> list[Path]:
-    """What is no list of files, under the names of lists. special: also files that only a disk can hold."""
+    """Write invalid contents under the names of lists. special: also kinds of files that only a disk can hold."""
     texts = ["", "{", "7", "[7]", '["../x"]', '[""]', '["_delta_log/0.json"]', '["\\ud800"]', '{"a": 1}', "[" * 100_000]
     paths = [folder / f"{NOTES.name}-{n}.json" for n in range(len(texts) + 4)]
     for path, text in zip(paths, texts, strict=False):
@@ -608,7 +608,7 @@ def test_a_list_of_what_cannot_be_deleted_is_tried_again(merged: Leftovers, hand
 def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
     merged: Leftovers, handle: TableHandle, store: Store, folder: Path
 ) -> None:
-    """Its leader was stopped; what the table names is asked of the newest version."""
+    """The leader of the handle was stopped. The newest version says which files the table names."""
     other = store.open(NOTES)
     for _ in range(3):
         other.append_at(other.version, notes(other.version))
@@ -622,7 +622,7 @@ def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
 
 @pytest.fixture
 def synced_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every path that was synced, from the namespace's folder, in order."""
+    """The paths that were synced, from the namespace's folder, in order."""
     paths: list[str] = []
     real = os.fsync
 
@@ -635,7 +635,7 @@ def synced_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced_paths: list[str]) -> None:
-    """On a local disk: the data file and its name, then the log entry and its name."""
+    """On a local disk the data file and its name are synced, then the log entry and its name."""
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)
     handle = store.open(NOTES)
@@ -646,7 +646,7 @@ def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced_paths: l
 
 
 def test_a_table_is_durable_when_it_is_made(tmp_path: Path, synced_paths: list[str]) -> None:
-    """Also when somebody made it who was killed before it was."""
+    """Another process may have created the table and been killed before the sync."""
     store = Store(LocalFiles(str(tmp_path)))
     for _ in range(2):
         synced_paths.clear()

@@ -1,4 +1,4 @@
-"""A whole sequencer, and one letter or reply that the store will not read, write or delete: only its client waits."""
+"""A sequencer and a letter or reply that the store cannot read, write or delete: only its client waits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_answer_that_cannot_be_given_is_decided_and_given_later(world: World)
 
 
 def test_a_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted(world: World) -> None:
-    """A next leader would decide it again."""
+    """The next leader would decide the letter again."""
     faults(world).undeletable = "-stuck-"
     sequencer, background = world.sequencer()
     world.lead(sequencer)

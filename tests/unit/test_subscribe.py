@@ -1,4 +1,4 @@
-"""A member that asks for other topics while it lives, and one that asks for nothing for a while."""
+"""A member that changes its topics while it lives, and one that asks for no topics for a while."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["queue", "cooperative", "classi
 
 
 def member(mq: Connection, group: str, *topics: str, protocol: str, **options: Any) -> GroupConsumer:
-    if protocol != "cooperative" and group not in mq.groups.list():  # who leaves is waited for otherwise
+    # otherwise the group waits for a member that leaves
+    if protocol != "cooperative" and group not in mq.groups.list():
         delay = {"queue": "rebalance.delay.ms", "classic": "group.initial.rebalance.delay.ms"}[protocol]
         mq.groups.create(group, {"group.protocol": protocol, delay: 0})
     consumer = mq.consumer(group, topics=topics, protocol=protocol, **options)
@@ -27,7 +28,7 @@ def member(mq: Connection, group: str, *topics: str, protocol: str, **options: A
 
 
 def poll_until_it_has(consumer: GroupConsumer, *places: tuple[str, int]) -> list[str]:
-    """Polls until these are its partitions; what it has read meanwhile."""
+    """Poll until the member owns exactly these partitions, and return the texts that it read meanwhile."""
     read_texts: list[str] = []
     until(lambda: bool(read_texts.extend(texts(consumer.poll())) or consumer.assignment() == sorted(places)))
     return read_texts
@@ -60,7 +61,7 @@ def test_a_member_that_asks_for_other_topics_has_their_partitions_and_gives_up_t
         assert listener.events[1][0] in (
             "revoked",
             "lost",
-        )  # a queue's is gone at once: nothing of it was left to acknowledge
+        )  # a queue's partition is gone at once: no message was left to acknowledge
         assert consumer.position(kept_topic, 0) == 1
         assert read_texts + read(consumer, 2 - len(read_texts)) == ["new 0.0", "new 0.1"]
         add(mq, dropped_topic, {0: 1}, "left ")
@@ -99,7 +100,7 @@ def test_one_that_unsubscribes_has_nothing_and_others_have_what_it_had(mq: Conne
         )
         ((_, partition),) = consumer.assignment()
         consumer.unsubscribe()
-        consumer.unsubscribe()  # again: nothing
+        consumer.unsubscribe()  # again: nothing happens
         assert (consumer.assignment(), consumer.lag(), consumer.subscription()) == ([], {}, [])
         assert listener.events[-1] == ("revoked", [partition])
         with pytest.raises(IllegalState, match="subscribed to nothing"):

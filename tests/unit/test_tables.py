@@ -1,4 +1,4 @@
-"""The tables: declared once and whole, and what follows from a declaration."""
+"""The tables: each is declared once and completely, and everything else follows from the declaration."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_of_equal_steps_the_later_row_counts() -> None:
 
 
 def test_so_it_is_among_many() -> None:
-    """Short columns are sorted in a way that keeps their order whatever was asked for."""
+    """Short columns keep their order in any kind of sort, so this test needs many rows."""
     table = rows(*((step % 3, "a", n, str(step)) for step in range(600) for n in (1, 2)))
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]
 

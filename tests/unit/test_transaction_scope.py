@@ -1,4 +1,4 @@
-"""`with mq.transaction(...)`, and what operators ask of transactions."""
+"""`with mq.transaction(...)`, and what operators can do with transactions."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_one_transaction_at_a_time(mq: Connection, topic: str):
 
 
 def test_threads_take_an_id_together(mq: Connection, topic: str):
-    """They get the same producer; one at a time has a transaction open."""
+    """The threads share a producer, and only one at a time has a transaction open."""
     begun, errors, lock = threading.Barrier(4), [], threading.Lock()
 
     def work(number: int) -> None:
@@ -153,7 +153,7 @@ def test_a_micro_batch_is_published_once(mq: Connection, topic: str):
 def test_a_block_whose_commit_is_not_answered(
     mq: Connection, topic: str, decided: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """The id is taken anew; the batch is repeated, or known to be committed."""
+    """The id is initialised again. The batch is repeated, or known to be committed."""
     ask, losses = mq.requester.submit_all, ["commit", "abort"]
 
     def submit_all(requests):
@@ -233,7 +233,7 @@ def test_offsets_need_a_group(mq: Connection, topic: str):
 
 
 def test_consume_transform_produce(mq: Connection, topic: str):
-    """What was read and what was made of it are committed together, or neither."""
+    """The offsets that were read and the messages that were sent are committed together, or not at all."""
     target = new_topic(mq)
     mq.publish(topic, rows(*(str(i) for i in range(10))))
     with mq.consumer(f"group-{topic}", assign=[topic]) as consumer:

@@ -1,4 +1,4 @@
-"""SQL says of transactions what a fetch and the other calls say, row by row."""
+"""SQL shows the same transactions as a fetch and the other calls, row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers
 
 
 class Mixed(NamedTuple):
-    """A namespace with a mixed history, all of it projected, and nobody who serves it."""
+    """A namespace with a mixed history, all of it projected, without a sequencer."""
 
     mq: Connection
     writing: TransactionalProducer
@@ -33,7 +33,7 @@ class Mixed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
-    """Commits, aborts and plain messages in turn; deleted records; two transactions that are open at the end."""
+    """A history of commits, aborts and plain messages, with deleted records, and two transactions that stay open."""
     chance = random.Random(11)
     with served(tmp_path_factory.mktemp("views")) as first:
         for topic, partitions in TOPICS.items():
@@ -62,7 +62,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
         first.consumer("other", assign=["b"]).commit({("b", 1): 0})
         first.consumer("other", assign=["b"]).commit({("b", 1): 2})
     yield Mixed(other, writing[0])
-    # nobody answers any more
+    # the sequencer has ended
     for producer in writing:
         producer._transactions.release_id()
     other.close()
@@ -102,7 +102,7 @@ def test_the_logs_are_what_a_fetch_shows(mixed: Mixed, view: str, isolation: Any
 
 
 def test_the_log_shows_more_than_is_committed(mixed: Mixed):
-    """The history is what it claims to be: in it are aborted messages, and such as are behind an open one."""
+    """The history must contain aborted messages, and messages behind an open transaction."""
     (counts,) = sql(
         mixed.mq,
         """SELECT count(*) AS rows, count(*) FILTER (transactional) AS transactional,
@@ -166,7 +166,7 @@ def test_consumer_lag(mixed: Mixed):
 
 
 def test_the_views_follow_a_commit(mixed: Mixed):
-    """The last test: it ends what the others look at."""
+    """The test is the last one, because it ends the transactions that the others look at."""
     with lakemq.connect(mixed.mq.namespace.path, config={**CONFIG, "project.interval.ms": 50}) as mq:
         mq.serving()
         mixed.writing.commit_transaction()
@@ -184,9 +184,9 @@ def test_the_views_follow_a_commit(mixed: Mixed):
 
 @pytest.fixture(scope="module")
 def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
-    """A process has gone, and left a transaction open."""
+    """A namespace whose process has ended and left a transaction open."""
     path = str(tmp_path_factory.mktemp("views") / "mq")
-    ended_connection = lakemq.connect(path, create=True)  # never closed: what it has open stays so
+    ended_connection = lakemq.connect(path, create=True)  # never closed, so its transaction stays open
     with lakemq.connect(path) as mq, mq.serving():
         for topic in ("kept", "deleted"):
             mq.topics.create(topic)

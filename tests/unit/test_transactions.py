@@ -1,4 +1,4 @@
-"""Transactions as clients have them, on a namespace that is served: the producer's, and who fences whom."""
+"""Transactions as clients see them, on a served namespace: those of a producer, and who fences whom."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def producer(mq: Connection) -> Iterator[TransactionalProducer]:
-    """The first one of a new transactional id; what is not flushed travels with the commit."""
+    """The first producer of a new transactional id. Records without a flush travel with the commit."""
     with mq.producer(new_name("id"), linger_ms=60_000) as transactional_producer:
         yield transactional_producer
 
 
 def large(count: int, mark: str) -> pa.Table:
-    """Too large to ride in a request."""
+    """Return rows that are too large to ride in a request."""
     return pa.table({"value": [f"{mark}{i:05d}" * 20 for i in range(count)]})
 
 
-# -- what is seen, and when -----------------------------------------------------------------------------
+# -- visibility -----------------------------------------------------------------------------------------
 
 
 def test_records_are_seen_with_the_commit(mq: Connection, topic: str, producer: TransactionalProducer):
@@ -73,7 +73,7 @@ def test_what_is_aborted_is_never_seen_committed(mq: Connection, topic: str, pro
 
 
 def test_of_two_the_later_commit_does_not_show_the_earlier(mq: Connection, topic: str):
-    """n0, A1 open, B2, n3, B commits at 4, n5, A6, A aborts at 7."""
+    """The offsets are n0, A1 (open), B2, n3, B's commit 4, n5, A6, A's abort 7."""
     with mq.producer(f"{topic}-a", linger_ms=0) as a, mq.producer(f"{topic}-b", linger_ms=0) as b:
         mq.publish(topic, pa.table({"value": ["n0"]}))
         for writer, value in ((a, "A1"), (b, "B2")):
@@ -109,7 +109,7 @@ def test_an_empty_transaction_leaves_no_trace(mq: Connection, topic: str, produc
 
 
 def test_a_transaction_after_the_other(mq: Connection, topic: str, producer: TransactionalProducer):
-    """The epoch grows with each and the sequences restart; an aborted one in between leaves no gap in them."""
+    """The epoch grows with each transaction and the sequences restart. An aborted one leaves no gap in them."""
     for number in range(6):
         producer.begin_transaction()
         for _ in range(2):
@@ -176,7 +176,7 @@ def test_tail_waits_behind_an_open_transaction(mq: Connection, topic: str, produ
     assert next(committed)["value"].to_pylist() == [b"a1", b"n2"]
 
 
-# -- what is refused ------------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------------
 
 
 def test_calls_in_the_wrong_order(mq: Connection, topic: str, producer: TransactionalProducer):
@@ -334,7 +334,7 @@ def test_ids_and_timeouts(mq: Connection):
 
 @pytest.mark.parametrize("linger_ms", [0, 60_000])
 def test_partitions_that_are_added_meanwhile_go_unnoticed(mq: Connection, topic: str, linger_ms: int):
-    """Unless sent before, the other topic's part is accepted with the first commit, which is refused for this one."""
+    """The first commit is refused for this topic. It accepts the other topic's part, unless that was sent before."""
     other = new_topic(mq)
     with mq.producer(f"{topic}-id", linger_ms=linger_ms) as producer:
         for number in range(3):
@@ -351,7 +351,7 @@ def test_partitions_that_are_added_meanwhile_go_unnoticed(mq: Connection, topic:
 
 
 def test_what_has_just_become_possible_is_not_refused(mq: Connection, topic: str, producer: TransactionalProducer):
-    """Though the producer has looked at the topic before: a partition that was added, a larger message."""
+    """The producer has looked at the topic before: a partition was added, or a larger message is allowed."""
     for number in range(3):
         if number == 1:
             mq.topics.alter(topic, partitions=3, config={"max.message.bytes": 3_000_000})
@@ -367,7 +367,7 @@ def test_what_has_just_become_possible_is_not_refused(mq: Connection, topic: str
 
 
 def test_a_topic_that_is_deleted_meanwhile(mq: Connection, topic: str):
-    """What is in it is gone; what was not sent yet has nowhere to go."""
+    """Its messages are gone, and records that were not sent yet have no destination."""
     other = new_topic(mq)
     with mq.producer(f"{topic}-id", linger_ms=60_000) as producer:
         producer.begin_transaction()
@@ -408,7 +408,7 @@ def test_two_destinations_that_reach_one_topic(mq: Connection, topic: str):
 
 @dataclass
 class Losing:
-    """armed: the next letter gets no answer. decided: though it is decided, and not withdrawn in time."""
+    """armed: the next letter gets no answer. decided: the letter is decided, and not withdrawn in time."""
 
     decided: bool
     armed: bool = False
@@ -418,7 +418,7 @@ class Losing:
 def losing(
     request: pytest.FixtureRequest, mq: Connection, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
 ) -> Losing:
-    """The producer has no patience: what is not answered at once is RequestTimedOut."""
+    """A producer without patience: a missing answer is at once RequestTimedOut."""
     ask, losing = mq.requester.submit_all, Losing(request.param)
 
     def submit_all(requests):
@@ -442,7 +442,7 @@ def unanswered(requests: Sequence[Any]) -> list[Future]:
 
 
 def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: TransactionalProducer, losing: Losing):
-    """The very same: keyless records go to the partitions they were sent to before."""
+    """The commit is the same: keyless records go to the same partitions as before."""
     topic, other = new_topic(mq, partitions=3), new_topic(mq)
     producer.begin_transaction()
     for i in range(4):
@@ -465,7 +465,7 @@ def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: Tran
 def test_a_commit_without_an_answer_of_a_topic_that_has_grown(
     mq: Connection, topic: str, producer: TransactionalProducer, losing: Losing
 ):
-    """Decided, it was refused, but for the offsets that came with it: asked again, they must not count twice."""
+    """The commit was decided and refused, except for its offsets. They must not count twice in the next attempt."""
     producer.begin_transaction()
     producer.send(topic, "a")
     producer.commit_transaction()
@@ -505,7 +505,7 @@ def test_a_commit_without_an_answer_and_then_an_abort(
 def test_what_was_not_answered_and_comes_after_an_abort(
     mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch, sent: str
 ):
-    """As a letter that was withdrawn and is back after a loss of power: it is part of nothing any more."""
+    """A withdrawn letter may be back after a loss of power. It belongs to no transaction any more."""
     ask, late = mq.requester.submit_all, []
 
     def submit_all(requests):
@@ -556,14 +556,14 @@ def test_offsets_of_an_open_transaction_are_unstable(mq: Connection, topic: str,
 
 
 def hold_offsets(mq: Connection, producer: TransactionalProducer, group: str, topic: str) -> None:
-    """Open a transaction whose offsets have come to the sequencer, as after a commit whose answer was lost."""
+    """Open a transaction whose offsets have reached the sequencer, as after a commit whose answer was lost."""
     producer.begin_transaction()
     ref = producer._transactions.ref()
     mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 1)], ref))
 
 
 def test_offsets_that_cannot_be(mq: Connection, topic: str, producer: TransactionalProducer):
-    """Those that a consumer hands out are judged with the commit only."""
+    """Offsets that a consumer hands out are checked only with the commit."""
     for offsets in ({(topic, 0): 9}, {(topic, 0): -1}, {(topic, 7): 0}, {("nobody-knows-it", 0): 0}):
         producer.begin_transaction()
         producer.send(topic, "a")

@@ -1,4 +1,4 @@
-"""What docs/transactions.md shows without Spark runs as it stands and prints what the page says."""
+"""The examples of docs/transactions.md without Spark run as they stand and print what the page says."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PAGE = (Path(__file__).parents[2] / "docs/transactions.md").read_text(encoding="
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of a language, in order."""
+    """Return the code blocks of a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def find_blocks_with_output(language: str) -> list[tuple[str, str]]:
-    """The code blocks of a language that have what they print behind them."""
+    """Return the code blocks of a language that are followed by their output."""
     return re.findall(rf"^```{language}\n([^`]*)^```$\n\n```text\n([^`]*)^```$", PAGE, re.MULTILINE)
 
 
 def run(folder: Path, line: str) -> str:
-    """What a command line prints that is given in the folder."""
+    """Run a command line in the folder, and return its output."""
     name, *arguments = shlex.split(line)
     assert name == "lakemq"
     result = CliRunner().invoke(
@@ -47,7 +47,7 @@ def run(folder: Path, line: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the Python examples have run; their output is in `out.txt`."""
+    """A working folder in which the Python examples have run. Their output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("transactions")
     code = "\n".join([*blocks("python"), "mq.close()"])
     done = subprocess.run(
@@ -79,11 +79,11 @@ def test_the_queries_find_what_the_page_says(bank: Connection) -> None:
         if query in outputs:
             assert [columns, *cells] == [line.split() for line in outputs[query].splitlines()], query
         else:
-            assert cells == [], query  # nothing is left open
+            assert cells == [], query  # no transaction is left open
 
 
 def test_the_commands_run_while_a_process_that_went_away_has_a_transaction_open(folder: Path, bank: Connection) -> None:
-    ended_connection = lakemq.connect(str(folder / "data/bank"))  # never closed: nothing is aborted
+    ended_connection = lakemq.connect(str(folder / "data/bank"))  # never closed, so nothing is aborted
     with bank.serving():
         producer = ended_connection.producer("teller-9")
         producer.begin_transaction()

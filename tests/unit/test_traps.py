@@ -1,4 +1,4 @@
-"""Small traps: times without a zone, `exist_ok` with other settings, folders that are taken, `~`, access denied."""
+"""Small traps: times without a zone, `exist_ok` with other settings, existing folders, `~`, access denied."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ RETENTION_MS = 1000
 
 @pytest.fixture
 def mq() -> Harness:
-    """Transactions of `old`, long ended, and of `open`; markers at offset 1 of t-0, u-0 and t-1."""
+    """A namespace with transactions of `old`, ended long ago, and of `open`.
+
+    Markers are at offset 1 of t-0, u-0 and t-1.
+    """
     harness = Harness()
     harness.create("t", 2)
     harness.create("u")
@@ -72,7 +75,7 @@ def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
     of_u = [row for row in before if row["topic"] == "u"]
     segments = rows(mq, "segments", whole)
     assert [row for row in segments if row["topic"] == "u"] == of_u
-    # else rows of the topic in other files would come back to the views
+    # otherwise rows of the topic in other files would come back to the views
     assert [row["kind"] for row in segments if row["topic"] == "t"] == ([] if whole else ["topic_deleted"])
 
 
@@ -109,7 +112,7 @@ def test_what_is_living_stays_as_it_is(mq: Harness) -> None:
     assert now.topics[1].log_starts.tolist() == [0, 0]
 
 
-# -- as the leader does it ------------------------------------------------------------------------------
+# -- trimming by a leader -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -143,11 +146,11 @@ def test_a_leader_trims_as_it_merges(world: World) -> None:
     for i in range(12):
         ask(InitProducer(f"young-{i % 3}"), CreateTopic(f"short-{i}", 1))
         ask(DeleteTopic(f"short-{i}"))
-        world.clock.sleep(11_000)  # a floor is a watermark of some age
+        world.clock.sleep(11_000)  # the floor is an older watermark
     states = {(row["transactional_id"], row["state"]) for row in table("transactions").to_pylist()}
     assert ("old", "Empty") not in states
     assert ("young-0", "Empty") in states
-    few = 15  # what came since the last merge
+    few = 15  # rows since the last merge
     for name in ("topics", "partitions", "segments"):
         assert table(name).num_rows < few, name
     fresh = world.reader.refresh()

@@ -1,4 +1,4 @@
-"""Time to live: a message that came into its log too long ago is passed over, and a queue group is told that it was."""
+"""Time to live: expired messages are passed over in logs, and a queue group makes them dead letters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def all_values(mq: Connection, topic: str) -> list[str]:
 
 
 def age(mq: Connection, ms: int = SHORT_MS) -> None:
-    """So much time passes, and a step comes after it: what has expired is judged by the time of the newest."""
+    """Let time pass, and take a step after it: expiry is judged by the time of the newest step."""
     time.sleep(ms / 1000 + 0.02)
     mq.topics.create(new_name("later"), 1)
 
 
 def ways() -> dict[str, Callable[[Connection, str], Any]]:
-    """How a message with a short life and one with a long one come into a topic."""
+    """Return the ways to publish a message with a short life and one with a long life."""
     rows = pa.table({"value": ["short", "long"], "ttl_ms": [SHORT_MS, LONG_MS]})
 
     def sent(mq: Connection, topic: str) -> None:
@@ -102,7 +102,7 @@ def test_a_topic_says_how_long_what_has_no_life_of_its_own_lives(mq: Connection)
     mq.topics.alter(topic, {"ttl.ms": SHORT_MS})
     mq.publish(topic, pa.table({"value": ["as the topic", "own"], "ttl_ms": [None, LONG_MS]}))
     mq.publish(topic, pa.table({"value": ["plain"]}))
-    mq.topics.alter(topic, {"ttl.ms": -1})  # of what comes from now on
+    mq.topics.alter(topic, {"ttl.ms": -1})  # of messages published from now on
     mq.publish(topic, pa.table({"value": ["for ever"]}))
     age(mq)
     assert values(mq, topic) == ["own", "for ever"]
@@ -143,7 +143,7 @@ def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
 
 @pytest.mark.parametrize("protocol", ["cooperative", pytest.param("classic", marks=pytest.mark.extended), None])
 def test_a_poll_shows_what_is_there_behind_what_has_expired(mq: Connection, protocol: str | None) -> None:
-    """Though it waits for nothing, wants one message only, and thousands have expired before that."""
+    """The poll does not wait and wants one message, and thousands before it have expired."""
     topic, group = new_topic(mq, partitions=2), new_name("g")
     if protocol is not None:
         mq.groups.create(group, {"group.protocol": protocol})
@@ -203,7 +203,7 @@ def test_a_queue_makes_a_dead_letter_of_what_has_expired(mq: Connection) -> None
     headers = dict(next(iter(mq.fetch(f"{topic}.dlq"))).headers)
     assert (headers["dead-letter.reason"], headers["dead-letter.offset"]) == (DeathReason.EXPIRED.value.encode(), b"1")
     assert mq.groups.describe(group).expired == 1
-    age(mq)  # where it is now it lives for ever
+    age(mq)  # as a dead letter it has no time to live
     assert values(mq, f"{topic}.dlq") == ["b"]
     mq.dead_letters.redrive(f"{topic}.dlq")  # and then as long as before
     assert all_values(mq, topic)[-1:] == ["b"]
@@ -229,7 +229,7 @@ def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Conne
     assert [partition.expired for partition in mq.groups.lag(group)] == [9]
     count = "SELECT expired_count FROM consumer_offsets WHERE \"group\" = '{}' ORDER BY step DESC LIMIT 1"
     until(lambda: list(run_query(mq.namespace, count.format(group))[1]) == [(9,)])
-    # another group, of its own judgement
+    # another group decides for itself
     with member(mq, topic, other := new_name("g")) as consumer:
         assert [message.value for message in take_messages(consumer, 1)] == [b"new"]
         until(lambda: mq.groups.describe(other).expired == 9)
@@ -239,7 +239,7 @@ def test_where_no_dead_letters_are_wanted_the_expired_are_only_counted(mq: Conne
 @pytest.mark.slow
 def test_what_was_given_back_expires_before_it_is_delivered_again(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=3_000)  # it is there before, on a slow machine too
+    mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=3_000)  # it arrives before that, also on a slow machine
     with member(mq, topic, group) as consumer:
         consumer.nack(take_messages(consumer, 1), delay_ms=3_100)
         mq.publish(topic, pa.table({"value": ["next"]}))
@@ -292,7 +292,7 @@ def test_a_life_that_no_client_of_ours_gives_fails_no_query(mq: Connection, ttl_
     until(lambda: list(run_query(mq.namespace, query)[1]) == [(True,), (False,)])
 
 
-# -- what is refused ----------------------------------------------------------------------------------------
+# -- refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ttl_ms", [-1, MAX_TTL_MS + 1, 1.5, float("nan"), "soon", True])
@@ -356,7 +356,7 @@ def test_a_tail_shows_nothing_of_what_has_all_expired(mq: Connection) -> None:
 
 
 def expired_and_away(mq: Connection, topic: str) -> Path:
-    """The file of a message that has expired, which cannot be read: it is moved away to there."""
+    """Publish a message that has expired, and move its file away, so that it cannot be read. Return the new path."""
     mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
     (file_id,) = mq.fetch(topic, include_expired=True).plan.segments.column("file_id").to_pylist()
     file = Path(mq.namespace.files.root, file_name(file_id))
@@ -367,7 +367,7 @@ def expired_and_away(mq: Connection, topic: str) -> Path:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None:
-    """It is shown, so that whoever has it can give it up; what comes after it is delivered."""
+    """The message is shown, so that its consumer can give it up. The messages after it are delivered."""
     topic, group = new_topic(mq), new_name("g")
     expired_and_away(mq, topic)
     mq.publish(topic, pa.table({"value": ["next"]}))

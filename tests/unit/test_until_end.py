@@ -1,4 +1,4 @@
-"""Reading until the end: the loop ends when the group has read all, and never before without an error."""
+"""Reading until the end: the loop ends when the group has read everything, and earlier only with an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROTOCOLS = ["cooperative", "classic", "queue"]
 
 
 def new_group(mq: Connection, protocol: str) -> str:
-    """A group without delays."""
+    """Create a group without delays, and return its name."""
     name = new_name("g")
     delays = {"classic": "group.initial.rebalance.delay.ms", "queue": "rebalance.delay.ms"}
     config: dict[str, Any] = {"group.protocol": protocol}
@@ -36,7 +36,7 @@ def join(mq: Connection, group: str, topic: str) -> GroupConsumer:
 
 
 def share(*members: GroupConsumer) -> None:
-    """Until each member has something."""
+    """Poll until each member owns a partition."""
 
     def all_have() -> bool:
         for member in members:
@@ -139,7 +139,7 @@ def test_what_holds_up_a_queue_is_told_with_it(mq: Connection) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connection, protocol: str) -> None:
-    """A commit stands after the last message, and markers come after that: nobody commits past them."""
+    """A commit stands after the last message, and markers follow it. No commit passes them."""
     topic, group = new_topic(mq, 2), new_group(mq, protocol)
 
     def write(commits: bool) -> None:
@@ -191,7 +191,7 @@ def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, 
 
 
 def outcome_after(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
-    """Poll until this is the outcome, and nothing comes."""
+    """Poll until this is the outcome. No message may come."""
     until(lambda: member.poll(timeout_ms=20).outcome is outcome)
     return outcome
 
@@ -203,7 +203,7 @@ def test_an_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> N
         outcome_after(consumer, PollOutcome.AT_END)
         add(mq, topic, {0: 1})
         until(lambda: bool(consumer.poll(timeout_ms=20)))
-        if protocol == "queue":  # until it is acknowledged
+        if protocol == "queue":  # until the message is acknowledged
             assert consumer.poll().outcome is PollOutcome.NOT_YET
         consumer.commit()
         outcome_after(consumer, PollOutcome.AT_END)

@@ -1,4 +1,4 @@
-"""What waits is read from the table piece by piece, and is what the newest rows of all keys say."""
+"""Waiting rows are read from the table piece by piece, and are the newest rows of all keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> TableHandle:
 def test_pieces_are_the_newest_rows(
     monkeypatch: pytest.MonkeyPatch, handle: TableHandle, step: int, collide: bool
 ) -> None:
-    """Also where keys share hashes."""
+    """Some keys share hashes."""
     if collide:
         hash_keys = waiting_rows.hash_keys
         monkeypatch.setattr(waiting_rows, "hash_keys", lambda columns: hash_keys(columns) % np.uint64(40))
@@ -91,7 +91,7 @@ def test_two_reads_split_the_rows_by_their_hour(handle: TableHandle, hour: int) 
 def test_files_are_named_while_a_key_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compared_rows: int
 ) -> None:
-    """However few rows are compared at once. Four keys share a file."""
+    """The number of rows that are compared at once makes no difference. Four keys share a file."""
     monkeypatch.setattr(waiting_rows, "_COMPARED_ROWS", compared_rows)
     store = Store(LocalFiles(tmp_path))
     store.create(DELAYED)
