@@ -41,7 +41,7 @@ def texts(batch: Any) -> list[str]:
     return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
 
 
-def list_owned(consumer: GroupConsumer) -> list[int]:
+def list_partitions(consumer: GroupConsumer) -> list[int]:
     return [partition for _, partition in consumer.assignment()]
 
 

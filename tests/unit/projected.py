@@ -16,13 +16,13 @@ from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 
 
-def tables(mq: Harness) -> dict[str, pa.Table]:
+def project_tables(mq: Harness) -> dict[str, pa.Table]:
     """Return the tables as one pass over all steps writes them."""
     written = project(mq.state, mq.steps)
     return {spec.name: written.get(spec.name, spec.empty()) for spec in TABLES}
 
 
-def sql(rows_by_table: Mapping[str, pa.Table], query: str) -> list[tuple[Any, ...]]:
+def run_sql(rows_by_table: Mapping[str, pa.Table], query: str) -> list[tuple[Any, ...]]:
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         for macro in _MACROS:

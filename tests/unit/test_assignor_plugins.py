@@ -62,7 +62,7 @@ def compute(name: str, threads: PlugInThreads | None = None, timeout_s: float = 
     return compute_assignment(name, "range", COUNTS, MEMBERS, timeout_s, (threads or PlugInThreads()).run)
 
 
-def stood_in(done: ComputedAssignment) -> str:
+def check_fallback(done: ComputedAssignment) -> str:
     """Assert that the fallback made the assignment, and return the problem of the plug-in."""
     assert (done.assignor, done.assignment) == ("range", BUILT_IN["range"](COUNTS, MEMBERS))
     assert done.problem is not None
@@ -118,13 +118,13 @@ def test_what_cannot_be_loaded_is_unsupported(install: Install, code: str, reaso
         return
     with pytest.raises(UnsupportedAssignor, match=reason):
         find_assignor("spread")
-    assert reason in stood_in(compute("spread"))
+    assert reason in check_fallback(compute("spread"))
 
 
 def test_there_is_none_of_this_name() -> None:
     with pytest.raises(UnsupportedAssignor, match=r"'spread'.*range, roundrobin, sticky, cooperative-sticky"):
         find_assignor("spread")
-    assert "UNSUPPORTED_ASSIGNOR" in stood_in(compute("spread"))
+    assert "UNSUPPORTED_ASSIGNOR" in check_fallback(compute("spread"))
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
@@ -290,7 +290,7 @@ def test_a_plug_in_that_does_not_answer_well_is_stood_in_for(install: Install, b
     def assign(counts, members):
         """
     install(code + body, spread="assign")
-    assert f"range stands in for the assignor spread: {reason}" in stood_in(compute("spread"))
+    assert f"range stands in for the assignor spread: {reason}" in check_fallback(compute("spread"))
     assert set(COUNTS) == {"t", "u", "nobody's"}
 
 
@@ -302,7 +302,7 @@ def wait_for_module(module: str) -> ModuleType:
     return sys.modules[module]
 
 
-def hanging(name: str) -> list[threading.Thread]:
+def find_hanging_threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == f"assignor-{name}"]
 
 
@@ -333,17 +333,17 @@ def test_a_plug_in_that_hangs_is_left_alone_until_it_is_back(install: Install, w
     install(f"def assign(counts, members): return {GOOD!r}", quick="assign")
     threads = PlugInThreads()
     try:
-        assert "it took longer than 0.1 s" in stood_in(compute("slow", threads, 0.1))
+        assert "it took longer than 0.1 s" in check_fallback(compute("slow", threads, 0.1))
         for _ in range(3):
-            assert "a call before still hangs" in stood_in(compute("slow", threads))
-        assert len(hanging("slow")) == 1
+            assert "a call before still hangs" in check_fallback(compute("slow", threads))
+        assert len(find_hanging_threads("slow")) == 1
         assert compute("quick", threads) == ComputedAssignment(GOOD, "quick")
     finally:
         wait_for_module(module).go.set()
-    for thread in hanging("slow"):
+    for thread in find_hanging_threads("slow"):
         thread.join(PATIENCE_S)
     assert compute("slow", threads) == ComputedAssignment(GOOD, "slow")
-    assert not hanging("slow")
+    assert not find_hanging_threads("slow")
 
 
 def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: Install) -> None:

@@ -58,28 +58,28 @@ TABLE = [
 ]
 
 
-def counts_of(text: str) -> dict[str, int]:
+def parse_counts(text: str) -> dict[str, int]:
     return {topic: int(count) for topic, count in (entry.split(":") for entry in text.split())}
 
 
-def partitions_of(text: str) -> tuple[TopicPartition, ...]:
+def parse_partitions(text: str) -> tuple[TopicPartition, ...]:
     named = (entry if "-" in entry else f"t-{entry}" for entry in text.split(",") if entry)
     return tuple((topic, int(number)) for topic, number in (name.split("-") for name in named))
 
 
-def members_of(text: str, topics: Iterable[str]) -> dict[str, Member]:
+def parse_members(text: str, topics: Iterable[str]) -> dict[str, Member]:
     matches = re.findall(r"(\w+)(?:\(([^)]*)\))?(?:\{([^}]*)\})?", text)
     return {
-        name: Member(tuple(subscribed.split(",") if subscribed else topics), partitions_of(owned))
+        name: Member(tuple(subscribed.split(",") if subscribed else topics), parse_partitions(owned))
         for name, subscribed, owned in matches
     }
 
 
 @pytest.mark.parametrize(("name", "partitions", "members", "expected"), TABLE)
 def test_who_gets_what(name: str, partitions: str, members: str, expected: str) -> None:
-    counts = counts_of(partitions)
-    given_members = members_of(members, counts)
-    expected_assignment = {member_id: sorted(member.owned) for member_id, member in members_of(expected, ()).items()}
+    counts = parse_counts(partitions)
+    given_members = parse_members(members, counts)
+    expected_assignment = {member_id: sorted(member.owned) for member_id, member in parse_members(expected, ()).items()}
     assert check_assignment(BUILT_IN[name](counts, given_members), counts, given_members) == expected_assignment
 
 
@@ -106,25 +106,25 @@ counts = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 8))
 instance_ids = st.none() | st.sampled_from(["i1", "i2"])
 
 
-def members(topics: st.SearchStrategy[tuple[str, ...]]) -> st.SearchStrategy[dict[str, Member]]:
+def draw_members(topics: st.SearchStrategy[tuple[str, ...]]) -> st.SearchStrategy[dict[str, Member]]:
     member = st.builds(Member, topics, st.lists(partition, max_size=12).map(tuple), instance_ids)
     return st.dictionaries(st.sampled_from([f"m{i}" for i in range(12)]), member, max_size=7)
 
 
-anybody: st.SearchStrategy[Case] = st.tuples(counts, members(some_topics))
-equals: st.SearchStrategy[Case] = st.tuples(counts, some_topics.flatmap(lambda topics: members(st.just(topics))))
+anybody: st.SearchStrategy[Case] = st.tuples(counts, draw_members(some_topics))
+equals: st.SearchStrategy[Case] = st.tuples(counts, some_topics.flatmap(lambda topics: draw_members(st.just(topics))))
 
 
-def loads(assignment: Mapping[str, Sequence[TopicPartition]]) -> dict[str, int]:
+def count_partitions(assignment: Mapping[str, Sequence[TopicPartition]]) -> dict[str, int]:
     return {member_id: len(partitions) for member_id, partitions in assignment.items()}
 
 
-def spread(numbers: Iterable[int]) -> int:
+def compute_spread(numbers: Iterable[int]) -> int:
     values = list(numbers) or [0]
     return max(values) - min(values)
 
 
-def owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
+def find_owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dict[TopicPartition, str]:
     """Return the member that keeps each partition if possible: the first in order with a valid claim to it."""
 
     def order(member_id: str) -> tuple[bool, str, str]:
@@ -158,10 +158,10 @@ def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(na
 def test_those_who_subscribe_the_same_get_the_same_but_one(case: Case) -> None:
     counts, members = case
     for name in ("roundrobin", *STICKY):
-        assert spread(loads(BUILT_IN[name](counts, members)).values()) <= 1
+        assert compute_spread(count_partitions(BUILT_IN[name](counts, members)).values()) <= 1
     ranges = BUILT_IN["range"](counts, members)
     for topic in counts:
-        assert spread(sum(of == topic for of, _ in partitions) for partitions in ranges.values()) <= 1
+        assert compute_spread(sum(of == topic for of, _ in partitions) for partitions in ranges.values()) <= 1
 
 
 @examples()
@@ -176,14 +176,14 @@ def test_sticky_without_owners_deals_as_roundrobin_does_where_all_subscribe_the_
 @given(case=equals)
 def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Case) -> None:
     counts, members = case
-    kept_by = owners(members, counts)
+    kept_by = find_owners(members, counts)
     assigned = BUILT_IN["sticky"](counts, members)
     kept_count = sum(
         kept_by.get(partition) == member_id for member_id, partitions in assigned.items() for partition in partitions
     )
 
     owned = Counter(kept_by.values())
-    share, extra = divmod(sum(loads(assigned).values()), len(members) or 1)
+    share, extra = divmod(sum(count_partitions(assigned).values()), len(members) or 1)
     expected_count = max(
         sum(min(owned[member_id], share + (member_id in larger)) for member_id in members)
         for larger in itertools.combinations(members, extra)
@@ -196,7 +196,7 @@ def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Ca
 def test_sticky_leaves_no_chain_of_moves_that_would_even_out(case: Case) -> None:
     counts, members = case
     assigned = BUILT_IN["sticky"](counts, members)
-    load = loads(assigned)
+    load = count_partitions(assigned)
     could_take = {
         giver: {taker for taker in members if any(topic in members[taker].topics for topic, _ in assigned[giver])}
         for giver in members
@@ -226,11 +226,11 @@ def test_sticky_changes_nothing_of_its_own_answer(case: Case) -> None:
 MOST_CPU_S = 2.0  # 0.03 to 0.2 s on the machine it was measured on
 
 
-def cpu_s(assignor: Assignor, counts: Mapping[str, int], members: Mapping[str, Member]) -> float:
+def measure_cpu_s(assignor: Assignor, counts: Mapping[str, int], members: Mapping[str, Member]) -> float:
     begun_s = time.process_time()
     assigned = assignor(counts, members)
     took_s = time.process_time() - begun_s
-    assert spread(loads(check_assignment(assigned, counts, members)).values()) <= 1
+    assert compute_spread(count_partitions(check_assignment(assigned, counts, members)).values()) <= 1
     return took_s
 
 
@@ -259,7 +259,7 @@ def test_ten_thousand_partitions_of_five_hundred_members_are_quick(topic_count: 
     joined = {**settled, **{f"n{i}": new[f"m{i}"] for i in range(50)}}
     remaining = dict(list(settled.items())[3:])
     took = {
-        case: cpu_s(sticky, counts, case_members)
+        case: measure_cpu_s(sticky, counts, case_members)
         for case, case_members in {"new": new, "settled": settled, "50 join": joined, "3 leave": remaining}.items()
     }
     print({case: round(seconds, 3) for case, seconds in took.items()})

@@ -43,7 +43,7 @@ class Clock(ManualClock):
         return outcome
 
 
-def outcome(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
+def ask_repeatedly(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
     clock = Clock(outcomes)
     try:
         return ask_with_retries(clock.ask, clock, deadline_ms)
@@ -52,11 +52,11 @@ def outcome(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
 
 
 def test_an_answer_is_an_answer():
-    assert outcome(7) == 7
-    assert outcome(RequestTimedOut(), RequestTimedOut(), 7) == 7
+    assert ask_repeatedly(7) == 7
+    assert ask_repeatedly(RequestTimedOut(), RequestTimedOut(), 7) == 7
     refused = InvalidTopic()
-    assert outcome(refused) is refused
-    assert outcome(RequestTimedOut(), refused) is refused
+    assert ask_repeatedly(refused) is refused
+    assert ask_repeatedly(RequestTimedOut(), refused) is refused
 
 
 def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_outcome():
@@ -77,36 +77,36 @@ def test_a_transaction_that_can_only_be_aborted_tells_of_all_attempts():
 
 @pytest.mark.parametrize("unsent", UNSENT)
 def test_what_was_never_sent_is_told_at_once(unsent: LakeMQError):
-    assert outcome(unsent, 7) is unsent
+    assert ask_repeatedly(unsent, 7) is unsent
 
 
 @pytest.mark.parametrize("unsent", UNSENT)
 def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: LakeMQError):
-    assert outcome(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
-    given_up = outcome(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
+    assert ask_repeatedly(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
+    given_up = ask_repeatedly(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
     assert type(given_up) is RequestTimedOut
     assert given_up.detail == f"Who knows. The last attempt does not clear this up: {unsent}"
 
 
 def test_the_deadline_ends_it():
-    assert type(outcome(*[RequestTimedOut()] * 3, deadline_ms=2_500)) is RequestTimedOut
+    assert type(ask_repeatedly(*[RequestTimedOut()] * 3, deadline_ms=2_500)) is RequestTimedOut
 
 
 def test_who_asked_again_is_told_for_how_long() -> None:
     """The error of the last attempt alone would name only a quarter of the time that the caller has waited."""
-    given_up = outcome(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
+    given_up = ask_repeatedly(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
     assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(given_up))
-    once = outcome(RequestTimedOut("No answer in 1000 ms."), deadline_ms=500)
+    once = ask_repeatedly(RequestTimedOut("No answer in 1000 ms."), deadline_ms=500)
     assert "The request was sent" not in str(once)
 
 
 def test_a_client_that_ended_starts_over():
-    assert outcome(ClientEnded(), 7) == 7
-    assert outcome(RequestTimedOut(), ClientEnded(), 7) == 7
-    assert type(outcome(ClientEnded(), deadline_ms=500)) is ClientEnded
+    assert ask_repeatedly(ClientEnded(), 7) == 7
+    assert ask_repeatedly(RequestTimedOut(), ClientEnded(), 7) == 7
+    assert type(ask_repeatedly(ClientEnded(), deadline_ms=500)) is ClientEnded
 
 
 def test_a_connection_that_was_closed_meanwhile_leaves_the_doubt():
     closed = IllegalState("closed")
-    assert outcome(closed) is closed
-    assert type(outcome(RequestTimedOut(), closed)) is RequestTimedOut
+    assert ask_repeatedly(closed) is closed
+    assert type(ask_repeatedly(RequestTimedOut(), closed)) is RequestTimedOut

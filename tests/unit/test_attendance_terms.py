@@ -272,7 +272,7 @@ def test_a_run_does_not_wait_for_beats_that_cannot_be_read(scene: Terms, monkeyp
 needs_identity = pytest.mark.skipif(not read_own_identity(), reason="this system does not name processes")
 
 
-def ended_process() -> str:
+def start_and_end_process() -> str:
     """Return the identity of a process of this machine that has ended."""
     code = "from lakemq.engine.namespace.process_identity import read_own_identity; print(read_own_identity())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -282,7 +282,7 @@ def ended_process() -> str:
 @needs_identity
 @pytest.mark.slow
 def test_a_member_whose_process_has_ended_is_lost_at_once_unless_it_is_static(scene: Terms) -> None:
-    identity = ended_process()
+    identity = start_and_end_process()
     scene.join("C1", "C2")
     scene.mq.ask(JoinGroup("g", "C3", ["t"], instance_id="host", session_timeout_ms=SESSION_MS))
     scene.beat_as("a", "C1", identity)

@@ -32,12 +32,12 @@ def test_what_a_callback_raises_ends_neither_the_producer_nor_the_records_after_
 
 
 def test_a_commit_that_is_interrupted_in_a_callback_leaves_nobody_waiting(mq: Connection, topic: str) -> None:
-    def interrupted(error: Any, metadata: Any) -> None:
+    def interrupt(error: Any, metadata: Any) -> None:
         raise KeyboardInterrupt
 
     with mq.producer(new_name("etl"), linger_ms=60_000) as producer:
         producer.begin_transaction()
-        producer.send(topic, "0", on_delivery=interrupted)
+        producer.send(topic, "0", on_delivery=interrupt)
         second = producer.send(topic, "1")
         with pytest.raises(KeyboardInterrupt):
             producer.commit_transaction()

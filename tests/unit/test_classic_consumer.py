@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from unit.consuming import RecordingListener, add, list_owned, texts
+from unit.consuming import RecordingListener, add, list_partitions, texts
 from unit.served import new_name, new_topic, read_committed_offset, until
 from unit.test_group_consumer import settle
 
@@ -26,7 +26,7 @@ from lakemq.errors import (
 pytestmark = pytest.mark.slow
 
 
-def classic(mq: Connection, **config: Any) -> str:
+def create_classic_group(mq: Connection, **config: Any) -> str:
     """Create a group whose first member does not wait for others, and return its name."""
     group = new_name("g")
     settings = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0, **config}
@@ -43,9 +43,9 @@ def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsu
 
 def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
     """Start two members that share a new topic evenly."""
-    topic, group = new_topic(mq, partitions), classic(mq)
+    topic, group = new_topic(mq, partitions), create_classic_group(mq)
     first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
-    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == partitions // 2)
+    settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == partitions // 2)
     return topic, group, first, second
 
 
@@ -53,17 +53,17 @@ def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[
 
 
 def test_all_is_given_up_and_given_anew_and_told_in_that_order(mq: Connection) -> None:
-    topic, group = new_topic(mq, 4), classic(mq)
+    topic, group = new_topic(mq, 4), create_classic_group(mq)
     first_listener, second_listener = RecordingListener(), RecordingListener()
     first = member(mq, group, topic, listener=first_listener)
-    settle(first, on=lambda: len(list_owned(first)) == 4)
+    settle(first, on=lambda: len(list_partitions(first)) == 4)
     second = member(mq, group, topic, listener=second_listener)
-    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 2)
+    settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == 2)
     assert mq.groups.describe(group).generation == 2
-    first_owned, second_owned = list_owned(first), list_owned(second)
+    first_owned, second_owned = list_partitions(first), list_partitions(second)
     assert sorted(first_owned + second_owned) == [0, 1, 2, 3]
     second.close()
-    settle(first, on=lambda: len(list_owned(first)) == 4)
+    settle(first, on=lambda: len(list_partitions(first)) == 4)
     assert mq.groups.describe(group).generation == 3
     first.close()
     assert first_listener.events == [
@@ -83,7 +83,7 @@ def test_nobody_reads_while_one_is_at_work_and_the_group_says_who(mq: Connection
     assert first.poll(timeout_ms=5_000)
     before = mq.groups.describe(group).generation  # 1 or 2, depending on whether they joined at once
     third = member(mq, group, topic)
-    settle(second, third, on=lambda: list_owned(second) == [])
+    settle(second, third, on=lambda: list_partitions(second) == [])
     add(mq, topic, {0: 1, 1: 1}, "later ")
     begun_s = time.monotonic()
     while time.monotonic() - begun_s < 0.3:
@@ -100,7 +100,7 @@ def test_nobody_reads_while_one_is_at_work_and_the_group_says_who(mq: Connection
 
 def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Connection) -> None:
     """The others stand still meanwhile. The slow member learns that its messages do not count."""
-    topic, group, listener = new_topic(mq, 2), classic(mq), RecordingListener()
+    topic, group, listener = new_topic(mq, 2), create_classic_group(mq), RecordingListener()
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_500}
     slow = member(mq, group, topic, listener=listener, **options)
     add(mq, topic, {0: 1, 1: 1})
@@ -111,7 +111,7 @@ def test_a_message_that_takes_too_long_stops_all_until_its_member_is_out(mq: Con
     assert time.monotonic() - polled_s > 1.5
     with pytest.raises(UnknownMemberId):
         slow.commit(batch)
-    settle(slow, quick, on=lambda: list_owned(slow) == [0] or list_owned(slow) == [1])
+    settle(slow, quick, on=lambda: list_partitions(slow) == [0] or list_partitions(slow) == [1])
     assert listener.events[:2] == [("assigned", [0, 1]), ("lost", [0, 1])]
     slow.close()
     quick.close()
@@ -123,11 +123,15 @@ def test_in_a_cooperative_group_only_what_the_slow_one_has_stops(mq: Connection)
     first, second = (mq.consumer(group, topics=[topic], protocol="cooperative", **options) for _ in range(2))
     assert isinstance(first, GroupConsumer)
     assert isinstance(second, GroupConsumer)
-    settle(first, second, on=lambda: len(list_owned(first)) + len(list_owned(second)) == 3 and bool(list_owned(second)))
-    slow, quick = (first, second) if len(list_owned(first)) == 2 else (second, first)
+    settle(
+        first,
+        second,
+        on=lambda: len(list_partitions(first)) + len(list_partitions(second)) == 3 and bool(list_partitions(second)),
+    )
+    slow, quick = (first, second) if len(list_partitions(first)) == 2 else (second, first)
     third = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
     until(lambda: mq.groups.describe(group).waits_for == [slow.member_id])
-    (partition,) = list_owned(quick)
+    (partition,) = list_partitions(quick)
     add(mq, topic, {partition: 1})
     assert texts(quick.poll(timeout_ms=5_000)) == [f"{partition}.0"]
     for consumer in (slow, quick, third):
@@ -139,14 +143,14 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
             first.commit(batches[-1])
 
-    topic, group = new_topic(mq, 2), classic(mq)
+    topic, group = new_topic(mq, 2), create_classic_group(mq)
     add(mq, topic, {0: 3, 1: 3})
     batches: list[Any] = []
     first = member(mq, group, topic, listener=Commits())
     batches.append(first.poll(timeout_ms=5_000))
     assert batches[0].record_count == 6
     second = member(mq, group, topic)
-    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 1)
+    settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == 1)
     add(mq, topic, {0: 1, 1: 1}, "later ")
     read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
     assert sorted(read) == ["later 0.0", "later 1.0"]
@@ -159,12 +163,12 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
 
 
 def test_what_was_read_in_a_generation_that_is_over_does_not_count(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), classic(mq)
+    topic, group = new_topic(mq, 2), create_classic_group(mq)
     add(mq, topic, {0: 3, 1: 3})
     first = member(mq, group, topic)
     batch = first.poll(timeout_ms=5_000)
     second = member(mq, group, topic)
-    settle(first, second, on=lambda: len(list_owned(second)) == 1)
+    settle(first, second, on=lambda: len(list_partitions(second)) == 1)
     with pytest.raises(IllegalGeneration):
         first.commit(batch)
     assert first.committed() == second.committed() == {}
@@ -177,7 +181,7 @@ def test_what_was_given_up_may_be_committed_until_all_have_done_so(mq: Connectio
     add(mq, topic, {0: 2, 1: 2})
     batch = first.poll(timeout_ms=5_000)
     third = member(mq, group, topic)
-    settle(first, third, on=lambda: list_owned(first) == [])
+    settle(first, third, on=lambda: list_partitions(first) == [])
     assert list(first.commit(batch).values()) == [2]
     assert sorted(row.committed_offset or 0 for row in mq.groups.lag(group)) == [0, 2]
     for consumer in (first, second, third):
@@ -185,7 +189,7 @@ def test_what_was_given_up_may_be_committed_until_all_have_done_so(mq: Connectio
 
 
 def test_offsets_of_a_member_count_with_the_transaction_of_their_generation(mq: Connection) -> None:
-    topic, out, group = new_topic(mq, 2), new_topic(mq, 1), classic(mq)
+    topic, out, group = new_topic(mq, 2), new_topic(mq, 1), create_classic_group(mq)
     add(mq, topic, {0: 2, 1: 2})
     first = member(mq, group, topic)
     batch = first.poll(timeout_ms=5_000)
@@ -194,7 +198,7 @@ def test_offsets_of_a_member_count_with_the_transaction_of_their_generation(mq: 
         txn.send_offsets(batch)
     assert read_committed_offset(mq, group, topic) == 2
     second = member(mq, group, topic)
-    settle(first, second, on=lambda: len(list_owned(second)) == 1)
+    settle(first, second, on=lambda: len(list_partitions(second)) == 1)
     with pytest.raises((IllegalGeneration, TransactionAbortable)), mq.transaction(new_name("tx")) as txn:
         txn.send_offsets(batch)
     second.close()
@@ -205,23 +209,23 @@ def test_offsets_of_a_member_count_with_the_transaction_of_their_generation(mq: 
 
 
 def test_a_static_member_comes_back_to_what_it_had_and_nobody_else_notices(mq: Connection) -> None:
-    topic, group = new_topic(mq, 4), classic(mq)
+    topic, group = new_topic(mq, 4), create_classic_group(mq)
     listener = RecordingListener()
     a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b", listener=listener)
-    settle(a, b, on=lambda: len(list_owned(a)) == len(list_owned(b)) == 2)
-    owned_before, generation = list_owned(a), mq.groups.describe(group).generation
+    settle(a, b, on=lambda: len(list_partitions(a)) == len(list_partitions(b)) == 2)
+    owned_before, generation = list_partitions(a), mq.groups.describe(group).generation
     words = list(listener.events)
     a.close()
     returned = member(mq, group, topic, instance_id="a")
-    settle(returned, b, on=lambda: list_owned(returned) == owned_before)
+    settle(returned, b, on=lambda: list_partitions(returned) == owned_before)
     assert (listener.events, mq.groups.describe(group).generation) == (words, generation)
     returned.close(leave=True)
-    settle(b, on=lambda: len(list_owned(b)) == 4)
+    settle(b, on=lambda: len(list_partitions(b)) == 4)
     b.close()
 
 
 def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
-    topic, group, listener = new_topic(mq, 1), classic(mq), RecordingListener()
+    topic, group, listener = new_topic(mq, 1), create_classic_group(mq), RecordingListener()
     add(mq, topic, {0: 2})
     first = member(mq, group, topic, instance_id="i", listener=listener)
     batch = first.poll(timeout_ms=5_000)
@@ -231,39 +235,39 @@ def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -
     with pytest.raises(FencedInstanceId):
         first.poll()
     assert listener.events == [("assigned", [0]), ("lost", [0])]
-    settle(second, on=lambda: list_owned(second) == [0])
+    settle(second, on=lambda: list_partitions(second) == [0])
     second.close()
 
 
 def test_a_static_member_that_was_away_for_too_long_has_its_share_of_the_next_generation(mq: Connection) -> None:
     """The process seems stopped: it does not beat, and its session is longer than the others wait for it."""
-    topic, group, listener = new_topic(mq, 2), classic(mq), RecordingListener()
+    topic, group, listener = new_topic(mq, 2), create_classic_group(mq), RecordingListener()
     add(mq, topic, {0: 1, 1: 1})
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}
     absent = member(mq, group, topic, instance_id="away", listener=listener, **options)
     batch = absent.poll(timeout_ms=5_000)
     absent._membership._stop_heartbeat()
     present = member(mq, group, topic, instance_id="here", **options)
-    settle(present, on=lambda: len(list_owned(present)) == 1)
+    settle(present, on=lambda: len(list_partitions(present)) == 1)
     assert [member_info.instance_id for member_info in mq.groups.members(group)] == ["here", "away"]
     assert mq.groups.describe(group).leader == present.member_id
     with pytest.raises(IllegalGeneration):
         absent.commit(batch)
     absent.poll()
-    assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", list_owned(absent))]
-    assert sorted(list_owned(absent) + list_owned(present)) == [0, 1]
+    assert listener.events == [("assigned", [0, 1]), ("lost", [0, 1]), ("assigned", list_partitions(absent))]
+    assert sorted(list_partitions(absent) + list_partitions(present)) == [0, 1]
     absent.close(leave=True)
     present.close(leave=True)
 
 
 def test_a_static_member_that_closes_while_all_give_up_is_not_waited_for(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), classic(mq)
+    topic, group = new_topic(mq, 2), create_classic_group(mq)
     first = member(mq, group, topic, instance_id="one")
-    settle(first, on=lambda: list_owned(first) == [0, 1])
+    settle(first, on=lambda: list_partitions(first) == [0, 1])
     second = member(mq, group, topic)
     until(lambda: mq.groups.describe(group).state == "PreparingRebalance")
     first.close()
-    settle(second, on=lambda: len(list_owned(second)) == 1)
+    settle(second, on=lambda: len(list_partitions(second)) == 1)
     assert mq.groups.describe(group).members == 2
     second.close()
 
@@ -272,11 +276,11 @@ def test_a_static_member_that_closes_while_all_give_up_is_not_waited_for(mq: Con
 
 
 def test_the_first_member_of_a_new_group_waits_for_others(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), classic(mq, **{"group.initial.rebalance.delay.ms": 2_000})
+    topic, group = new_topic(mq, 2), create_classic_group(mq, **{"group.initial.rebalance.delay.ms": 2_000})
     begun_s = time.monotonic()
     first, second = member(mq, group, topic), member(mq, group, topic)
     assert mq.groups.describe(group).state == "PreparingRebalance"
-    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 1)
+    settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == 1)
     assert time.monotonic() - begun_s > 2
     assert mq.groups.describe(group).generation == 1
     assert mq.groups.describe(group).leader == first.member_id
@@ -285,7 +289,7 @@ def test_the_first_member_of_a_new_group_waits_for_others(mq: Connection) -> Non
 
 
 def test_mixed_protocols_are_refused_and_so_are_settings_that_are_none(mq: Connection) -> None:
-    topic, group = new_topic(mq), classic(mq)
+    topic, group = new_topic(mq), create_classic_group(mq)
     with member(mq, group, topic, assignor="range"):
         with pytest.raises(InconsistentGroupProtocol):
             mq.consumer(group, topics=[topic], protocol="cooperative")
@@ -303,7 +307,7 @@ def test_mixed_protocols_are_refused_and_so_are_settings_that_are_none(mq: Conne
 
 
 def test_a_stream_of_what_is_there_waits_until_it_is_given_partitions(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), classic(mq, **{"group.initial.rebalance.delay.ms": 1_000})
+    topic, group = new_topic(mq, 2), create_classic_group(mq, **{"group.initial.rebalance.delay.ms": 1_000})
     add(mq, topic, {0: 3, 1: 2})
     with lakemq.connect(mq.namespace.path) as other:
         stream = other.stream(group, topics=[topic], auto_offset_reset="earliest")

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from unit.consuming import add, list_owned
+from unit.consuming import add, list_partitions
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
@@ -25,7 +25,7 @@ WITH_POSITIONS = pytest.mark.parametrize("protocol", [None, "cooperative", "clas
 ALL = pytest.mark.parametrize("protocol", [None, "queue", "cooperative", "classic"])
 
 
-def consumer_of(mq: Connection, group: str, topic: str, protocol: str | None, **options: Any) -> Consumer:
+def create_consumer(mq: Connection, group: str, topic: str, protocol: str | None, **options: Any) -> Consumer:
     reads: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
     return mq.consumer(group, **reads, consumer_timeout_ms=ENDS_MS, **options)
 
@@ -40,7 +40,7 @@ def test_it_brings_all_messages_and_ends_when_none_has_come_for_the_timeout(
 ) -> None:
     topic, count = new_topic(mq, 2), iteration.POLL_RECORDS
     add(mq, topic, {0: count, 1: 7})
-    with consumer_of(mq, new_name("g"), topic, protocol) as consumer:
+    with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
         read_values = values(consumer)
         assert [value for value in read_values if value.startswith("0.")] == [f"0.{n}" for n in range(count)]
         assert [value for value in read_values if value.startswith("1.")] == [f"1.{n}" for n in range(7)]
@@ -54,7 +54,7 @@ def test_a_commit_in_the_loop_notes_the_message_at_hand_and_nothing_after_it(
 ) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 5})
-    with consumer_of(mq, group, topic, protocol) as consumer:
+    with create_consumer(mq, group, topic, protocol) as consumer:
         for message in consumer:
             assert consumer.position(topic, 0) == message.offset + 1
             if message.offset == 2:
@@ -69,7 +69,7 @@ def test_a_commit_in_the_loop_notes_the_message_at_hand_and_nothing_after_it(
 def test_seek_and_pause_in_the_loop_count_at_once(mq: Connection, protocol: str | None) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, {0: 4, 1: 2})
-    with consumer_of(mq, new_name("g"), topic, protocol) as consumer:
+    with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
         read_values = []
         for message in consumer:
             read_values.append(*values([message]))
@@ -106,7 +106,7 @@ def test_it_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | Non
 def test_a_member_of_a_queue_has_what_the_loop_did_not_get_and_nobody_has_looked_at_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 5})
-    with consumer_of(mq, group, topic, "queue") as consumer:
+    with create_consumer(mq, group, topic, "queue") as consumer:
         assert isinstance(consumer, QueueConsumer)
         first, second = islice(consumer, 2)
         consumer.ack(first)
@@ -122,13 +122,13 @@ def test_a_member_of_a_queue_has_what_the_loop_did_not_get_and_nobody_has_looked
 def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 6})
-    with consumer_of(mq, group, topic, "queue", ack_mode="auto") as consumer:
+    with create_consumer(mq, group, topic, "queue", ack_mode="auto") as consumer:
         assert isinstance(consumer, QueueConsumer)
         assert values(islice(consumer, 2)) == ["0.0", "0.1"]
         assert values(islice(consumer, 1)) == ["0.2"]  # its poll acknowledges the two messages before
         consumer.flush()
         assert consumer.lag() == {(topic, 0): 4}
-    with consumer_of(mq, group, topic, "queue") as after:
+    with create_consumer(mq, group, topic, "queue") as after:
         assert [(message.offset, message.delivery_count) for message in islice(after, 4)] == [
             (2, 2),
             (3, 1),
@@ -140,7 +140,7 @@ def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connectio
 def test_what_is_given_back_in_the_loop_comes_before_what_follows_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
-    with consumer_of(mq, group, topic, "queue") as consumer:
+    with create_consumer(mq, group, topic, "queue") as consumer:
         assert isinstance(consumer, QueueConsumer)
         deliveries = []
         for message in consumer:
@@ -161,11 +161,11 @@ def test_a_slow_loop_gives_up_partitions_between_two_messages(
     monkeypatch.setattr(iteration, "_KEEP_UP_MS", 0)
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 300, 1: 300})
-    with consumer_of(mq, group, topic, protocol) as first:
+    with create_consumer(mq, group, topic, protocol) as first:
         assert isinstance(first, GroupConsumer)
         messages = iter(first)
         read_messages = [next(messages)]
-        with consumer_of(mq, group, topic, protocol) as second:
+        with create_consumer(mq, group, topic, protocol) as second:
             assert isinstance(second, GroupConsumer)
 
             def is_shared_evenly() -> bool:
@@ -173,8 +173,8 @@ def test_a_slow_loop_gives_up_partitions_between_two_messages(
                 read_messages.append(message)
                 first.commit({(message.topic, message.partition): message.offset + 1})
                 second.poll(max_records=1)
-                return len(list_owned(first)) == len(list_owned(second)) == 1
+                return len(list_partitions(first)) == len(list_partitions(second)) == 1
 
             until(is_shared_evenly)
-            (kept_partition,) = list_owned(first)
+            (kept_partition,) = list_partitions(first)
             assert {message.partition for message in islice(messages, 5)} == {kept_partition}

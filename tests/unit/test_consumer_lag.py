@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from golden.story import Story
 from protocol_harness import Harness
-from unit.projected import sql, tables
-from unit.test_protocol_projection import SEEDS, busy
+from unit.projected import project_tables, run_sql
+from unit.test_protocol_projection import SEEDS, build_busy_namespace
 
 from lakemq.engine.client.consume.group_info import describe_group
 from lakemq.engine.client.consume.partition_lag import list_partition_lags
@@ -16,12 +16,12 @@ from lakemq.engine.client.consume.partition_lag import list_partition_lags
 Lag = tuple[str, str, int, int, str, int]
 
 
-def in_sql(mq: Harness) -> list[Lag]:
+def query_lags(mq: Harness) -> list[Lag]:
     query = """SELECT l.group, topic, partition, next_offset, counted_from, lag FROM consumer_lag l ORDER BY ALL"""
-    return [tuple(row) for row in sql(tables(mq), query)]
+    return [tuple(row) for row in run_sql(project_tables(mq), query)]
 
 
-def in_python(mq: Harness) -> list[Lag]:
+def compute_lags(mq: Harness) -> list[Lag]:
     state = mq.state
     places = {(group, *place) for group in {*state.offsets, *state.groups} for place in state.list_group_places(group)}
     rows = [row for group in {*state.offsets, *state.groups} for row in list_partition_lags(state, group)]
@@ -61,8 +61,8 @@ def test_what_is_acknowledged_past_the_committed_offset_is_not_left(
     if acknowledged:
         story.tell({"ack": {"t-0": acknowledged}})
     assert (
-        in_sql(story.mq)
-        == in_python(story.mq)
+        query_lags(story.mq)
+        == compute_lags(story.mq)
         == [("g", "t", 0, read_committed_offset(story), "committed", expected_lag)]
     )
 
@@ -71,7 +71,9 @@ def test_what_is_rejected_or_given_back_is_left(story: Story) -> None:
     story.tell({"ack": {"t-0": "2-9"}})
     story.tell({"reject": {"t-0": 0}})
     story.tell({"nack": {"t-0": 1}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 2)]
+    assert (
+        query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 2)]
+    )
 
 
 def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(story: Story) -> None:
@@ -79,7 +81,9 @@ def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(st
     story.tell({"who": "A", "publish": {"t-0": 6}})
     story.tell({"acquire": "C1"})
     story.tell({"ack": {"t-0": ["8-13"]}})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 8)]
+    assert (
+        query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 8)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,11 +103,15 @@ def test_before_the_first_commit_lag_counts_from_where_the_group_begins(
     ):
         story.tell(line)
     rest = ("g", "t", 1, 0, counted_from, 0)
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, next_offset, counted_from, 15 - next_offset), rest]
+    assert (
+        query_lags(story.mq)
+        == compute_lags(story.mq)
+        == [("g", "t", 0, next_offset, counted_from, 15 - next_offset), rest]
+    )
     described = describe_group(story.mq.state, "g", -1, 0)
     assert (described.partitions, described.lag, described.lag_counted_from) == (2, 15 - next_offset, [counted_from])
     story.tell({"commit_offsets": {"t-0": 12}, "member": "C1"})
-    assert in_sql(story.mq) == in_python(story.mq) == [("g", "t", 0, 12, "committed", 3), rest]
+    assert query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, 12, "committed", 3), rest]
     assert describe_group(story.mq.state, "g", -1, 0).lag_counted_from == ["committed", counted_from]
 
 
@@ -123,5 +131,5 @@ def test_a_partition_in_which_only_an_open_transaction_has_offsets_counts_from_t
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_so_it_is_whatever_has_happened(seed: int) -> None:
-    mq: Any = busy(seed)
-    assert in_sql(mq) == in_python(mq)
+    mq: Any = build_busy_namespace(seed)
+    assert query_lags(mq) == compute_lags(mq)

@@ -18,7 +18,7 @@ def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
     mq.publish(topic, pa.table({"value": list(messages), "partition": [partition] * len(messages)}))
 
 
-def make_anew(mq: Connection, topic: str, *messages: str, partitions: int = 1) -> None:
+def recreate_topic(mq: Connection, topic: str, *messages: str, partitions: int = 1) -> None:
     """Delete the topic and create it again between two looks of a consumer, which never sees it missing."""
     mq.topics.delete(topic)
     mq.topics.create(topic, partitions)
@@ -37,7 +37,7 @@ def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, re
         consumer.commit({(topic, 0): 0})
         assert texts(consumer.poll()) == ["old 0", "old 1"]
         consumer.commit()
-        make_anew(mq, topic, "new 0", "new 1", "new 2")
+        recreate_topic(mq, topic, "new 0", "new 1", "new 2")
         assert read_committed_offset(mq, group, topic) is None
         assert (consumer.lag(), consumer.position(topic, 0)) == ({(topic, 0): 3}, 0)
         assert texts(consumer.poll()) == ["new 0", "new 1", "new 2"]
@@ -50,7 +50,7 @@ def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group:
     add(mq, topic, "old 0", "old 1")
     with mq.consumer(group, assign=[topic]) as consumer:
         batch = consumer.poll()
-        make_anew(mq, topic, "new 0", "new 1", "new 2")
+        recreate_topic(mq, topic, "new 0", "new 1", "new 2")
         for progress in (None, batch, batch.offsets, {(topic, 0): 1}):
             with pytest.raises(UnknownTopicId, match=f"{topic} with id"):
                 consumer.commit(progress)
@@ -77,7 +77,7 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
 
         def making_anew(*args: Any, **options: Any) -> Any:
             consumer._fetch = fetch
-            make_anew(mq, topic, "new 0", "new 1")
+            recreate_topic(mq, topic, "new 0", "new 1")
             return fetch(*args, **options)
 
         consumer.poll(max_records=1)
@@ -119,6 +119,6 @@ def test_an_assigned_partition_that_the_new_topic_lacks_is_said(mq: Connection, 
     topic = new_topic(mq, 2)
     with mq.consumer(group, assign=[(topic, 1)]) as consumer:
         consumer.poll()
-        make_anew(mq, topic, "new")
+        recreate_topic(mq, topic, "new")
         with pytest.raises(UnknownTopicOrPartition, match="no such partition"):
             consumer.poll()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.consuming import list_owned, take_messages
+from unit.consuming import list_partitions, take_messages
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -36,7 +36,7 @@ def test_a_key_counts_if_both_owners_acknowledged_messages_of_it(mq: Connection,
         with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as second:
             assert isinstance(second, QueueConsumer)
             later_messages: list[Any] = []
-            until(lambda: bool(first.poll() or later_messages.extend(second.poll()) or list_owned(second) == [1]))
+            until(lambda: bool(first.poll() or later_messages.extend(second.poll()) or list_partitions(second) == [1]))
             publish(mq, topic, later)
             second.ack([*later_messages, *take_messages(second, 3 - len(later_messages))])
             second.flush()

@@ -73,7 +73,7 @@ def test_new_ids_are_publishers_and_no_two_are_alike() -> None:
 
 
 def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connection) -> None:
-    file = a_file(mq, 200_000, FEW)
+    file = write_file(mq, 200_000, FEW)
     row_group = pq.read_metadata(Path(mq.namespace.files.root, file_name(FEW))).row_group(0)
     column = row_group.column(MESSAGES.schema.names.index("file_id"))
     assert column.total_compressed_size < 2_000
@@ -85,7 +85,7 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(project_at_once: Con
     mq = project_at_once
     topic = new_topic(mq, 3)
     for file_id, partition in ((FEW, 2), (FEW + 1, 1), (FEW + 2, 0)):
-        publish(mq, topic, a_file(mq, 4, file_id, partition), partition)
+        publish(mq, topic, write_file(mq, 4, file_id, partition), partition)
     query = f"SELECT m.partition, m.offset, decode(m.value) FROM log AS m WHERE m.topic = '{topic}' ORDER BY 1, 2"
     until(lambda: read_watermark(mq.namespace.store).step >= mq.state().step)
     assert list(run_query(mq.namespace, query)[1]) == [
@@ -96,7 +96,7 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(project_at_once: Con
 # -- damage to a file -----------------------------------------------------------------------------------
 
 
-def rewritten(file: Path) -> None:
+def rewrite_with_a_tool(file: Path) -> None:
     """Change the values with a tool that keeps everything else."""
     table = pq.read_table(file)
     forged = pa.array([b"forged!" for _ in range(ROWS)])
@@ -104,7 +104,7 @@ def rewritten(file: Path) -> None:
     pq.write_table(table.set_column(table.column_names.index("value"), "value", forged), file)
 
 
-def written_anew(file: Path) -> None:
+def rewrite_with_our_writer(file: Path) -> None:
     """Change the values with our own writer, under the same name and with the same lengths."""
     forged = pq.read_table(file).to_pandas().assign(value=[f"Message {i:06}".encode() for i in range(ROWS)])
     file.unlink()
@@ -121,18 +121,18 @@ def cut_to_nothing(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def of_another_kind(file: Path) -> None:
+def replace_by_text(file: Path) -> None:
     file.write_text("no Parquet at all, but long enough to have a footer " * 10)
 
 
-def another_one_s(file: Path) -> None:
+def replace_by_another_file(file: Path) -> None:
     """Replace the file by a valid file of message rows that has another name."""
     files = LocalFiles(str(file.parent.parent))
     other = write_data_file(files, new_file_id(), pq.read_table(file).select(BODY))
     file.write_bytes(Path(files.root, file_name(other.file_id)).read_bytes())
 
 
-def with_a_footer_that_lies(file: Path) -> None:
+def declare_long_footer(file: Path) -> None:
     """Declare a footer as long as the file allows, in a place without one."""
     data = bytearray(file.read_bytes())
     data[-8:-4] = (len(data) - 8).to_bytes(4, "little")
@@ -140,13 +140,13 @@ def with_a_footer_that_lies(file: Path) -> None:
 
 
 MISHAPS = [
-    rewritten,
-    written_anew,
+    rewrite_with_a_tool,
+    rewrite_with_our_writer,
     cut_short,
     cut_to_nothing,
-    of_another_kind,
-    another_one_s,
-    with_a_footer_that_lies,
+    replace_by_text,
+    replace_by_another_file,
+    declare_long_footer,
     Path.unlink,
 ]
 
@@ -207,7 +207,7 @@ def publish(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> P
     return result
 
 
-def a_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataFile:
+def write_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataFile:
     values_by_column = {"partition": partition, "timestamp": 0, "value": file_stem(file_id).encode()}
     body = pa.table([pa.array([values_by_column.get(f.name)] * rows, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
     return DataFile(*write_data_file(mq.namespace.files, file_id, body))
@@ -240,7 +240,7 @@ def test_a_file_of_other_rows_gets_no_offsets(mq: Connection) -> None:
 
 
 def test_a_file_with_fewer_rows_than_said_gets_no_offsets(mq: Connection) -> None:
-    topic, file = new_topic(mq), a_file(mq, 3, FEW)
+    topic, file = new_topic(mq), write_file(mq, 3, FEW)
     more = DataFile(file.file_id, file.size_bytes, 4, 0, 0, file.footer_hash)
     with pytest.raises(FileMissing, match=r"3 rows.*Expected.*4 rows"):
         publish(mq, topic, more)
@@ -251,7 +251,7 @@ def test_a_file_with_fewer_rows_than_said_gets_no_offsets(mq: Connection) -> Non
 def test_a_file_that_cannot_be_read_refuses_its_own_request_only(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, file, other = new_topic(mq), a_file(mq, 1, DENIED), a_file(mq, 2, FINE)
+    topic, file, other = new_topic(mq), write_file(mq, 1, DENIED), write_file(mq, 2, FINE)
     opened = LocalFiles.open_input
 
     def deny(self: LocalFiles, name: str) -> pa.NativeFile:

@@ -49,12 +49,12 @@ def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsum
     return consumer
 
 
-def until_done(mq: Connection, consumer: QueueConsumer) -> None:
+def wait_until_done(mq: Connection, consumer: QueueConsumer) -> None:
     """Wait until the group has no lag, whether or not this member still belongs to it."""
     until(lambda: mq.groups.describe(consumer.group).lag == 0)
 
 
-def causes(mq: Connection, topic: str) -> list[dict[str, str]]:
+def read_causes(mq: Connection, topic: str) -> list[dict[str, str]]:
     """Return the cause of each message of a dead-letter topic."""
     return [
         {key.removeprefix("dead-letter."): (value or b"").decode() for key, value in message.headers[-len(CAUSE) :]}
@@ -80,7 +80,7 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
         consumer.reject(messages[1:3], error="no such \udcff customer")
         consumer.ack([messages[0], messages[3]])
         consumer.flush()
-        until_done(mq, consumer)
+        wait_until_done(mq, consumer)
     dead = list(mq.fetch(f"{topic}.dlq"))
     partition = messages[0].partition
     assert [(m.partition, m.offset, m.key, m.value) for m in dead] == [
@@ -90,7 +90,7 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
     assert [m.headers[:2] for m in dead] == [(("trace", b"1"), ("trace", None))] * 2
     expected = {"topic": topic, "partition": str(partition), "group": group, "reason": "rejected"}
     expected |= {"error": "no such \\udcff customer", "delivery-count": "1"}
-    assert causes(mq, f"{topic}.dlq") == [{**expected, "offset": str(at)} for at in (1, 2)]
+    assert read_causes(mq, f"{topic}.dlq") == [{**expected, "offset": str(at)} for at in (1, 2)]
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
     # nothing was said about its neighbours, and no row was written again
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
@@ -109,7 +109,7 @@ def test_what_is_given_back_too_often_is_a_dead_letter_with_the_last_error(mq: C
                 else:
                     consumer.ack(message)
                     done.append(message.value)
-    (cause,) = causes(mq, f"{topic}.dlq")
+    (cause,) = read_causes(mq, f"{topic}.dlq")
     assert (cause["reason"], cause["error"], cause["delivery-count"]) == ("given_up", "attempt 2", "2")
     assert values(mq, f"{topic}.dlq") == ["bad"]
 
@@ -132,7 +132,7 @@ def test_sql_shows_dead_letters_and_why(mq: Connection) -> None:
     with member(mq, topic, group) as consumer:
         consumer.reject(take_messages(consumer, 3), error="it's 'bad'")
         consumer.flush()
-        until_done(mq, consumer)
+        wait_until_done(mq, consumer)
     until(lambda: bool(sql(mq, f"FROM dead_lettered WHERE topic = '{topic}.dlq'")))
     columns = "consumer_group, reason, error, delivery_count, source_topic, source_partition, source_offset, l.offset"
     rows = sql(mq, f"SELECT {columns}, value FROM dead_lettered l WHERE topic = '{topic}.dlq' ORDER BY source_offset")
@@ -153,7 +153,7 @@ def test_what_has_expired_among_dead_letters_takes_nobody_elses_cause(mq: Connec
         for message in take_messages(consumer, 3):
             consumer.reject([message], error=f"of {message.value.decode()}")
         consumer.flush()
-        until_done(mq, consumer)
+        wait_until_done(mq, consumer)
     until(lambda: mq.dead_letters.all(letters).num_rows == 3)
     rows = mq.dead_letters.all(letters).select(["value", "error", "source_offset"]).to_pylist()
     assert rows == [{"value": v.encode(), "error": f"of {v}", "source_offset": n} for n, v in enumerate("abc")]
@@ -172,7 +172,7 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
             consumer.flush()
             name = consumer.group
             if source == topic:
-                until_done(mq, consumer)
+                wait_until_done(mq, consumer)
     newest = f"FROM consumer_offsets c WHERE c.group = '{name}' ORDER BY step DESC LIMIT 1"
     until(lambda: _ranges(mq, newest) == [(2, "dying", "rejected")])
     assert f"{topic}.dlq.dlq" not in {t.topic for t in mq.topics.list()}
@@ -182,7 +182,7 @@ def test_a_dead_letter_that_is_rejected_stays_where_it_is_and_is_shown(mq: Conne
 @pytest.mark.slow
 def test_what_is_dying_for_good_is_deleted_with_the_log_before_it(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    dead = given_up(mq, topic, ["a", "b", "c"])
+    dead = reject_all(mq, topic, ["a", "b", "c"])
     with member(mq, dead, group) as consumer:
         consumer.reject(take_messages(consumer, 3))
         consumer.flush()
@@ -215,20 +215,20 @@ def test_an_error_is_text(mq: Connection, error: Any) -> None:
 # -- redriving ----------------------------------------------------------------------------------------------
 
 
-def given_up(mq: Connection, topic: str, texts: list[str], group: str | None = None) -> str:
+def reject_all(mq: Connection, topic: str, texts: list[str], group: str | None = None) -> str:
     """Publish messages, reject all of them, and return their dead-letter topic."""
     mq.publish(topic, pa.table({"value": texts}))
     with member(mq, topic, group or new_name("g")) as consumer:
         consumer.reject(take_messages(consumer, len(texts)), error="bad")
         consumer.flush()
-        until_done(mq, consumer)
+        wait_until_done(mq, consumer)
     return f"{topic}.dlq"
 
 
 @pytest.mark.slow
 def test_dead_letters_go_back_where_they_come_from_each_once(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, [f"m{n}" for n in range(9)])
+    dead = reject_all(mq, topic, [f"m{n}" for n in range(9)])
     assert mq.dead_letters.redrive(dead, "value < 'm3'", dry_run=True) == Redriven(3)
     assert mq.dead_letters.redrive(dead, "value < 'm3'") == Redriven(3)
     assert mq.dead_letters.redrive(dead, "value < 'm5' AND reason = 'rejected'") == Redriven(2)
@@ -257,7 +257,7 @@ def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_wh
         with member(mq, topic, new_name("g")) as consumer:
             consumer.reject(take_messages(consumer, 1))
             consumer.flush()
-            until_done(mq, consumer)
+            wait_until_done(mq, consumer)
     first = {topic: next(iter(mq.fetch(topic))).timestamp for topic in (plain, stamped)}
     assert {m.value.decode(): m.timestamp for m in mq.fetch(dead)} == first
     assert mq.dead_letters.redrive(dead).messages == 2
@@ -280,7 +280,7 @@ def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection
         time.sleep(1)  # by now a search has run, without a result
         assert mq.groups.describe(group).lag == 1
         mq.topics.create(dead, 1)
-        until_done(mq, consumer)
+        wait_until_done(mq, consumer)
     assert values(mq, dead) == ["a"]
 
 
@@ -288,7 +288,7 @@ def test_what_has_no_topic_to_go_to_goes_there_when_it_is_created(mq: Connection
 @pytest.mark.slow
 def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    dead = given_up(mq, topic, ["a", "b", "c", "d"], group)
+    dead = reject_all(mq, topic, ["a", "b", "c", "d"], group)
     of_all = DeadLetterCount(dead, group, "rejected", topic, 4)
     assert mq.dead_letters.counts(dead) == [of_all]
     assert of_all in mq.dead_letters.counts()
@@ -308,7 +308,7 @@ def test_what_is_dealt_with_is_shown_no_more(mq: Connection) -> None:
 @pytest.mark.slow
 def test_a_dead_letter_whose_topic_is_deleted_waits_for_one_of_its_name(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, ["a", "b"])
+    dead = reject_all(mq, topic, ["a", "b"])
     mq.topics.delete(topic)
     assert mq.dead_letters.redrive(dead) == Redriven(0, 0, 2)
     mq.topics.create(topic, 1)
@@ -321,7 +321,7 @@ def test_a_dead_letter_whose_topic_is_deleted_waits_for_one_of_its_name(mq: Conn
 def test_a_topic_that_is_deleted_while_all_are_counted_is_left_out(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = given_up(mq, new_topic(mq), ["a"])
+    dead = reject_all(mq, new_topic(mq), ["a"])
     monkeypatch.setattr(mq.dead_letters, "_find_topics", lambda: ["gone", dead])
     assert [(count.topic, count.messages) for count in mq.dead_letters.counts()] == [(dead, 1)]
     with pytest.raises(UnknownTopicOrPartition):
@@ -340,7 +340,7 @@ def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
         with member(mq, name, new_name("g")) as consumer:
             consumer.reject(take_messages(consumer, 1))
             consumer.flush()
-            until_done(mq, consumer)
+            wait_until_done(mq, consumer)
     mq.topics.delete(deleted_topic)
     topic_id = mq.topics.describe(dead).topic_id
     mq.requester.ask(SettleDeadLetters(dead, topic_id, {0: [(0, 1)]}))
@@ -353,7 +353,7 @@ def test_a_redrive_waits_for_none_but_its_own(mq: Connection) -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_of_many_some_are_shown(mq: Connection) -> None:
-    dead = given_up(mq, new_topic(mq), [str(n) for n in range(200)])
+    dead = reject_all(mq, new_topic(mq), [str(n) for n in range(200)])
     assert mq.dead_letters.all(dead, limit=3).column("value").to_pylist() == [b"0", b"1", b"2"]
     assert mq.dead_letters.all(dead, "source_offset > 150", limit=2).column("source_offset").to_pylist() == [151, 152]
     assert mq.dead_letters.all(dead, limit=0).num_rows == 0
@@ -365,7 +365,7 @@ def test_of_many_some_are_shown(mq: Connection) -> None:
 @pytest.mark.slow
 def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, [f"{n}" for n in range(200)])
+    dead = reject_all(mq, topic, [f"{n}" for n in range(200)])
     with ThreadPoolExecutor(4) as threads:
         counts = list(threads.map(lambda _: mq.dead_letters.redrive(dead).messages, range(4)))
     assert sum(counts) == 200
@@ -376,7 +376,7 @@ def test_two_who_redrive_at_once_send_each_back_once(mq: Connection) -> None:
 @pytest.mark.slow
 def test_a_redrive_keeps_to_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, [f"{n}" for n in range(25)])
+    dead = reject_all(mq, topic, [f"{n}" for n in range(25)])
     begun_s = time.monotonic()
     assert mq.dead_letters.redrive(dead, rate_per_s=10).messages == 25
     assert time.monotonic() - begun_s > 2
@@ -386,7 +386,7 @@ def test_a_redrive_keeps_to_its_rate(mq: Connection) -> None:
 @pytest.mark.slow
 def test_what_was_chosen_in_a_topic_settles_nothing_in_another_one_of_its_name(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, ["a", "b", "c"])
+    dead = reject_all(mq, topic, ["a", "b", "c"])
     with ThreadPoolExecutor(1) as thread:
         redrive = thread.submit(mq.dead_letters.redrive, dead, rate_per_s=1)
         until(lambda: len(values(mq, topic)) > 3)
@@ -401,7 +401,7 @@ def test_what_was_chosen_in_a_topic_settles_nothing_in_another_one_of_its_name(m
 @pytest.mark.slow
 def test_what_no_condition_is(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, ["a"])
+    dead = reject_all(mq, topic, ["a"])
     for where in ("no_such_column = 1", "valu", "1; DROP TABLE x", "value = (SELECT 1 FROM 'x.csv')", "'", ""):
         with pytest.raises(InvalidRequest):
             mq.dead_letters.redrive(dead, where)
@@ -419,7 +419,7 @@ def test_what_no_condition_is(mq: Connection) -> None:
 @pytest.mark.slow
 def test_messages_of_others_in_a_dead_letter_topic_are_none(mq: Connection) -> None:
     topic = new_topic(mq)
-    dead = given_up(mq, topic, ["a"])
+    dead = reject_all(mq, topic, ["a"])
     mq.publish(dead, pa.table({"value": ["mine"]}))
     assert mq.dead_letters.all(dead).column("value").to_pylist() == [b"a"]
     assert mq.dead_letters.redrive(dead) == Redriven(1)
@@ -430,7 +430,7 @@ def test_messages_of_others_in_a_dead_letter_topic_are_none(mq: Connection) -> N
 @pytest.mark.slow
 def test_the_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    dead = given_up(mq, topic, ["a", "b", "c"], group)
+    dead = reject_all(mq, topic, ["a", "b", "c"], group)
 
     def run_command(*arguments: str) -> Any:
         result = CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", "dead-letters", *arguments])

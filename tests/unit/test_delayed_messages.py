@@ -45,7 +45,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield connection
 
 
-def quick(mq: Connection, **config: Any) -> str:
+def create_quick_topic(mq: Connection, **config: Any) -> str:
     """Create a topic with short slots."""
     name = new_topic(mq)
     mq.topics.alter(name, {"delay.slot.ms": 50, **config})
@@ -56,7 +56,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def seen_at(mq: Connection, topic: str, count: int) -> int:
+def wait_for_messages(mq: Connection, topic: str, count: int) -> int:
     """Wait until the topic has this many messages, and return the time."""
     until(lambda: len(values(mq, topic)) >= count)
     return now_ms()
@@ -64,7 +64,7 @@ def seen_at(mq: Connection, topic: str, count: int) -> int:
 
 @pytest.mark.parametrize("how", ["send", "few", "riding", "stored"])
 def test_a_message_comes_when_it_is_due_and_not_before(mq: Connection, how: str) -> None:
-    topic, due_ms = quick(mq), now_ms() + 700
+    topic, due_ms = create_quick_topic(mq), now_ms() + 700
     if how == "send":
         with mq.producer() as producer:
             place = producer.send(topic, "late", deliver_at=due_ms).result()
@@ -78,22 +78,25 @@ def test_a_message_comes_when_it_is_due_and_not_before(mq: Connection, how: str)
         assert mq.publish(topic, pa.concat_tables([late, rows_due_now])).units[0].record_count == size
     count = len(values(mq, topic))
     assert "late" not in values(mq, topic)
-    assert due_ms <= seen_at(mq, topic, count + 1) < due_ms + 3_000
+    assert due_ms <= wait_for_messages(mq, topic, count + 1) < due_ms + 3_000
     assert values(mq, topic)[-1] == "late"
 
 
 def test_what_is_released_looks_like_any_other_message(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     with mq.producer() as producer:
         producer.send(topic, "v", "k", {"h": b"x"}, timestamp_ms=5_000_000, deliver_at=now_ms())
-    seen_at(mq, topic, 1)
+    wait_for_messages(mq, topic, 1)
     (message,) = mq.fetch(topic)
     assert (message.key, message.value, message.headers) == (b"k", b"v", (("h", b"x"),))
     assert message.timestamp == datetime.fromtimestamp(5_000, timezone.utc)
 
 
 def test_a_delay_counts_from_the_timestamp_or_from_the_call_where_the_topic_stamps(mq: Connection) -> None:
-    by_timestamp, by_call = quick(mq), quick(mq, **{"message.timestamp.type": "LogAppendTime"})
+    by_timestamp, by_call = (
+        create_quick_topic(mq),
+        create_quick_topic(mq, **{"message.timestamp.type": "LogAppendTime"}),
+    )
     with mq.producer() as producer:
         before_ms = now_ms()
         first = producer.send(by_timestamp, "v", timestamp_ms=1_000, delay_ms=60).result()
@@ -101,19 +104,19 @@ def test_a_delay_counts_from_the_timestamp_or_from_the_call_where_the_topic_stam
     assert first.deliver_at_ms == 1_100
     assert before_ms + 600 <= (second.deliver_at_ms or 0) <= now_ms() + 650
     due_ms = second.deliver_at_ms or 0
-    seen_at(mq, by_call, 1)
+    wait_for_messages(mq, by_call, 1)
     (message,) = mq.fetch(by_call)
     assert message.timestamp >= datetime.fromtimestamp(due_ms / 1000, timezone.utc)
 
 
 @pytest.mark.parametrize("how", ["few", "stored"])
 def test_they_come_in_the_order_in_which_they_are_due(mq: Connection, how: str) -> None:
-    topic, base_ms = quick(mq), now_ms() + 300
+    topic, base_ms = create_quick_topic(mq), now_ms() + 300
     padding = "x" * (0 if how == "few" else 100)
     late = [(7 * i) % 60 for i in range(60)]
     table = pa.table({"value": [f"{i:02}{padding}" for i in late], "deliver_at": [base_ms + 10 * i for i in late]})
     mq.publish(topic, table)
-    seen_at(mq, topic, 60)
+    wait_for_messages(mq, topic, 60)
     slots = [-(-(base_ms + 10 * int(value[:2])) // 50) for value in values(mq, topic)]
     assert slots == sorted(slots)
     assert {value[:2] for value in values(mq, topic)} == {f"{i:02}" for i in late}
@@ -123,14 +126,14 @@ def test_they_come_in_the_order_in_which_they_are_due(mq: Connection, how: str) 
     ("asked_s", "level_s"), [(0.001, 5), (5, 5), (5.001, 10), (17, 30), (2701, 3600), (7200, 7200)]
 )
 def test_with_levels_a_delay_is_rounded_up(mq: Connection, asked_s: float, level_s: int) -> None:
-    topic = quick(mq, **{"delay.mode": "levels"})
+    topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     with mq.producer() as producer:
         sent = producer.send(topic, "v", timestamp_ms=now_ms() // 50 * 50, delay_ms=int(asked_s * 1000)).result()
     assert (sent.deliver_at_ms or 0) - sent.timestamp_ms == level_s * 1000
 
 
 def test_above_the_last_level_it_is_refused_or_becomes_the_last(mq: Connection) -> None:
-    topic = quick(mq, **{"delay.mode": "levels"})
+    topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     with mq.producer(on_error="fail") as producer:
         assert isinstance(producer.send(topic, "v", delay_ms=7_200_001).exception(), DelayTooLong)
         mq.topics.alter(topic, {"delay.levels.overflow": "clamp"})
@@ -139,7 +142,7 @@ def test_above_the_last_level_it_is_refused_or_becomes_the_last(mq: Connection) 
 
 
 def test_400_days(mq: Connection) -> None:
-    topic, delay_ms = quick(mq), 400 * 86_400_000
+    topic, delay_ms = create_quick_topic(mq), 400 * 86_400_000
     with mq.producer() as producer:
         sent = producer.send(topic, "v", delay_ms=delay_ms).result()
         last = producer.send(topic, "v", deliver_at=YEAR_9999_MS // 50 * 50).result()
@@ -194,12 +197,12 @@ def test_a_keyword_is_for_all_rows_and_wins_over_a_column(mq: Connection) -> Non
         mq.publish(topic, table, deliver_at=far.replace(tzinfo=None))
     assert values(mq, topic) == []
     mq.publish(topic, table, deliver_at="at")
-    assert seen_at(mq, topic, 2)
+    assert wait_for_messages(mq, topic, 2)
 
 
 @pytest.mark.parametrize("how", ["send", "few", "riding", "stored"])
 def test_headers_say_when_and_are_taken_off(mq: Connection, how: str) -> None:
-    topic, count = quick(mq), {"send": 1, "few": 1, "riding": 300, "stored": 5_000}[how]
+    topic, count = create_quick_topic(mq), {"send": 1, "few": 1, "riding": 300, "stored": 5_000}[how]
     due_ms, headers = now_ms() + 700, [("a", b"1"), ("DELAY_MS", b"300"), ("b", b"2")]
     if how == "send":
         with mq.producer() as producer:
@@ -210,7 +213,7 @@ def test_headers_say_when_and_are_taken_off(mq: Connection, how: str) -> None:
         rows = [headers, [("DELIVER_AT", b"%d" % due_ms)], [("DELAY_MS", b"soon")], None] * count
         published = mq.publish(topic, pa.table({"value": ["v"] * 4 * count, "headers": pa.array(rows, HEADERS)}))
         assert (published.rejected_count, sum(unit.record_count for unit in published.waiting)) == (count, 2 * count)
-    seen_at(mq, topic, 2 * count)
+    wait_for_messages(mq, topic, 2 * count)
     read_headers = {message.headers for message in mq.fetch(topic)}
     assert read_headers <= {(("a", b"1"), ("b", b"2")), ()}
 
@@ -223,14 +226,14 @@ def test_what_is_said_in_the_call_wins_over_headers(mq: Connection) -> None:
 
 
 def test_a_full_queue_is_refused_and_may_be_asked_again(mq: Connection) -> None:
-    topic = quick(mq, **{"delay.max.pending": 1})
+    topic = create_quick_topic(mq, **{"delay.max.pending": 1})
     mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=400)
     with pytest.raises(DelayQueueFull) as refused:
         mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=400)
     assert refused.value.retriable
-    seen_at(mq, topic, 1)
+    wait_for_messages(mq, topic, 1)
     mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=0)
-    seen_at(mq, topic, 2)
+    wait_for_messages(mq, topic, 2)
 
 
 def test_fan_out_waits_in_each_topic(mq: Connection) -> None:
@@ -239,25 +242,25 @@ def test_fan_out_waits_in_each_topic(mq: Connection) -> None:
     mq.topics.alter(topics[1], {"delay.slot.ms": 70}, subscriptions=["late/>"])
     mq.publish("late/x", pa.table({"value": ["a", "b"], "delay_ms": [100, 200]}))
     for topic in topics:
-        seen_at(mq, topic, 2)
+        wait_for_messages(mq, topic, 2)
         assert values(mq, topic) == ["a", "b"]
 
 
 def test_in_a_transaction_it_waits_from_the_commit_on(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     producer = mq.producer(f"{topic}-etl")
     producer.begin_transaction()
     producer.send(topic, "now")
     late = producer.send(topic, "late", delay_ms=0)
     producer.commit_transaction()
     assert late.result().offset == -1
-    seen_at(mq, topic, 2)
+    wait_for_messages(mq, topic, 2)
     producer.begin_transaction()
     producer.send(topic, "never", delay_ms=0)
     producer.abort_transaction()
     with mq.transaction(f"{topic}-tables") as transaction:
         transaction.publish(topic, pa.table({"value": ["later"]}), delay_ms=100)
-    seen_at(mq, topic, 3)
+    wait_for_messages(mq, topic, 3)
     assert values(mq, topic) == ["now", "late", "later"]
     producer.close()
 
@@ -280,15 +283,15 @@ def test_a_delay_is_on_time_beside_a_million_messages_that_nobody_consumes(tmp_p
 
 def test_a_new_leader_knows_what_waits_and_what_was_released(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
-        topic = quick(mq)
+        topic = create_quick_topic(mq)
         padding = "x" * 100
         due_ms = [now_ms() + 100 * i for i in range(40)]
         mq.publish(topic, pa.table({"value": [f"{i:02}{padding}" for i in range(40)], "deliver_at": due_ms}))
         mq.publish(topic, pa.table({"value": ["few"]}), deliver_at=due_ms[-1])
-        seen_at(mq, topic, 5)
+        wait_for_messages(mq, topic, 5)
     with served(tmp_path) as mq:
         assert len(values(mq, topic)) < 41
-        seen_at(mq, topic, 41)
+        wait_for_messages(mq, topic, 41)
         assert [value[:2] for value in values(mq, topic)] == [f"{i:02}" for i in range(40)] + ["fe"]
 
 
@@ -300,7 +303,7 @@ def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
     """Messages that are due within a day are packed when a leader begins, or while it already works."""
     monkeypatch.setattr(later_ranges, "MIN_ROWS", min_rows)
     with served(tmp_path) as mq:
-        topic, doomed = quick(mq), quick(mq)
+        topic, doomed = create_quick_topic(mq), create_quick_topic(mq)
         with mq.producer() as producer:
             sent = [producer.send(topic, f"{number}", delay_ms=86_400_000 + number * 60_000) for number in range(20)]
         receipts = [future.receipt or "" for future in sent]
@@ -315,7 +318,7 @@ def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
         assert mq.delayed.cancel(receipts[3]) == "cancelled"
         assert mq.delayed.cancel(receipts_of_rows[1]) == "cancelled"
         assert mq.delayed.reschedule(receipts[4], delay_ms=0).outcome == "rescheduled"
-        seen_at(mq, topic, 1)
+        wait_for_messages(mq, topic, 1)
         assert values(mq, topic) == ["4"]
         assert mq.delayed.cancel(receipts[4]) == "rescheduled"
         mq.topics.delete(doomed)
@@ -330,7 +333,7 @@ def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
 @pytest.mark.extended
 def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
-        topic = quick(mq)
+        topic = create_quick_topic(mq)
         padding = "x" * 1000
         due_ms = [now_ms() + 1000 + i for i in range(0, 300, 100)]
         before = set((tmp_path / "mq" / "messages").glob("*.parquet"))
@@ -340,11 +343,11 @@ def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
         (lost,) = set((tmp_path / "mq" / "messages").glob("*.parquet")) - before
     lost.rename(tmp_path / "lost")
     with served(tmp_path) as mq:
-        seen_at(mq, topic, 1)
+        wait_for_messages(mq, topic, 1)
         assert values(mq, topic) == ["few"]
     (tmp_path / "lost").rename(lost)
     with served(tmp_path) as mq:
-        seen_at(mq, topic, 4)
+        wait_for_messages(mq, topic, 4)
         assert len(values(mq, topic)) == 4
 
 
@@ -365,10 +368,10 @@ def test_a_run_of_a_schedule_releases_all_that_is_due(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
-        topic = quick(mq)
+        topic = create_quick_topic(mq)
         mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=0)
         mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=10**9)
-        seen_at(mq, topic, 1)
+        wait_for_messages(mq, topic, 1)
     with served(tmp_path) as mq:
         rows = mq.namespace.store.open(DELAYED).read().sort_by("step").to_pylist()
         newest = {(row["file_id"], row["first_row"]): row for row in rows}
@@ -394,14 +397,14 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
 def test_the_history_counts_each_message_as_what_became_of_it(tmp_path: Path) -> None:
     """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
     with served(tmp_path) as mq:
-        topic = quick(mq)
+        topic = create_quick_topic(mq)
         due_ms = now_ms() + 3_000
         receipts = mq.publish(topic, pa.table({"value": list("abcdefghij")}), deliver_at=due_ms).receipts()
         texts = receipts.column("receipt").to_pylist()
         assert mq.delayed.cancel_all(texts[1:8]) == ["cancelled"] * 7
         assert mq.delayed.reschedule(texts[9], delay_ms=10**9).outcome == "rescheduled"
-        seen_at(mq, topic, 2)
-        doomed = quick(mq)
+        wait_for_messages(mq, topic, 2)
+        doomed = create_quick_topic(mq)
         mq.publish(doomed, pa.table({"value": ["x", "y"]}), delay_ms=10**9)
         with suppress(ZeroDivisionError), mq.transaction("etl") as transaction:
             transaction.publish(topic, pa.table({"value": ["z"]}), delay_ms=10**9)
@@ -434,11 +437,11 @@ def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:
 
 
 def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     receipt = mq.delayed.schedule(topic, "never", "k", delay_ms=600)
     kept_receipt = mq.delayed.schedule(topic, "comes", delay_ms=600)
     assert mq.delayed.cancel(receipt) == "cancelled"
-    seen_at(mq, topic, 1)
+    wait_for_messages(mq, topic, 1)
     time.sleep(0.2)
     assert values(mq, topic) == ["comes"]
     assert mq.delayed.cancel_all([receipt, kept_receipt]) == ["cancelled", "released"]
@@ -467,12 +470,12 @@ def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: i
     assert now_ms() < base_ms, "the machine is too slow for this test"
     expected = sorted(str(i) for i in range(count) if i not in cancelled)
     for topic in topics:
-        seen_at(mq, topic, len(expected))
+        wait_for_messages(mq, topic, len(expected))
         assert sorted(values(mq, topic)) == expected
 
 
 def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     first = mq.delayed.schedule(topic, "moved", delay_ms=10**9)
     mq.delayed.schedule(topic, "before", delay_ms=100)
     due_ms = now_ms() + 500
@@ -481,7 +484,7 @@ def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq:
     assert due_ms <= (moved.deliver_at_ms or 0) < due_ms + 50
     assert mq.delayed.reschedule(first, delay_ms=0) == RescheduleResult("rescheduled")
     assert mq.delayed.cancel(first) == "rescheduled"
-    assert (moved.deliver_at_ms or 0) <= seen_at(mq, topic, 2)
+    assert (moved.deliver_at_ms or 0) <= wait_for_messages(mq, topic, 2)
     assert values(mq, topic) == ["before", "moved"]
     assert mq.delayed.cancel_all([first, moved.receipt or ""]) == ["rescheduled", "released"]
     assert mq.delayed.reschedule(moved.receipt or "", delay_ms=0) == RescheduleResult("released")
@@ -490,7 +493,7 @@ def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq:
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [30, 2_000])
 def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, count: int) -> None:
-    topic, other = quick(mq), quick(mq)
+    topic, other = create_quick_topic(mq), create_quick_topic(mq)
     mq.topics.alter(other, {}, subscriptions=[f"{topic}/>"])
     mq.topics.alter(topic, {}, subscriptions=[f"{topic}/>"])
     with mq.producer(linger_ms=200) as producer:
@@ -503,13 +506,13 @@ def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, coun
         receipts = {i: result.receipt or "" for i, result in results.items()}
     assert mq.delayed.cancel(receipts.pop(0)) == "cancelled"
     for name in (topic, other):
-        seen_at(mq, name, 2)
+        wait_for_messages(mq, name, 2)
         assert sorted(values(mq, name)) == sorted(map(str, chosen[1:]))
         assert mq.delayed.all(name)[0].messages == count - 3
 
 
 def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
-    topic = quick(mq, **{"delay.mode": "levels"})
+    topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     receipt = mq.delayed.schedule(topic, "v", delay_ms=5_000)
     for options, error in (
         ({}, InvalidRequest),
@@ -564,7 +567,7 @@ def test_of_what_does_not_wait_there_are_no_receipts(mq: Connection) -> None:
 
 @pytest.mark.extended
 def test_what_something_is_true_of_is_cancelled(mq: Connection) -> None:
-    topic, other = quick(mq), quick(mq)
+    topic, other = create_quick_topic(mq), create_quick_topic(mq)
     late_ms = now_ms() + 10**9
     rows = {"key": ["a", "b"] * 50, "value": ["v"] * 100, "deliver_at": [late_ms + i * 50 for i in range(100)]}
     receipts = mq.publish(topic, pa.table(rows)).receipts().column("receipt").to_pylist()
@@ -596,15 +599,15 @@ def test_a_predicate_that_is_none_is_refused(mq: Connection, predicate: str) -> 
 
 @pytest.mark.extended
 def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None:
-    topic, count = quick(mq), 300
+    topic, count = create_quick_topic(mq), 300
     due_ms = now_ms() + 900
     rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": [due_ms + 15 * i for i in range(count)]})
     receipts = mq.publish(topic, rows).receipts()
-    seen_at(mq, topic, 1)
+    wait_for_messages(mq, topic, 1)
     chosen = [*range(0, count, 7)]
     first_outcomes = [mq.delayed.cancel(receipt.as_py()) for receipt in receipts.column("receipt").take(chosen)]
     outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + first_outcomes
-    seen_at(mq, topic, count - outcomes.count("cancelled"))
+    wait_for_messages(mq, topic, count - outcomes.count("cancelled"))
     time.sleep(0.3)
     assert len(values(mq, topic)) == count - outcomes.count("cancelled")
     assert {f"{i:03}" for i, outcome in zip(chosen, first_outcomes, strict=True) if outcome == "cancelled"}.isdisjoint(
@@ -618,7 +621,7 @@ def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None
 def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
-        topic, padding = quick(mq), "x" * 300
+        topic, padding = create_quick_topic(mq), "x" * 300
         far = [now_ms() + 200 + 50 * i for i in range(20)] + [now_ms() + 30 * 60_000 + i for i in range(3)]
         mq.publish(topic, pa.table({"value": [padding] * 23, "deliver_at": far}))
         mq.delayed.schedule(topic, "soon", delay_ms=100)
@@ -646,7 +649,7 @@ def test_a_job_that_watches_tells_of_each_release_until_it_is_stopped(tmp_path: 
             target=release, args=(mq, None, True, stop, lambda progress: sentences.append(sentence(progress)))
         )
         watching.start()
-        topic = quick(mq)
+        topic = create_quick_topic(mq)
         for count in (1, 2):
             mq.publish(topic, pa.table({"value": ["x"]}), delay_ms=50)
             until(lambda count=count: len(sentences) >= count)  # type: ignore[misc]
@@ -672,7 +675,7 @@ def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 def test_what_waits_is_told_by_topic(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "delay_ms": [10**8, 10**9]}))
     producer = mq.producer(f"{topic}-etl")
     producer.begin_transaction()
@@ -694,7 +697,7 @@ def test_a_receipt_that_is_none_is_refused(mq: Connection, receipt: str) -> None
 
 
 def test_a_forged_receipt_finds_nothing(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     real = mq.delayed.schedule(topic, "v", delay_ms=10**9)
     places = real.rpartition(":")[2].split(".")
     for at, number in ((0, "fff"), (1, "fff"), (2, "fff"), (3, "1")):
@@ -710,12 +713,12 @@ def test_what_became_of_a_message_is_told_for_as_long_as_the_history_lasts(tmp_p
     """The outcome comes from the journal's tail, then from the table, also after a merge. Later it is gone."""
     path, config = str(tmp_path / "mq"), {**CONFIG, "compact.min.files": 2, "checkpoint.interval": 5}
     with lakemq.connect(path, create=True, config=config) as mq, mq.serving():
-        topic = quick(mq)
+        topic = create_quick_topic(mq)
         ids = [mq.delayed.schedule(topic, f"{i}", delay_ms=10**9 if i < 2 else 0) for i in range(3)]
-        seen_at(mq, topic, 1)
+        wait_for_messages(mq, topic, 1)
         assert mq.delayed.cancel(ids[0]) == "cancelled"
         assert mq.delayed.reschedule(ids[1], delay_ms=0).outcome == "rescheduled"
-        seen_at(mq, topic, 2)
+        wait_for_messages(mq, topic, 2)
         for _ in range(12):
             assert mq.delayed.cancel_all(ids) == ["cancelled", "rescheduled", "released"]
             mq.delayed.cancel(mq.delayed.schedule(topic, "more", delay_ms=10**9))
@@ -735,7 +738,7 @@ def count_kept_rows(path: str, config: dict[str, Any]) -> int:
 
 @pytest.mark.long  # ten seconds of processes
 def test_the_command_lists_and_cancels(mq: Connection) -> None:
-    topic = quick(mq)
+    topic = create_quick_topic(mq)
     receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)
 
     def run(*words: str) -> list[list[str]]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def block(page: str, language: str) -> str:
+def read_block(page: str, language: str) -> str:
     text = (DOCS / page).read_text(encoding="utf-8")
     (code,) = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return code
@@ -29,13 +29,13 @@ def block(page: str, language: str) -> str:
     [("delays.md", [["unpaid", "waiting", "1"]]), ("ttl.md", [["0", "false"], ["1", "true"], ["2", "false"]])],
 )
 def test_the_example_prints_what_the_page_says(tmp_path: Path, page: str, shown: list[list[str]]) -> None:
-    code = "\n".join([block(page, "python"), "mq.close()"])
+    code = "\n".join([read_block(page, "python"), "mq.close()"])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == block(page, "text")
-    _, *arguments = shlex.split(block(page, "sh"))
+    assert done.stdout == read_block(page, "text")
+    _, *arguments = shlex.split(read_block(page, "sh"))
     result = CliRunner().invoke(
         app, [str(tmp_path / argument) if argument == "data/shop" else argument for argument in arguments]
     )

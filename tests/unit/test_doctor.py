@@ -60,7 +60,7 @@ def mq(path: Path) -> Iterator[Connection]:
         yield connection
 
 
-def ill(path: Path | None, **options: bool) -> dict[str, Finding]:
+def find_problems(path: Path | None, **options: bool) -> dict[str, Finding]:
     """Return the findings that are not ok, by their checks."""
     return {f.check: f for f in examine(None if path is None else str(path), spark=False, **options) if not f.ok}
 
@@ -80,7 +80,7 @@ def test_groups_that_are_about_to_be_forgotten(path: Path) -> None:
             mq.groups.create(group, {"offsets.retention.ms": retention_ms})
             with mq.consumer(group, assign=["t"]) as consumer:
                 consumer.commit({("t", 0): 1})
-    (finding,) = ill(path).values()
+    (finding,) = find_problems(path).values()
     assert (finding.check, finding.found.count(" at ")) == ("groups", 1)
     assert "soon at 2" in finding.found
     assert "groups alter soon --config offsets.retention.ms=-1" in finding.mend
@@ -105,7 +105,7 @@ def test_java_and_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert set(findings) == {"java", "jars"}
     assert f"none in JAVA_HOME={tmp_path}" in findings["java"].found
     assert findings["jars"].mend.endswith("-m lakemq.jobs.jars")
-    assert not ill(None)
+    assert not find_problems(None)
 
 
 def test_a_version_out_of_range_is_named_with_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
     for entry in log.iterdir():
         os.truncate(entry, 10)
     pretend_newer(path / "groups/_delta_log/00000000000000000000.json")
-    finding = ill(path)["namespace"]
+    finding = find_problems(path)["namespace"]
     assert "delayed: " in finding.found
     assert "segments: " in finding.found
     assert "groups: schema version 9" in finding.found
@@ -177,7 +177,7 @@ def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
 
 def test_a_newer_journal(path: Path) -> None:
     pretend_newer(path / "journal/_delta_log/00000000000000000000.json")
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"namespace"}
     assert findings["namespace"].found.startswith("NEWER_FORMAT: ")
 
@@ -186,7 +186,7 @@ def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
     name = mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
     long_ago_s = time.time() - 60
     os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"sequencer", "mailbox"}
     assert "no sequencer leads" in findings["sequencer"].found
     assert f"lakemq --path {path} serve" in findings["sequencer"].mend
@@ -196,11 +196,11 @@ def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
 def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> None:
     sequencer = mq.sequencer()
     assert sequencer.try_lead()
-    assert not ill(path)
+    assert not find_problems(path)
     last = max((path / "steps").iterdir())
     long_ago_s = time.time() - 3600
     os.utime(last, (long_ago_s, long_ago_s))
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"sequencer"}
     assert f"{sequencer.name} leads with epoch" in findings["sequencer"].found
     assert "seems to be dead" in findings["sequencer"].mend
@@ -231,7 +231,7 @@ def test_aliens_in_the_mailbox(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     for i in range(7):
         (path / "mailbox" / f"notes{i}\x1b.txt").write_text("hello")
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"aliens"}
     assert "\\x1b" in findings["aliens"].found
     assert findings["aliens"].found.endswith(", ...")
@@ -242,7 +242,7 @@ def test_letters_that_cannot_be_read(path: Path) -> None:
     for i in range(7):
         name = path / "mailbox" / f"{time.time_ns() // 10**9}000-c{i}-0000000001"
         os.mkfifo(name) if i % 2 else name.symlink_to(name)
-    findings = ill(path)
+    findings = find_problems(path)
     assert "letters" in findings
     assert "-c0-0000000001 (Too many levels of symbolic links)" in findings["letters"].found
     assert "-c1-0000000001 (not a regular file)" in findings["letters"].found
@@ -259,7 +259,7 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
     segments = DeltaTable(str(path / "segments"))
     segments.optimize.compact()
     segments.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"foreign commits"}
     text = findings["foreign commits"].found
     assert "groups version 1: WRITE by Apache-Spark/4.2.0 Delta-Lake/4.4.0 at 1970-01-01T00:00:00.000Z" in text
@@ -272,13 +272,13 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
 def test_what_spark_writes_into_the_inbox_is_not_foreign(path: Path) -> None:
     commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
     (path / "inbox/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 def test_a_data_file_that_is_gone(path: Path) -> None:
     (file,) = (path / MESSAGES.name).glob("*.parquet")
     file.unlink()
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"data files"}
     assert findings["data files"].found == f"1 of 1 are missing or damaged: {file.name} (gone)"
 
@@ -288,7 +288,7 @@ def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection)
         mq.topics.delete("t")
     for file in (path / MESSAGES.name).glob("*.parquet"):
         file.unlink()
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 @pytest.mark.extended
@@ -296,7 +296,7 @@ def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection)
 def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: int) -> None:
     real = time.time_ns
     monkeypatch.setattr(doctor_namespace.time, "time_ns", lambda: real() + offset_s * 10**9)
-    finding = ill(path)["clock"]
+    finding = find_problems(path)["clock"]
     assert f"{-offset_s:+.1f} s off this clock" in finding.found.replace("3599.9", "3600.0").replace("3600.1", "3600.0")
     assert "time server" in finding.mend
 
@@ -310,7 +310,7 @@ def test_a_journal_from_the_future(path: Path) -> None:
 
     with Connection(replace(open_namespace(str(path)), files=Tomorrow(str(path)))) as ahead:
         ahead.step_until_idle()
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"clock"}
     assert "s ahead of this clock" in findings["clock"].found
 
@@ -318,7 +318,7 @@ def test_a_journal_from_the_future(path: Path) -> None:
 def test_a_check_that_fails_is_a_finding_and_the_others_go_on(path: Path) -> None:
     for file in (path / "watermarks").glob("*.parquet"):
         os.truncate(file, 10)
-    findings = ill(path)
+    findings = find_problems(path)
     assert "sequencer" in findings
     assert "foreign commits" not in findings
     assert all("\n" not in f.found for f in findings.values())

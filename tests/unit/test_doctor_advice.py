@@ -50,11 +50,11 @@ def path(healthy: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(healthy, tmp_path / "mq"))
 
 
-def ill(path: Path, **options: str) -> dict[str, Finding]:
+def find_problems(path: Path, **options: str) -> dict[str, Finding]:
     return {f.check: f for f in examine(str(path), spark=False, **options) if not f.ok}
 
 
-def commands(finding: Finding) -> list[list[str]]:
+def parse_commands(finding: Finding) -> list[list[str]]:
     """Return the arguments of the commands in the advice."""
     return [shlex.split(command)[1:] for command in COMMAND.findall(finding.mend)]
 
@@ -72,10 +72,10 @@ def restore(healthy: Path, path: Path) -> None:
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     path = tmp_path / "mq"
-    (command,) = commands(ill(path)["namespace"])
+    (command,) = parse_commands(find_problems(path)["namespace"])
     assert command == ["--path", str(path), "init"]
     run(*command)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 def truncate_journal(path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_journal_that_is_damaged_or_gone_is_restored_and_not_made_anew(
     healthy: Path, path: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(path)
-    finding = ill(path)["namespace"]
+    finding = find_problems(path)["namespace"]
     assert "init" not in finding.mend
     assert "backup" in finding.mend
     before = sorted(path.rglob("*"))
@@ -105,7 +105,7 @@ def test_a_journal_that_is_damaged_or_gone_is_restored_and_not_made_anew(
             open_namespace(str(path), create=create)
     assert sorted(path.rglob("*")) == before
     restore(healthy, path)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 def test_an_init_that_was_interrupted_is_completed(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_an_init_that_was_interrupted_is_completed(tmp_path: Path) -> None:
     open_namespace(str(path), create=True)
     for table in ("journal", "watermarks", "members"):
         shutil.rmtree(path / table)
-    (command,) = commands(ill(path)["namespace"])
+    (command,) = parse_commands(find_problems(path)["namespace"])
     run(*command)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
@@ -125,11 +125,11 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
         mq.publish("u", pa.table({"value": ["stays"]}), delay_ms=10**9)
     (lost,) = (file for file in set((path / "messages").glob("*.parquet")) - before if file.stat().st_size > 10_000)
     lost.unlink()
-    finding = ill(path)["delays"]
+    finding = find_problems(path)["delays"]
     assert finding.found.startswith("2 messages of t wait in files that are missing or damaged")
-    (command,) = commands(finding)
+    (command,) = parse_commands(finding)
     run(*command, "--yes")
-    assert not ill(path)
+    assert not find_problems(path)
     with Connection(open_namespace(str(path))) as mq:
         assert [waiting.topic for waiting in mq.delayed.all()] == ["u"]
 
@@ -138,25 +138,25 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
 def test_delayed_messages_that_nobody_releases(path: Path) -> None:
     with Connection(open_namespace(str(path))) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["x"]}), delay_ms=8_000)
-    assert not ill(path)
+    assert not find_problems(path)
     deadline_s = time.monotonic() + 30
-    while not (findings := ill(path)):
+    while not (findings := find_problems(path)):
         assert time.monotonic() < deadline_s
         time.sleep(1)
-    (command,) = commands(findings["delays"])
+    (command,) = parse_commands(findings["delays"])
     run(*command)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 @pytest.mark.parametrize("table", ["segments", "delayed"])
 def test_a_table_that_is_missing_is_restored(healthy: Path, path: Path, table: str) -> None:
     shutil.rmtree(path / table)
-    finding = ill(path)["namespace"]
+    finding = find_problems(path)["namespace"]
     assert f"{table}: " in finding.found
     assert "init" not in finding.mend
     assert "backup" in finding.mend
     shutil.copytree(healthy / table, path / table)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 @pytest.mark.parametrize("table", ["journal", "groups"])
@@ -164,12 +164,12 @@ def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
     entry = path / table / "_delta_log/00000000000000000000.json"
     content = entry.read_text()
     entry.write_text(content.replace(f'"{VERSION_PROPERTY}":"{SCHEMA_VERSION}"', f'"{VERSION_PROPERTY}":"9"'))
-    finding = ill(path)["namespace"]
+    finding = find_problems(path)["namespace"]
     assert "init" not in finding.mend
     assert "version" in finding.mend
     assert "schema version 9" in finding.found
     entry.write_text(content)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 @pytest.mark.parametrize("table", ["topics", "partitions", "watermarks"])
@@ -184,19 +184,19 @@ def test_rows_that_somebody_deleted_are_named_and_restored(healthy: Path, path: 
     result = CliRunner().invoke(app, ["--path", str(path), "topics", "list"])
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"TABLE_DAMAGED: {table}")
-    findings = ill(path)
+    findings = find_problems(path)
     for check in ("state", "foreign commits"):
         assert table in findings[check].found
         assert "backup" in findings[check].mend
     restore(healthy, path)
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 def test_maintenance_by_others_is_told_as_harmless(path: Path) -> None:
     DeltaTable(str(path / "segments")).optimize.z_order(["topic_id"])
-    finding = ill(path)["foreign commits"]
+    finding = find_problems(path)["foreign commits"]
     assert "backup" not in finding.mend
-    assert set(ill(path)) == {"foreign commits"}
+    assert set(find_problems(path)) == {"foreign commits"}
 
 
 def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
@@ -208,9 +208,9 @@ def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
         step = max((path / "steps").iterdir())
         for file in (path / "mailbox" / name, step):
             os.utime(file, (1e9, 1e9))
-    findings = ill(path)
+    findings = find_problems(path)
     assert set(findings) == {"sequencer", "mailbox"}
-    (command,), (same,) = commands(findings["sequencer"]), commands(findings["mailbox"])
+    (command,), (same,) = parse_commands(findings["sequencer"]), parse_commands(findings["mailbox"])
     assert command == same == ["--path", str(path), "serve"]
     settings = path.with_name("quick.yaml")
     settings.write_text("lease.ms: 500\n")
@@ -219,22 +219,22 @@ def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
     )
     try:
         deadline_s = time.monotonic() + 60
-        while ill(path):
-            assert time.monotonic() < deadline_s, ill(path)
+        while find_problems(path):
+            assert time.monotonic() < deadline_s, find_problems(path)
             time.sleep(0.2)
     finally:
         serving.send_signal(signal.SIGTERM)
         assert serving.wait(30) == 0
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 def test_aliens_are_deleted(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     (path / "mailbox" / "notes.txt").write_text("hello")
-    finding = ill(path)["aliens"]
+    finding = find_problems(path)["aliens"]
     (name,) = re.findall(r"files that are not letters: .*?([\w.]+)$", finding.found)
     (path / "mailbox" / name).unlink()
-    assert not ill(path)
+    assert not find_problems(path)
 
 
 @pytest.mark.parametrize("way", ["put back", "given up"])
@@ -243,14 +243,14 @@ def test_data_files_that_are_gone(healthy: Path, path: Path, way: str) -> None:
     assert len(files) >= 4
     for file in files[::2]:
         file.unlink()
-    finding = ill(path)["data files"]
+    finding = find_problems(path)["data files"]
     if way == "put back":
         for file in files[::2]:
             shutil.copy(healthy / "messages" / file.name, file)
     else:
-        for command in commands(finding):
+        for command in parse_commands(finding):
             run(*command, "--yes")
-    assert not ill(path)
+    assert not find_problems(path)
     with Connection(open_namespace(str(path))) as mq:
         for topic in ("t", "u"):
             assert len(list(mq.fetch(topic))) == mq.fetch(topic).record_count
@@ -259,6 +259,6 @@ def test_data_files_that_are_gone(healthy: Path, path: Path, way: str) -> None:
 def test_a_bad_settings_file_is_mended(path: Path) -> None:
     settings = path.with_name("lakemq.yaml")
     settings.write_text("lease.m: 500\n")
-    assert "--conf" in ill(path, conf=str(settings))["settings"].mend
+    assert "--conf" in find_problems(path, conf=str(settings))["settings"].mend
     settings.write_text("lease.ms: 500\n")
-    assert not ill(path, conf=str(settings))
+    assert not find_problems(path, conf=str(settings))

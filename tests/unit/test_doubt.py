@@ -38,7 +38,7 @@ from lakemq.tables.storage.store import Store
 PATIENCE_MS = 5_000
 
 
-def publisher(desk: Desk) -> ArrowPublisher:
+def make_publisher(desk: Desk) -> ArrowPublisher:
     mq = Harness()
     mq.create("t", 1)
     routes = RouteCache(lambda look: look(mq.state))
@@ -49,7 +49,7 @@ def publish_a_version(desk: Desk) -> Any:
     body, partitions = build_body(pa.table({"value": ["x"]}), "t", 0)
     desk.result = Published([])
     publication = Publication("t", "fail", ApplicationVersion("app", 1, "t"))
-    return publisher(desk).send(publication, body, partitions, PATIENCE_MS)
+    return make_publisher(desk).send(publication, body, partitions, PATIENCE_MS)
 
 
 def publish_a_version_with_spark(desk: Desk) -> Any:
@@ -62,18 +62,18 @@ def publish_a_version_with_spark(desk: Desk) -> Any:
 
 def flush(desk: Desk) -> Any:
     options = parse_producer_options({"linger_ms": 0, "delivery_timeout_ms": PATIENCE_MS})
-    producer = Producer(publisher(desk), desk.requester, desk.clock, options)
+    producer = Producer(make_publisher(desk), desk.requester, desk.clock, options)
     producer.send("t", "x")
     return producer.flush()
 
 
-def manager(desk: Desk) -> TransactionManager:
+def make_manager(desk: Desk) -> TransactionManager:
     return TransactionManager(desk.requester, desk.clock, "etl", 60_000, PATIENCE_MS, lambda _: None)
 
 
 def commit(desk: Desk) -> Any:
     silent, desk.silent = desk.silent, 0
-    transactions = manager(desk)
+    transactions = make_manager(desk)
     transactions.initialize()
     transactions.begin()
     with transactions.add_part():
@@ -86,7 +86,7 @@ ASKING: dict[str, Callable[[Desk], Any]] = {
     "publish of a version": publish_a_version,
     "publish of a version with Spark": publish_a_version_with_spark,
     "flush": flush,
-    "initialize": lambda desk: manager(desk).initialize(),
+    "initialize": lambda desk: make_manager(desk).initialize(),
     "commit": commit,
 }
 
@@ -155,7 +155,7 @@ def test_what_refuses_all_attempts_of_a_publish_is_told(
 
 def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
     with pytest.raises(InvalidTransactionTimeout):
-        manager(Refusing(tmp_path, InvalidTransactionTimeout())).initialize()
+        make_manager(Refusing(tmp_path, InvalidTransactionTimeout())).initialize()
 
 
 # -- before anything is sent ----------------------------------------------------------------------------
@@ -166,5 +166,5 @@ def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
     desk.files.unwritable = f"{15:016x}.parquet"
     body, partitions = build_body(pa.table({"value": ["x" * 20_000]}), "t", 0)
     with pytest.raises(StorageError, match=r"The rows could not be stored\..*No space left"):
-        publisher(desk).publish(Publication("t"), body, partitions)
+        make_publisher(desk).publish(Publication("t"), body, partitions)
     assert desk.letters == []

@@ -17,19 +17,19 @@ def rows(keys: list[bytes | None]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(columns[n], t) for n, t in TYPES.items()], names=list(TYPES))
 
 
-def writer(root: Path, partition_count: int) -> WriteMessages:
+def make_writer(root: Path, partition_count: int) -> WriteMessages:
     (root / "messages").mkdir(exist_ok=True)
     return WriteMessages(str(root), {}, (Destination("t", (Copy(partition_count, "xxhash64", 1000, (0,)),)),))
 
 
 def test_single_rows_without_a_key_do_not_all_go_to_one_partition(tmp_path: Path) -> None:
-    write = writer(tmp_path, 8)
+    write = make_writer(tmp_path, 8)
     used = [ranges.column("partition")[0].as_py() for _ in range(64) for ranges in write(iter([rows([None])]))]
     assert len(used) == 64
     assert len(set(used)) > 1
 
 
 def test_rows_without_a_key_go_round_the_partitions_across_batches(tmp_path: Path) -> None:
-    (ranges,) = writer(tmp_path, 4)(iter([rows([None] * 6), rows([None] * 6)]))
+    (ranges,) = make_writer(tmp_path, 4)(iter([rows([None] * 6), rows([None] * 6)]))
     assert ranges.column("partition").to_pylist() == [0, 1, 2, 3]
     assert ranges.column("record_count").to_pylist() == [3] * 4

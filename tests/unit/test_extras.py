@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def without_extras(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_without_extras(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the code in a process that finds no module of any extra."""
     program = BLOCK + textwrap.dedent(code)
     return subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
-    done = without_extras(
+    done = run_without_extras(
         """
         import pyarrow as pa
         import lakemq
@@ -109,7 +109,7 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> None:
-    done = without_extras(code, tmp_path)
+    done = run_without_extras(code, tmp_path)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("lakemq.engine.protocol.errors.MissingExtra: MISSING_EXTRA: ")
@@ -129,7 +129,7 @@ def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> 
 def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
     tmp_path: Path, job: str, arguments: list[str], missing: str, extra: str
 ) -> None:
-    done = without_extras(
+    done = run_without_extras(
         f"""
         import runpy
         import lakemq
@@ -164,7 +164,7 @@ def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
 def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(
     tmp_path: Path, command: list[str], missing: str, extra: str
 ) -> None:
-    done = without_extras(
+    done = run_without_extras(
         f"""
         from lakemq.jobs.cli import main
         import lakemq

@@ -25,7 +25,7 @@ from lakemq.tables.storage.files import LocalFiles
 PENDING, OTHER = SEQUENCERS_FILES | 5, 7
 
 
-def body(first: int, count: int) -> pa.Table:
+def make_body(first: int, count: int) -> pa.Table:
     """Return message bodies that contain their row number."""
     values = {
         "topic": ["t"] * count,
@@ -36,11 +36,11 @@ def body(first: int, count: int) -> pa.Table:
     return pa.table([pa.array(values.get(f.name, [None] * count), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA)
 
 
-def parts(*bounds: tuple[int, int]) -> list[JournalPart]:
-    return [JournalPart(first, end - first, encode_rows(body(first, end - first))) for first, end in bounds]
+def make_parts(*bounds: tuple[int, int]) -> list[JournalPart]:
+    return [JournalPart(first, end - first, encode_rows(make_body(first, end - first))) for first, end in bounds]
 
 
-def plan(
+def make_plan(
     ranges: list[tuple[int, int, int]],
     held_parts: list[JournalPart],
     footer: int | None = None,
@@ -66,17 +66,17 @@ def plan(
     )
 
 
-def values(table: pa.Table) -> list[int]:
+def list_values(table: pa.Table) -> list[int]:
     return [int(value) for value in table["value"].to_pylist()]
 
 
 @pytest.mark.parametrize("few_rows", [0, 1 << 40])
 def test_ranges_lie_in_parts_or_across_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_rows: int) -> None:
     monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
-    riding = parts((0, 3), (3, 4), (4, 9), (20, 25))
+    riding = make_parts((0, 3), (3, 4), (4, 9), (20, 25))
     ranges = [(PENDING, 20, 5), (PENDING, 1, 7), (PENDING, 3, 1), (PENDING, 24, 1), (PENDING, 0, 9)]
-    table = fetch_arrow(LocalFiles(str(tmp_path)), plan(ranges, riding))
-    assert values(table) == [*range(20, 25), *range(1, 8), 3, 24, *range(9)]
+    table = fetch_arrow(LocalFiles(str(tmp_path)), make_plan(ranges, riding))
+    assert list_values(table) == [*range(20, 25), *range(1, 8), 3, 24, *range(9)]
     assert table["offset"].to_pylist() == list(range(100, 123))
     assert table["partition"].to_pylist() == [3] * 23
     assert set(table["timestampType"].to_pylist()) == {0}
@@ -85,25 +85,27 @@ def test_ranges_lie_in_parts_or_across_them(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("range_", [(9, 1), (8, 2), (8, 13), (19, 2), (25, 1), (24, 2), (30, 1)])
 def test_what_is_in_no_part_must_be_in_the_file(tmp_path: Path, range_: tuple[int, int]) -> None:
     with pytest.raises(FileTruncated, match="is gone"):
-        fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, *range_)], parts((0, 3), (3, 9), (20, 25))))
+        fetch_arrow(LocalFiles(str(tmp_path)), make_plan([(PENDING, *range_)], make_parts((0, 3), (3, 9), (20, 25))))
 
 
 def test_a_part_that_has_other_rows_than_it_says_is_no_rows(tmp_path: Path) -> None:
-    short = [JournalPart(0, 5, encode_rows(body(0, 4)))]
+    short = [JournalPart(0, 5, encode_rows(make_body(0, 4)))]
     with pytest.raises(FileTruncated, match="not where they were"):
-        fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, 0, 2)], short))
+        fetch_arrow(LocalFiles(str(tmp_path)), make_plan([(PENDING, 0, 2)], short))
 
 
 def test_rows_beyond_the_end_of_a_file_are_told(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
-    footer = write_data_file(files, OTHER, body(0, 10)).footer_hash
+    footer = write_data_file(files, OTHER, make_body(0, 10)).footer_hash
     for first, count in ((10, 1), (9, 2), (50, 1)):
         with pytest.raises(FileTruncated, match="not where they were"):
-            fetch_arrow(files, plan([(OTHER, first, count)], [], footer))
+            fetch_arrow(files, make_plan([(OTHER, first, count)], [], footer))
 
 
 def test_times_of_the_sequencer_stand_for_those_of_the_rows(tmp_path: Path) -> None:
-    table = fetch_arrow(LocalFiles(str(tmp_path)), plan([(PENDING, 0, 2), (PENDING, 5, 1)], parts((0, 9)), append=7))
+    table = fetch_arrow(
+        LocalFiles(str(tmp_path)), make_plan([(PENDING, 0, 2), (PENDING, 5, 1)], make_parts((0, 9)), append=7)
+    )
     assert table["timestamp"].cast(pa.int64()).to_pylist() == [7_000] * 3
     assert table["timestampType"].to_pylist() == [1] * 3
 
@@ -111,8 +113,8 @@ def test_times_of_the_sequencer_stand_for_those_of_the_rows(tmp_path: Path) -> N
 def test_both_ways_to_put_ranges_together_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, chance = LocalFiles(str(tmp_path)), random.Random(11)
     monkeypatch.setattr("lakemq.engine.namespace.data_file.ROW_GROUP_ROWS", 40)
-    footer = write_data_file(files, OTHER, body(0, 300)).footer_hash
-    riding = parts(*((first, first + 6) for first in range(0, 300, 6)))
+    footer = write_data_file(files, OTHER, make_body(0, 300)).footer_hash
+    riding = make_parts(*((first, first + 6) for first in range(0, 300, 6)))
     for _ in range(40):
         ranges = []
         for _ in range(chance.randrange(2, 30)):
@@ -121,9 +123,9 @@ def test_both_ways_to_put_ranges_together_are_the_same(tmp_path: Path, monkeypat
         tables = []
         for few_rows in (0, 1 << 40):
             monkeypatch.setattr(arrow, "_FEW_ROWS", few_rows)
-            tables.append(fetch_arrow(files, plan(ranges, riding, footer)))
+            tables.append(fetch_arrow(files, make_plan(ranges, riding, footer)))
         assert tables[0] == tables[1]
-        assert values(tables[0]) == [row for _, first, count in ranges for row in range(first, first + count)]
+        assert list_values(tables[0]) == [row for _, first, count in ranges for row in range(first, first + count)]
 
 
 FIRST, LAST = datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)

@@ -27,7 +27,7 @@ FILE = 0x0123456789ABCDEF
 LAST_MS = 253_402_300_799_999
 
 
-def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
+def register_file(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     namespace = open_namespace(str(folder), create=True)
     clock = SystemClock()
     data_files = DataFileMerger(namespace.store, namespace.config, clock, new_file_id, Lock())
@@ -41,7 +41,7 @@ def registered(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
 
 
 def test_a_file_is_known_by_its_id_rows_and_times(tmp_path: Path) -> None:
-    stored = registered(tmp_path, 1_000, 2_000)
+    stored = register_file(tmp_path, 1_000, 2_000)
     assert (stored.path, stored.record_count) == ("0123456789abcdef.parquet", 7)
     bounds = {name: stored.statistics[name] for name in ("min.file_id", "max.file_id", "min.row", "max.row")}
     assert bounds == {"min.file_id": FILE, "max.file_id": FILE, "min.row": 0, "max.row": 6}
@@ -52,7 +52,7 @@ def test_a_file_is_known_by_its_id_rows_and_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("low_ms", "high_ms"), [(-1, 0), (0, LAST_MS), (0, 2**53), (-(2**53), 2**53)])
 def test_times_nobody_can_read_are_left_out(tmp_path: Path, low_ms: int, high_ms: int) -> None:
     """Rows were refused for their timestamp. One of them made the table unreadable."""
-    stored = registered(tmp_path, low_ms, high_ms)
+    stored = register_file(tmp_path, low_ms, high_ms)
     assert stored.statistics.get("min.timestamp") is None
     assert stored.statistics["max.row"] == 6
 

@@ -49,7 +49,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
     return DISKS[request.param](str(tmp_path / "root"))
 
 
-def everything(files: Files) -> list[str]:
+def list_everything(files: Files) -> list[str]:
     """Return all names in the store, including temporaries."""
     if isinstance(files, ObjectFiles):
         return sorted(meta["path"] for page in obstore.list(files._store) for meta in page)
@@ -70,7 +70,7 @@ def test_what_was_put_is_got(files: Files, tmp_path: Path, data, durable: bool):
     files.put("folder/deep/name", data, durable=durable)
     assert files.get("folder/deep/name") == bytes(data)
     assert files.size("folder/deep/name") == len(bytes(data))
-    assert everything(files) == ["folder/deep/name"]
+    assert list_everything(files) == ["folder/deep/name"]
 
 
 def test_an_identity_is_of_one_object(files: Files):
@@ -93,7 +93,7 @@ def test_a_name_is_used_once(files: Files, tmp_path: Path):
     with pytest.raises(FileExistsError), files.open_output("a") as sink:
         sink.write(b"third")
     assert files.get("a") == b"first"
-    assert everything(files) == ["a"]
+    assert list_everything(files) == ["a"]
 
 
 def test_what_is_not_there(files: Files):
@@ -174,7 +174,7 @@ def test_a_folder_is_deleted_and_can_be_used_again(files: Files, tmp_path: Path)
     files.delete_folder("box/one")
     files.delete_folder("box/one/")
     assert not (tmp_path / "root/box/one").exists()
-    assert everything(files) == ["box/two/a"]
+    assert list_everything(files) == ["box/two/a"]
     files.put("box/one/a", b"again")
     assert files.get("box/one/a") == b"again"
 
@@ -189,7 +189,7 @@ def test_an_output_appears_on_a_clean_exit(files: Files, tmp_path: Path):
             writer.write_table(table)
         assert files.list("data") == []
         assert files.size("data/a.parquet") is None
-    assert everything(files) == ["data/a.parquet"]
+    assert list_everything(files) == ["data/a.parquet"]
     with files.open_input("data/a.parquet") as source:
         assert source.size() == files.size("data/a.parquet")
         assert pq.read_table(source, columns=["row"]).equals(table)
@@ -217,7 +217,7 @@ def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path):
 
     with pytest.raises(KeyboardInterrupt):
         interrupt_write()
-    assert everything(files) == []
+    assert list_everything(files) == []
 
 
 def test_input_is_random_access(files: Files):
@@ -285,7 +285,7 @@ def test_odd_names_are_only_names(files: Files, name: str):
 
 
 @contextmanager
-def no_space_beyond(size: int) -> Iterator[None]:
+def limit_file_size(size: int) -> Iterator[None]:
     """Let the kernel write files of up to `size` bytes. A larger write fails in the middle."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -300,13 +300,13 @@ def no_space_beyond(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("durable", [True, False])
 def test_out_of_space_leaves_nothing(disk: Files, tmp_path: Path, durable: bool):
     disk.put("box/before", b"x")
-    with no_space_beyond(5_000):
+    with limit_file_size(5_000):
         with pytest.raises(OSError, match="File too large"):
             disk.put("box/a", b"x" * 10_000, durable=durable)
         with pytest.raises(OSError, match="File too large"), disk.open_output("box/b") as sink:
             sink.write(b"x" * 1_000_000)
         assert disk.list("box") == ["box/before"]
-    assert everything(disk) == ["box/before"]
+    assert list_everything(disk) == ["box/before"]
     disk.put("box/a", b"x" * 10_000)
 
 
@@ -315,7 +315,7 @@ def test_a_read_only_store_says_so(tmp_path: Path):
     for make in DISKS.values():
         root = tmp_path / str(len(list(tmp_path.iterdir())))
         root.mkdir(mode=0o555)
-        with as_nobody(tmp_path):
+        with become_nobody(tmp_path):
             for durable in (True, False):
                 with pytest.raises(PermissionError):
                     make(str(root)).put("a", b"x", durable=durable)
@@ -325,7 +325,7 @@ def test_a_read_only_store_says_so(tmp_path: Path):
 
 
 @contextmanager
-def as_nobody(path: Path) -> Iterator[None]:
+def become_nobody(path: Path) -> Iterator[None]:
     """Drop root's rights and become a user who owns nothing."""
     if os.geteuid() != 0:
         yield
@@ -357,7 +357,7 @@ def test_an_object_that_could_be_seen_is_never_taken_back(tmp_path: Path, monkey
     monkeypatch.setattr(local_files, "_sync_folder", fail)
     with pytest.raises(MaybeThere, match="Input/output error"):
         files.put("box/a", b"x")
-    assert everything(files) == ["box/a", "box/before"]
+    assert list_everything(files) == ["box/a", "box/before"]
 
 
 def make_large(path: Path) -> None:
@@ -404,7 +404,7 @@ def test_an_object_that_cannot_be_deleted_does_not_keep_the_others(disk: Files, 
     (tmp_path / "root/box/folder").mkdir()
     with pytest.raises(OSError, match=r"box/folder|Is a directory|regular file"):
         disk.delete(["box/a", "box/folder", "box/z"])
-    assert everything(disk) == []
+    assert list_everything(disk) == []
 
 
 def test_get_is_bounded(files: Files):
@@ -495,7 +495,7 @@ def test_without_unnamed_files_a_hidden_name_serves(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "open", as_on_nfs)
     files.put("box/a", b"x")
     assert files.get("box/a") == b"x"
-    assert everything(files) == ["box/a"]
+    assert list_everything(files) == ["box/a"]
 
 
 # -- several processes ----------------------------------------------------------------------------------
@@ -536,7 +536,7 @@ def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Pat
         "files.put('ready', b'')\n"
         "while files.size('stop') is None: files.delete_folder('box'); time.sleep(1e-3)"
     )
-    remover = subprocess.Popen([sys.executable, "-c", script, files.root], env=_environment())
+    remover = subprocess.Popen([sys.executable, "-c", script, files.root], env=_make_environment())
     try:
         while files.size("ready") is None:
             assert remover.poll() is None
@@ -548,7 +548,7 @@ def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Pat
         assert remover.wait(20) == 0
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     """Return the environment of a process that imports the same modules as this one."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
@@ -667,6 +667,6 @@ def test_importing_costs_neither_pyarrow_fs_nor_more():
     script = "import sys, lakemq.tables.storage.files\n"
     script += "print([m in sys.modules for m in ('pyarrow.fs', 'deltalake', 'obstore')])"
     completed = subprocess.run(
-        [sys.executable, "-c", script], env=_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env=_make_environment(), capture_output=True, text=True, check=True
     )
     assert completed.stdout.strip() == "[False, False, False]"

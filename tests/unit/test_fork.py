@@ -32,7 +32,7 @@ CHILD_S = 20
 ROWS = pa.table({"value": ["x"]})
 
 
-def in_a_fork(work: Callable[[], Any]) -> str:
+def run_in_fork(work: Callable[[], Any]) -> str:
     """Run the work in a forked child, and return its result or its error as text. The child must end."""
     read, write = os.pipe()
     child = os.fork()
@@ -95,7 +95,7 @@ CALLS_OF_CONSUMERS: dict[str, Callable[[Consumer, str], Any]] = {
 def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, call: str):
     topic = new_topic(mq)
     with mq._fetcher._lock.own:  # as another thread of the parent may hold it at the moment of the fork
-        outcome = in_a_fork(lambda: CALLS[call](mq, topic))
+        outcome = run_in_fork(lambda: CALLS[call](mq, topic))
     assert_refused(outcome)
 
 
@@ -106,7 +106,7 @@ def test_a_transaction_is_its_processs(mq: Connection, call: str):
         open_one.publish(topic, ROWS)
         other = mq.transaction(new_name("fork"))
         with open_one._manager.lock, other._manager.lock:
-            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_TRANSACTIONS[call](open_one, other, topic)))
+            child = run_in_thread(lambda: run_in_fork(lambda: CALLS_OF_TRANSACTIONS[call](open_one, other, topic)))
         assert_refused(child)
     assert values(mq, topic) == ["x"]
 
@@ -124,7 +124,7 @@ def test_a_consumer_is_its_processs(mq: Connection, call: str, protocol: str | N
         until(lambda: bool(consumer.poll(1)))
         consumer.seek(topic, 0, 0)
         with consumer._lock.own:
-            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_CONSUMERS[call](consumer, topic)))
+            child = run_in_thread(lambda: run_in_fork(lambda: CALLS_OF_CONSUMERS[call](consumer, topic)))
         assert_refused(child)
         assert consumer.position(topic, 0) == 0
 
@@ -147,7 +147,7 @@ def test_a_consumer_of_a_queue_is_its_processs(mq: Connection, call: str):
         batch = consumer.poll(timeout_ms=10_000)
         argument = batch if call in ("ack", "nack", "reject", "ack_through") else topic
         with consumer._lock.own:
-            child = in_a_thread(lambda: in_a_fork(lambda: CALLS_OF_QUEUES[call](consumer, argument)))
+            child = run_in_thread(lambda: run_in_fork(lambda: CALLS_OF_QUEUES[call](consumer, argument)))
         assert_refused(child)
         assert consumer.lag() == {(topic, 0): 1}
 
@@ -157,7 +157,7 @@ def assert_refused(outcome: str) -> None:
     assert "spawn or forkserver" in outcome
 
 
-def in_a_thread(work: Callable[[], Any]) -> Any:
+def run_in_thread(work: Callable[[], Any]) -> Any:
     """Run the work in a thread that does not hold the locks, because their holder may enter again."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
@@ -172,7 +172,7 @@ def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
 
     with mq.transaction(new_name("fork")) as open_one:
         open_one.publish(topic, ROWS)
-        assert in_a_fork(leave) == "KeyboardInterrupt: as it wants"
+        assert run_in_fork(leave) == "KeyboardInterrupt: as it wants"
     assert values(mq, topic) == ["x"]
 
 
@@ -189,7 +189,7 @@ def test_a_child_that_closes_ends_nothing_of_its_parents(mq: Connection):
     with mq.producer() as producer:
         producer.send(topic, "before")
         producer.flush()
-        assert in_a_fork(mq.close) == "None"
+        assert run_in_fork(mq.close) == "None"
         producer.send(topic, "after")
     assert values(mq, topic) == ["before", "after"]
 
@@ -202,7 +202,7 @@ def test_children_that_were_refused_leave_the_parent_its_numbers(mq: Connection)
     def commit(partition: int) -> Any:
         return mq.requester.ask(CommitOffsets("four", [OffsetCommit(topic, partition, 0)]))
 
-    outcomes = [in_a_fork(lambda p=p: commit(p)) for p in range(4)]
+    outcomes = [run_in_fork(lambda p=p: commit(p)) for p in range(4)]
     assert all(outcome.startswith("IllegalState") for outcome in outcomes)
     commit(4)
     assert [(lag.topic, lag.partition) for lag in mq.groups.lag("four")] == [(topic, 4)]
@@ -231,7 +231,7 @@ def test_what_belongs_to_a_process_says_so():
         check_same_process(os.getpid() + 1, "It")
     lock = OwnLock("It")
     with lock.own:
-        assert in_a_fork(lambda: lock.own).startswith("IllegalState")
+        assert run_in_fork(lambda: lock.own).startswith("IllegalState")
     with lock.own:
         pass
 
@@ -241,5 +241,5 @@ def test_a_child_that_comes_while_no_garbage_is_collected_collects_its_own() -> 
         with pause_garbage_collection():
             assert not gc.isenabled()
         assert not gc.isenabled()
-        assert in_a_fork(gc.isenabled) == "True"
+        assert run_in_fork(gc.isenabled) == "True"
     assert gc.isenabled()

@@ -47,26 +47,26 @@ def mq() -> Harness:
     return harness
 
 
-def joining(**fields: Any) -> JoinGroup:
+def make_join(**fields: Any) -> JoinGroup:
     return JoinGroup("g", fields.pop("member_id", "C1"), fields.pop("topics", ["t"]), **fields)
 
 
 @pytest.mark.parametrize(
     ("within", "beyond"),
     [
-        (joining(member_id="m" * MAX_LENGTH), joining(member_id="m" * (MAX_LENGTH + 1))),
-        (joining(instance_id="i"), joining(instance_id="")),
-        (joining(session_timeout_ms=SESSION_MS[0]), joining(session_timeout_ms=SESSION_MS[0] - 1)),
-        (joining(session_timeout_ms=SESSION_MS[1]), joining(session_timeout_ms=SESSION_MS[1] + 1)),
-        (joining(max_poll_interval_ms=1), joining(max_poll_interval_ms=0)),
-        (joining(max_poll_interval_ms=MAX_POLL_MS), joining(max_poll_interval_ms=MAX_POLL_MS + 1)),
-        (joining(pattern="p" * MAX_PATTERN), joining(pattern="p" * (MAX_PATTERN + 1))),
-        (joining(assignors=["range"] * MAX_ASSIGNORS), joining(assignors=["range"] * (MAX_ASSIGNORS + 1))),
-        (joining(assignors=["a" * MAX_LENGTH]), joining(assignors=["a" * (MAX_LENGTH + 1)])),
-        (joining(topics=["t"] * MAX_TOPICS), joining(topics=["t"] * (MAX_TOPICS + 1))),
+        (make_join(member_id="m" * MAX_LENGTH), make_join(member_id="m" * (MAX_LENGTH + 1))),
+        (make_join(instance_id="i"), make_join(instance_id="")),
+        (make_join(session_timeout_ms=SESSION_MS[0]), make_join(session_timeout_ms=SESSION_MS[0] - 1)),
+        (make_join(session_timeout_ms=SESSION_MS[1]), make_join(session_timeout_ms=SESSION_MS[1] + 1)),
+        (make_join(max_poll_interval_ms=1), make_join(max_poll_interval_ms=0)),
+        (make_join(max_poll_interval_ms=MAX_POLL_MS), make_join(max_poll_interval_ms=MAX_POLL_MS + 1)),
+        (make_join(pattern="p" * MAX_PATTERN), make_join(pattern="p" * (MAX_PATTERN + 1))),
+        (make_join(assignors=["range"] * MAX_ASSIGNORS), make_join(assignors=["range"] * (MAX_ASSIGNORS + 1))),
+        (make_join(assignors=["a" * MAX_LENGTH]), make_join(assignors=["a" * (MAX_LENGTH + 1)])),
+        (make_join(topics=["t"] * MAX_TOPICS), make_join(topics=["t"] * (MAX_TOPICS + 1))),
         (
-            joining(bound=[Assigned(2, 0, 1)] * MAX_TOPICS),
-            joining(bound=[Assigned(2, 0, 1)] * (MAX_TOPICS + 1)),
+            make_join(bound=[Assigned(2, 0, 1)] * MAX_TOPICS),
+            make_join(bound=[Assigned(2, 0, 1)] * (MAX_TOPICS + 1)),
         ),
         (
             CommitOffsets("g", [OffsetCommit("t", 0, 0)] * MAX_OFFSETS),
@@ -85,7 +85,7 @@ def test_the_most_is_accepted_and_one_more_is_refused(mq: Harness, within: Any, 
 
 
 def test_so_are_the_ranges_of_what_is_acknowledged(mq: Harness) -> None:
-    mq.one(joining(config={"group.protocol": "queue"}))
+    mq.one(make_join(config={"group.protocol": "queue"}))
     mq.assign()
     epoch = mq.state.groups["g"].assignments[2, 0].epoch
 
@@ -136,7 +136,7 @@ def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: 
     time = Time(mq.now_ms, mq.now_ms, waits=mq.waits)
     due = [event for event in machine.find_due(mq.state, time) if event[1] == "g"]
     assert due
-    mq.one(joining())
+    mq.one(make_join())
     assert machine.fold_time(mq.state, due, time) == []
     assert mq.state.offsets["g"][2, 0].offset == 0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unit.consuming import RecordingListener, add, list_owned, texts
+from unit.consuming import RecordingListener, add, list_partitions, texts
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 import lakemq
@@ -60,7 +60,7 @@ def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[
     """Start two members that share a new topic evenly."""
     topic, group = new_topic(mq, partitions), new_name("g")
     first, second = member(mq, group, topic, **options), member(mq, group, topic, **options)
-    settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == partitions // 2)
+    settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == partitions // 2)
     return topic, group, first, second
 
 
@@ -94,7 +94,7 @@ def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq:
 def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     first = member(mq, group, topic)
-    settle(first, on=lambda: list_owned(first) == [0])
+    settle(first, on=lambda: list_partitions(first) == [0])
     standby = member(mq, group, topic)
     batch = standby.poll(timeout_ms=50)
     assert not batch
@@ -102,7 +102,7 @@ def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connect
     with pytest.raises(IllegalState, match="no partitions"):
         batch.to_spark()
     first.close()
-    settle(standby, on=lambda: list_owned(standby) == [0])
+    settle(standby, on=lambda: list_partitions(standby) == [0])
     standby.close()
 
 
@@ -126,7 +126,7 @@ def test_without_an_offset_and_without_a_reset_a_poll_says_so(mq: Connection) ->
 def test_a_partition_that_is_halted_brings_nothing_until_it_goes_on(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     with member(mq, new_name("g"), topic) as consumer:
-        settle(consumer, on=lambda: len(list_owned(consumer)) == 2)
+        settle(consumer, on=lambda: len(list_partitions(consumer)) == 2)
         consumer.pause([(topic, 0)])
         add(mq, topic, {0: 1, 1: 1})
         assert texts(consumer.poll(timeout_ms=5_000)) == ["1.0"]
@@ -139,7 +139,7 @@ def test_a_partition_that_is_halted_brings_nothing_until_it_goes_on(mq: Connecti
 def test_partitions_that_come_later_are_read_from_their_start(mq: Connection) -> None:
     topic = new_topic(mq, 1)
     with mq.consumer(new_name("g"), topics=[topic], protocol="cooperative") as consumer:
-        settle(consumer, on=lambda: list_owned(consumer) == [0])
+        settle(consumer, on=lambda: list_partitions(consumer) == [0])
         mq.topics.alter(topic, partitions=2)
         add(mq, topic, {1: 2})
         assert texts(consumer.poll(timeout_ms=5_000)) == ["1.0", "1.1"]
@@ -150,11 +150,11 @@ def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Conn
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 5, 1: 5})
     first = member(mq, group, topic)
-    settle(first, on=lambda: len(list_owned(first)) == 2)
+    settle(first, on=lambda: len(list_partitions(first)) == 2)
     second = mq.consumer(group, topics=[topic], protocol="cooperative")
     assert isinstance(second, GroupConsumer)
     mq.topics.delete_records(topic, {0: 2, 1: 2})
-    settle(first, on=lambda: list_owned(first) == [0])
+    settle(first, on=lambda: list_partitions(first) == [0])
     assert texts(second.poll(timeout_ms=5_000)) == ["1.2", "1.3", "1.4"]
     second.close()
     first.close()
@@ -167,11 +167,11 @@ def test_what_moves_is_told_and_only_that(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     first_listener, second_listener = RecordingListener(), RecordingListener()
     first = member(mq, group, topic, listener=first_listener)
-    settle(first, on=lambda: len(list_owned(first)) == 4)
+    settle(first, on=lambda: len(list_partitions(first)) == 4)
     second = member(mq, group, topic, listener=second_listener)
-    settle(first, second, on=lambda: len(list_owned(second)) == 2)
+    settle(first, second, on=lambda: len(list_partitions(second)) == 2)
     second.close()
-    settle(first, on=lambda: len(list_owned(first)) == 4)
+    settle(first, on=lambda: len(list_partitions(first)) == 4)
     first.close()
     assert first_listener.events == [
         ("assigned", [0, 1, 2, 3]),
@@ -195,7 +195,7 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
     batches.append(first.poll(timeout_ms=5_000))
     assert batches[0].record_count == 6
     second = member(mq, group, topic)
-    settle(first, second, on=lambda: list_owned(second) == [1])
+    settle(first, second, on=lambda: list_partitions(second) == [1])
     add(mq, topic, {1: 1}, "later ")
     assert texts(second.poll(timeout_ms=5_000)) == ["later 1.0"]
     second.close()
@@ -208,7 +208,7 @@ def test_a_commit_of_what_is_another_ones_is_refused_and_the_rest_of_it_counts(m
     first = member(mq, group, topic)
     batch = first.poll(timeout_ms=5_000)
     second = member(mq, group, topic)
-    settle(first, second, on=lambda: list_owned(second) == [1])
+    settle(first, second, on=lambda: list_partitions(second) == [1])
     with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
         first.commit(batch)
     assert {place: committed.offset for place, committed in first.committed().items()} == {(topic, 0): 3}
@@ -224,12 +224,12 @@ def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Conn
 
     topic, group = new_topic(mq, 2), new_name("g")
     first = member(mq, group, topic, listener=Raises())
-    settle(first, on=lambda: len(list_owned(first)) == 2)
+    settle(first, on=lambda: len(list_partitions(first)) == 2)
     second = member(mq, group, topic)
     with pytest.raises(ValueError, match="mine"):
         until(lambda: first.poll() is None)
-    settle(second, on=lambda: list_owned(second) == [1])
-    assert list_owned(first) == [0]
+    settle(second, on=lambda: list_partitions(second) == [1])
+    assert list_partitions(first) == [0]
     second.close()
     with pytest.raises(ValueError, match="mine"):
         first.close()
@@ -238,15 +238,15 @@ def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Conn
 def test_a_static_member_comes_back_to_what_it_had(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b")
-    settle(a, b, on=lambda: len(list_owned(a)) == len(list_owned(b)) == 2)
-    owned_before = list_owned(a)
+    settle(a, b, on=lambda: len(list_partitions(a)) == len(list_partitions(b)) == 2)
+    owned_before = list_partitions(a)
     a.close()
     listener = RecordingListener()
     returned = member(mq, group, topic, instance_id="a", listener=listener)
-    settle(returned, b, on=lambda: bool(list_owned(returned)))
+    settle(returned, b, on=lambda: bool(list_partitions(returned)))
     assert listener.events == [("assigned", owned_before)]
     returned.close(leave=True)
-    settle(b, on=lambda: len(list_owned(b)) == 4)
+    settle(b, on=lambda: len(list_partitions(b)) == 4)
     b.close()
 
 
@@ -254,14 +254,14 @@ def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -
     topic, group = new_topic(mq, 1), new_name("g")
     listener = RecordingListener()
     first = member(mq, group, topic, instance_id="i", listener=listener)
-    settle(first, on=lambda: list_owned(first) == [0])
+    settle(first, on=lambda: list_partitions(first) == [0])
     second = member(mq, group, topic, instance_id="i")
     with pytest.raises(FencedInstanceId):
         first.poll()
     assert listener.events == [("assigned", [0]), ("lost", [0])]
     with pytest.raises(IllegalState, match="closed"):
         first.poll()
-    settle(second, on=lambda: list_owned(second) == [0])
+    settle(second, on=lambda: list_partitions(second) == [0])
     second.close()
 
 
@@ -269,12 +269,12 @@ def test_a_member_that_was_removed_joins_anew_with_its_next_poll(mq: Connection)
     topic, group = new_topic(mq, 1), new_name("g")
     listener = RecordingListener()
     consumer = member(mq, group, topic, listener=listener)
-    settle(consumer, on=lambda: list_owned(consumer) == [0])
+    settle(consumer, on=lambda: list_partitions(consumer) == [0])
     before = consumer.member_id
     mq.groups.remove_members(group, members=[before])
     with pytest.raises(UnknownMemberId):
         consumer.commit({(topic, 0): 0})
-    settle(consumer, on=lambda: list_owned(consumer) == [0])
+    settle(consumer, on=lambda: list_partitions(consumer) == [0])
     assert consumer.member_id != before
     assert listener.events == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
     consumer.close()
@@ -283,9 +283,9 @@ def test_a_member_that_was_removed_joins_anew_with_its_next_poll(mq: Connection)
 def test_a_deleted_topic_is_lost_and_its_successor_is_read_from_the_start(mq: Connection) -> None:
     topic, listener = new_topic(mq, 1), RecordingListener()
     with member(mq, new_name("g"), topic, listener=listener) as consumer:
-        settle(consumer, on=lambda: list_owned(consumer) == [0])
+        settle(consumer, on=lambda: list_partitions(consumer) == [0])
         mq.topics.delete(topic)
-        settle(consumer, on=lambda: list_owned(consumer) == [])
+        settle(consumer, on=lambda: list_partitions(consumer) == [])
         mq.topics.create(topic, 1)
         add(mq, topic, {0: 1})
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.0"]
@@ -296,7 +296,7 @@ def test_who_closes_the_connection_leaves_its_groups(mq: Connection) -> None:
     topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     with lakemq.connect(mq.namespace.path) as other:
         consumer = member(other, group, topic, listener=listener)
-        settle(consumer, on=lambda: list_owned(consumer) == [0, 1])
+        settle(consumer, on=lambda: list_partitions(consumer) == [0, 1])
     assert listener.events == [("assigned", [0, 1]), ("revoked", [0, 1])]
     until(lambda: mq.groups.describe(group).members == 0)
     consumer.close()
@@ -316,7 +316,7 @@ def test_what_was_read_can_be_committed_as_it_is_given_up_whatever_was_asked_mea
     until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
     assert first.lag() == {(topic, 0): 0, (topic, 1): 0}
     assert first.position(topic, 1) == 3
-    settle(first, second, on=lambda: list_owned(second) == [1])
+    settle(first, second, on=lambda: list_partitions(second) == [1])
     assert answers == [{(topic, 0): 3, (topic, 1): 3}]
     assert second.position(topic, 1) == 3
     second.close()
@@ -326,12 +326,12 @@ def test_what_was_read_can_be_committed_as_it_is_given_up_whatever_was_asked_mea
 def test_what_is_to_be_given_up_is_read_no_further(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     first = member(mq, group, topic)
-    settle(first, on=lambda: len(list_owned(first)) == 2)
+    settle(first, on=lambda: len(list_partitions(first)) == 2)
     second = member(mq, group, topic)
     until(lambda: any(row.state == "paused" for row in mq.groups.assignments(group)))
     first.lag()
     add(mq, topic, {1: 1})
-    settle(second, on=lambda: list_owned(second) == [] or not first.poll())
+    settle(second, on=lambda: list_partitions(second) == [] or not first.poll())
     assert first.poll(timeout_ms=20).record_count == 0
     assert texts(second.poll(timeout_ms=5_000)) == ["1.0"]
     second.close()
@@ -407,7 +407,7 @@ def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_a
     first = member(mq, group, topic)
     batch = first.poll(timeout_ms=5_000)
     second = member(mq, group, topic)
-    settle(first, second, on=lambda: list_owned(second) == [1])
+    settle(first, second, on=lambda: list_partitions(second) == [1])
     with pytest.raises((TransactionAbortable, FencedMemberEpoch)), mq.transaction(new_name("tx")) as txn:  # noqa: PT012
         txn.publish(out, batch.to_arrow().select(["value"]))
         txn.send_offsets(batch)
@@ -430,17 +430,17 @@ def test_a_consumer_that_is_closed_by_its_listener_leaves_nobody_behind(mq: Conn
 
     topic, group = new_topic(mq, 2), new_name("g")
     first = member(mq, group, topic, listener=Closes())
-    settle(first, on=lambda: len(list_owned(first)) == 2)
+    settle(first, on=lambda: len(list_partitions(first)) == 2)
     mq.groups.remove_members(group, members=[first.member_id])
     with pytest.raises(IllegalState, match="closed"):
         first.poll()
     assert mq.groups.describe(group).members == 0
     first = member(mq, group, topic, listener=Closes())
-    settle(first, on=lambda: len(list_owned(first)) == 2)
+    settle(first, on=lambda: len(list_partitions(first)) == 2)
     second = member(mq, group, topic)
     with pytest.raises(IllegalState, match="closed"):
         until(lambda: first.poll() is None)
-    settle(second, on=lambda: list_owned(second) == [0, 1])
+    settle(second, on=lambda: list_partitions(second) == [0, 1])
     second.close()
 
 
@@ -510,7 +510,7 @@ def test_members_with_lists_of_assignors_agree_on_one_that_all_support(mq: Conne
     with member(mq, group, topic, assignor=["cooperative-sticky", "range"]) as first:
         settle(first, on=lambda: mq.groups.describe(group).assignor == "cooperative-sticky")
         with member(mq, group, topic, assignor=["range", "sticky"]) as second:
-            settle(first, second, on=lambda: len(list_owned(first)) == len(list_owned(second)) == 1)
+            settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == 1)
             assert mq.groups.describe(group).assignor == "range"
             supported = [member_info.assignors for member_info in mq.groups.members(group)]
             assert supported == [["cooperative-sticky", "range"], ["range", "sticky"]]
@@ -576,7 +576,9 @@ def test_an_own_connection_sees_the_group_as_it_is(mq: Connection) -> None:
         settle(
             first,
             second,
-            on=lambda: sorted(list_owned(first) + list_owned(second)) == [0, 1] and len(list_owned(first)) == 1,
+            on=lambda: (
+                sorted(list_partitions(first) + list_partitions(second)) == [0, 1] and len(list_partitions(first)) == 1
+            ),
         )
         second.close()
-        settle(first, on=lambda: list_owned(first) == [0, 1])
+        settle(first, on=lambda: list_partitions(first) == [0, 1])

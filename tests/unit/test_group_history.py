@@ -9,8 +9,8 @@ import pytest
 from golden.story import Story
 from protocol_harness import HOUR_MS, Harness
 from unit import projected
-from unit.projected import tables, time_at
-from unit.test_protocol_projection import SEEDS, busy
+from unit.projected import project_tables, time_at
+from unit.test_protocol_projection import SEEDS, build_busy_namespace
 
 from lakemq.engine.maintenance.row_trimming import is_mostly_old, read_live_state, trim_rows
 from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
@@ -25,8 +25,8 @@ FROM handoffs
 ORDER BY began_at, partition"""
 
 
-def moves(mq: Harness) -> pa.Table:
-    return tables(mq)[ASSIGNMENT_MOVES.name]
+def project_moves(mq: Harness) -> pa.Table:
+    return project_tables(mq)[ASSIGNMENT_MOVES.name]
 
 
 def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
@@ -34,7 +34,7 @@ def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
     return projected.sql({**empty_tables, ASSIGNMENT_MOVES.name: rows}, query)
 
 
-def owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
+def find_owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
     """Return the owner of each partition at that time."""
     at = time_at(at_ms).isoformat()
     query = (
@@ -59,11 +59,11 @@ def test_the_history_says_who_had_a_partition_when_and_why_it_moved(story: Story
     story.tell({"join": "C2"})
     story.tell({"wait_ms": 2_000})
     story.tell({"ack": {"t-1": "0-4"}})
-    rows = moves(story.mq)
-    assert owners(rows, 999) == {}
-    assert owners(rows, 9_999) == {0: "C1", 1: "C1"}
-    assert owners(rows, 11_999) == {0: "C1", 1: "C1"}
-    assert owners(rows, 12_000) == {0: "C1", 1: "C2"}
+    rows = project_moves(story.mq)
+    assert find_owners(rows, 999) == {}
+    assert find_owners(rows, 9_999) == {0: "C1", 1: "C1"}
+    assert find_owners(rows, 11_999) == {0: "C1", 1: "C1"}
+    assert find_owners(rows, 12_000) == {0: "C1", 1: "C2"}
     history = sql(
         rows,
         "SELECT state, owner, since, until, reason FROM assignment_history WHERE partition = 1 ORDER BY since, until",
@@ -79,24 +79,24 @@ def test_the_history_says_who_had_a_partition_when_and_why_it_moved(story: Story
 def test_a_handoff_tells_how_long_it_took_and_that_nothing_was_delivered_again(story: Story) -> None:
     story.mq.now_ms = 10_000
     story.tell({"join": "C2"})
-    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", None, None, "balance", 0)]
+    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", None, None, "balance", 0)]
     story.tell({"wait_ms": 2_000})
     story.tell({"ack": {"t-1": "0-4"}})
-    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 2_000, "balance", 0)]
+    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 2_000, "balance", 0)]
 
 
 def test_what_its_owner_had_when_the_time_was_up_is_counted(story: Story) -> None:
     story.tell({"ack": {"t-1": ["0-1", 3]}})
     story.tell({"join": "C2"})
     story.tell({"wait_ms": 3_000})
-    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 2)]
+    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 2)]
 
 
 def test_what_nobody_gets_any_more_is_not_delivered_again(story: Story) -> None:
     story.tell({"configure": "g", "config": {**QUEUE, "max.redelivery.count": 0}})
     story.tell({"join": "C2"})
     story.tell({"wait_ms": 3_000})
-    assert sql(moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 0)]
+    assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 0)]
 
 
 def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story) -> None:
@@ -105,36 +105,38 @@ def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story
     story.tell({"ack": {"t-1": "0-4"}})
     story.mq.now_ms = 20_000
     story.tell({"silent": "C1"})
-    assert owners(moves(story.mq), 20_001) == {0: None, 1: "C2"}
+    assert find_owners(project_moves(story.mq), 20_001) == {0: None, 1: "C2"}
     story.tell({"wait_ms": 5_000})
-    assert sql(moves(story.mq), HANDOFFS)[1:] == [("g", "t", 0, "C1", "C2", 5_000, "session", 5)]
+    assert sql(project_moves(story.mq), HANDOFFS)[1:] == [("g", "t", 0, "C1", "C2", 5_000, "session", 5)]
 
 
 def test_who_is_back_in_time_has_handed_over_nothing(story: Story) -> None:
-    assert {row["epoch"] for row in moves(story.mq).to_pylist()} == {story.mq.state.groups["g"].assignments[1, 0].epoch}
+    assert {row["epoch"] for row in project_moves(story.mq).to_pylist()} == {
+        story.mq.state.groups["g"].assignments[1, 0].epoch
+    }
     epochs = {place: assignment.epoch for place, assignment in story.mq.state.groups["g"].assignments.items()}
     story.tell({"silent": "C1"})
-    assert [row[3:5] for row in sql(moves(story.mq), HANDOFFS)] == [("C1", None)] * 2
+    assert [row[3:5] for row in sql(project_moves(story.mq), HANDOFFS)] == [("C1", None)] * 2
     story.tell({"join": "C1", "knows": True})
     assert {place: assignment.epoch for place, assignment in story.mq.state.groups["g"].assignments.items()} == epochs
-    assert sql(moves(story.mq), HANDOFFS) == []
+    assert sql(project_moves(story.mq), HANDOFFS) == []
 
 
 def test_what_is_gone_is_no_handoff_and_a_group_made_anew_begins_anew(story: Story) -> None:
     story.mq.ask(LeaveGroup("g", ["C1"]))
-    assert [row[3:] for row in sql(moves(story.mq), HANDOFFS)] == [("C1", None, None, "left", 5)] * 2
+    assert [row[3:] for row in sql(project_moves(story.mq), HANDOFFS)] == [("C1", None, None, "left", 5)] * 2
     story.mq.ask(DeleteGroup("g"))
-    assert sql(moves(story.mq), HANDOFFS) == []
-    assert owners(moves(story.mq), story.mq.now_ms) == {}
+    assert sql(project_moves(story.mq), HANDOFFS) == []
+    assert find_owners(project_moves(story.mq), story.mq.now_ms) == {}
     story.mq.now_ms += 1
     story.tell({"join": "C3", "config": QUEUE})
-    assert sql(moves(story.mq), HANDOFFS) == []
-    assert owners(moves(story.mq), story.mq.now_ms) == {0: "C3", 1: "C3"}
+    assert sql(project_moves(story.mq), HANDOFFS) == []
+    assert find_owners(project_moves(story.mq), story.mq.now_ms) == {0: "C3", 1: "C3"}
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> None:
-    mq = busy(seed)
+    mq = build_busy_namespace(seed)
     query = "SELECT g.group, topic, partition, state, owner FROM assignment_history g WHERE until IS NULL"
     expected = {
         (group.group, assignment.topic, place[1], assignment.status.value, assignment.owner)
@@ -142,7 +144,7 @@ def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> Non
         for place, assignment in group.assignments.items()
         if assignment.status.value != "unassigned"
     }
-    assert {row for row in sql(moves(mq), query) if row[3] != "unassigned"} == expected
+    assert {row for row in sql(project_moves(mq), query) if row[3] != "unassigned"} == expected
 
 
 # -- retention ----------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: 
     story.tell({"ack": {"t-1": "0-4"}})
     story.mq.now_ms += HOUR_MS
     story.tell({"silent": "C1"})
-    rows, now = moves(story.mq), read_live_state(story.mq.state)
+    rows, now = project_moves(story.mq), read_live_state(story.mq.state)
     remaining = trim_rows(ASSIGNMENT_MOVES, rows, now, HOUR_MS - 1, whole)
     old_moves = [] if whole else [("u", 0, "gone", None)]
     assert [(row["topic"], row["partition"], row["state"], row["owner"]) for row in remaining.to_pylist()] == [
@@ -166,7 +168,7 @@ def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: 
         ("t", 1, "ready", "C2"),
         ("t", 0, "unbound", None),
     ]
-    assert owners(remaining, story.mq.now_ms) == owners(rows, story.mq.now_ms)
+    assert find_owners(remaining, story.mq.now_ms) == find_owners(rows, story.mq.now_ms)
     assert [row[3:5] for row in sql(remaining, HANDOFFS)] == [("C1", None)]
     assert trim_rows(ASSIGNMENT_MOVES, remaining, now, HOUR_MS - 1, whole) == remaining
 

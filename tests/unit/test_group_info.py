@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from golden.story import Story
-from unit.projected import sql, tables
+from unit.projected import project_tables, run_sql
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
@@ -22,7 +22,7 @@ from lakemq.errors import InvalidRequest
 FOR_GOOD = -1
 
 
-def groups_of(story: Story, now_ms: int) -> Groups:
+def make_groups(story: Story, now_ms: int) -> Groups:
     nobody: Any = None
     return Groups(lambda: story.mq.state, nobody, nobody, FOR_GOOD, lambda: now_ms, lambda: None)
 
@@ -51,13 +51,13 @@ def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, set
     )
     lost_ms = story.mq.state.now_ms
     for passed_ms, left_ms in (0, 4_000), (1_500, 2_500), (9_000, 0):
-        groups = groups_of(story, lost_ms + passed_ms)
+        groups = make_groups(story, lost_ms + passed_ms)
         assert groups.describe("g").delay_left_ms == left_ms
         waits = {(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")}
         # in a cooperative group the member had not yet given up its partitions
         assert waits - {("ready", None)} == {("unbound", left_ms)}
     story.tell({"wait_ms": 4_001})
-    groups = groups_of(story, story.mq.state.now_ms)
+    groups = make_groups(story, story.mq.state.now_ms)
     assert groups.describe("g").delay_left_ms == 0
     assert [assignment.delay_left_ms for assignment in groups.assignments("g")] == [None, None]
 
@@ -65,7 +65,7 @@ def test_what_a_lost_member_had_says_how_much_longer_it_waits(protocol: str, set
 def test_a_classic_group_says_how_much_longer_it_waits_for_its_first_members() -> None:
     config = {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 3_000}
     story = play({"create": {"t": 1}}, {"join": "C1", "config": config})
-    groups = groups_of(story, story.mq.state.now_ms + 1_000)
+    groups = make_groups(story, story.mq.state.now_ms + 1_000)
     assert groups.describe("g").delay_left_ms == 2_000
     assert [(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")] == [
         ("unassigned", 2_000)
@@ -81,7 +81,7 @@ def test_a_partition_that_is_handed_over_says_how_much_longer_its_owner_has() ->
         {"acquire": "C1"},
         {"join": "C2", "config": config},
     )
-    groups = groups_of(story, story.mq.state.now_ms + 500)
+    groups = make_groups(story, story.mq.state.now_ms + 500)
     assert sorted(str(assignment.delay_left_ms) for assignment in groups.assignments("g")) == ["2500", "None"]
     assert groups.describe("g").delay_left_ms == 0
 
@@ -93,9 +93,11 @@ def test_a_member_says_whose_it_is_in_its_row_and_after_it_was_loaded_again() ->
     story = play({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"], client_id="billing", host="rack-1", process_id=4711))
     story.mq.ask(JoinGroup("g", "C2", ["t"]))
-    rows = sql(tables(story.mq), "SELECT member_id, client_id, host, process_id FROM group_members ORDER BY member_id")
+    rows = run_sql(
+        project_tables(story.mq), "SELECT member_id, client_id, host, process_id FROM group_members ORDER BY member_id"
+    )
     assert [tuple(row) for row in rows] == [("C1", "billing", "rack-1", 4711), ("C2", None, None, None)]
-    members = groups_of(story, 0).members("g")
+    members = make_groups(story, 0).members("g")
     assert [(member.client_id, member.host, member.process_id) for member in members] == [
         ("billing", "rack-1", 4711),
         (None, None, None),
@@ -106,9 +108,9 @@ def test_a_member_shows_the_assignors_that_it_supports_also_after_its_group_was_
     story = play({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"], assignors=["sticky", "range"]))
     story.mq.ask(JoinGroup("g", "C2", ["t"]))
-    rows = sql(tables(story.mq), "SELECT member_id, assignors FROM group_members ORDER BY member_id")
+    rows = run_sql(project_tables(story.mq), "SELECT member_id, assignors FROM group_members ORDER BY member_id")
     assert [tuple(row) for row in rows] == [("C1", ["sticky", "range"]), ("C2", [])]
-    assert [member.assignors for member in groups_of(story, 0).members("g")] == [["sticky", "range"], []]
+    assert [member.assignors for member in make_groups(story, 0).members("g")] == [["sticky", "range"], []]
 
 
 def test_a_new_group_takes_what_its_first_member_supports_rather_than_the_default_of_the_namespace() -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def block(language: str, page: str = "groups") -> str:
+def read_blocks(language: str, page: str = "groups") -> str:
     """Return all blocks of a language on a page, in order, without fragments of Python that have no connection."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder in which the examples have run. Their output is in `groups.txt` and so on."""
     folder = tmp_path_factory.mktemp("groups")
     for page in ("groups", "queues", "dead-letters"):
-        code = "\n".join([block("python", page), "mq.close()"])
+        code = "\n".join([read_blocks("python", page), "mq.close()"])
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
         )
@@ -46,10 +46,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("page", ["groups", "queues", "dead-letters"])
 def test_the_example_prints_what_the_page_says(folder: Path, page: str) -> None:
-    assert (folder / f"{page}.txt").read_text() == block("text", page)
+    assert (folder / f"{page}.txt").read_text() == read_blocks("text", page)
 
 
-def lags(lines: list[str]) -> list[int]:
+def parse_lags(lines: list[str]) -> list[int]:
     """Return the column `lag` of the output of `lakemq groups lag`."""
     at = lines[0].split().index("lag")
     return [int(line.split()[at]) for line in lines[1:]]
@@ -57,7 +57,7 @@ def lags(lines: list[str]) -> list[int]:
 
 def test_the_commands_show_the_queue(folder: Path) -> None:
     outputs = {}
-    for line in block("sh", "queues").splitlines():
+    for line in read_blocks("sh", "queues").splitlines():
         _, *arguments = shlex.split(line)
         result = CliRunner().invoke(
             app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
@@ -69,12 +69,12 @@ def test_the_commands_show_the_queue(folder: Path) -> None:
         ["ship", "orders", str(partition), "unassigned"] for partition in range(4)
     ]
     assert sum(int(line.split()[1]) for line in outputs["sql"][1:]) == 40
-    assert lags(outputs["lag"]) == [0] * 4
+    assert parse_lags(outputs["lag"]) == [0] * 4
 
 
 def test_the_commands_show_dead_letters(folder: Path) -> None:
     outputs = {}
-    for line in block("sh", "dead-letters").splitlines():
+    for line in read_blocks("sh", "dead-letters").splitlines():
         _, *arguments = shlex.split(line)
         result = CliRunner().invoke(
             app, [str(folder / argument) if "/" in argument else argument for argument in arguments]
@@ -91,7 +91,7 @@ def test_the_commands_show_dead_letters(folder: Path) -> None:
 
 def test_the_commands_show_the_group(folder: Path) -> None:
     outputs = {}
-    for line in block("sh").splitlines():
+    for line in read_blocks("sh").splitlines():
         name, *arguments = shlex.split(line)
         assert name == "lakemq"
         result = CliRunner().invoke(
@@ -110,7 +110,7 @@ def test_the_commands_show_the_group(folder: Path) -> None:
     assert [line.split()[:4] for line in outputs["assignments"][1:]] == [
         ["map", "positions", str(partition), "unassigned"] for partition in range(4)
     ]
-    assert lags(outputs["lag"]) == [0] * 4
+    assert parse_lags(outputs["lag"]) == [0] * 4
     assert outputs["group_assignments"][1].split() == ["unassigned", "4"]
     assert sorted(line.split()[:2] for line in outputs["handoffs"][1:]) == [["positions", "2"], ["positions", "3"]]
 
@@ -125,7 +125,7 @@ def test_the_query_tells_who_had_a_partition_then(folder: Path) -> None:
             "SELECT ended_at, from_member, to_member FROM handoffs WHERE reason = 'balance' AND partition = 3"
         )
         for at, owner in ((came, second_owner), (came - timedelta(milliseconds=1), first_owner)):
-            (row,) = run_spark_sql(block("sql").replace("2026-05-01 12:00:00Z", at.isoformat(" ")))
+            (row,) = run_spark_sql(read_blocks("sql").replace("2026-05-01 12:00:00Z", at.isoformat(" ")))
             assert row[0] == owner
             assert row[1] <= at < row[2]
-        assert run_spark_sql(block("sql")) == []
+        assert run_spark_sql(read_blocks("sql")) == []

@@ -114,7 +114,7 @@ keys_of_any_length = st.one_of(st.binary(max_size=40), st.binary(min_size=90, ma
 columns = st.lists(st.none() | keys_of_any_length, min_size=1, max_size=6)
 
 
-def expected_partitions(keys: list[bytes | None], count: int, partitioner: str, start: int) -> list[int]:
+def compute_expected_partitions(keys: list[bytes | None], count: int, partitioner: str, start: int) -> list[int]:
     """Return the partition of each key, computed one by one."""
     partition_by_key = {key: SCALAR[partitioner](key, count) for key in set(keys) if key is not None}
     partitions, nulls = [], 0
@@ -131,7 +131,7 @@ def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start
     keys = few * repeats
     partitions = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
     assert partitions.dtype == np.int32
-    assert partitions.tolist() == expected_partitions(keys, count, partitioner, start)
+    assert partitions.tolist() == compute_expected_partitions(keys, count, partitioner, start)
 
 
 @examples()
@@ -141,7 +141,7 @@ def test_neither_chunks_nor_slices_change_the_answer(few, first, second, start, 
     whole = pa.array(keys, pa.binary())
     cuts = sorted((min(first, len(keys)), min(second, len(keys))))
     chunked = pa.chunked_array([whole[: cuts[0]], whole[cuts[0] : cuts[1]], whole[cuts[1] :]])
-    expected = expected_partitions(keys, count, partitioner, start)
+    expected = compute_expected_partitions(keys, count, partitioner, start)
     assert partition_keys(chunked, count, partitioner, start).tolist() == expected
 
 
@@ -151,7 +151,7 @@ def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length:
     key_count = 20 if length > 100 else 300
     raw = np.random.default_rng(length).bytes(length * key_count)
     keys = [raw[i * length : (i + 1) * length] for i in range(key_count)]
-    expected = expected_partitions([*keys, b"z" * (length + 1)], 12, partitioner, 0)
+    expected = compute_expected_partitions([*keys, b"z" * (length + 1)], 12, partitioner, 0)
     array = pa.array([*keys, b"z" * (length + 1)], pa.binary())
     assert partition_keys(array, 12, partitioner, 0).tolist() == expected
     assert partition_keys(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
@@ -163,7 +163,7 @@ def test_more_keys_than_a_block():
     for column in (keys, mixed):
         for partitioner in SCALAR:
             partitions = partition_keys(pa.array(column, pa.binary()), 7, partitioner, 0).tolist()
-            assert partitions == expected_partitions(column, 7, partitioner, 0)
+            assert partitions == compute_expected_partitions(column, 7, partitioner, 0)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
     keys = [b"abc", None, b"xyz", b"abc", None]
     values = [key and key.decode() if text else key for key in keys]
     array = pa.array(values, kind)
-    assert partition_keys(array, 12, "murmur2", 5).tolist() == expected_partitions(keys, 12, "murmur2", 5)
+    assert partition_keys(array, 12, "murmur2", 5).tolist() == compute_expected_partitions(keys, 12, "murmur2", 5)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Office:
         return not (intake.repeated or intake.backlog)
 
 
-def numbers(intake: StepLetters) -> list[tuple[str, int]]:
+def list_numbers(intake: StepLetters) -> list[tuple[str, int]]:
     return [(taken_letter.name.client_id, taken_letter.name.number) for taken_letter in intake.taken]
 
 
@@ -101,7 +101,7 @@ def test_letters_that_wait_for_a_gap_leave_time_and_room_to_others(tmp_path: Pat
     assert office.time_passes(office.step())
     office.put("c", 1, coarse_s=2)
     intake = office.step()
-    assert numbers(intake) == [("c", 1)]
+    assert list_numbers(intake) == [("c", 1)]
     assert not intake.backlog
 
 
@@ -166,7 +166,7 @@ def test_a_letter_that_cannot_be_read_stops_nobody(tmp_path: Path, code: int, ca
     office.put("good", 1)
     with caplog.at_level(logging.WARNING):
         intake = office.step()
-        assert numbers(intake) == [("good", 1)]
+        assert list_numbers(intake) == [("good", 1)]
         assert office.time_passes(intake)
         for _ in range(20):
             assert office.time_passes(office.step())
@@ -229,7 +229,7 @@ def test_what_is_no_file_stops_nobody(tmp_path: Path, make) -> None:
     (tmp_path / "mailbox").mkdir()
     make(tmp_path / "mailbox" / LetterName.of("bad", 1, 0).name)
     office.put("good", 1)
-    assert numbers(office.step()) == [("good", 1)]
+    assert list_numbers(office.step()) == [("good", 1)]
     assert office.time_passes(office.step())
     listed = [name.client_id for name in office.mailbox.list_waiting(10)]
     assert [name.split("-")[1] for name, _ in office.mailbox.find_unreadable(10)] == listed

@@ -14,7 +14,7 @@ from faulty_files import FaultyFiles
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.served import new_name, new_topic
-from unit.test_fetch_rows import OTHER, body, plan
+from unit.test_fetch_rows import OTHER, make_body, make_plan
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import rows as rows_module
@@ -27,12 +27,12 @@ from lakemq.tables.storage.files import Files
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
-def groups(n: int, size: int = 100) -> list[pa.Table]:
+def make_row_groups(n: int, size: int = 100) -> list[pa.Table]:
     return [pa.table({"row": np.arange(i * size, (i + 1) * size)}) for i in range(n)]
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    first, second, third = groups(3)
+    first, second, third = make_row_groups(3)
     cache = RowGroupCache(2 * first.nbytes)
     cache.put(1, (0, 100, 200, 300), 0, first)
     cache.put(2, (0, 100), 0, second)
@@ -46,7 +46,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 
 def test_what_is_larger_than_all_is_not_kept() -> None:
-    (rows,) = groups(1)
+    (rows,) = make_row_groups(1)
     cache = RowGroupCache(rows.nbytes - 1)
     cache.put(1, (0, 100), 0, rows)
     assert cache.get(1, 0) is None
@@ -65,8 +65,8 @@ def test_rows_are_the_same_with_what_is_kept(
     cache = RowGroupCache(most_bytes)
     for first, count in polls:
         ranges = [(OTHER, first, min(count, 3_000 - first))]
-        with_kept = fetch_arrow(files, plan(ranges, [], footer), cache)
-        assert with_kept.equals(fetch_arrow(files, plan(ranges, [], footer)))
+        with_kept = fetch_arrow(files, make_plan(ranges, [], footer), cache)
+        assert with_kept.equals(fetch_arrow(files, make_plan(ranges, [], footer)))
 
 
 def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, m
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
     for first in range(0, 3_000, 500):
-        fetch_arrow(files, plan([(OTHER, first, 500)], [], footer), cache)
+        fetch_arrow(files, make_plan([(OTHER, first, 500)], [], footer), cache)
     assert read == [0, 1, 2, 3, 4]
 
 
@@ -98,7 +98,7 @@ def _write_data_file(folder: str) -> tuple[FaultyFiles, int]:
     files = FaultyFiles(folder)
     with new_data_file(files, OTHER) as writer:
         for first in range(0, 3_000, 700):
-            writer.write(body(first, min(700, 3_000 - first)))
+            writer.write(make_body(first, min(700, 3_000 - first)))
     return files, writer.written(files).footer_hash
 
 

@@ -19,7 +19,7 @@ from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
 # -- warnings -------------------------------------------------------------------------------------------
 
 
-def spread_of(*partitions: tuple[int, int, int, int]) -> KeySpread:
+def make_spread(*partitions: tuple[int, int, int, int]) -> KeySpread:
     """Return partitions with these numbers of messages, keys, bytes, and messages of the most frequent key."""
     spreads = tuple(
         PartitionSpread(number, messages, keys, size_bytes, b"secret" if keys else None, hot_key_messages)
@@ -45,7 +45,7 @@ EVEN = (1_000, 100, 10_000, 20)
     ],
 )
 def test_twice_the_fair_share_is_told(partition: tuple[int, int, int, int], warned: list[str]) -> None:
-    warnings = spread_of(partition, EVEN, EVEN, EVEN).warnings()
+    warnings = make_spread(partition, EVEN, EVEN, EVEN).warnings()
     assert len(warnings) == len(warned)
     assert all(text in warning for text, warning in zip(warned, warnings, strict=True))
     assert "secret" not in str(warnings)
@@ -61,11 +61,11 @@ def test_twice_the_fair_share_is_told(partition: tuple[int, int, int, int], warn
     ids=["one partition", "few messages", "nothing"],
 )
 def test_what_may_be_chance_is_not_told(partitions: list[tuple[int, int, int, int]]) -> None:
-    assert spread_of(*partitions).warnings() == []
+    assert make_spread(*partitions).warnings() == []
 
 
 def test_few_keys_are_no_unfair_share_of_keys() -> None:
-    assert spread_of((500, 3, 5_000, 200), (500, 1, 5_000, 200)).warnings() == []
+    assert make_spread((500, 3, 5_000, 200), (500, 1, 5_000, 200)).warnings() == []
 
 
 # -- counts ---------------------------------------------------------------------------------------------

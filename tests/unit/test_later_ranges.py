@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from unit.served import new_topic, served, until, values
-from unit.test_waiting_rows import row
+from unit.test_waiting_rows import make_row
 
 from lakemq.engine.namespace import later_ranges
 from lakemq.engine.namespace.later_ranges import LaterRanges
@@ -99,17 +99,17 @@ def store_rows(tmp_path: Path, rows: list[DelayedRow]) -> tuple[Store, WaitingRo
     return store, WaitingRows(handle, 1)
 
 
-def later_row(key: int) -> DelayedRow:
+def make_later_row(key: int) -> DelayedRow:
     """Return a range that is due `key` seconds after the first day."""
     due_ms = DAY_MS + key * 1000
-    return replace(row(key, 1, False), due_hour=due_ms // HOUR_MS, first_due_ms=due_ms, last_due_ms=due_ms)
+    return replace(make_row(key, 1, False), due_hour=due_ms // HOUR_MS, first_due_ms=due_ms, last_due_ms=due_ms)
 
 
 def test_the_state_is_the_same_as_if_all_was_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
-    changed = replace(later_row(7), cancelled_rows=[3, 5], rescheduled_rows=[5], waiting_count=6)
-    near = replace(row(1, 1, False), due_hour=0, first_due_ms=5000, last_due_ms=5000)
-    store, rows = store_rows(tmp_path, [near, *map(later_row, range(100, 300)), changed])
+    changed = replace(make_later_row(7), cancelled_rows=[3, 5], rescheduled_rows=[5], waiting_count=6)
+    near = replace(make_row(1, 1, False), due_hour=0, first_due_ms=5000, last_due_ms=5000)
+    store, rows = store_rows(tmp_path, [near, *map(make_later_row, range(100, 300)), changed])
     expected, state, later = State(), State(), LaterRanges(Workers(1, "test-later"), 0)
     restore_delays(expected, rows.read())
     restore_delays(state, rows.read(last_hour=later.start(store, rows, state)))
@@ -124,7 +124,7 @@ def test_the_state_is_the_same_as_if_all_was_read_at_once(tmp_path: Path, monkey
 def test_ranges_that_are_due_are_never_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock may even jump beyond the hour after which ranges are read later."""
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
-    store, rows = store_rows(tmp_path, [later_row(key) for key in range(10)])
+    store, rows = store_rows(tmp_path, [make_later_row(key) for key in range(10)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     restore_delays(state, rows.read(last_hour=later.start(store, rows, state)))
     assert len(state.delays.ranges.wake(DAY_MS + 4000, 1000, 16)) == 5
@@ -132,8 +132,8 @@ def test_ranges_that_are_due_are_never_passed_over(tmp_path: Path, monkeypatch: 
 
 def test_open_transactions_are_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
-    open_row = replace(later_row(3), state="open", producer_id=1, producer_epoch=0, transactional_id="x")
-    store, rows = store_rows(tmp_path, [later_row(2), open_row])
+    open_row = replace(make_later_row(3), state="open", producer_id=1, producer_epoch=0, transactional_id="x")
+    store, rows = store_rows(tmp_path, [make_later_row(2), open_row])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     assert later.start(store, rows, state) is None
     restore_delays(state, rows.read())
@@ -141,13 +141,13 @@ def test_open_transactions_are_found_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 def test_few_rows_are_read_at_once(tmp_path: Path) -> None:
-    store, rows = store_rows(tmp_path, [later_row(2)])
+    store, rows = store_rows(tmp_path, [make_later_row(2)])
     assert LaterRanges(Workers(1, "test-later"), 0).start(store, rows, State()) is None
 
 
 def test_damage_is_reported_whenever_the_ranges_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
-    store, rows = store_rows(tmp_path, [later_row(2), replace(later_row(3), released_count=99)])
+    store, rows = store_rows(tmp_path, [make_later_row(2), replace(make_later_row(3), released_count=99)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     later.start(store, rows, state)
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_damage_is_reported_whenever_the_ranges_are_needed(tmp_path: Path, monke
 
 def test_threads_switch_often_only_while_ranges_are_read(tmp_path: Path, gate: threading.Event) -> None:
     before_s = sys.getswitchinterval()
-    store, rows = store_rows(tmp_path, [later_row(2)])
+    store, rows = store_rows(tmp_path, [make_later_row(2)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     later.start(store, rows, state)
     until(lambda: sys.getswitchinterval() == pytest.approx(later_ranges.SWITCH_S))
@@ -167,7 +167,7 @@ def test_threads_switch_often_only_while_ranges_are_read(tmp_path: Path, gate: t
 
 
 def test_reading_ends_with_the_term(tmp_path: Path, gate: threading.Event) -> None:
-    store, rows = store_rows(tmp_path, [later_row(2)])
+    store, rows = store_rows(tmp_path, [make_later_row(2)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     later.start(store, rows, state)
     later.stop()

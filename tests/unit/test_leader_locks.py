@@ -25,7 +25,7 @@ def names(files: LocalFiles) -> list[str]:
     return sorted(os.listdir(Path(files.root, FOLDER)))
 
 
-def in_a_child(files: LocalFiles, name: str) -> int:
+def hold_in_child(files: LocalFiles, name: str) -> int:
     """Fork a process that holds the lock of the leader `name` until it is killed."""
     read, write = os.pipe()
     child = os.fork()
@@ -46,7 +46,7 @@ def kill(child: int) -> None:
 
 
 def test_a_killed_leader_is_dead_and_a_stopped_one_is_not(files: LocalFiles) -> None:
-    child, locks = in_a_child(files, "leader"), LeaderLocks(files)
+    child, locks = hold_in_child(files, "leader"), LeaderLocks(files)
     try:
         assert not locks.is_dead("leader")
         os.kill(child, signal.SIGSTOP)
@@ -118,7 +118,7 @@ def test_a_program_that_the_leader_starts_does_not_get_its_lock(files: LocalFile
 
 
 def test_nothing_is_said_of_another_boot_or_without_a_file(files: LocalFiles) -> None:
-    kill(in_a_child(files, "leader"))
+    kill(hold_in_child(files, "leader"))
     locks = LeaderLocks(files)
     assert locks.is_dead("leader")
     Path(files.root, FOLDER, "leader").write_bytes(b"of another boot")
@@ -130,7 +130,7 @@ def test_nothing_is_said_of_another_boot_or_without_a_file(files: LocalFiles) ->
 def test_nothing_is_said_on_file_systems_of_several_machines(
     files: LocalFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill(in_a_child(files, "leader"))
+    kill(hold_in_child(files, "leader"))
     monkeypatch.setattr(leader_locks, "_ONE_KERNEL", {})  # this process holds none of them
     locks = LeaderLocks(files)
     locks.hold("other")
@@ -148,10 +148,10 @@ def test_nothing_is_said_in_an_object_store(tmp_path: Path) -> None:
 
 
 def test_a_new_leader_removes_the_files_of_dead_ones_only(files: LocalFiles) -> None:
-    kill(in_a_child(files, "dead"))
-    alive = in_a_child(files, "alive")
+    kill(hold_in_child(files, "dead"))
+    alive = hold_in_child(files, "alive")
     try:
-        kill(in_a_child(files, "of another boot"))
+        kill(hold_in_child(files, "of another boot"))
         Path(files.root, FOLDER, "of another boot").write_bytes(b"of another boot")
         locks = LeaderLocks(files)
         locks.hold("new")

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 PARTITIONS = 4
 
 
-def random_rows(random: random.Random, count: int, step: int) -> list[SegmentRow]:
+def draw_rows(random: random.Random, count: int, step: int) -> list[SegmentRow]:
     rows = []
     for _ in range(count):
         base, length = random.randrange(200), random.randrange(1, 5)
@@ -56,7 +56,7 @@ def random_rows(random: random.Random, count: int, step: int) -> list[SegmentRow
     return rows
 
 
-def random_lookup(random: random.Random) -> Lookup:
+def draw_lookup(random: random.Random) -> Lookup:
     ranges = [
         OffsetRange(partition, start, start + random.randrange(1, 60))
         for partition in random.sample(range(PARTITIONS), random.randrange(1, PARTITIONS + 1))
@@ -95,7 +95,7 @@ def test_found_is_what_is_there_whoever_wrote_the_file(
     table = store.open(SEGMENTS)
     stored = StoredSegments(store)
     for step in range(1, 13):
-        new = random_rows(chance, chance.choice([1, 5, 15, 100]), step)
+        new = draw_rows(chance, chance.choice([1, 5, 15, 100]), step)
         rows += new
         name = f"{step}.parquet"
         written = SEGMENTS.table(new).sort_by([(key, "ascending") for key in SEGMENTS.sort_by])
@@ -109,7 +109,7 @@ def test_found_is_what_is_there_whoever_wrote_the_file(
             continue
         stored.move_to(table, step - 1)
         for _ in range(15):
-            lookup = random_lookup(chance)
+            lookup = draw_lookup(chance)
             selected = lookup.select_from(stored.find(lookup))
             selected = selected.filter(
                 pa.array([last >= lookup.start for last in selected["last_offset"].to_pylist()], pa.bool_())
@@ -147,7 +147,7 @@ def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: py
 # -- the tail -----------------------------------------------------------------------------------------------
 
 
-def tail_step(step: int, partition: int) -> Step:
+def make_tail_step(step: int, partition: int) -> Step:
     columns = {
         "kind": ["data"], "topic_id": [1], "topic": ["t"], "partition": [partition], "base_offset": [step],
         "record_count": [1], "last_offset": [step], "transactional": [False], "origin": ["publish"],
@@ -158,7 +158,7 @@ def tail_step(step: int, partition: int) -> Step:
 def test_a_long_tail_is_in_few_pieces() -> None:
     tail = TailSegments()
     for step in range(1, 2001):
-        tail.add([tail_step(step, step % 2)])
+        tail.add([make_tail_step(step, step % 2)])
         assert len(tail._joined) < 12
         assert len(tail._newest) <= tail_segments._MANY_NEWEST
     assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [
@@ -168,13 +168,13 @@ def test_a_long_tail_is_in_few_pieces() -> None:
     assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [1006, 1008]
 
 
-def log_of(chance: random.Random, steps: int) -> dict[int, list[SegmentRow]]:
+def draw_log(chance: random.Random, steps: int) -> dict[int, list[SegmentRow]]:
     """Return the segments of each step, each at the end of its partition."""
     ends: dict[tuple[int, int], int] = {}
     log: dict[int, list[SegmentRow]] = {}
     for step in range(1, steps + 1):
         log[step] = []
-        for row in random_rows(chance, chance.randrange(4), step):
+        for row in draw_rows(chance, chance.randrange(4), step):
             base = ends.get((row.topic_id, row.partition), 0)
             ends[row.topic_id, row.partition] = base + row.record_count
             first = None if row.first_offset is None else chance.randrange(base + 1)
@@ -183,7 +183,7 @@ def log_of(chance: random.Random, steps: int) -> dict[int, list[SegmentRow]]:
     return log
 
 
-def as_step(step: int, rows: list[SegmentRow]) -> Step:
+def make_step(step: int, rows: list[SegmentRow]) -> Step:
     part = Segments(SEGMENTS.table(rows).select(SEGMENT_SCHEMA.names).combine_chunks().to_batches()[0])
     return Step(step, 0, 1, [JournalEntry(Produced("t"), part)])
 
@@ -193,13 +193,13 @@ def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monk
     monkeypatch.setattr(tail_segments, "_MANY_NEWEST", newest)
     chance = random.Random(newest)
     for forgotten in (0, 0, 5, 12):
-        tail, log = TailSegments(), log_of(chance, 20)
-        tail.add([as_step(step, rows) for step, rows in log.items() if rows])
+        tail, log = TailSegments(), draw_log(chance, 20)
+        tail.add([make_step(step, rows) for step, rows in log.items() if rows])
         if forgotten:
             tail.forget(forgotten)
         rows = [row for step in range(forgotten + 1, 21) for row in log[step]]
         for _ in range(50):
-            lookup = random_lookup(chance)
+            lookup = draw_lookup(chance)
             starts = {range_.partition: range_.start for range_ in lookup.ranges}
             matching = [row for row in rows if is_wanted(row, lookup)]
             # aborts before the range of their partition end nothing in it

@@ -34,7 +34,7 @@ def first(path: Path) -> Iterator[Connection]:
         mq.close()
 
 
-def made_anew(path: Path) -> Connection:
+def recreate_namespace(path: Path) -> Connection:
     shutil.rmtree(path)
     return lakemq.connect(str(path), create=True, config=CONFIG)
 
@@ -45,7 +45,7 @@ def test_what_a_producer_of_the_old_one_sends_does_not_pass_for_a_repeat(path: P
         old = first.producer()
         for i in range(3):
             old.send("t", f"old {i}").result()
-    with made_anew(path) as second, second.serving():
+    with recreate_namespace(path) as second, second.serving():
         second.topics.create("t")
         new = second.producer()
         for i in range(5):
@@ -62,7 +62,7 @@ def test_a_leader_of_the_old_one_projects_nothing_into_it(path: Path, publishes:
     late.topics.create("old")
     if publishes:
         late.publish("old", pa.table({"value": ["a"]}))
-    with made_anew(path) as second:
+    with recreate_namespace(path) as second:
         serving.close()  # which projects the decisions
         late.close()
         assert {name: DeltaTable(str(path / name)).version() for name in TABLES} == dict.fromkeys(TABLES, 0)

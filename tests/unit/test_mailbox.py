@@ -69,7 +69,7 @@ def put_letters(root: Path, letters: Iterable[LetterName]) -> None:
         os.link(empty, f"{folder}/{letter.name}")
 
 
-def numbers(letters: list[LetterName]) -> list[tuple[str, int]]:
+def list_numbers(letters: list[LetterName]) -> list[tuple[str, int]]:
     return [(letter.client_id, letter.number) for letter in letters]
 
 
@@ -164,7 +164,7 @@ def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
     for client_id, number, now_ms in order:
         mailbox.put(client_id, number, b"", now_ms)
     expected = [("b", 2), ("b", 3), ("a", 9), ("a", 10), ("c", 1), ("a", 8)]
-    assert numbers(mailbox.list_waiting(10)) == expected
+    assert list_numbers(mailbox.list_waiting(10)) == expected
 
 
 def test_a_letter_is_put_once(files: Files):
@@ -193,8 +193,8 @@ def test_aliens_are_passed_over_and_reported(files: Files):
     files.put("mailbox/folder/1732176000000-c-0000000009", b"")
     assert mailbox.list_waiting(1) == []
     mailbox.put("c", 1, b"", NOW_MS)
-    assert numbers(mailbox.list_waiting(10)) == [("c", 1)]
-    assert numbers(mailbox.list_waiting(1)) == [("c", 1)]
+    assert list_numbers(mailbox.list_waiting(10)) == [("c", 1)]
+    assert list_numbers(mailbox.list_waiting(1)) == [("c", 1)]
     assert mailbox.list_alien_names(10) == aliens
     assert mailbox.list_alien_names(2) == aliens[:2]
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_deleted_is_named_and_does_not_keep_the_others(tmp_path: 
         mailbox.put(client_id, 1, b"", NOW_MS)
     ((letter, error),) = mailbox.discard(mailbox.list_waiting(10))
     assert (letter.client_id, error.strerror) == ("stuck", "Operation not permitted")
-    assert numbers(mailbox.list_waiting(10)) == [("stuck", 1)]
+    assert list_numbers(mailbox.list_waiting(10)) == [("stuck", 1)]
 
 
 def test_a_letter_has_a_bound(files: Files, monkeypatch: pytest.MonkeyPatch):
@@ -290,7 +290,7 @@ def test_a_full_mailbox_refuses(files: Files):
         mailbox.put("c", 4, b"", NOW_MS)
     clock.now_s += 1
     mailbox.put("c", 4, b"", NOW_MS)
-    assert numbers(mailbox.list_waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
+    assert list_numbers(mailbox.list_waiting(10)) == [("c", 2), ("c", 3), ("c", 4)]
 
 
 def test_letters_are_counted_at_most_once_a_second(tmp_path: Path):
@@ -348,7 +348,7 @@ def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
     for number in range(1, 20):
         mailbox.put("c", number, b"", NOW_MS)
         letters = mailbox.list_waiting(5)
-        assert numbers(letters) == [("c", number)]
+        assert list_numbers(letters) == [("c", number)]
         mailbox.discard(letters)
 
 
@@ -361,7 +361,7 @@ def test_who_comes_to_the_end_has_seen_what_is_new_as_well(tmp_path: Path):
     other.discard(other.list_waiting(100))
     other.put("new", 1, b"", 9_000)
     letters = list(stale.iterate_letters())
-    assert numbers(letters) == [("old", 6), ("old", 7), ("new", 1)]
+    assert list_numbers(letters) == [("old", 6), ("old", 7), ("new", 1)]
     assert [stale.read(letter) is not None for letter in letters] == [False, False, True]
 
 
@@ -374,7 +374,7 @@ def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
             own_letters = [letter for letter in take_some(mailbox, 20) if letter.client_id == "c"]
             if own_letters:
                 break
-        assert numbers(own_letters) == [("c", round)]
+        assert list_numbers(own_letters) == [("c", round)]
         mailbox.discard(own_letters)
 
 

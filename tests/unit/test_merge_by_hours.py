@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.test_waiting_rows import row
+from unit.test_waiting_rows import make_row
 
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows, iterate_by_hours
@@ -28,7 +28,7 @@ def handle(tmp_path: Path) -> TableHandle:
     store.create(DELAYED)
     handle = store.open(DELAYED)
     for step, keys in ((1, range(ROWS)), (2, range(0, ROWS, 3)), (3, range(5, ROWS, 7))):
-        handle.append_at(handle.version, DELAYED.table(row(key, step, step == 2) for key in keys), step)
+        handle.append_at(handle.version, DELAYED.table(make_row(key, step, step == 2) for key in keys), step)
     return handle
 
 

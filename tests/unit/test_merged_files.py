@@ -69,7 +69,7 @@ def connect(path: Path, **settings: Any) -> Connection:
 
 
 @contextmanager
-def one_term(mq: Connection) -> Iterator[Sequencer]:
+def lead_one_term(mq: Connection) -> Iterator[Sequencer]:
     """Lead for a term, and project at its end in two passes: all messages of the term are one data file."""
     sequencer, stop = mq.sequencer(), threading.Event()
     while not sequencer.try_lead():
@@ -89,17 +89,17 @@ def one_term(mq: Connection) -> Iterator[Sequencer]:
         sequencer.resign()
 
 
-def pass_by(mq: Connection, terms: int = 1) -> None:
+def lead_briefly(mq: Connection, terms: int = 1) -> None:
     """Lead for a moment, several times."""
     for _ in range(terms):
-        with one_term(mq):
+        with lead_one_term(mq):
             pass
 
 
 def publish(mq: Connection, *texts: str, topic: str = "a") -> None:
     """Publish each value in a term of its own."""
     for text in texts:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.publish(topic, pa.table({"value": [text]}))
 
 
@@ -107,7 +107,7 @@ def data_files(path: Path) -> set[str]:
     return {file.name for file in (path / MESSAGES.name).glob("*.parquet")}
 
 
-def of_publishers(path: Path) -> list[Path]:
+def list_files_of_publishers(path: Path) -> list[Path]:
     return [path / MESSAGES.name / name for name in data_files(path) if int(name[:16], 16) < SEQUENCERS_FILES]
 
 
@@ -124,7 +124,7 @@ TOLD_BY_THE_CLOCK = {"open_transactions": "open_ms"}
 """Columns that change while nothing happens."""
 
 
-def views(mq: Connection) -> dict[str, list[Any]]:
+def read_views(mq: Connection) -> dict[str, list[Any]]:
     """Return the rows of every view, without the columns that change while nothing happens."""
     with connect_duckdb(mq.namespace) as database:
         rows = {
@@ -138,7 +138,7 @@ def views(mq: Connection) -> dict[str, list[Any]]:
 
 def read_everything(mq: Connection) -> dict[str, Any]:
     """Return everything that readers can see."""
-    content: dict[str, Any] = views(mq)
+    content: dict[str, Any] = read_views(mq)
     content["dead"] = sql(
         mq,
         """SELECT d.step, d.source, d.error, m.key, m.value, m.headers FROM rejected_rows d JOIN messages m
@@ -185,18 +185,18 @@ def make_everything(mq: Connection, number: int) -> None:
 def test_views_and_fetches_are_the_same_before_and_after(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         for number in range(4):
-            with one_term(mq):
+            with lead_one_term(mq):
                 make_everything(mq, number)
         before, files = read_everything(mq), data_files(path)
         assert len(before["log"]) > len(before["log_committed"]) > 80
         assert len(before["dead"]) == 8
-        assert len(of_publishers(path)) == 4
-    for file in of_publishers(path)[:3]:
+        assert len(list_files_of_publishers(path)) == 4
+    for file in list_files_of_publishers(path)[:3]:
         age(file, days=2)
     segments = [rows.num_rows for rows in (mq.namespace.store.open(spec).read() for spec in (SEGMENTS, REJECTED_ROWS))]
     with connect(path) as mq:
         for _ in range(3):
-            pass_by(mq)
+            lead_briefly(mq)
             assert read_everything(mq) == before
         remaining = data_files(path)
         assert len(remaining & files) == 1, "a publisher's file stays that may still be named"
@@ -232,41 +232,41 @@ def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) 
     """Each message was released, or given up, at a time of its own, which the views show."""
     with connect(path, **{"merge.grace.ms": HOUR_MS, "project.interval.ms": 20}) as mq:
         for number in range(3):
-            with one_term(mq):
+            with lead_one_term(mq):
                 release_and_reject(mq, number)
-        before = views(mq)
+        before = read_views(mq)
         times = sql(mq, "SELECT DISTINCT topic, decided_at FROM log_committed WHERE origin <> 'publish'")
         assert len(times) >= 6
         segments = mq.namespace.store.open(SEGMENTS).read().num_rows
     with connect(path) as mq:
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         assert mq.namespace.store.open(SEGMENTS).read().num_rows < segments, "nothing was merged"
-        assert views(mq) == before
+        assert read_views(mq) == before
 
 
 @pytest.mark.extended
 def test_how_much_comes_to_a_topic_stays_what_it_was(path: Path) -> None:
     """`topic_stats` counts the messages of the newest minute, although it knows only the bounds of segments."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
         for second in (0, 50, 100, 130, 131):
-            with one_term(mq):
+            with lead_one_term(mq):
                 times = pa.array([second * 1_000, (second + 15) * 1_000], pa.timestamp("ms", "UTC"))
                 mq.publish("a", pa.table({"value": ["x"] * 2, "timestamp": times}))
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.delete_records("a", {0: 2})
-        before = views(mq)
+        before = read_views(mq)
     with connect(path) as mq:
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         assert len(data_files(path)) == 1
-        assert views(mq) == before
+        assert read_views(mq) == before
 
 
 @pytest.mark.extended
 def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
         publish(mq, "m0", "m1", "m2")
         old = mq.fetch("a")
@@ -275,7 +275,7 @@ def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
         for file in data_files(path):
             age(path / MESSAGES.name / file, days=1)
         before = data_files(path)
-        pass_by(mq)
+        lead_briefly(mq)
         assert before < data_files(path)
         assert Leftovers(mq.namespace.files).list_announced_paths(MESSAGES.name) == before, (
             "the new one may be merged again"
@@ -288,12 +288,12 @@ def texts(fetched: FetchResult) -> list[str]:
     return [value.decode() for value in fetched.to_arrow()["value"].to_pylist()]
 
 
-def merged_away(path: Path, read: Callable[[Connection], Any]) -> Any:
+def read_before_merge(path: Path, read: Callable[[Connection], Any]) -> Any:
     """Return what a connection read before the files went, and the connection, which has not looked since."""
     with connect(path) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a", 2)
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.publish("a", pa.table({"value": ["m0", "m1", "m2"], "key": ["0", "1", "2"]}))
             with mq.producer("tx") as producer:
                 producer.begin_transaction()
@@ -305,14 +305,16 @@ def merged_away(path: Path, read: Callable[[Connection], Any]) -> Any:
             content_before = read(other)
             before = data_files(path)
             publish(mq, "m4")
-            pass_by(mq, 3)
+            lead_briefly(mq, 3)
             assert not before & data_files(path)
             yield content_before, other
 
 
 @pytest.mark.extended
 def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
-    for old, _ in merged_away(path, lambda other: (other.fetch("a"), other.fetch("a", isolation="read_uncommitted"))):
+    for old, _ in read_before_merge(
+        path, lambda other: (other.fetch("a"), other.fetch("a", isolation="read_uncommitted"))
+    ):
         committed, all_rows = old
         assert sorted(texts(committed)) == ["m0", "m1", "m2", "m3"]
         assert sorted(texts(all_rows)) == ["aborted", "m0", "m1", "m2", "m3"]
@@ -328,7 +330,7 @@ def test_a_plan_whose_files_are_gone_is_made_again(path: Path) -> None:
 @pytest.mark.extended
 def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None:
     with connect(path) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
             mq.publish("a", pa.table({"value": ["stays", "brief"], "ttl_ms": [None, 1_500]}))
         publish(mq, "m1")
@@ -336,7 +338,7 @@ def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None
             old, before = other.fetch("a"), data_files(path)
             time.sleep(1.6)
             publish(mq, "m2")
-            pass_by(mq, 3)
+            lead_briefly(mq, 3)
             assert not before & data_files(path)
             assert texts(old) == ["stays", "brief", "m1"]
             assert texts(other.fetch("a")) == ["stays", "m1", "m2"]
@@ -344,13 +346,13 @@ def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None
 
 @pytest.mark.extended
 def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
-    for old, other in merged_away(path, lambda other: values(other, "a")):
+    for old, other in read_before_merge(path, lambda other: values(other, "a")):
         assert sorted(values(other, "a")) == sorted([*old, "m4"])
 
 
 @pytest.mark.extended
 def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
-    for old, _ in merged_away(path, lambda other: other.fetch("a")):
+    for old, _ in read_before_merge(path, lambda other: other.fetch("a")):
         for file in data_files(path):
             (path / MESSAGES.name / file).unlink()
         with pytest.raises(FileTruncated, match="is gone"):
@@ -360,7 +362,7 @@ def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
 def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
     """Merged segments have a step that the older watermark would skip."""
     with connect(path) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
         publish(mq, "m0")
         store = mq.namespace.store
@@ -375,42 +377,42 @@ def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
 # -- removal of files ---------------------------------------------------------------------------------------
 
 
-def request_of(mq: Connection, file: DataFile) -> Produce:
+def build_request(mq: Connection, file: DataFile) -> Produce:
     topic, state = mq.topics.describe("a"), mq.state()
     ranges = Ranges([0], [0], [0], [0], [file.record_count], [0], [0])
     return Produce([TopicRef("a", topic.topic_id, 1)], ranges, state.step, [file])
 
 
-def a_file(mq: Connection, file_id: int, count: int = 3) -> DataFile:
+def write_file(mq: Connection, file_id: int, count: int = 3) -> DataFile:
     values = {"topic": "a", "partition": 0, "timestamp": 0, "value": b"%d" % file_id}
     body = pa.table([pa.array([values.get(f.name)] * count, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
     return DataFile(*write_data_file(mq.namespace.files, file_id, body))
 
 
 def test_a_request_that_names_an_old_file_is_refused(path: Path) -> None:
-    with connect(path) as mq, one_term(mq):
+    with connect(path) as mq, lead_one_term(mq):
         mq.topics.create("a")
-        file = a_file(mq, 7)
+        file = write_file(mq, 7)
         age(path / MESSAGES.name / f"{7:016x}.parquet", days=1.01)
         with pytest.raises(FileMissing, match=r"publish\.max\.duration\.ms"):
-            mq.requester.ask(request_of(mq, file))
+            mq.requester.ask(build_request(mq, file))
         assert mq.end_offsets("a") == {0: 0}
 
 
 def test_what_was_published_before_a_merge_is_known_after_it(path: Path) -> None:
     with connect(path) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
-            sent = [request_of(mq, a_file(mq, number)) for number in (7, 8)]
+            sent = [build_request(mq, write_file(mq, number)) for number in (7, 8)]
             for request in sent:
                 mq.requester.ask(request)
             published = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
-        for file in of_publishers(path):
+        for file in list_files_of_publishers(path):
             age(file, days=2)
         before = values(mq, "a")
-        pass_by(mq, 3)
-        assert not of_publishers(path)
-        with one_term(mq):
+        lead_briefly(mq, 3)
+        assert not list_files_of_publishers(path)
+        with lead_one_term(mq):
             assert not published.duplicate
             published_again = mq.publish("a", pa.table({"value": ["once"]}), txn_app_id="app", txn_version=1)
             assert published_again.duplicate
@@ -422,34 +424,34 @@ def test_what_was_published_before_a_merge_is_known_after_it(path: Path) -> None
 @pytest.mark.extended
 def test_a_file_stays_that_a_letter_names(path: Path) -> None:
     with connect(path) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
-            files = [a_file(mq, number) for number in (7, 8)]
+            files = [write_file(mq, number) for number in (7, 8)]
             for file in files:
-                mq.requester.ask(request_of(mq, file))
-        for old in of_publishers(path):
+                mq.requester.ask(build_request(mq, file))
+        for old in list_files_of_publishers(path):
             age(old, days=2)
         # there is a gap, so it keeps waiting
         now_ms, client = time.time_ns() // 1_000_000, "0" * 32
-        letter = Letter(client, 9, [request_of(mq, files[0])], now_ms)
+        letter = Letter(client, 9, [build_request(mq, files[0])], now_ms)
         name = mq.namespace.mailbox.put(client, 9, letter_bytes(letter, None), now_ms)
         mq.namespace.mailbox.put(client, 8, b"junk", now_ms)
-        pass_by(mq, 3)
-        assert [int(file.stem, 16) for file in of_publishers(path)] == [7]
+        lead_briefly(mq, 3)
+        assert [int(file.stem, 16) for file in list_files_of_publishers(path)] == [7]
         assert len(values(mq, "a")) == 6
         mq.namespace.files.delete([f"{LETTERS}/{name}"])
         publish(mq, "more")
-        pass_by(mq, 3)
-        assert not of_publishers(path)
+        lead_briefly(mq, 3)
+        assert not list_files_of_publishers(path)
         assert len(values(mq, "a")) == 7
 
 
 def publish_delayed(mq: Connection, delay_ms: int) -> int:
     """Publish a waiting message and one that does not wait, between two others. Return the id of their data file."""
-    with one_term(mq):
+    with lead_one_term(mq):
         mq.topics.create("a")
     publish(mq, "m0")
-    with one_term(mq):
+    with lead_one_term(mq):
         published = mq.publish("a", pa.table({"value": ["late", "m1"], "delay_ms": [delay_ms, None]}))
     publish(mq, "m2")
     assert published.waiting[0].file_id is not None
@@ -461,7 +463,7 @@ def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> No
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         file_id = publish_delayed(mq, HOUR_MS)
     with connect(path) as mq:
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         assert file_id in mq.fetch("a").plan.segments["file_id"].to_pylist()
         assert len(data_files(path)) == 2
         assert values(mq, "a") == ["m0", "m1", "m2"]
@@ -471,10 +473,10 @@ def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> No
 def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files with waiting rows are the smallest, and a merge has room for no more than them."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
         for number in range(3):
-            with one_term(mq):
+            with lead_one_term(mq):
                 mq.publish("a", pa.table({"value": ["late", f"m{number}"], "delay_ms": [HOUR_MS, None]}))
         waiting = {path / MESSAGES.name / name: 0 for name in data_files(path)}
         publish(mq, *(os.urandom(200).hex() for _ in range(3)))
@@ -486,7 +488,7 @@ def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monke
     assert sum(sorted(sizes)[3:]) <= most_bytes
     monkeypatch.setattr(merging, "MAX_BYTES_AT_ONCE", most_bytes)
     with connect(path) as mq:
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         assert len(data_files(path)) == 4  # three with waiting rows, and one merged file
         assert values(mq, "a") == expected
 
@@ -495,12 +497,12 @@ def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monke
 def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         publish_delayed(mq, 500)
-        with one_term(mq):
+        with lead_one_term(mq):
             while len(values(mq, "a")) < 4:
                 time.sleep(0.01)
     with connect(path) as mq:
         expected = values(mq, "a")
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         assert len(data_files(path)) == 1
         assert values(mq, "a") == expected
 
@@ -508,22 +510,22 @@ def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
 @pytest.mark.extended
 def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.create("a")
         publish(mq, "m0", "m1", "m2")
         broken = path / MESSAGES.name / f"{mq.fetch('a').plan.segments['file_id'][1].as_py():016x}.parquet"
         broken.write_bytes(broken.read_bytes()[:-1] + b"!")
         (path / MESSAGES.name / "strange.parquet").write_bytes(b"strange")
     with connect(path) as mq:
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         assert broken.name in data_files(path)
         assert len(data_files(path)) == 3
-        assert [values_from(mq, start) for start in (0, 2)] == [["m0"], ["m2"]]
+        assert [read_values_from(mq, start) for start in (0, 2)] == [["m0"], ["m2"]]
         with pytest.raises(FileTruncated):
             mq.fetch("a").to_arrow()
 
 
-def values_from(mq: Connection, start: int) -> list[str]:
+def read_values_from(mq: Connection, start: int) -> list[str]:
     return texts(mq.fetch("a", start=start, end=start + 1))
 
 
@@ -531,16 +533,16 @@ def values_from(mq: Connection, start: int) -> list[str]:
 def test_rows_of_a_deleted_topic_stay_behind(path: Path) -> None:
     with connect(path, **{"checkpoint.interval": 5}) as mq:
         for topic in ("a", "b"):
-            with one_term(mq):
+            with lead_one_term(mq):
                 mq.topics.create(topic)
             publish(mq, topic, topic=topic)
-        with one_term(mq):
+        with lead_one_term(mq):
             mq.topics.delete("b")
         publish(mq, "more")
         while mq.namespace.store.open(SEGMENTS).read().filter(pa.compute.field("topic") == "b").num_rows:
             publish(mq, "and more")
         publish(mq, "last")
-        pass_by(mq, 3)
+        lead_briefly(mq, 3)
         rows = mq.namespace.store.open(MESSAGES).read(["value"])["value"].to_pylist()
         assert b"b" not in rows
         assert sorted(rows) == sorted(text.encode() for text in values(mq, "a"))

@@ -51,7 +51,7 @@ SENT = {"producer_id": 4, "producer_epoch": 1, "base_sequence": 20}
 """The columns of a segment that a producer has sent."""
 
 
-def segment(step: int, base_offset: int, first_row: int, record_count: int = 1, **more: Any) -> SegmentRow:
+def make_segment(step: int, base_offset: int, first_row: int, record_count: int = 1, **more: Any) -> SegmentRow:
     columns = {**PLAIN, "min_timestamp_ms": 10 * step, "max_timestamp_ms": 10 * step + 5, **more}
     last_offset = base_offset + record_count - 1
     return SegmentRow(
@@ -113,9 +113,9 @@ def coalesce(segments: pa.Table, floor: int) -> pa.Table:
 
 @pytest.mark.parametrize("author", [{}, SENT])
 def test_segments_that_touch_become_one(author: dict[str, Any]) -> None:
-    first, second = segment(3, 7, 0, 2, **author), segment(4, 9, 2, **_after(author, 2))
+    first, second = make_segment(3, 7, 0, 2, **author), make_segment(4, 9, 2, **_after(author, 2))
     (row,) = SEGMENTS.rows(coalesce(SEGMENTS.table([second, first]), FLOOR))
-    assert row == segment(4, 7, 0, 3, **{**author, "min_timestamp_ms": 30, "max_timestamp_ms": 45})
+    assert row == make_segment(4, 7, 0, 3, **{**author, "min_timestamp_ms": 30, "max_timestamp_ms": 45})
 
 
 def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -150,23 +150,23 @@ def _after(author: Mapping[str, Any], count: int) -> dict[str, Any]:
 )
 def test_segments_stay_two_where_anything_differs(changed: dict[str, Any]) -> None:
     second = {"step": 4, "base_offset": 9, "first_row": 2, **SENT, "base_sequence": 22}
-    assert coalesce(SEGMENTS.table([segment(3, 7, 0, 2, **SENT), segment(**second)]), FLOOR).num_rows == 1
+    assert coalesce(SEGMENTS.table([make_segment(3, 7, 0, 2, **SENT), make_segment(**second)]), FLOOR).num_rows == 1
     last_offset = changed.pop("last_offset", None)
-    segments = [segment(3, 7, 0, 2, **SENT), segment(**{**second, **changed})]
+    segments = [make_segment(3, 7, 0, 2, **SENT), make_segment(**{**second, **changed})]
     assert last_offset is None or segments[1].last_offset == last_offset
     merged = SEGMENTS.rows(coalesce(SEGMENTS.table(segments), FLOOR))
     assert sorted(merged, key=lambda row: row.step) == segments
 
 
 def test_above_the_floor_what_one_step_decided_becomes_one() -> None:
-    segments = [segment(FLOOR + 1, 0, 0), segment(FLOOR + 1, 1, 1)]
+    segments = [make_segment(FLOOR + 1, 0, 0), make_segment(FLOOR + 1, 1, 1)]
     assert coalesce(SEGMENTS.table(segments), FLOOR).num_rows == 1
 
 
 def make_timed_segments(*bounds_ms: tuple[int, int]) -> list[SegmentRow]:
     """Return adjacent segments of two messages each, with the times of their first and last message."""
     return [
-        replace(segment(1, 2 * i, 2 * i, 2), min_timestamp_ms=first_ms, max_timestamp_ms=last_ms)
+        replace(make_segment(1, 2 * i, 2 * i, 2), min_timestamp_ms=first_ms, max_timestamp_ms=last_ms)
         for i, (first_ms, last_ms) in enumerate(bounds_ms)
     ]
 
@@ -189,14 +189,14 @@ def test_segments_are_joined_only_on_one_side_of_the_newest_minute(
 def test_the_newest_minute_is_that_of_the_whole_topic() -> None:
     older = make_timed_segments((1, 10), (50_000, 60_000))
     assert coalesce(SEGMENTS.table(older), FLOOR).num_rows == 1
-    newer = replace(segment(2, 0, 0), partition=1, file_id=MERGED + 1, max_timestamp_ms=60_020, min_timestamp_ms=0)
+    newer = replace(make_segment(2, 0, 0), partition=1, file_id=MERGED + 1, max_timestamp_ms=60_020, min_timestamp_ms=0)
     bounds = LogBounds(lambda: [SEGMENTS.table(older), SEGMENTS.table([newer])])
     assert coalesce_segments(SEGMENTS.table(older), FLOOR, bounds).num_rows == 2
 
 
 def test_what_is_deleted_is_not_joined_to_what_is_not() -> None:
     rows = SEGMENTS.table(make_timed_segments((0, 1), (2, 3), (4, 5), (6, 7)))
-    cut = replace(segment(2, 4, 0), kind="log_start")
+    cut = replace(make_segment(2, 4, 0), kind="log_start")
     bounds = LogBounds(lambda: [rows, SEGMENTS.table([cut])])
     assert coalesce_segments(rows, FLOOR, bounds).column("base_offset").to_pylist() == [0, 4]
 
@@ -204,7 +204,7 @@ def test_what_is_deleted_is_not_joined_to_what_is_not() -> None:
 @pytest.mark.parametrize("kind", ["commit", "abort", "log_start", "topic_deleted"])
 def test_what_is_no_data_stays_as_it_is(kind: str) -> None:
     bare = ("file_id", "footer_hash", "first_row", "file_partition", "min_timestamp_ms", "max_timestamp_ms")
-    rows = [replace(segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
+    rows = [replace(make_segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
     assert SEGMENTS.rows(coalesce(SEGMENTS.table(rows), FLOOR)) == rows
 
 
@@ -235,7 +235,7 @@ def histories(draw: st.DrawFn) -> tuple[list[SegmentRow], list[RejectionRow]]:
             base = ends.get((topic_id, partition), 0)
             ends[topic_id, partition] = base + length + draw(st.integers(0, 1))  # or a marker follows
             place = {"topic_id": topic_id, "topic": f"t{topic_id}", "partition": partition, "file_id": file_id}
-            segments.append(segment(step, base, row, length, **{**place, **author}))
+            segments.append(make_segment(step, base, row, length, **{**place, **author}))
     return segments, dead
 
 
@@ -294,7 +294,7 @@ def _assert_as_few_as_can_be(segments: pa.Table, floor: int) -> None:
 
 @pytest.mark.parametrize(("first_row", "record_count"), [(-1, 2), (11, 2), (12, 1), (3, 0), (3, -1)])
 def test_a_range_that_leaves_its_file_is_none(first_row: int, record_count: int) -> None:
-    ranges = SEGMENTS.table([segment(1, 0, first_row, record_count, file_id=7)])
+    ranges = SEGMENTS.table([make_segment(1, 0, first_row, record_count, file_id=7)])
     with pytest.raises(ValueError, match="not in its file"):
         find_pointed_rows(ranges, np.array(list(FILES)), np.array(list(FILES.values())))
 

@@ -26,7 +26,7 @@ def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciling, "MAX_MOVES", 2)
 
 
-def joining(protocol: str, member: str = "C1") -> JoinGroup:
+def make_join(protocol: str, member: str = "C1") -> JoinGroup:
     return JoinGroup("g", member, ["t"], None, None, 6_000, 10_000, "earliest", {"group.protocol": protocol})
 
 
@@ -34,14 +34,14 @@ def join_first_member(protocol: str, partitions: int = 10) -> Harness:
     """Let a member join alone and compute its target. The next step begins to move partitions."""
     mq = Harness()
     mq.create("t", partitions)
-    mq.one(joining(protocol))
+    mq.one(make_join(protocol))
     mq.now_ms += 3_000  # of a classic group, which waits for other members
     mq.expire()
     mq.see(*mq.targets())
     return mq
 
 
-def count_owned(state: State) -> int:
+def count_owned_partitions(state: State) -> int:
     return len(state.groups["g"].places_by_owner.get("C1", ()))
 
 
@@ -50,41 +50,41 @@ def test_each_step_moves_some_and_the_last_one_completes(protocol: str) -> None:
     mq, counts = join_first_member(protocol), []
     while mq.state.list_moving_groups():
         assert mq.state.groups["g"].status is GroupStatus.COMPLETING
-        counts.append(count_owned(mq.state))
+        counts.append(count_owned_partitions(mq.state))
         mq.see()
-    assert (counts, count_owned(mq.state)) == ([4, 8], 10)
+    assert (counts, count_owned_partitions(mq.state)) == ([4, 8], 10)
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
 
 
 def test_whatever_else_is_asked_meanwhile() -> None:
     mq = join_first_member("cooperative")
     mq.create("another")
-    assert count_owned(mq.state) == 8
+    assert count_owned_partitions(mq.state) == 8
     mq.one(AlterTopic("t", partitions=11))
-    assert count_owned(mq.state) == 8, "what is new may change who gets the rest"
+    assert count_owned_partitions(mq.state) == 8, "what is new may change who gets the rest"
     mq.assign()
-    assert count_owned(mq.state) == 11
+    assert count_owned_partitions(mq.state) == 11
 
 
 def test_a_classic_group_moves_as_a_whole() -> None:
     mq = join_first_member("classic")
-    assert (count_owned(mq.state), mq.state.list_moving_groups()) == (10, set())
+    assert (count_owned_partitions(mq.state), mq.state.list_moving_groups()) == (10, set())
 
 
 def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
     """Only lost partitions wait for their member. Otherwise all others would wait as well."""
     mq = join_first_member("queue", 4)
-    mq.one(joining("queue", "C2"))
+    mq.one(make_join("queue", "C2"))
     mq.assign()
     mq.one(LeaveGroup("g", ["C2"]))
     assert mq.state.groups["g"].not_before_ms
     mq.one(AlterTopic("t", partitions=12))
     mq.see(*mq.targets())
-    assert (count_owned(mq.state), mq.state.list_moving_groups()) == (10, set())
+    assert (count_owned_partitions(mq.state), mq.state.list_moving_groups()) == (10, set())
     mq.now_ms += 5_000
     mq.expire()
     mq.assign()
-    assert count_owned(mq.state) == 12
+    assert count_owned_partitions(mq.state) == 12
 
 
 @pytest.mark.parametrize("by_tables", [0, 1])
@@ -120,13 +120,13 @@ def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monke
 def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
     player = Player()
     player.ask(AlterTopic("t", partitions=20))
-    player.ask(joining("cooperative"))
+    player.ask(make_join("cooperative"))
     player.step()
     player.background.run()  # the assignor as well
     counts = []
     while player.leader.step().working:
         player.world.remember_steps()
-        counts.append(count_owned(player.leader.state))
+        counts.append(count_owned_partitions(player.leader.state))
     assert counts == [4, 8, 12, 16]
-    assert count_owned(player.leader.state) == 20
+    assert count_owned_partitions(player.leader.state) == 20
     player.world.close()

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from unit.consuming import add, list_owned
+from unit.consuming import add, list_partitions
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
@@ -34,11 +34,11 @@ def test_a_batch_says_since_when_and_from_where_its_partitions_are_owned(mq: Con
                 lambda: (
                     not first_consumer.poll()
                     and not second_consumer.poll()
-                    and len(list_owned(first_consumer)) == len(list_owned(second_consumer)) == 1
+                    and len(list_partitions(first_consumer)) == len(list_partitions(second_consumer)) == 1
                 )
             )
             add(mq, topic, {0: 1, 1: 1})
-            (partition,) = list_owned(second_consumer)
+            (partition,) = list_partitions(second_consumer)
             later = second_consumer.poll(timeout_ms=5_000)
             ownership = later.ownership[topic, partition]
             assert (ownership.first_offset, list(later.ownership)) == ((3, 2)[partition], [(topic, partition)])

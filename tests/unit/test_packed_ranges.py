@@ -81,7 +81,7 @@ def test_merged_blocks_have_what_was_left_in_them(
         )
 
 
-def range_at(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
+def make_range(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
     published = DelayedRange(topic_id, f"t{topic_id}", 0, 7, None, number, 1, due_ms, due_ms, 0, 0)
     return WaitingRange(published, number, 0, None, None, None, False)
 
@@ -93,7 +93,7 @@ def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(packed, "MAX_SMALL_BLOCKS", 3)
     chance, ranges, model = random.Random(seed), WaitingRanges(), dict[RangeKey, WaitingRange]()
     for number in range(600):
-        added = range_at(number, chance.randrange(1000), chance.choice([1, 2]))
+        added = make_range(number, chance.randrange(1000), chance.choice([1, 2]))
         ranges.add(added)
         ranges.idle[by_key(added)] = None
         model[by_key(added)] = replace(added)
@@ -133,7 +133,7 @@ def test_a_range_that_is_not_there_is_not_found() -> None:
     ranges = PackedRanges()
     assert ranges.first_due_ms == NEVER_MS
     assert not ranges.has_any([RangeKey(1, 7, 0)])
-    ranges.append_block(pack_ranges([range_at(number, HOUR_MS) for number in range(1000)]))
+    ranges.append_block(pack_ranges([make_range(number, HOUR_MS) for number in range(1000)]))
     absent_keys = [RangeKey(1, 7, number, 1) for number in range(1000)] + [
         RangeKey(2, 7, number) for number in range(1000)
     ]
@@ -146,5 +146,5 @@ def test_a_packed_range_takes_few_bytes() -> None:
     """The messages are sent one by one, a millisecond apart, and are due at any second of a year."""
     chance = random.Random(1)
     due_ms = [chance.randrange(365 * 24 * 3600) * 1000 for _ in range(4096)]
-    block = pack_ranges([range_at(number, ms) for number, ms in enumerate(due_ms)])
+    block = pack_ranges([make_range(number, ms) for number, ms in enumerate(due_ms)])
     assert block.size_bytes / block.count < 8

@@ -17,18 +17,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 PAGE = (Path(__file__).parents[2] / "docs" / "patterns.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
+def read_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def test_the_programs_print_what_the_page_says(tmp_path: Path) -> None:
-    program = "\n".join([*blocks("python"), "mq.close()"])
+    program = "\n".join([*read_blocks("python"), "mq.close()"])
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(blocks("text"))
-    assert len(blocks("text")) == 4
+    assert done.stdout == "".join(read_blocks("text"))
+    assert len(read_blocks("text")) == 4
 
 
 def test_of_two_merges_at_once_one_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ AT = datetime(2024, 5, 1, 12, 0, 0, 123_456, tzinfo=timezone.utc)
 US = timedelta(microseconds=1)
 
 
-def texts(table: pa.Table) -> list[str]:
+def read_texts(table: pa.Table) -> list[str]:
     return [value.decode() for value in table["value"].to_pylist()]
 
 
@@ -37,8 +37,8 @@ def test_a_time_is_exact_to_the_microsecond(mq: Connection) -> None:
     table = pa.table({"value": ["-2", "-1", "0", "1", "2"], "timestamp": pa.array(stamps, pa.timestamp("us", "UTC"))})
     mq.publish(topic, table)
     for i, stamp in enumerate(stamps):
-        assert texts(mq.fetch(topic, start=stamp).to_arrow()) == ["-2", "-1", "0", "1", "2"][i:]
-        assert texts(mq.fetch(topic, end=stamp).to_arrow()) == ["-2", "-1", "0", "1", "2"][:i]
+        assert read_texts(mq.fetch(topic, start=stamp).to_arrow()) == ["-2", "-1", "0", "1", "2"][i:]
+        assert read_texts(mq.fetch(topic, end=stamp).to_arrow()) == ["-2", "-1", "0", "1", "2"][:i]
         assert mq.offsets_for_times(topic, {0: stamp}) == {0: (i, 1_714_564_800_123)}
     assert mq.fetch(topic, start=AT + 3 * US).record_count == 0
     assert mq.offsets_for_times(topic, {0: 1_714_564_800_123}) == {0: (0, 1_714_564_800_123)}
@@ -51,7 +51,7 @@ def test_each_message_has_its_turn_where_segments_share_a_millisecond(mq: Connec
         mq.publish(
             topic, pa.table({"value": [str(i)], "timestamp": pa.array([AT + i * US], pa.timestamp("us", "UTC"))})
         )
-    assert texts(mq.fetch(topic, start=AT + US).to_arrow()) == ["1", "2"]
+    assert read_texts(mq.fetch(topic, start=AT + US).to_arrow()) == ["1", "2"]
 
 
 @pytest.mark.parametrize("time", ["today", 1.5, None, True, -(10**16), -(2**63)])
@@ -114,24 +114,24 @@ def test_a_tail_goes_on_at_the_log_start(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, "0", "1", "2")
     tail = mq.tail(topic, start="earliest", poll_ms=1)
-    assert texts(next(tail)) == ["0", "1", "2"]
+    assert read_texts(next(tail)) == ["0", "1", "2"]
     add(mq, topic, "3", "4")
     add(mq, topic, "other", partition=1)
     mq.topics.delete_records(topic, {0: 4})
-    assert texts(next(tail)) == ["4", "other"]
+    assert read_texts(next(tail)) == ["4", "other"]
     mq.topics.delete_records(topic, {0: -1})
     add(mq, topic, "5")
-    assert texts(next(tail)) == ["5"]
+    assert read_texts(next(tail)) == ["5"]
 
 
 def test_a_tail_sees_partitions_that_are_added(mq: Connection) -> None:
     topic = new_topic(mq)
     tail = mq.tail(topic, poll_ms=1, start="earliest")
     add(mq, topic, "first")
-    assert texts(next(tail)) == ["first"]
+    assert read_texts(next(tail)) == ["first"]
     mq.topics.alter(topic, partitions=2)
     add(mq, topic, "added", partition=1)
-    assert texts(next(tail)) == ["added"]
+    assert read_texts(next(tail)) == ["added"]
 
 
 def test_a_tail_begins_where_it_was_asked_for(mq: Connection) -> None:
@@ -139,7 +139,7 @@ def test_a_tail_begins_where_it_was_asked_for(mq: Connection) -> None:
     add(mq, topic, "before")
     tail = mq.tail(topic, poll_ms=1)
     add(mq, topic, "after")
-    assert texts(next(tail)) == ["after"]
+    assert read_texts(next(tail)) == ["after"]
 
 
 @pytest.mark.parametrize("anew", [False, True])
@@ -147,7 +147,7 @@ def test_a_tail_of_a_deleted_topic_says_so(mq: Connection, anew: bool) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old")
     tail = mq.tail(topic, start="earliest", poll_ms=1)
-    assert texts(next(tail)) == ["old"]
+    assert read_texts(next(tail)) == ["old"]
     mq.topics.delete(topic)
     if anew:
         mq.topics.create(topic)

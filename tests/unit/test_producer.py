@@ -36,14 +36,14 @@ from lakemq.errors import (
 SECRET = "4929-7226-1500-0064"
 
 
-def places(mq: Connection, topic: str) -> dict[tuple[int, int], str]:
+def read_records(mq: Connection, topic: str) -> dict[tuple[int, int], str]:
     """Return the value of each (partition, offset)."""
     rows = mq.fetch(topic).to_arrow()
     columns = (rows[name].to_pylist() for name in ("partition", "offset", "value"))
     return {(partition, offset): value.decode() for partition, offset, value in zip(*columns, strict=True)}
 
 
-def keys(mq: Connection, topic: str) -> list[bytes | None]:
+def read_keys(mq: Connection, topic: str) -> list[bytes | None]:
     return mq.fetch(topic).to_arrow()["key"].to_pylist()
 
 
@@ -65,7 +65,7 @@ def test_a_future_says_where_its_record_is(mq: Connection, value_bytes: int, mon
                 other.send(topic, f"other {i}")
         producer.flush()
         other.flush()
-    records = places(mq, topic)
+    records = read_records(mq, topic)
     assert len(records) == 420
     for i, (value, future) in enumerate(sent.items()):
         metadata = future.result()
@@ -303,7 +303,7 @@ def test_a_key_wins_over_the_headers_and_one_header_over_the_other(mq: Connectio
             topic,
             pa.table({"value": ["x"] * len(cases), "key": pa.array([key for key, _, _ in cases]), "headers": headers}),
         )
-    assert keys(mq, topic) == [expected for _, _, expected in cases] * 2
+    assert read_keys(mq, topic) == [expected for _, _, expected in cases] * 2
 
 
 # -- options --------------------------------------------------------------------------------------------

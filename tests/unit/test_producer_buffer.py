@@ -50,7 +50,7 @@ class Play:
         self.buffer.add_record(topic, size, b"k", b"v", None)
         return self._observe()
 
-    def _seen(self) -> object:
+    def _observe(self) -> object:
         queued = [(batch.number, batch.size_bytes, len(batch.records.values)) for batch in self.buffer._queue]  # type: ignore[union-attr]
         return self.buffer.held_bytes, self.buffer._due_in_ms(), queued
 

@@ -15,7 +15,7 @@ from lakemq.engine.client.publish.failures import _MAX_FAILURES, Failure, Failur
 from lakemq.errors import LakeMQError, RequestTimedOut, UnknownTopicOrPartition
 
 
-def in_another_thread(call: Callable[[], Any]) -> Any:
+def run_in_thread(call: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result(30)
 
@@ -79,7 +79,7 @@ def test_a_thread_is_told_what_a_future_has_told_to_another(mq: Connection, topi
     with mq.producer(linger_ms=0) as producer:
         producer.flush()
         future = producer.send(new_name("missing"), "lost")
-        assert in_another_thread(future.exception)
+        assert run_in_thread(future.exception)
         with pytest.raises(UnknownTopicOrPartition):
             producer.flush()
         producer.flush()
@@ -99,7 +99,7 @@ def make_failure(number: int, record_count: int = 1, has_futures: bool = True) -
     return Failure(number, RequestTimedOut(f"{number}"), "t", record_count, has_futures)
 
 
-def raised_by(failures: Failures) -> str | None:
+def raise_unreported(failures: Failures) -> str | None:
     try:
         failures.raise_unreported()
     except LakeMQError as error:
@@ -118,8 +118,8 @@ def test_a_batch_is_known_when_each_of_its_records_is(failures: Failures):
 
 def test_a_table_is_known_when_its_error_was_raised(failures: Failures):
     failures.add(make_failure(1, has_futures=False))
-    assert raised_by(failures) == str(RequestTimedOut("1"))
-    assert raised_by(failures) is None
+    assert raise_unreported(failures) == str(RequestTimedOut("1"))
+    assert raise_unreported(failures) is None
 
 
 def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failures: Failures):
@@ -128,7 +128,7 @@ def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failure
     failures.mark_record_reported(2, 0)
     failures.mark_record_reported(1, 0)
     assert not failures.is_up_to_date
-    assert raised_by(failures) == str(RequestTimedOut("3"))
+    assert raise_unreported(failures) == str(RequestTimedOut("3"))
     assert failures.is_up_to_date
 
 
@@ -138,8 +138,8 @@ def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures
         failures.add(make_failure(number))
     for number in range(1, _MAX_FAILURES + 3):
         failures.mark_record_reported(number, 0)
-    assert raised_by(failures) == str(RequestTimedOut("3"))
-    assert raised_by(failures) is None
+    assert raise_unreported(failures) == str(RequestTimedOut("3"))
+    assert raise_unreported(failures) is None
 
 
 def test_a_thread_that_reads_each_future_in_time_is_never_interrupted(failures: Failures):

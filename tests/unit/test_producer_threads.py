@@ -52,7 +52,7 @@ def mq_without_sequencer(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-def in_threads(call: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+def run_in_threads(call: Callable[[int], Any], count: int = THREADS) -> list[Any]:
     """Start the threads together, and return what each returns or raises."""
     begun = threading.Barrier(count)
 
@@ -68,7 +68,7 @@ def in_threads(call: Callable[[int], Any], count: int = THREADS) -> list[Any]:
 
 
 @contextmanager
-def meanwhile(call: Callable[[], None]) -> Iterator[None]:
+def call_meanwhile(call: Callable[[], None]) -> Iterator[None]:
     """Make the call again and again in another thread, until the block ends."""
     stop = threading.Event()
 
@@ -106,7 +106,7 @@ def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[
     monkeypatch.setattr(mq.requester, "submit_all", lambda requests: change(ask, requests))
 
 
-def impatient(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalProducer:
+def open_impatient_producer(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalProducer:
     """Return a producer that does not ask again for the outcome of its transaction."""
     producer = mq.producer(new_name("id"), linger_ms=60_000)
     monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
@@ -132,7 +132,7 @@ def test_each_thread_that_flushes_is_told_that_nothing_was_acknowledged(mq_witho
         return future.exception()
 
     with mq_without_sequencer.producer(linger_ms=0, delivery_timeout_ms=50) as producer:
-        assert {type(answer) for answer in in_threads(send_and_flush)} == {RequestTimedOut}
+        assert {type(answer) for answer in run_in_threads(send_and_flush)} == {RequestTimedOut}
         assert producer.flush().spans == {}
 
 
@@ -145,7 +145,7 @@ def test_an_error_is_told_to_a_thread_once_and_never_swallowed(mq: Connection, t
                 call()
                 assert call == producer.flush
         producer.send(topic, "good")
-        (other,) = in_threads(lambda _: producer.flush(), 1)
+        (other,) = run_in_threads(lambda _: producer.flush(), 1)
         assert other.spans.keys() == {(topic, 0)}  # a thread that comes later does not get this failure
     assert values(mq, topic) == ["good"]
     producer = mq.producer(linger_ms=0)
@@ -156,7 +156,7 @@ def test_an_error_is_told_to_a_thread_once_and_never_swallowed(mq: Connection, t
 
 def test_a_flush_waits_for_what_was_given_before_it_only(mq: Connection, topic: str):
     """Another thread sends without a pause, so the buffer is never empty."""
-    with mq.producer(linger_ms=0, buffer_memory=1 << 20) as producer, meanwhile(lambda: producer.send(topic, "x")):
+    with mq.producer(linger_ms=0, buffer_memory=1 << 20) as producer, call_meanwhile(lambda: producer.send(topic, "x")):
         for _ in range(5):
             future = producer.send(topic, "mine")
             producer.flush()
@@ -170,7 +170,7 @@ def test_a_commit_does_not_wait_for_what_comes_later(mq: Connection, topic: str)
         except IllegalState:
             time.sleep(0.001)
 
-    with mq.producer(new_name("id"), linger_ms=0) as producer, meanwhile(send):
+    with mq.producer(new_name("id"), linger_ms=0) as producer, call_meanwhile(send):
         for _ in range(5):
             producer.begin_transaction()
             future = producer.send(topic, "mine")
@@ -235,7 +235,7 @@ def test_what_is_sent_while_a_transaction_ends_is_refused(
                 producer.commit_transaction,
                 producer.abort_transaction,
             )
-            late.extend(in_threads(lambda number: calls[number](), len(calls)))
+            late.extend(run_in_threads(lambda number: calls[number](), len(calls)))
         return ask(requests)
 
     intercept(mq, monkeypatch, change)
@@ -260,12 +260,12 @@ def test_a_flush_of_another_thread_knows_what_became_of_a_commit(
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
         if not isinstance(requests[-1][0], EndTransaction):
             return ask(requests)
-        thread = threading.Thread(target=lambda: outcomes.extend(in_threads(lambda _: producer.flush(), 1)))
+        thread = threading.Thread(target=lambda: outcomes.extend(run_in_threads(lambda _: producer.flush(), 1)))
         thread.start()
         until(lambda: producer._buffer._flush_upto > 0)
         return fail_requests(requests, answers.pop()) if answers else ask(requests)
 
-    with impatient(mq, monkeypatch) as producer:
+    with open_impatient_producer(mq, monkeypatch) as producer:
         intercept(mq, monkeypatch, change)
         producer.begin_transaction()
         future = producer.send(topic, "a")
@@ -289,7 +289,7 @@ def test_a_transaction_that_has_no_answer_is_closed(mq: Connection, topic: str, 
             fail_requests(requests, RequestTimedOut()) if isinstance(requests[-1][0], EndTransaction) else ask(requests)
         )
 
-    producer = impatient(mq, monkeypatch)
+    producer = open_impatient_producer(mq, monkeypatch)
     intercept(mq, monkeypatch, change)
     producer.begin_transaction()
     future = producer.send(topic, "a")
@@ -479,7 +479,7 @@ def test_what_is_taken_while_the_connection_closes_is_sent(tmp_path: Path):
                 except IllegalState:
                     return
 
-        in_threads(send)
+        run_in_threads(send)
         assert sorted(future.result(0).offset for future in futures) == list(range(len(futures)))
         assert len(values(first, "t")) == len(futures)
 
@@ -523,7 +523,7 @@ def test_after_close_nothing_works(tmp_path: Path):
 # -- answers that are missing ---------------------------------------------------------------------------
 
 
-def unknown_id(requests: Sequence[Any]) -> list[Any]:
+def replace_producer_id(requests: Sequence[Any]) -> list[Any]:
     """Make the same requests for a producer id that the sequencer does not know, as if it had been forgotten."""
 
     def of_nobody(request: Any) -> Any:
@@ -540,7 +540,7 @@ def test_an_id_that_was_forgotten_is_replaced(mq: Connection, topic: str, monkey
     def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
         if isinstance(requests[0][0], Produce) and forgotten:
             forgotten.pop()
-            return ask(unknown_id(requests))
+            return ask(replace_producer_id(requests))
         return ask(requests)
 
     with mq.producer(linger_ms=0) as producer:
@@ -571,7 +571,11 @@ def test_the_repeat_of_what_was_not_answered_does_not_say_what_became_of_it(
             if decided:
                 [future.result() for future in ask(requests)]
             return fail_requests(requests, RequestTimedOut())
-        return ask(unknown_id(requests)) if repeat == "unknown id" else fail_requests(requests, MailboxFullError())
+        return (
+            ask(replace_producer_id(requests))
+            if repeat == "unknown id"
+            else fail_requests(requests, MailboxFullError())
+        )
 
     with mq.producer(linger_ms=0, delivery_timeout_ms=200) as producer:
         with monkeypatch.context() as patched:
@@ -638,7 +642,7 @@ def assert_in_order(texts: Sequence[str]) -> None:
         last[thread] = int(number)
 
 
-def by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
+def read_by_partition(mq: Connection, topic: str) -> list[list[tuple[int, str]]]:
     """Return the (offset, value) pairs of each partition."""
     rows = mq.fetch(topic).to_arrow()
     values_by_partition: dict[int, list[tuple[int, str]]] = {}
@@ -668,11 +672,11 @@ def test_a_producer_of_eight_threads(mq: Connection):
         return sent
 
     with mq.producer(linger_ms=1, batch_size=2000, buffer_memory=20_000) as producer:
-        sent = [record for thread_records in in_threads(work) for record in thread_records]
+        sent = [record for thread_records in run_in_threads(work) for record in thread_records]
         with suppress(UnknownTopicOrPartition):
             producer.flush()
     for topic in topics:
-        partitions = by_partition(mq, topic)
+        partitions = read_by_partition(mq, topic)
         for partition in partitions:
             assert_in_order([value for _, value in partition])
         topic_records = [(value, future.result(0)) for name, value, future in sent if name == topic]
@@ -736,7 +740,7 @@ def test_transactions_of_eight_threads(mq: Connection):
             stop.set()
         for future in running:
             future.result()
-    partitions = by_partition(mq, topic)
+    partitions = read_by_partition(mq, topic)
     for partition in partitions:
         assert_in_order([value for _, value in partition])
     assert len(committed) > 100
@@ -778,5 +782,5 @@ def test_producers_are_closed_by_whoever_comes_first(mq: Connection, topic: str)
         producer.close()
         return producer
 
-    assert in_threads(close) == [producer] * THREADS
+    assert run_in_threads(close) == [producer] * THREADS
     assert values(mq, topic) == ["a"]

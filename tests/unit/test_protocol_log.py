@@ -44,13 +44,13 @@ def mq() -> Harness:
     return harness
 
 
-def segments_of(mq: Harness) -> Segments:
+def list_segments(mq: Harness) -> Segments:
     """Return the segments of the last step."""
     (segments,) = [entry.segments for entry in mq.steps[-1].entries if entry.record.kind == "produced"]
     return segments
 
 
-def kinds_of(mq: Harness) -> list[str]:
+def list_kinds(mq: Harness) -> list[str]:
     return [entry.record.kind for entry in mq.steps[-1].entries]
 
 
@@ -68,8 +68,8 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
     pid = mq.producer()
     mq.one(mq.produce({1: 4}))
     mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), file_id=G))
-    assert kinds_of(mq) == ["files_added", "produced", "answered"]
-    assert segments_to_table([segments_of(mq)]).to_pylist()[1] == {
+    assert list_kinds(mq) == ["files_added", "produced", "answered"]
+    assert segments_to_table([list_segments(mq)]).to_pylist()[1] == {
         "kind": "data",
         "topic_id": 1,
         "topic": "t",
@@ -103,7 +103,7 @@ def test_sequences_run_along_with_offsets_within_a_partition(mq: Harness) -> Non
     request = mq.produce({0: 6}, producer=(pid, 0))
     ranges = Ranges([0] * 3, [0] * 3, [0] * 3, [4, 0, 2], [2, 2, 2], [0] * 3, [0] * 3)
     mq.one(msgspec.structs.replace(request, ranges=ranges))
-    segments = segments_of(mq)
+    segments = list_segments(mq)
     assert segments.column("base_offset") == segments.column("base_sequence") == [0, 2, 4]
     assert segments.column("first_row") == [4, 0, 2]
 
@@ -112,7 +112,7 @@ def test_with_log_append_time_the_sequencers_time_is_the_messages(mq: Harness) -
     mq.create("stamped", 1, config={"message.timestamp.type": "LogAppendTime"})
     mq.now_ms = 77_000
     mq.one(mq.produce({0: 2}, "stamped"))
-    segments = segments_of(mq)
+    segments = list_segments(mq)
     for name in ("append_time_ms", "min_timestamp_ms", "max_timestamp_ms"):
         assert segments.column(name) == [77_000]
 
@@ -125,14 +125,14 @@ def test_two_topics_share_the_rows_of_one_file(mq: Harness) -> None:
         [DataFile(F, 9, 5, 0, 0, 7)],
     )
     assert mq.one(request) == Published([Unit("t", 2, 0, 5), Unit("u", 1, 0, 5)])
-    segments = segments_of(mq)
+    segments = list_segments(mq)
     assert segments.column("topic") == ["t", "u"]
     assert segments.column("file_id") == [F, F]
 
 
 def test_nothing_at_all_is_published_as_nothing(mq: Harness) -> None:
     assert mq.one(mq.produce({})) == Published([])
-    assert kinds_of(mq) == ["answered"]
+    assert list_kinds(mq) == ["answered"]
 
 
 def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> None:
@@ -154,7 +154,7 @@ def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> Non
 
 def test_rejected_rows_alone_are_listed(mq: Harness) -> None:
     assert mq.one(mq.produce({}, rejected=4)) == Published([], rejected_count=4)
-    assert kinds_of(mq) == ["files_added", "rows_rejected", "answered"]
+    assert list_kinds(mq) == ["files_added", "rows_rejected", "answered"]
 
 
 # -- refusals -----------------------------------------------------------------------------------------------

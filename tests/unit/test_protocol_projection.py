@@ -52,7 +52,7 @@ STEPS = 90
 
 
 @cache
-def busy(seed: int, steps: int = STEPS) -> Harness:
+def build_busy_namespace(seed: int, steps: int = STEPS) -> Harness:
     """A namespace with many different events, which tests only read."""
     chance, mq = random.Random(seed), Harness()
     machine.begin_step(mq.state, mq.now_ms)
@@ -236,7 +236,7 @@ def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: 
         mq.ask(mq.produce({partition: 2, 0: 1}, topic.topic, producer, transaction=ref))
 
 
-def passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
+def project_in_passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
     """Return the state, and the tables after passes over these numbers of steps."""
     state, tables, todo = State(), dict[str, pa.Table](), list(steps)
     for size in [*sizes, len(steps)]:
@@ -251,8 +251,8 @@ def passes(steps: list[Step], sizes: list[int]) -> tuple[State, Tables]:
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> None:
     """The steps are divided into passes in several ways, and the state equals a replay of the journal."""
-    mq = busy(seed)
-    state, tables = passes(mq.steps, sizes)
+    mq = build_busy_namespace(seed)
+    state, tables = project_in_passes(mq.steps, sizes)
     assert plain(state) == plain(mq.state)
     assert plain(restored(mark_of(state), tables)) == plain(mq.state)
 
@@ -260,8 +260,8 @@ def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> N
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: list[int]) -> None:
-    mq = busy(seed)
-    (_, single), (_, many) = passes(mq.steps, []), passes(mq.steps, sizes)
+    mq = build_busy_namespace(seed)
+    (_, single), (_, many) = project_in_passes(mq.steps, []), project_in_passes(mq.steps, sizes)
     assert single.keys() == many.keys()
     for name, rows in single.items():
         spec = BY_NAME[name]
@@ -277,8 +277,8 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
     """Recovery does the same: it loads the projections and replays the later steps."""
-    mq = busy(seed)
-    state, tables = passes(mq.steps[:at], [at])
+    mq = build_busy_namespace(seed)
+    state, tables = project_in_passes(mq.steps[:at], [at])
     recovered = machine.replay(restored(mark_of(state), tables), mq.steps[at:])
     assert plain(recovered) == plain(mq.state)
 
@@ -287,8 +287,8 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> None:
     """It lacks producers, but knows everything about topics, also where transactions are open."""
-    mq = busy(seed)
-    state, tables = passes(mq.steps[:at], [at])
+    mq = build_busy_namespace(seed)
+    state, tables = project_in_passes(mq.steps[:at], [at])
     reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
     actual, expected = plain(reader), plain(mq.state)
     of_groups = ("groups", "groups_with_members", "waiting_groups", "offsets", "deliveries", "dying")
@@ -312,14 +312,14 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
 @examples(10)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_member_follows_groups_without_knowing_transactions(seed: int, at: int) -> None:
-    mq = busy(seed)
-    state, tables = passes(mq.steps[:at], [at])
+    mq = build_busy_namespace(seed)
+    state, tables = project_in_passes(mq.steps[:at], [at])
     member = machine.replay(restored(mark_of(state), tables, MEMBERS), mq.steps[at:])
     assert plain(member)["groups"] == plain(mq.state)["groups"]
     assert plain(member)["offsets"] == plain(mq.state)["offsets"]
 
 
-def rows_by_key(state: State, step: Step) -> dict[str, dict[Any, Any]]:
+def map_rows_by_key(state: State, step: Step) -> dict[str, dict[Any, Any]]:
     """Return the rows that a projection of this step writes to each changelog, by key and without the step."""
     rows: dict[str, dict[Any, Any]] = {}
     for name, table in project(state, [step]).items():
@@ -330,7 +330,7 @@ def rows_by_key(state: State, step: Step) -> dict[str, dict[Any, Any]]:
     return rows
 
 
-def with_all_changed(state: State) -> State:
+def note_all_rows(state: State) -> State:
     """Return the state with a note on each of its rows."""
     step = state.step
     changes = Changes(
@@ -352,9 +352,9 @@ def with_all_changed(state: State) -> State:
 def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
     state = State()
     before: dict[str, dict[Any, Any]] = {}
-    for step in busy(seed).steps:
+    for step in build_busy_namespace(seed).steps:
         machine.replay(state, [step])
-        noted_rows, now = rows_by_key(state, step), rows_by_key(with_all_changed(state), step)
+        noted_rows, now = map_rows_by_key(state, step), map_rows_by_key(note_all_rows(state), step)
         for name in before.keys() | now.keys():
             old, new = before.get(name, {}), now.get(name, {})
             changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
@@ -364,18 +364,23 @@ def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
 
 def test_who_only_follows_keeps_no_list_of_changes() -> None:
     state = State()
-    machine.follow(state, busy(1).steps)
+    machine.follow(state, build_busy_namespace(1).steps)
     assert state.changes == Changes()
 
 
 def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
     """Otherwise the tests above would prove less than they claim."""
-    kinds = {entry.record.kind for seed in range(SEEDS) for step in busy(seed).steps for entry in step.entries}
+    kinds = {
+        entry.record.kind
+        for seed in range(SEEDS)
+        for step in build_busy_namespace(seed).steps
+        for entry in step.entries
+    }
     assert kinds == {str(kind.__struct_config__.tag) for kind in machine.EVOLVE}
     moves = [
         entry.record
         for seed in range(SEEDS)
-        for step in busy(seed).steps
+        for step in build_busy_namespace(seed).steps
         for entry in step.entries
         if isinstance(entry.record, TransactionMoved)
     ]
@@ -384,7 +389,7 @@ def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
 
 
 def test_a_replayed_step_is_folded_as_it_was_decided() -> None:
-    mq = busy(1)
+    mq = build_busy_namespace(1)
     half = machine.replay(State(), mq.steps[:20])
     before = plain(half)
     assert plain(machine.replay(State(), mq.steps[:20])) == before
@@ -403,32 +408,34 @@ def mq() -> Harness:
     return harness
 
 
-def last(mq: Harness, name: str) -> list[dict[str, Any]]:
+def project_last_step(mq: Harness, name: str) -> list[dict[str, Any]]:
     """Return the rows that the last step alone adds to a table."""
     return list(project(mq.state, mq.steps[-1:]).get(name, BY_NAME[name].empty()).to_pylist())
 
 
 def test_only_partitions_that_changed_are_written(mq: Harness) -> None:
-    assert [row["partition"] for row in last(mq, "partitions")] == [0, 1]
+    assert [row["partition"] for row in project_last_step(mq, "partitions")] == [0, 1]
     mq.one(mq.produce({1: 3}))
-    (row,) = last(mq, "partitions")
+    (row,) = project_last_step(mq, "partitions")
     marks = {name: row[name] for name in ("partition", "log_start_offset", "high_watermark", "last_stable_offset")}
     assert marks == {"partition": 1, "log_start_offset": 0, "high_watermark": 3, "last_stable_offset": 3}
     mq.one(DeleteRecords("t", {1: 2}))
-    assert [(r["partition"], r["log_start_offset"]) for r in last(mq, "partitions")] == [(1, 2)]
+    assert [(r["partition"], r["log_start_offset"]) for r in project_last_step(mq, "partitions")] == [(1, 2)]
 
 
 def test_cuts_stand_among_the_segments(mq: Harness) -> None:
     mq.one(mq.produce({0: 4}))
     mq.one(DeleteRecords("t", {0: 3}))
     cut = {"kind": "log_start", "topic": "t", "partition": 0, "base_offset": 3, "record_count": 0, "file_id": None}
-    (row,) = last(mq, "segments")
+    (row,) = project_last_step(mq, "segments")
     assert {**row, **cut} == row
     mq.one(DeleteTopic("t"))
-    (row,) = last(mq, "segments")
+    (row,) = project_last_step(mq, "segments")
     assert (row["kind"], row["topic_id"], row["step"]) == ("topic_deleted", 1, mq.state.step)
-    assert [row["removed"] for row in (*last(mq, "topics"), *last(mq, "partitions"))] == [True] * 3
-    assert last(mq, "topics")[0]["state"] == "deleted"
+    assert [row["removed"] for row in (*project_last_step(mq, "topics"), *project_last_step(mq, "partitions"))] == [
+        True
+    ] * 3
+    assert project_last_step(mq, "topics")[0]["state"] == "deleted"
 
 
 def test_rows_bear_the_shard_of_their_group_and_id(mq: Harness) -> None:
@@ -447,7 +454,7 @@ def test_segments_bear_the_step_that_decided_them(mq: Harness) -> None:
 
 def test_rejections_say_where_the_rows_are_and_why(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}, rejected=3))
-    assert last(mq, "rejected_rows") == [
+    assert project_last_step(mq, "rejected_rows") == [
         {
             "step": 2,
             "source": "t",
@@ -466,15 +473,15 @@ def test_who_is_forgotten_is_marked_removed(mq: Harness) -> None:
     pid = mq.producer()
     mq.now_ms += 2 * HOUR_MS
     mq.expire()
-    assert pid in [row["producer_id"] for row in last(mq, "producers") if row["removed"]]
-    assert "client-1" in [row["client_id"] for row in last(mq, "clients") if row["removed"]]
+    assert pid in [row["producer_id"] for row in project_last_step(mq, "producers") if row["removed"]]
+    assert "client-1" in [row["client_id"] for row in project_last_step(mq, "clients") if row["removed"]]
 
 
 def test_an_application_is_named_by_target_and_id(mq: Harness) -> None:
     mq.one(mq.produce({0: 1}, version=("a:b", 4)))
-    (row,) = last(mq, "applications")
+    (row,) = project_last_step(mq, "applications")
     assert (row["target"], row["txn_app_id"], row["version"]) == ("t", "a:b", 4)
-    state, tables = passes(mq.steps, [])
+    state, tables = project_in_passes(mq.steps, [])
     assert restored(mark_of(state), tables).applications == mq.state.applications
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from decided import read_steps
-from unit.consuming import RecordingListener, add, list_owned, texts
+from unit.consuming import RecordingListener, add, list_partitions, texts
 from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
@@ -310,7 +310,7 @@ def test_where_a_group_begins_is_told_or_refused(mq: Connection) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 2})
     with member(mq, new_name("g"), topic, auto_offset_reset="latest") as consumer:
-        until(lambda: not consumer.poll() and list_owned(consumer) == [0])
+        until(lambda: not consumer.poll() and list_partitions(consumer) == [0])
         add(mq, topic, {0: 1}, "new ")
         assert read(poll_messages(consumer, 1)) == ["new 0.0"]
     with member(mq, new_name("g"), topic, auto_offset_reset="none") as consumer, pytest.raises(NoOffsetForPartition):
@@ -334,7 +334,7 @@ def test_a_consumer_that_has_nothing_to_do_writes_nothing(tmp_path: Path) -> Non
 def test_a_paused_partition_brings_nothing_until_it_is_resumed(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     with member(mq, group, topic) as consumer:
-        until(lambda: not consumer.poll() and list_owned(consumer) == [0, 1])
+        until(lambda: not consumer.poll() and list_partitions(consumer) == [0, 1])
         consumer.pause([(topic, 0)])
         add(mq, topic, {0: 1, 1: 1})
         assert read(poll_messages(consumer, 1)) == ["1.0"]
@@ -578,7 +578,7 @@ def test_a_transaction_with_messages_of_a_partition_that_has_moved_is_refused(mq
         producer.begin_transaction()
         producer.send_offsets_to_transaction(batch.offsets, batch.group)
         with member(mq, group, topic) as second:
-            until(lambda: not first.poll() and second.poll().record_count >= 0 and list_owned(second) == [1])
+            until(lambda: not first.poll() and second.poll().record_count >= 0 and list_partitions(second) == [1])
             with pytest.raises(TransactionAbortable):
                 producer.commit_transaction()
             producer.abort_transaction()
@@ -710,7 +710,7 @@ def test_the_example_of_the_handoff(mq: Connection) -> None:
                 "stored 0.0",
                 "last 0.0",
             ]
-            assert list_owned(c1) == [0]
+            assert list_partitions(c1) == [0]
     assert ("lost", [1]) not in listener.events
 
 
@@ -728,7 +728,7 @@ def test_what_is_not_acknowledged_in_time_is_delivered_to_the_next_one_and_late_
             first.ack(late)
             with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
                 first.flush()
-            until(lambda: not first.poll() and list_owned(first) == [0])
+            until(lambda: not first.poll() and list_partitions(first) == [0])
             with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
                 first.ack(batch)
             first.ack([message for message in batch if message.partition == 0])

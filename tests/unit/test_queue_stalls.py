@@ -15,12 +15,12 @@ from lakemq.errors import IllegalState
 from lakemq.jobs.doctor import namespace as doctor
 
 
-def groups_of(world: QueueWorld) -> Groups:
+def make_groups(world: QueueWorld) -> Groups:
     return Groups(lambda: world.core.state, world, None, 1_000_000, lambda: world.clock.ms, lambda: None)  # type: ignore[arg-type]
 
 
-def stalls(world: QueueWorld) -> list[Stall]:
-    return groups_of(world).stalls("g")
+def find_stalls(world: QueueWorld) -> list[Stall]:
+    return make_groups(world).stalls("g")
 
 
 def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -52,7 +52,7 @@ def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.Monke
     consumer, messages = stall_partition(world)
     batch = consumer.poll(timeout_ms=100)
     assert not batch
-    (stall,) = stalls(world)
+    (stall,) = find_stalls(world)
     assert (stall.kind, stall.member_id, stall.topic, stall.partition, stall.offset) == (
         "last delivery",
         consumer.member_id,
@@ -63,7 +63,7 @@ def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.Monke
     assert "t-1, offset 0 waits for its last delivery" in stall.found
     assert f"member {consumer.member_id}" in stall.found
     assert "1 message that it has not acknowledged, the first is t-0, offset 0." in stall.found
-    assert groups_of(world).describe("g").waits_for == [str(stall)] == batch.waits_for
+    assert make_groups(world).describe("g").waits_for == [str(stall)] == batch.waits_for
     assert examine(world, monkeypatch).ok
     world.pass_time(61_000)
     finding = examine(world, monkeypatch)
@@ -71,7 +71,7 @@ def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.Monke
     assert "t-1, offset 0 waits for its last delivery" in finding.found
     consumer.ack(messages[0])
     assert [(message.partition, message.offset, message.delivery_count) for message in poll(consumer, 1)] == [(1, 0, 2)]
-    assert not stalls(world)
+    assert not find_stalls(world)
 
 
 def test_who_is_at_the_bound_is_named() -> None:
@@ -81,7 +81,7 @@ def test_who_is_at_the_bound_is_named() -> None:
     messages = poll(consumer, 2)
     with pytest.raises(IllegalState, match=r"Acknowledge them.*2, the first is t-0, offset 0"):
         consumer.poll(timeout_ms=30)
-    (stall,) = stalls(world)
+    (stall,) = find_stalls(world)
     assert stall.kind == "bound"
     assert "max.delivered.unacked.msgs.per.flow is 2: the first is t-0, offset 0." in stall.found
     consumer.ack(messages)
@@ -96,14 +96,14 @@ def test_who_polls_and_never_acknowledges_is_named_after_its_poll_interval(monke
     consumer.ack(first)
     consumer.flush()
     world.pass_time(200_000)
-    assert not stalls(world), "it has said something since"
+    assert not find_stalls(world), "it has said something since"
     world.pass_time(101_000)
-    (stall,) = stalls(world)
+    (stall,) = find_stalls(world)
     assert (stall.kind, stall.offset) == ("silent", 1)
     assert "it has 2 messages of it, the first is offset 1." in stall.found
     assert "remove-members" in examine(world, monkeypatch).mend
     consumer.nack(second)
-    assert not stalls(world)
+    assert not find_stalls(world)
 
 
 def test_what_waits_for_its_time_says_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,13 +113,13 @@ def test_what_waits_for_its_time_says_until_when(monkeypatch: pytest.MonkeyPatch
     messages = poll(consumer, 3)
     consumer.nack(messages[0], 600_000)
     consumer.ack(messages[1:])
-    (stall,) = stalls(world)
+    (stall,) = find_stalls(world)
     assert (stall.kind, stall.offset) == ("waiting", 0)
     assert "comes again at 2023-11-14T22:23:2" in stall.found
     assert consumer.poll(timeout_ms=20).waits_for == [str(stall)]
     assert examine(world, monkeypatch).ok, "it ends by itself"
     world.pass_time(600_000)
-    assert not stalls(world)
+    assert not find_stalls(world)
 
 
 def test_where_nothing_stands_still_nothing_is_said() -> None:
@@ -127,10 +127,10 @@ def test_where_nothing_stands_still_nothing_is_said() -> None:
     world.publish({0: 3})
     consumer = world.consumer()
     messages = poll(consumer, 3)
-    assert not stalls(world)
+    assert not find_stalls(world)
     consumer.ack(messages)
     assert consumer.poll(timeout_ms=20).waits_for == []
-    assert groups_of(world).describe("g").waits_for == []
+    assert make_groups(world).describe("g").waits_for == []
 
 
 def test_an_empty_batch_says_that_no_sequencer_answers() -> None:

@@ -45,24 +45,24 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield mq
 
 
-def ask(mq: Connection, query: str) -> list[tuple[object, ...]]:
+def run_query_text(mq: Connection, query: str) -> list[tuple[object, ...]]:
     return list(run_query(mq.namespace, query, dialect=SqlDialect.spark)[1])
 
 
 def count_read_rows(mq: Connection, query: str) -> int:
     """Return how many rows of `messages` the query reads, by the plan that was run."""
-    ((_, plan),) = ask(mq, f"EXPLAIN (ANALYZE, FORMAT json) {query}")
+    ((_, plan),) = run_query_text(mq, f"EXPLAIN (ANALYZE, FORMAT json) {query}")
     (scan,) = [
-        scan for scan in scans_of(json.loads(str(plan))["operator"]) if "row" in scan["extra_info"]["Projections"]
+        scan for scan in find_scans(json.loads(str(plan))["operator"]) if "row" in scan["extra_info"]["Projections"]
     ]
     return int(scan["intermediate_rows"])
 
 
-def scans_of(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def find_scans(nodes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for node in nodes:
         if node["type"] == "TABLE_SCAN":
             yield node
-        yield from scans_of(node.get("children", []))
+        yield from find_scans(node.get("children", []))
 
 
 FILE = 2 * ROWS
@@ -96,7 +96,7 @@ def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str
     assert count_read_rows(many, query) == expected
     # the same if no file is left out: DuckDB gets the text unchanged
     whole = re.sub(r'"range \d+"\.', "", translate_to_duckdb(query).text)
-    assert sorted(ask(many, query)) == sorted(run_query(many.namespace, whole)[1])
+    assert sorted(run_query_text(many, query)) == sorted(run_query(many.namespace, whole)[1])
 
 
 def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None:
@@ -104,14 +104,14 @@ def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None
     query = "SELECT count(value) FROM log WHERE topic = 't'"
     replace_log_views = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
     statement = "SELECT file_id FROM segments WHERE partition = 0 AND base_offset = 50"
-    ((file_id,),) = ask(many, statement)
+    ((file_id,),) = run_query_text(many, statement)
     for file in (path / "messages").glob("*.parquet"):
         if file.name != Path(file_name(file_id)).name:  # type: ignore[arg-type]
             file.write_bytes(b"")
     with lakemq.connect(path) as mq:
-        assert ask(mq, replace_log_views) == [(10,)]
+        assert run_query_text(mq, replace_log_views) == [(10,)]
         with pytest.raises(duckdb.Error, match="Parquet"):
-            ask(mq, query)
+            run_query_text(mq, query)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None
     ],
 )
 def test_another_log_is_not_taken_for_ours(many: Connection, query: str) -> None:
-    assert ask(many, query) == [(7,)]
+    assert run_query_text(many, query) == [(7,)]
 
 
 def test_ranges_of_one_text_are_told_apart(many: Connection) -> None:
     part = "SELECT offset, value FROM log WHERE topic = 't' AND partition = 0 AND offset = {}"
     query = " UNION ALL ".join(part.format(offset) for offset in (3, 777))
-    assert sorted(ask(many, query)) == [(3, b"0 6"), (777, b"15 54")]
-    assert ask(many, f"{part.format(3)}; {part.format(777)}") == [(777, b"15 54")]
-    assert len(ask(many, f"EXPLAIN {query}")) == 1
+    assert sorted(run_query_text(many, query)) == [(3, b"0 6"), (777, b"15 54")]
+    assert run_query_text(many, f"{part.format(3)}; {part.format(777)}") == [(777, b"15 54")]
+    assert len(run_query_text(many, f"EXPLAIN {query}")) == 1

@@ -21,15 +21,15 @@ pytestmark = pytest.mark.slow
 CHECKOUT = Path(__file__).parents[2]
 
 
-def blocks(language: str, page: str = "README.md") -> list[str]:
+def read_blocks(language: str, page: str = "README.md") -> list[str]:
     """Return the code blocks of a language on a page, in order."""
     text = (CHECKOUT / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def billing() -> str:
+def read_billing_program() -> str:
     """Return the program that continues the Python example."""
-    (program,) = blocks("python billing", "docs/patterns.md")
+    (program,) = read_blocks("python billing", "docs/patterns.md")
     return program
 
 
@@ -38,7 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder in which the Python example has run; its output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("readme")
     done = subprocess.run(
-        [sys.executable, "-c", blocks("python")[0]], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", read_blocks("python")[0]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     (folder / "out.txt").write_text(done.stdout)
@@ -46,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_examples_are_as_short_as_promised() -> None:
-    for example in (*blocks("python"), *blocks("sql")):
+    for example in (*read_blocks("python"), *read_blocks("sql")):
         assert len([line for line in example.splitlines() if line]) <= 10
 
 
@@ -60,7 +65,7 @@ def test_the_python_example_sends_and_fetches(folder: Path) -> None:
 
 def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/shop")) as mq:
-        columns, rows = run_query(mq.namespace, blocks("sql")[0], dialect=SqlDialect.spark)
+        columns, rows = run_query(mq.namespace, read_blocks("sql")[0], dialect=SqlDialect.spark)
         records = [dict(zip(columns, row, strict=True)) for row in rows]
     # 1000 orders of 7 customers in turn: the first six have one more than the seventh
     assert [(row["customer"], row["orders"]) for row in records] == [(f"customer-{n}", 143) for n in range(5)]
@@ -70,7 +75,7 @@ def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
 
 def test_the_transaction_takes_each_order_once(folder: Path) -> None:
     """The program runs twice. It does not bill again what the first run has committed."""
-    code = billing()
+    code = read_billing_program()
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
@@ -79,7 +84,7 @@ def test_the_transaction_takes_each_order_once(folder: Path) -> None:
 
 
 def test_the_command_lines_run(tmp_path: Path) -> None:
-    (script,) = blocks("sh", "docs/setup.md")
+    (script,) = read_blocks("sh", "docs/setup.md")
     command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LAKEMQ_")}
     done = subprocess.run(

@@ -37,11 +37,11 @@ def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(s
     assert [segment["transactional"] for segment in (first, letter, back)] == [False] * 3
     now_ms = story.mq.state.now_ms
 
-    def times(segment: dict[str, Any]) -> list[Any]:
+    def list_times(segment: dict[str, Any]) -> list[Any]:
         return [segment[name] for name in ("min_timestamp_ms", "max_timestamp_ms", "append_time_ms")]
 
-    assert times(letter) == times(first), "a dead letter is the message that it was"
-    assert times(back) == ([now_ms] * 3 if is_stamped else times(first))
+    assert list_times(letter) == list_times(first), "a dead letter is the message that it was"
+    assert list_times(back) == ([now_ms] * 3 if is_stamped else list_times(first))
     assert (letter["decided_at_ms"], back["decided_at_ms"]) == (now_ms - 5_000, now_ms)
 
 

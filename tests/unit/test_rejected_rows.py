@@ -30,7 +30,7 @@ def mq() -> Harness:
     return harness
 
 
-def rejections(mq: Harness) -> list[tuple[str, int, int]]:
+def list_rejections(mq: Harness) -> list[tuple[str, int, int]]:
     table = project(mq.state, mq.steps).get("rejected_rows")
     rows = [] if table is None else table.to_pylist()
     return [(row["file_id"], row["first_row"], row["record_count"]) for row in rows]
@@ -41,7 +41,7 @@ def test_a_repeat_of_rejected_rows_adds_no_rejections(mq: Harness) -> None:
     assert mq.one(request) == Published([], rejected_count=3)
     for _ in range(3):  # each in a letter of its own, as after an answer that was lost
         assert mq.one(request) == Published([], rejected_count=3, duplicate=True)
-    assert rejections(mq) == [(F, 0, 3)]
+    assert list_rejections(mq) == [(F, 0, 3)]
     assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
 
 
@@ -50,7 +50,7 @@ def test_so_does_one_of_which_some_are_accepted(mq: Harness) -> None:
     units = [Unit("t", 0, 0, 2), Unit("t", 1, 0, 1)]
     assert mq.one(request) == Published(units, rejected_count=2)
     assert mq.one(request) == Published(units, rejected_count=2, duplicate=True)
-    assert rejections(mq) == [(F, 3, 2)]
+    assert list_rejections(mq) == [(F, 3, 2)]
 
 
 def test_what_is_rejected_next_is_new(mq: Harness) -> None:
@@ -60,7 +60,7 @@ def test_what_is_rejected_next_is_new(mq: Harness) -> None:
     then = msgspec.structs.replace(then, producer=msgspec.structs.replace(then.producer, rejected_sequence=3))
     for request in (first, good, then, then, first):
         mq.one(request)
-    assert rejections(mq) == [(F, 0, 3), (H, 1, 3)]
+    assert list_rejections(mq) == [(F, 0, 3), (H, 1, 3)]
     assert mq.state.topic("t").high_watermarks.tolist() == [2, 0]
 
 
@@ -79,7 +79,7 @@ def test_sequences_name_rejected_rows_where_there_are_some(mq: Harness, rejected
 def test_without_a_producer_id_each_request_is_a_new_one(mq: Harness) -> None:
     for _ in range(2):
         assert mq.one(mq.produce({}, rejected=1)) == Published([], rejected_count=1)
-    assert rejections(mq) == [(F, 0, 1)] * 2
+    assert list_rejections(mq) == [(F, 0, 1)] * 2
 
 
 # -- the producer's side --------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_producer_whose_answer_is_lost_has_each_row_rejected_once(
     served_mq.topics.alter(topic, {"max.message.bytes": 100})
     submit, lost = served_mq.requester.submit, []
 
-    def losing(request: Any, rows: pa.Table | None = None) -> Any:
+    def lose_answer(request: Any, rows: pa.Table | None = None) -> Any:
         future = submit(request, rows)
         if len(lost) % 2 == 0 and getattr(request, "rejected", None):
             future.result()
@@ -109,7 +109,7 @@ def test_a_producer_whose_answer_is_lost_has_each_row_rejected_once(
             lost.append(request)
         return future
 
-    monkeypatch.setattr(served_mq.requester, "submit", losing)
+    monkeypatch.setattr(served_mq.requester, "submit", lose_answer)
     with served_mq.producer(linger_ms=0) as producer:
         for rows in (["x" * 200] * 2, ["fine", "y" * 200], ["z" * 200]):
             producer.send_arrow(topic, pa.table({"value": rows}))

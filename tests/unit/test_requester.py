@@ -111,7 +111,7 @@ def test_a_request_too_large_for_any_letter_is_its_callers_alone(tmp_path: Path,
     with pytest.raises(InvalidRequest, match=r"too large for a letter.*Expected at most 1000"):
         desk.requester.ask(CreateTopic("t" * 1_001, 1))
     with pytest.raises(InvalidRequest, match="too large for a letter"):
-        desk.requester.ask(InitProducer(), body(["x" * 2_000]))
+        desk.requester.ask(InitProducer(), make_body(["x" * 2_000]))
     desk.ask()
     assert len(desk.letters) == 1
 
@@ -126,7 +126,7 @@ def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_rows_of_each_request_are_told_apart():
-    batch = [PendingRequest.of(InitProducer(), rows) for rows in (body(["a", "b"]), None, body(["c"]))]
+    batch = [PendingRequest.of(InitProducer(), rows) for rows in (make_body(["a", "b"]), None, make_body(["c"]))]
     letter, rows = decode_letter(build_letter("c", 1, batch, 5))
     assert len(letter.requests) == 3
     assert rows is not None
@@ -142,13 +142,13 @@ def test_after_close_nothing_is_sent_and_nothing_is_left(tmp_path: Path):
     assert desk.files.folders("replies") == []
 
 
-def no_thread(_: threading.Thread) -> None:
+def refuse_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
 def test_a_thread_that_cannot_be_started_is_told_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     desk = Desk(tmp_path)
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
     with pytest.raises(UnknownServerError, match=r"nothing was sent.*can't start new thread"):
         desk.ask()
     monkeypatch.undo()
@@ -160,13 +160,13 @@ def test_a_thread_that_cannot_be_started_is_told_and_blocks_nobody(tmp_path: Pat
 
 def test_a_connection_without_a_thread_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     desk = Desk(tmp_path)
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
     with pytest.raises(UnknownServerError):
         desk.ask()
     desk.requester.close()
 
 
-def body(values: list[str]) -> pa.Table:
+def make_body(values: list[str]) -> pa.Table:
     filled: dict[str, Any] = {"topic": "t", "partition": 0, "timestamp": 5}
     columns = [
         [v.encode() for v in values] if f.name == "value" else [filled.get(f.name)] * len(values) for f in BODY_SCHEMA

@@ -56,7 +56,7 @@ class SegmentShape:
         return self.timestamp_ms if self.decided_ms is None else self.decided_ms
 
 
-def log_of(topic_id: int, partition: int, shapes: list[SegmentShape]) -> list[SegmentRow]:
+def make_log(topic_id: int, partition: int, shapes: list[SegmentShape]) -> list[SegmentRow]:
     rows, offset = [], 0
     for shape in shapes:
         is_marker = shape.timestamp_ms is None
@@ -83,17 +83,17 @@ def log_of(topic_id: int, partition: int, shapes: list[SegmentShape]) -> list[Se
     return rows
 
 
-def topic_of(topic_id: int, ends: list[int], starts: list[int], **config: int) -> Topic:
+def make_topic(topic_id: int, ends: list[int], starts: list[int], **config: int) -> Topic:
     settings = {name.replace("_", "."): value for name, value in config.items()}
     return Topic(topic_id, f"t{topic_id}", settings, [], np.array(ends), np.array(starts))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path)
+    return create_store(tmp_path)
 
 
-def new_store(folder: Path) -> Store:
+def create_store(folder: Path) -> Store:
     new = Store(LocalFiles(str(folder)))
     for spec in (SEGMENTS, MESSAGES):
         new.create(spec)
@@ -117,47 +117,47 @@ def find_limits(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[d
 
 
 def test_the_first_that_stays_keeps_all_after_it(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(2, 100), SegmentShape(3, 899), SegmentShape(1, 900), SegmentShape(2, 100)])
-    assert find_limits(store, topic_of(7, [8], [0], retention_ms=100), rows) == ({0: 5}, {})
+    rows = make_log(7, 0, [SegmentShape(2, 100), SegmentShape(3, 899), SegmentShape(1, 900), SegmentShape(2, 100)])
+    assert find_limits(store, make_topic(7, [8], [0], retention_ms=100), rows) == ({0: 5}, {})
 
 
 def test_a_time_in_the_future_keeps_its_segment_and_all_after_it(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(2, 100), SegmentShape(3, NOW_MS * 100), SegmentShape(1, 100)])
-    assert find_limits(store, topic_of(7, [6], [0], retention_ms=100), rows) == ({0: 2}, {})
+    rows = make_log(7, 0, [SegmentShape(2, 100), SegmentShape(3, NOW_MS * 100), SegmentShape(1, 100)])
+    assert find_limits(store, make_topic(7, [6], [0], retention_ms=100), rows) == ({0: 2}, {})
 
 
 def test_what_was_delayed_is_as_old_as_its_step(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(1, 5_000, decided_ms=10), SegmentShape(1, 10, decided_ms=950)])
-    assert find_limits(store, topic_of(7, [2], [0], retention_ms=100), rows) == ({0: 1}, {})
+    rows = make_log(7, 0, [SegmentShape(1, 5_000, decided_ms=10), SegmentShape(1, 10, decided_ms=950)])
+    assert find_limits(store, make_topic(7, [2], [0], retention_ms=100), rows) == ({0: 1}, {})
 
 
 def test_a_marker_goes_with_what_is_before_it(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(2, 100), SegmentShape(1, None), SegmentShape(1, 950), SegmentShape(1, None)])
-    assert find_limits(store, topic_of(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
+    rows = make_log(7, 0, [SegmentShape(2, 100), SegmentShape(1, None), SegmentShape(1, 950), SegmentShape(1, None)])
+    assert find_limits(store, make_topic(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
 
 
 def test_by_size_no_more_goes_than_leaves_the_bound(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(2, 0), SegmentShape(3, 0), SegmentShape(1, 0)])
+    rows = make_log(7, 0, [SegmentShape(2, 0), SegmentShape(3, 0), SegmentShape(1, 0)])
     for bound, expected in ((0, 6), (10, 5), (11, 2), (40, 2), (41, 0), (60, 0), (1 << 62, 0)):
-        topic = topic_of(7, [6], [0], retention_ms=-1, retention_bytes=bound)
+        topic = make_topic(7, [6], [0], retention_ms=-1, retention_bytes=bound)
         assert find_limits(store, topic, rows) == ({}, {0: expected} if expected else {}), bound
 
 
 def test_of_a_segment_that_the_log_start_is_in_only_the_rest_counts(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(4, 0), SegmentShape(2, 0)])
-    topic = topic_of(7, [6], [3], retention_ms=-1, retention_bytes=20)
+    rows = make_log(7, 0, [SegmentShape(4, 0), SegmentShape(2, 0)])
+    topic = make_topic(7, [6], [3], retention_ms=-1, retention_bytes=20)
     assert find_limits(store, topic, rows) == ({}, {0: 4})
 
 
 def test_what_is_not_projected_yet_stays_and_so_does_what_follows_a_gap(store: Store) -> None:
-    rows = log_of(7, 0, [SegmentShape(2, 0), SegmentShape(2, 0), SegmentShape(2, 0)])
-    assert find_limits(store, topic_of(7, [9], [0], retention_ms=1), rows[1:]) == ({}, {})
-    assert find_limits(store, topic_of(7, [9], [0], retention_ms=1), [rows[0], rows[2]]) == ({0: 2}, {})
+    rows = make_log(7, 0, [SegmentShape(2, 0), SegmentShape(2, 0), SegmentShape(2, 0)])
+    assert find_limits(store, make_topic(7, [9], [0], retention_ms=1), rows[1:]) == ({}, {})
+    assert find_limits(store, make_topic(7, [9], [0], retention_ms=1), [rows[0], rows[2]]) == ({0: 2}, {})
 
 
 def test_topics_that_keep_all_and_those_that_are_empty_cost_no_look(store: Store, tmp_path: Path) -> None:
-    unlimited = topic_of(7, [9], [0], retention_ms=-1)
-    empty = topic_of(8, [9], [9], retention_ms=0, retention_bytes=0)
+    unlimited = make_topic(7, [9], [0], retention_ms=-1)
+    empty = make_topic(8, [9], [9], retention_ms=0, retention_bytes=0)
     (tmp_path / SEGMENTS.name).rename(tmp_path / "away")
     assert find_outgrown(store, {7: unlimited, 8: empty}, NOW_MS) == []
 
@@ -169,7 +169,7 @@ one_segment = st.builds(SegmentShape, st.integers(1, 4), times) | st.builds(
 some_logs = st.dictionaries(st.tuples(st.integers(1, 3), st.integers(0, 2)), st.lists(one_segment, max_size=8))
 
 
-def plainly(topic: Topic, partition: int, shapes: list[SegmentShape]) -> tuple[int, int]:
+def find_limits_by_segment(topic: Topic, partition: int, shapes: list[SegmentShape]) -> tuple[int, int]:
     """Return the log start by age and by size, computed segment by segment."""
     start, (age, size) = int(topic.log_starts[partition]), (topic.setting(f"retention.{n}") for n in ("ms", "bytes"))
     ends = np.cumsum([0, *(shape.count for shape in shapes)]).tolist()
@@ -204,13 +204,13 @@ def test_a_look_finds_what_is_found_segment_by_segment(
     settings: list[tuple[int, int]],
     file_count: int,
 ) -> None:
-    store = new_store(tmp_path_factory.mktemp("look"))
+    store = create_store(tmp_path_factory.mktemp("look"))
     topics: dict[int, Topic] = {}
     for topic_id, (age, size) in enumerate(settings, 1):
         ends = [sum(log.count for log in logs.get((topic_id, p), [])) for p in range(3)]
         begins = [min(starts[3 * topic_id - 3 + p], end) for p, end in enumerate(ends)]
-        topics[topic_id] = topic_of(topic_id, ends, begins, retention_ms=age, retention_bytes=size)
-    rows = [row for place, shapes in logs.items() for row in log_of(*place, shapes)]
+        topics[topic_id] = make_topic(topic_id, ends, begins, retention_ms=age, retention_bytes=size)
+    rows = [row for place, shapes in logs.items() for row in make_log(*place, shapes)]
     segments = store.open(SEGMENTS)
     for number in range(file_count):
         if part := rows[number::file_count]:
@@ -221,7 +221,7 @@ def test_a_look_finds_what_is_found_segment_by_segment(
         outgrown = looked.get(topic_id, nothing)
         for p in range(3):
             start = int(topic.log_starts[p])
-            expected = plainly(topic, p, logs.get((topic_id, p), []))
+            expected = find_limits_by_segment(topic, p, logs.get((topic_id, p), []))
             assert (outgrown.by_age.get(p, start), outgrown.by_size.get(p, start)) == expected, (topic_id, p)
 
 

@@ -46,7 +46,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 
 @contextmanager
-def stepping(mq: Connection) -> Iterator[Sequencer]:
+def run_leader(mq: Connection) -> Iterator[Sequencer]:
     """Run a leader that takes steps, and dies without a handover at the end of the block."""
     sequencer, stop = mq.sequencer(), threading.Event()
     until(sequencer.try_lead)
@@ -69,7 +69,7 @@ def publish(mq: Connection, *texts: str, topic: str = "t") -> None:
         mq.publish(topic, pa.table({"value": [text]}))
 
 
-def riding(mq: Connection, count: int = FEW) -> list[str]:
+def publish_riding(mq: Connection, count: int = FEW) -> list[str]:
     """Publish this many messages, each in a step of its own, and return their values."""
     mq.topics.create("t")
     texts = [f"m{i}" for i in range(count)]
@@ -81,7 +81,7 @@ def data_files(mq: Connection) -> list[Path]:
     return sorted(Path(mq.namespace.files.root, MESSAGES.name).glob("*.parquet"))
 
 
-def steps(mq: Connection) -> list[Step]:
+def list_steps(mq: Connection) -> list[Step]:
     return read_steps(mq.namespace.store)
 
 
@@ -95,8 +95,8 @@ def read_stored_values(mq: Connection) -> list[str]:
 
 
 def test_what_rides_is_seen_at_once_and_is_no_file(mq: Connection) -> None:
-    with stepping(mq):
-        texts = riding(mq)
+    with run_leader(mq):
+        texts = publish_riding(mq)
         assert data_files(mq) == []
         assert values(mq, "t") == texts
         with lakemq.connect(mq.namespace.path) as later:
@@ -107,8 +107,8 @@ def test_what_rides_is_seen_at_once_and_is_no_file(mq: Connection) -> None:
 
 
 def test_a_fetch_that_was_planned_before_reads_the_same_afterwards(mq: Connection) -> None:
-    with stepping(mq) as leader:
-        texts = riding(mq)
+    with run_leader(mq) as leader:
+        texts = publish_riding(mq)
         planned = mq.fetch("t")
     leader.resign()
     assert len(data_files(mq)) == 1
@@ -117,7 +117,7 @@ def test_a_fetch_that_was_planned_before_reads_the_same_afterwards(mq: Connectio
 
 
 def test_rows_of_one_letter_are_cut_where_the_fetch_is(mq: Connection) -> None:
-    with stepping(mq):
+    with run_leader(mq):
         mq.topics.create("t", partitions=2)
         for first in range(0, 40, 10):
             rows = [f"{n}" for n in range(first, first + 10)]
@@ -134,8 +134,8 @@ def test_rows_of_one_letter_are_cut_where_the_fetch_is(mq: Connection) -> None:
 
 
 def test_one_pass_writes_one_file_with_all_rows_in_order(mq: Connection) -> None:
-    with stepping(mq) as leader:
-        texts = riding(mq)
+    with run_leader(mq) as leader:
+        texts = publish_riding(mq)
     leader.resign()
     (file,) = data_files(mq)
     table = pq.read_table(file)
@@ -149,17 +149,17 @@ def test_one_pass_writes_one_file_with_all_rows_in_order(mq: Connection) -> None
 def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
     config = {**CONFIG, "project.interval.ms": 0}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
-        texts = riding(mq, 30)
+        texts = publish_riding(mq, 30)
         until(lambda: read_stored_values(mq) == texts)
         assert 1 < len(data_files(mq)) <= 30
         assert values(mq, "t") == texts
 
 
 def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection) -> None:
-    with stepping(mq):
-        texts = riding(mq)
+    with run_leader(mq):
+        texts = publish_riding(mq)
         (named,) = set(mq.fetch("t").plan.segments["file_id"].to_pylist())
-    with stepping(mq) as second:
+    with run_leader(mq) as second:
         publish(mq, "later")
         assert data_files(mq) == []
         assert values(mq, "t") == [*texts, "later"]
@@ -171,13 +171,13 @@ def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection
 
 
 def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
-    with stepping(mq):
-        texts = riding(mq)
-    (rows,) = collect_journaled_rows(steps(mq))
+    with run_leader(mq):
+        texts = publish_riding(mq)
+    (rows,) = collect_journaled_rows(list_steps(mq))
     write_journaled_rows(mq.namespace.files, rows)
     (written,) = data_files(mq)
     before = written.stat()
-    with stepping(mq) as second:
+    with run_leader(mq) as second:
         pass
     second.resign()
     assert data_files(mq) == [written]
@@ -187,9 +187,9 @@ def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
 
 @pytest.mark.parametrize("wrong", ["junk", "other rows", "no digest"])
 def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) -> None:
-    with stepping(mq):
-        riding(mq)
-    journaled = steps(mq)
+    with run_leader(mq):
+        publish_riding(mq)
+    journaled = list_steps(mq)
     (rows,) = collect_journaled_rows(journaled)
     if wrong == "junk":
         mq.namespace.files.put(f"messages/{rows.file_id:016x}.parquet", b"junk")
@@ -197,10 +197,10 @@ def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) ->
         (short,) = collect_journaled_rows(journaled[:-1])
         write_journaled_rows(mq.namespace.files, short)
     else:
-        write_data_file(mq.namespace.files, rows.file_id, pa.concat_tables(map(held_table, rows.streams)))
+        write_data_file(mq.namespace.files, rows.file_id, pa.concat_tables(map(read_table, rows.streams)))
     with pytest.raises(FileTruncated, match="does not hold the rows that the journal has"):
         write_journaled_rows(mq.namespace.files, rows)
-    with stepping(mq) as second:
+    with run_leader(mq) as second:
         pass
     with pytest.raises(FileTruncated):
         second.resign()
@@ -208,7 +208,7 @@ def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) ->
     assert read_stored_values(mq) == []
 
 
-def held_table(stream: bytes) -> pa.Table:
+def read_table(stream: bytes) -> pa.Table:
     return pa.ipc.open_stream(stream).read_all()
 
 
@@ -226,7 +226,7 @@ def test_the_journal_has_the_decision_about_rows_and_their_file_has_the_rows(tmp
     config = {**CONFIG, "project.interval.ms": 0, "compact.min.files": 4}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq:
         with mq.serving():
-            texts = riding(mq, 30)
+            texts = publish_riding(mq, 30)
         journal = mq.namespace.store.open(JOURNAL)
         assert "rows_journaled" in journal.read(["kind"])["kind"].to_pylist()
         assert values(mq, "t") == read_stored_values(mq) == texts
@@ -237,7 +237,7 @@ def test_the_journal_has_the_decision_about_rows_and_their_file_has_the_rows(tmp
 
 def test_rows_of_a_step_above_the_bound_are_a_file_at_once(tmp_path: Path) -> None:
     config = {**CONFIG, "journal.rows.max.bytes": 1_000}
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, stepping(mq):
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, run_leader(mq):
         mq.topics.create("t")
         publish(mq, "small")
         assert data_files(mq) == []
@@ -248,7 +248,7 @@ def test_rows_of_a_step_above_the_bound_are_a_file_at_once(tmp_path: Path) -> No
 
 def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_file, "MAX_BYTES", 3_000)
-    with stepping(mq):
+    with run_leader(mq):
         mq.topics.create("t")
         publish(mq, *(f"{n}".ljust(600) for n in range(10)))
         assert 4 <= len(data_files(mq)) < 10
@@ -257,7 +257,7 @@ def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeyp
 
 def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakemq.engine.sequencer.background_projection.PASS_DUE_BYTES", 2_000)
-    with stepping(mq):
+    with run_leader(mq):
         mq.topics.create("t")
         publish(mq, *("x" * 600 for _ in range(8)))
         until(lambda: len(data_files(mq)) >= 1)
@@ -268,8 +268,8 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_rows, "MOST_BYTES", 0)
-    with stepping(mq) as leader:
-        texts = riding(mq)
+    with run_leader(mq) as leader:
+        texts = publish_riding(mq)
         assert values(mq, "t") == texts, "there is no file to read them from"
         rows = mq._fetcher._reader._view.journal_rows
         assert rows._size_bytes > 0
@@ -286,7 +286,7 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
 
 
 def test_rejected_rows_ride_too(mq: Connection) -> None:
-    with stepping(mq) as leader:
+    with run_leader(mq) as leader:
         mq.topics.create("t")
         odd = pa.table(
             {"value": ["fine", "of the year 0"], "timestamp": pa.array([1, -(2**55)], pa.timestamp("us", "UTC"))}
@@ -302,7 +302,7 @@ def test_rejected_rows_ride_too(mq: Connection) -> None:
     assert values(mq, "t") == ["fine"]
 
 
-def aborted(mq: Connection) -> None:
+def publish_aborted_message(mq: Connection) -> None:
     with mq.producer("tx") as producer:
         producer.begin_transaction()
         producer.send("t", b"aborted")
@@ -311,9 +311,9 @@ def aborted(mq: Connection) -> None:
 
 
 def test_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
-    with stepping(mq) as leader:
-        texts = riding(mq)
-        aborted(mq)
+    with run_leader(mq) as leader:
+        texts = publish_riding(mq)
+        publish_aborted_message(mq)
         assert values(mq, "t") == texts
         assert values(mq, "t", "read_uncommitted") == [*texts, "aborted"]
     leader.resign()
@@ -322,15 +322,15 @@ def test_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
     assert values(mq, "t") == texts
 
 
-def rewritten(path: Path) -> None:
+def rewrite_table(path: Path) -> None:
     """Rewrite the table's files, as engines do that compact a table."""
     pq.write_table(pq.read_table(path).replace_schema_metadata(), path)
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, rewritten, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+@pytest.mark.parametrize("harm", [Path.unlink, rewrite_table, lambda path: path.write_bytes(path.read_bytes()[:-1])])
 def test_a_file_of_rows_that_rode_is_watched_like_any_other(mq: Connection, harm: Callable[[Path], None]) -> None:
-    with stepping(mq) as leader:
-        riding(mq)
+    with run_leader(mq) as leader:
+        publish_riding(mq)
         assert check_data_files(mq).ok, "what rides is where it should be"
     leader.resign()
     assert check_data_files(mq).ok

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 from unit.served import CONFIG, new_name, new_topic, until
-from unit.test_group_consumer import RecordingListener, add, list_owned, member, settle, start_two_members, texts
+from unit.test_group_consumer import RecordingListener, add, list_partitions, member, settle, start_two_members, texts
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -104,7 +104,7 @@ def test_fewer_partitions_need_force(mq: Connection) -> None:
 def test_producers_go_to_the_partitions_that_are_left_and_nothing_is_lost(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     with member(mq, group, topic) as consumer, mq.producer(linger_ms=0) as producer:
-        settle(consumer, on=lambda: len(list_owned(consumer)) == 4)
+        settle(consumer, on=lambda: len(list_partitions(consumer)) == 4)
         sent = publish_with_keys(mq, topic, "a")
         for i in range(20):
             producer.send(topic, f"p{i}", key=f"k{i}")
@@ -126,11 +126,11 @@ def test_producers_go_to_the_partitions_that_are_left_and_nothing_is_lost(mq: Co
             read_texts += texts(batch)
             consumer.commit(batch)
         assert sorted(read_texts) == sorted(sent)
-        settle(consumer, on=lambda: list_owned(consumer) == [0, 1])
+        settle(consumer, on=lambda: list_partitions(consumer) == [0, 1])
         assert mq.topics.describe(topic).partition_states == ["active", "active", "ended", "ended"]
         assert len(mq.fetch(topic).to_arrow()) == len(sent), "what has ended can be fetched"
         mq.topics.alter(topic, partitions=3)
-        settle(consumer, on=lambda: list_owned(consumer) == [0, 1, 2])
+        settle(consumer, on=lambda: list_partitions(consumer) == [0, 1, 2])
         add(mq, topic, {2: 3}, "again ")
         batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
@@ -153,18 +153,18 @@ def test_who_names_a_partition_that_drains_is_refused(mq: Connection) -> None:
 
 def test_a_partition_that_ends_touches_no_other(mq: Connection) -> None:
     topic, group, first, second = start_two_members(mq, 4)
-    keeps, loses = (second, first) if 3 in list_owned(first) else (first, second)
+    keeps, loses = (second, first) if 3 in list_partitions(first) else (first, second)
     kept_partitions, remaining = (
-        list_owned(keeps),
-        [partition for partition in list_owned(loses) if partition != 3],
+        list_partitions(keeps),
+        [partition for partition in list_partitions(loses) if partition != 3],
     )
     listener = RecordingListener()
     keeps._listener = listener
     before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     mq.topics.alter(topic, partitions=3, force=True)
-    settle(first, second, on=lambda: list_owned(loses) == remaining)
+    settle(first, second, on=lambda: list_partitions(loses) == remaining)
     assert listener.events == []
-    assert list_owned(keeps) == kept_partitions
+    assert list_partitions(keeps) == kept_partitions
     assert {assignment.partition: assignment for assignment in mq.groups.assignments(group)} == {
         p: before[p] for p in range(3)
     }

@@ -29,12 +29,12 @@ def path(tmp_path: Path) -> str:
     return place
 
 
-def leader_of(path: str) -> str:
+def read_leader(path: str) -> str:
     with lakemq.connect(path) as mq:
         return mq.state().leader
 
 
-def left_open(path: str, use: Callable[[Connection], object]) -> float:
+def measure_end_s(path: str, use: Callable[[Connection], object]) -> float:
     """Return how many seconds a block with `mq.serving()` takes to end after `use` has left something open."""
     with lakemq.connect(path, config=CONFIG) as mq, mq.serving() as serving:
         until(lambda: serving.sequencer.leads)
@@ -44,10 +44,10 @@ def left_open(path: str, use: Callable[[Connection], object]) -> float:
 
 
 def test_a_producer_left_open_is_sent_and_closed_though_serving_ends_first(path: str) -> None:
-    assert left_open(path, lambda mq: mq.producer(linger_ms=60_000).send("t", "kept")) < SOON_S
+    assert measure_end_s(path, lambda mq: mq.producer(linger_ms=60_000).send("t", "kept")) < SOON_S
     with lakemq.connect(path) as mq:
         assert values(mq, "t") == ["kept"]
-    assert leader_of(path) == ""
+    assert read_leader(path) == ""
 
 
 def test_a_transaction_left_open_is_aborted_though_serving_ends_first(path: str) -> None:
@@ -56,7 +56,7 @@ def test_a_transaction_left_open_is_aborted_though_serving_ends_first(path: str)
         producer.begin_transaction()
         producer.send("t", "never seen")
 
-    assert left_open(path, begin) < SOON_S
+    assert measure_end_s(path, begin) < SOON_S
     with lakemq.connect(path) as mq:
         assert values(mq, "t") == []
         assert mq.transactions.describe("job").state == "CompleteAbort"
@@ -68,7 +68,7 @@ def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str
         consumer = mq.consumer("g", topics=["t"], protocol=protocol)
         until(lambda: consumer.poll() is not None and bool(consumer.assignment()))
 
-    assert left_open(path, join) < SOON_S
+    assert measure_end_s(path, join) < SOON_S
     with lakemq.connect(path) as mq:
         assert mq.groups.members("g") == []
 
@@ -80,7 +80,7 @@ def test_what_the_own_connection_has_asked_is_answered_before_serving_ends(path:
             future = mq.requester.submit(CreateTopic(f"asked-{number}", 1, {}))
             serving.close()
             assert future.done()
-    assert leader_of(path) == ""
+    assert read_leader(path) == ""
 
 
 def test_serving_that_stands_by_ends_at_once_though_a_request_waits(path: str) -> None:
@@ -108,7 +108,7 @@ mq.topics.create("late")
 def test_a_script_that_forgets_to_close_hands_the_lease_over_at_exit(path: str) -> None:
     ended = subprocess.run([sys.executable, "-c", FORGETS, path], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert leader_of(path) == ""
+    assert read_leader(path) == ""
 
 
 FORKS = """
@@ -127,7 +127,7 @@ print(mq.topics.create("later").partitions, mq.state().leader == serving.sequenc
 def test_a_forked_child_that_exits_leaves_the_lease_to_its_parent(path: str) -> None:
     ended = subprocess.run([sys.executable, "-c", FORKS, path], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1 True\n", "")
-    assert leader_of(path) == ""
+    assert read_leader(path) == ""
 
 
 def test_an_embedded_sequencer_serves_again_after_it_was_closed(path: str) -> None:

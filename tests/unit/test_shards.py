@@ -19,7 +19,7 @@ from lakemq.tables.specs.transactions import TRANSACTIONS
 CHOSEN = {"offsets.topic.num.partitions": 7, "transaction.state.log.num.partitions": 3}
 
 
-def stored_shards(mq: Connection, spec: TableSpec) -> set[int]:
+def read_shards(mq: Connection, spec: TableSpec) -> set[int]:
     return set(mq.namespace.store.open(spec).read().column("shard").to_pylist())
 
 
@@ -37,9 +37,9 @@ def test_a_namespace_keeps_the_numbers_of_shards_it_was_created_with(tmp_path: P
         assert mq.groups.describe(group).shard == shard(group, 7) != shard(group, 50)
         assert mq.transactions.describe(transactional_id).shard == shard(transactional_id, 3)
     with lakemq.connect(path) as mq:
-        assert stored_shards(mq, CONSUMER_OFFSETS) == {shard(group, 7)}
-        assert stored_shards(mq, GROUPS) == {shard(group, 7)}
-        assert stored_shards(mq, TRANSACTIONS) == {shard(transactional_id, 3)}
+        assert read_shards(mq, CONSUMER_OFFSETS) == {shard(group, 7)}
+        assert read_shards(mq, GROUPS) == {shard(group, 7)}
+        assert read_shards(mq, TRANSACTIONS) == {shard(transactional_id, 3)}
         replayed = compare_with_replay(take_snapshot(mq.namespace.store), mq.namespace.config)
         assert not any(replayed.differing.values())
 

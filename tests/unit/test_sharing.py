@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def modes(root: Path) -> dict[str, set[str]]:
+def read_modes(root: Path) -> dict[str, set[str]]:
     """Return the modes of folders and of files."""
     modes_by_kind: dict[str, set[str]] = {"folders": set(), "files": set()}
     for path in [root, *root.rglob("*")]:
@@ -76,7 +76,7 @@ eval(what)(path) if what != "shared" else make(path, shared_with_group=True)
 """
 
 
-def as_user(user: int, action: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
+def run_as_user(user: int, action: str, root: Path, group: int = GROUP, umask: str = "077") -> str:
     """Run a function of WORK as that user, and return its output. An AssertionError shows its stderr."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", WORK, str(user), str(group), umask, action, str(root)]
@@ -97,7 +97,7 @@ def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, othe
             pass
     finally:
         os.umask(before)
-    assert modes(folder) == {"folders": {oct(0o2770 | others_mode)}, "files": {oct(0o660 | others_mode & 0o006)}}
+    assert read_modes(folder) == {"folders": {oct(0o2770 | others_mode)}, "files": {oct(0o660 | others_mode & 0o006)}}
     assert {path.stat().st_gid for path in folder.rglob("*")} == {folder.stat().st_gid}
 
 
@@ -105,13 +105,13 @@ def test_a_namespace_that_is_there_can_be_shared_later(folder: Path):
     before = os.umask(0o077)
     try:
         open_namespace(str(folder), create=True)
-        assert "0o600" in modes(folder)["files"]
+        assert "0o600" in read_modes(folder)["files"]
         done = CliRunner().invoke(app, ["--path", str(folder), "init", "--shared-with-group"])
         assert done.exit_code == 0, done.output
         open_namespace(str(folder)).mailbox.put("c", 1, b"", 0)
     finally:
         os.umask(before)
-    assert modes(folder) == {"folders": {"0o2770"}, "files": {"0o660"}}
+    assert read_modes(folder) == {"folders": {"0o2770"}, "files": {"0o660"}}
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
@@ -120,25 +120,25 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other 
 @as_root
 def test_two_users_share_and_a_third_stays_out(folder: Path):
     """ANN creates the namespace. ANN and BOB publish, serve and fetch in turn, each with umask 077."""
-    as_user(ANN, "shared", folder)
-    owners = [sorted(as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
+    run_as_user(ANN, "shared", folder)
+    owners = [sorted(run_as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
     assert owners == [[str(ANN)], [str(ANN), str(BOB)], [str(ANN), str(ANN), str(BOB)]]
     with pytest.raises(AssertionError, match="NOT_A_NAMESPACE"):
-        as_user(EVE, "write", folder, group=EVE)
+        run_as_user(EVE, "write", folder, group=EVE)
 
 
 @as_root
 def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: Path):
     folder.chmod(0o2770)
-    as_user(ANN, "make", folder, umask="007")
+    run_as_user(ANN, "make", folder, umask="007")
     (folder / "mailbox").mkdir()
     os.chown(folder / "mailbox", ANN, GROUP)
     (folder / "mailbox").chmod(0o2770)
-    as_user(BOB, "put", folder)
-    named = as_user(ANN, "unreadable", folder)
+    run_as_user(BOB, "put", folder)
+    named = run_as_user(ANN, "unreadable", folder)
     assert f"-u{BOB}-0000000001" in named
     assert "Permission denied" in named
-    assert as_user(ANN, "write", folder, umask="007").split() == [str(ANN)]
+    assert run_as_user(ANN, "write", folder, umask="007").split() == [str(ANN)]
 
 
 def test_where_access_lists_are_not_kept_it_is_refused_with_another_way(

@@ -348,7 +348,7 @@ class Log(RuleBasedStateMachine):
         self.disk.before_put = lambda name: None
 
     @rule()
-    def die_behind_the_put(self) -> None:
+    def die_after_put(self) -> None:
         """A leader at the newest step puts the next one, and is killed before it checks the result."""
         leader, name = make_log(self.disk, self.clock, len(self.decided)), f"step {next(self.names)}"
         self.disk.after_put = die
@@ -388,7 +388,7 @@ class Log(RuleBasedStateMachine):
         self.followers.append((StepFollower(self.disk, step, self.clock.steady_ms), step, []))
 
     @invariant()
-    def what_stays_is_what_was_decided(self) -> None:
+    def check_decided_steps(self) -> None:
         for step in range(max(1, self.oldest), len(self.decided) + 1):
             assert read_subject(self.disk, step) == self.decided[step - 1]
 

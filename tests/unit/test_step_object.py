@@ -24,7 +24,7 @@ entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.n
 steps = st.builds(Step, counts, counts, counts, st.lists(entries, max_size=4), st.none() | st.binary())
 
 
-def head_of(step: Step, format_version: int = FORMAT_VERSION) -> StepHead:
+def make_head(step: Step, format_version: int = FORMAT_VERSION) -> StepHead:
     return StepHead(
         format_version, "a namespace", "a nonce", step.step, step.decided_at_ms, "anna", step.leader_epoch, 10_000
     )
@@ -33,7 +33,7 @@ def head_of(step: Step, format_version: int = FORMAT_VERSION) -> StepHead:
 @examples(60)
 @given(steps)
 def test_a_step_comes_out_of_its_object_as_it_went_in(step: Step) -> None:
-    head = head_of(step)
+    head = make_head(step)
     body = encode_step_object(head, step)
     assert decode_head(body) == head
     assert decode_step_object(body) == (head, step)
@@ -57,23 +57,23 @@ def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
     step = Step(
         3, 5, 1, [JournalEntry(Produced("t"), many), JournalEntry(Produced("u")), JournalEntry(Produced("v"), single)]
     )
-    _, decoded = decode_step_object(encode_step_object(head_of(step), step))
+    _, decoded = decode_step_object(encode_step_object(make_head(step), step))
     assert [entry.segments.rows() for entry in decoded.entries] == [entry.segments.rows() for entry in step.entries]
 
 
 def test_an_integer_of_any_size_comes_out() -> None:
     step = Step(1, 0, 1, [JournalEntry(OffsetsCommitted("g", [1], [OffsetCommit("t", 0, -(2**63) - 1)]))])
-    assert decode_step_object(encode_step_object(head_of(step), step))[1] == step
+    assert decode_step_object(encode_step_object(make_head(step), step))[1] == step
 
 
 def test_message_rows_travel_in_the_object() -> None:
     step = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2), request_id="client/1")], b"two rows")
-    assert decode_step_object(encode_step_object(head_of(step), step))[1] == step
+    assert decode_step_object(encode_step_object(make_head(step), step))[1] == step
 
 
 def test_the_head_of_a_newer_format_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
-    body = encode_step_object(head_of(step, FORMAT_VERSION + 1), step)
+    body = encode_step_object(make_head(step, FORMAT_VERSION + 1), step)
     for decode in (decode_head, decode_step_object):
         with pytest.raises(errors.NewerFormat, match="step format"):
             decode(body)
@@ -81,7 +81,7 @@ def test_the_head_of_a_newer_format_is_refused() -> None:
 
 def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Produced("t"))])
-    body = encode_step_object(head_of(step), step)
+    body = encode_step_object(make_head(step), step)
     known_kind, unknown_kind = b'"produced"', b'"promised"'
     assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a decision promised"):
@@ -90,7 +90,7 @@ def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
 
 def test_a_result_that_this_version_does_not_know_is_refused() -> None:
     step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
-    body = encode_step_object(head_of(step), step)
+    body = encode_step_object(make_head(step), step)
     known_kind, unknown_kind = b'"done"', b'"gone"'
     assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a result gone"):
@@ -99,7 +99,7 @@ def test_a_result_that_this_version_does_not_know_is_refused() -> None:
 
 def test_a_record_of_a_known_kind_that_is_damaged_is_no_newer_one() -> None:
     step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
-    body = encode_step_object(head_of(step), step)
+    body = encode_step_object(make_head(step), step)
     damaged = body.replace(b'"client_id"', b'"client_ip"')
     with pytest.raises(msgspec.ValidationError, match="client_id"):
         decode_step_object(damaged)
@@ -111,7 +111,7 @@ class Damage:
     body: bytes
 
 
-WHOLE = encode_step_object(head_of(Step(1, 0, 1, [])), Step(1, 0, 1, [JournalEntry(Produced("t"))]))
+WHOLE = encode_step_object(make_head(Step(1, 0, 1, [])), Step(1, 0, 1, [JournalEntry(Produced("t"))]))
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / NOTES.name
 
 
-def notes(*steps: int) -> pa.Table:
+def make_notes(*steps: int) -> pa.Table:
     return NOTES.table([NoteRow(step=step, name=f"n{step}") for step in steps])
 
 
-def steps_in(table: pa.Table) -> list[int]:
+def list_steps(table: pa.Table) -> list[int]:
     return sorted(table.column("step").to_pylist())
 
 
-def traces(folder: Path) -> set[str]:
+def list_files(folder: Path) -> set[str]:
     """Return all files, of the log and of data."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -99,7 +99,7 @@ def test_a_new_table_is_empty_and_made_once(store: Store, handle: TableHandle) -
     assert handle.version == 0
     assert handle.read() == NOTES.empty()
     assert handle.files() == []
-    handle.append_at(0, notes(1))
+    handle.append_at(0, make_notes(1))
     store.create(NOTES)
     assert store.open(NOTES).version == 1
     assert store.exists(NOTES)
@@ -113,13 +113,13 @@ def test_what_is_no_table_of_ours_is_said_to_be_none(tmp_path: Path, files: File
     elif there == "file":
         path.write_text("hello")
     elif there == "alien table":
-        write_deltalake(str(path), notes(1))
+        write_deltalake(str(path), make_notes(1))
     elif there == "truncated log":
         Store(files).create(NOTES)
         entry = path / "_delta_log" / f"{0:020d}.json"
         entry.write_bytes(entry.read_bytes()[:40])
     elif there == "other columns":
-        schema = notes(1).drop_columns("name").schema
+        schema = make_notes(1).drop_columns("name").schema
         configuration = NOTES.configuration
         DeltaTable.create(str(path), schema, configuration=configuration, raise_if_key_not_exists=False)
     with pytest.raises(NotATable, match=r"^notes: \w"):
@@ -130,45 +130,45 @@ def test_what_is_no_table_of_ours_is_said_to_be_none(tmp_path: Path, files: File
 
 
 def test_appends_move_the_handle_one_version_on(store: Store, handle: TableHandle) -> None:
-    handle.append_at(0, notes(1, 2))
-    handle.append_at(1, notes(3))
+    handle.append_at(0, make_notes(1, 2))
+    handle.append_at(1, make_notes(3))
     assert handle.version == 2
-    assert steps_in(handle.read()) == steps_in(store.open(NOTES).read()) == [1, 2, 3]
+    assert list_steps(handle.read()) == list_steps(store.open(NOTES).read()) == [1, 2, 3]
 
 
 def test_of_two_handles_at_one_version_one_loses_and_writes_nothing(store: Store, folder: Path) -> None:
     first, second = store.open(NOTES), store.open(NOTES)
-    first.append_at(0, notes(1))
+    first.append_at(0, make_notes(1))
     log = sorted(os.listdir(folder / "_delta_log"))
     with pytest.raises(CommitConflict, match="notes"):
-        second.append_at(0, notes(2))
+        second.append_at(0, make_notes(2))
     assert sorted(os.listdir(folder / "_delta_log")) == log
-    assert steps_in(store.open(NOTES).read()) == [1]
+    assert list_steps(store.open(NOTES).read()) == [1]
 
 
 def test_who_lost_is_not_moved_on_and_loses_again(store: Store) -> None:
     """The store neither refreshes nor retries: the leader decides whether to go on."""
     first, second = store.open(NOTES), store.open(NOTES)
-    first.append_at(0, notes(1))
+    first.append_at(0, make_notes(1))
     for _ in range(2):
         with pytest.raises(CommitConflict):
-            second.append_at(0, notes(2))
+            second.append_at(0, make_notes(2))
     assert second.version == 0
     second.reopen()
     assert second.version == 1
-    second.append_at(1, notes(2))
-    assert steps_in(store.open(NOTES).read()) == [1, 2]
+    second.append_at(1, make_notes(2))
+    assert list_steps(store.open(NOTES).read()) == [1, 2]
 
 
 @pytest.mark.parametrize("expected", [0, 2])
 def test_a_fresh_handle_cannot_sneak_past_the_version_it_names(store: Store, folder: Path, expected: int) -> None:
-    store.open(NOTES).append_at(0, notes(1))
-    fresh, before = store.open(NOTES), traces(folder)
+    store.open(NOTES).append_at(0, make_notes(1))
+    fresh, before = store.open(NOTES), list_files(folder)
     with pytest.raises(CommitConflict, match=f"at version 1, not {expected}"):
-        fresh.append_at(expected, notes(2))
+        fresh.append_at(expected, make_notes(2))
     with pytest.raises(CommitConflict, match=f"at version 1, not {expected}"):
         fresh.replace_at(expected, [])
-    assert traces(folder) == before
+    assert list_files(folder) == before
 
 
 def test_many_handles_race_for_one_version(store: Store) -> None:
@@ -176,19 +176,19 @@ def test_many_handles_race_for_one_version(store: Store) -> None:
     won = []
     for step, handle in enumerate(handles):
         try:
-            handle.append_at(0, notes(step))
+            handle.append_at(0, make_notes(step))
             won.append(step)
         except CommitConflict:
             pass
     assert won == [0]
-    assert steps_in(store.open(NOTES).read()) == [0]
+    assert list_steps(store.open(NOTES).read()) == [0]
 
 
 def test_a_foreign_commit_is_a_conflict_too(store: Store, handle: TableHandle) -> None:
     DeltaTable(store.uri(NOTES)).optimize.compact()
-    write_deltalake(store.uri(NOTES), notes(9), mode="append")
+    write_deltalake(store.uri(NOTES), make_notes(9), mode="append")
     with pytest.raises(CommitConflict):
-        handle.append_at(0, notes(1))
+        handle.append_at(0, make_notes(1))
     handle.reopen()
     (commit,) = handle.commits_after(0)
     assert commit["operation"] == "WRITE"
@@ -199,41 +199,41 @@ def test_a_foreign_commit_is_a_conflict_too(store: Store, handle: TableHandle) -
 
 def test_files_are_swapped_in_one_commit(store: Store, handle: TableHandle, folder: Path) -> None:
     for version, step in enumerate((1, 2, 3)):
-        handle.append_at(version, notes(step))
+        handle.append_at(version, make_notes(step))
     reader = store.open(NOTES)
     old = handle.files()
-    handle.replace_at(3, [new_file(folder, "merged.parquet", notes(1, 2, 3))], old, last_step=3, floor=2)
+    handle.replace_at(3, [new_file(folder, "merged.parquet", make_notes(1, 2, 3))], old, last_step=3, floor=2)
     assert [f.path for f in handle.files()] == ["merged.parquet"]
-    assert steps_in(handle.read()) == [1, 2, 3]
+    assert list_steps(handle.read()) == [1, 2, 3]
     assert (handle.version, handle.last_step(), handle.floor()) == (4, 3, 2)
-    assert steps_in(reader.read()) == [1, 2, 3], "files that were replaced stay until they are deleted"
+    assert list_steps(reader.read()) == [1, 2, 3], "files that were replaced stay until they are deleted"
     entry = (folder / "_delta_log" / f"{4:020d}.json").read_text()
     assert [a["add"]["dataChange"] for a in map(json.loads, entry.splitlines()) if "add" in a] == [False]
 
 
 def test_a_lost_swap_changes_nothing(store: Store, handle: TableHandle, folder: Path) -> None:
-    handle.append_at(0, notes(1))
+    handle.append_at(0, make_notes(1))
     other = store.open(NOTES)
     old = other.files()
-    handle.append_at(1, notes(2))
+    handle.append_at(1, make_notes(2))
     with pytest.raises(CommitConflict):
-        other.replace_at(1, [new_file(folder, "merged.parquet", notes(1))], old, floor=7)
+        other.replace_at(1, [new_file(folder, "merged.parquet", make_notes(1))], old, floor=7)
     fresh = store.open(NOTES)
     assert (fresh.version, fresh.floor()) == (2, 0)
-    assert steps_in(fresh.read()) == [1, 2]
+    assert list_steps(fresh.read()) == [1, 2]
 
 
 def test_files_that_are_there_are_registered_once(handle: TableHandle, folder: Path) -> None:
-    file = new_file(folder, "a b%.parquet", notes(4, 5))
+    file = new_file(folder, "a b%.parquet", make_notes(4, 5))
     handle.replace_at(0, [file], last_step=5)
     handle.replace_at(1, [file], last_step=5)
-    assert steps_in(handle.read()) == [4, 5]
+    assert list_steps(handle.read()) == [4, 5]
     (stored,) = handle.files()
     assert (stored.record_count, stored.statistics["min.step"], stored.statistics["max.step"]) == (2, 4, 5)
 
 
 def test_all_files_may_go(handle: TableHandle) -> None:
-    handle.append_at(0, notes(1))
+    handle.append_at(0, make_notes(1))
     handle.replace_at(1, [], handle.files())
     assert handle.read() == NOTES.empty()
 
@@ -243,9 +243,9 @@ def test_all_files_may_go(handle: TableHandle) -> None:
 
 def test_the_last_step_and_the_floor_are_noted_with_the_commit(store: Store, handle: TableHandle) -> None:
     assert (handle.last_step(), handle.floor()) == (0, 0)
-    handle.append_at(0, notes(7), last_step=7)
+    handle.append_at(0, make_notes(7), last_step=7)
     assert (handle.last_step(), store.open(NOTES).last_step()) == (7, 7)
-    handle.append_at(1, notes(8))
+    handle.append_at(1, make_notes(8))
     assert store.open(NOTES).last_step() == 7
     handle.checkpoint()
     assert store.open(NOTES).last_step() == 7
@@ -259,7 +259,7 @@ def three_files(handle: TableHandle) -> Iterator[TableHandle]:
     """A table with steps 1 to 3, 4 to 6 and 7 to 9 in three files."""
     for version in range(3):
         first = 3 * version + 1
-        handle.append_at(version, notes(first, first + 1, first + 2))
+        handle.append_at(version, make_notes(first, first + 1, first + 2))
     return handle
 
 
@@ -276,7 +276,7 @@ def three_files(handle: TableHandle) -> Iterator[TableHandle]:
     ],
 )
 def test_bounds_are_both_included(three_files: TableHandle, bounds: tuple[Any, Any], expected_steps: list[int]) -> None:
-    assert steps_in(three_files.read(step=bounds)) == expected_steps
+    assert list_steps(three_files.read(step=bounds)) == expected_steps
 
 
 def test_columns_come_in_the_order_asked_for(three_files: TableHandle) -> None:
@@ -292,7 +292,7 @@ def test_files_outside_the_bounds_are_not_opened(three_files: TableHandle, folde
     for file in three_files.files():
         if file.path not in needed:
             (folder / file.path).unlink()
-    assert steps_in(three_files.read(step=(5, 5))) == [5]
+    assert list_steps(three_files.read(step=(5, 5))) == [5]
     with pytest.raises(FileNotFoundError):
         three_files.read(step=(3, 5))
 
@@ -308,27 +308,27 @@ def test_files_are_chosen_by_their_statistics(three_files: TableHandle) -> None:
 
 def test_only_these_files(three_files: TableHandle) -> None:
     chosen = three_files.files(step=(None, 4))
-    assert steps_in(three_files.read(files=chosen)) == [1, 2, 3, 4, 5, 6]
-    assert steps_in(three_files.read(files=chosen, step=(2, 4))) == [2, 3, 4]
+    assert list_steps(three_files.read(files=chosen)) == [1, 2, 3, 4, 5, 6]
+    assert list_steps(three_files.read(files=chosen, step=(2, 4))) == [2, 3, 4]
     assert three_files.read(files=[]).num_rows == 0
 
 
 def test_a_file_without_statistics_is_never_passed_over(handle: TableHandle, folder: Path) -> None:
-    file = new_file(folder, "bare.parquet", notes(4))
+    file = new_file(folder, "bare.parquet", make_notes(4))
     handle.replace_at(0, [NewFile(file.path, file.size_bytes, 0, {"numRecords": 1})])
-    handle.append_at(1, notes(9))
-    assert steps_in(handle.read(step=(4, 4))) == [4]
-    assert steps_in(handle.read(step=(1, 3))) == []
+    handle.append_at(1, make_notes(9))
+    assert list_steps(handle.read(step=(4, 4))) == [4]
+    assert list_steps(handle.read(step=(1, 3))) == []
     assert len(handle.files(step=(1, 3))) == 1
 
 
 def test_a_handle_stays_at_its_version(store: Store, three_files: TableHandle) -> None:
     reader = store.open(NOTES)
-    three_files.append_at(3, notes(10))
-    assert steps_in(reader.read(step=(9, None))) == [9]
+    three_files.append_at(3, make_notes(10))
+    assert list_steps(reader.read(step=(9, None))) == [9]
     reader.reopen()
     assert reader.version == 4
-    assert steps_in(reader.read(step=(9, None))) == [9, 10]
+    assert list_steps(reader.read(step=(9, None))) == [9, 10]
 
 
 # -- upkeep -------------------------------------------------------------------------------------------------
@@ -342,67 +342,67 @@ def age(folder: Path, seconds: float = 100_000) -> None:
             os.utime(path, (long_ago, long_ago))
 
 
-def entries(folder: Path) -> list[int]:
+def list_entries(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in (folder / "_delta_log").glob("*.json"))
 
 
 def test_a_checkpoint_lets_the_log_before_it_go(store: Store, handle: TableHandle, folder: Path) -> None:
     for version in range(6):
-        handle.append_at(version, notes(version), last_step=version)
+        handle.append_at(version, make_notes(version), last_step=version)
     handle.checkpoint()
     assert handle.log.checkpointed_version() == 6
     age(folder / "_delta_log")
     assert handle.expire_log() == 6
-    assert entries(folder) == [6], "the newest stays, for who stands on it"
+    assert list_entries(folder) == [6], "the newest stays, for who stands on it"
     fresh = store.open(NOTES)
     assert (fresh.version, fresh.last_step()) == (6, 5)
-    assert steps_in(fresh.read()) == list(range(6))
-    fresh.append_at(6, notes(6))
+    assert list_steps(fresh.read()) == list(range(6))
+    fresh.append_at(6, make_notes(6))
     handle.reopen()
     assert handle.version == 7
 
 
 def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: TableHandle, folder: Path) -> None:
     for version in range(4):
-        handle.append_at(version, notes(version))
+        handle.append_at(version, make_notes(version))
     age(folder / "_delta_log")
     assert handle.expire_log() == 0, "nothing is covered"
     handle.reopen()
     handle.checkpoint()
     age(folder / "_delta_log")
     handle.reopen()
-    handle.append_at(4, notes(4))
+    handle.append_at(4, make_notes(4))
     os.utime(folder / "_delta_log" / f"{4:020d}.checkpoint.parquet")
     assert handle.expire_log() == 0, "it has covered them since now"
     age(folder / "_delta_log")
     assert handle.expire_log() == 4, "the checkpoint itself and what comes after it stays"
-    assert entries(folder) == [4, 5]
+    assert list_entries(folder) == [4, 5]
 
 
 def test_what_a_checkpoint_has_just_covered_stays_for_who_reads_it(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
     """In a quiet table everything was written long ago, also the checkpoint that a reader has just looked up."""
-    handle.append_at(0, notes(0))
-    handle.append_at(1, notes(1))
+    handle.append_at(0, make_notes(0))
+    handle.append_at(1, make_notes(1))
     handle.checkpoint()
     age(folder / "_delta_log")
     hint = json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())
     handle.reopen()
-    handle.append_at(2, notes(2))
+    handle.append_at(2, make_notes(2))
     handle.checkpoint()
     assert handle.expire_log() == 2, "of what the first one covers"
     assert (folder / "_delta_log" / f"{hint['version']:020d}.checkpoint.parquet").exists()
     age(folder / "_delta_log", NOTES.log_retention_ms / 1000 + 1)
     assert handle.expire_log() == 2
-    assert entries(folder) == [3]
-    assert steps_in(store.open(NOTES).read()) == [0, 1, 2]
+    assert list_entries(folder) == [3]
+    assert list_steps(store.open(NOTES).read()) == [0, 1, 2]
 
 
 def test_an_empty_checkpoint_lets_nothing_go(handle: TableHandle, folder: Path) -> None:
     """A loss of power may leave one."""
-    handle.append_at(0, notes(0))
-    handle.append_at(1, notes(1))
+    handle.append_at(0, make_notes(0))
+    handle.append_at(1, make_notes(1))
     handle.checkpoint()
     (folder / "_delta_log" / f"{2:020d}.checkpoint.parquet").write_bytes(b"")
     age(folder / "_delta_log")
@@ -411,7 +411,7 @@ def test_an_empty_checkpoint_lets_nothing_go(handle: TableHandle, folder: Path) 
 
 def test_what_a_loss_of_power_leaves_of_the_hint_is_passed_over(handle: TableHandle, folder: Path) -> None:
     for version in range(6):
-        handle.append_at(version, notes(version))
+        handle.append_at(version, make_notes(version))
         if version in (1, 3):
             handle.checkpoint()
     of_versions = [f'{{"version":{it}}}'.encode() for it in ("null", "true", '"4"', "Infinity", "-1", "5", "9" * 30)]
@@ -431,18 +431,18 @@ def test_a_checkpoint_counts_when_all_its_parts_are_there(handle: TableHandle, f
 
 def test_old_checkpoints_go_with_the_entries(handle: TableHandle, folder: Path) -> None:
     for version in range(4):
-        handle.append_at(version, notes(version))
+        handle.append_at(version, make_notes(version))
         handle.checkpoint()
     age(folder / "_delta_log")
     handle.expire_log()
     assert [path.name[:20] for path in (folder / "_delta_log").glob("*.checkpoint.parquet")] == [f"{4:020d}"]
 
 
-def cleaned_beyond(store: Store, folder: Path) -> None:
+def clean_log_beyond(store: Store, folder: Path) -> None:
     """Let another handle append, checkpoint, and clean the log."""
     other = store.open(NOTES)
     for _ in range(3):
-        other.append_at(other.version, notes(other.version))
+        other.append_at(other.version, make_notes(other.version))
     other.checkpoint()
     age(folder / "_delta_log")
     other.expire_log()
@@ -452,22 +452,22 @@ def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
     """The next version is free again, so a put-if-absent would succeed."""
-    handle.append_at(0, notes(0))
-    cleaned_beyond(store, folder)
-    assert entries(folder) == [4]
+    handle.append_at(0, make_notes(0))
+    clean_log_beyond(store, folder)
+    assert list_entries(folder) == [4]
     for _ in range(2):
         with pytest.raises(CommitConflict):
-            handle.append_at(1, notes(99))
-    assert steps_in(store.open(NOTES).read()) == [0, 1, 2, 3]
+            handle.append_at(1, make_notes(99))
+    assert list_steps(store.open(NOTES).read()) == [0, 1, 2, 3]
 
 
 def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
     """A new handle gets the same error as for any missing file, and opens the table again."""
-    handle.append_at(0, notes(0), last_step=7)
+    handle.append_at(0, make_notes(0), last_step=7)
     stopped = store.open(NOTES)
-    cleaned_beyond(store, folder)
+    clean_log_beyond(store, folder)
     for read in (stopped.last_step, stopped.floor):
         with pytest.raises(FileNotFoundError, match="notes: "):
             read()
@@ -478,7 +478,7 @@ def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
     store: Store, handle: TableHandle, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check after the put finds the entry before it gone."""
-    handle.append_at(0, notes(0))
+    handle.append_at(0, make_notes(0))
     real = store_module.write_deltalake
 
     def late(*args: Any, **options: Any) -> None:
@@ -488,20 +488,20 @@ def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
 
     monkeypatch.setattr(store_module, "write_deltalake", late)
     with pytest.raises(CommitConflict, match="cleaned"):
-        handle.append_at(1, notes(1))
+        handle.append_at(1, make_notes(1))
 
 
 # -- leftovers ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def merged(handle: TableHandle, files: Files, folder: Path) -> Leftovers:
+def leftovers(handle: TableHandle, files: Files, folder: Path) -> Leftovers:
     """The leftovers of a merge of two files into one, beside a stray file that no list names."""
     leftovers = Leftovers(files)
-    handle.append_at(0, notes(1))
-    handle.append_at(1, notes(2))
+    handle.append_at(0, make_notes(1))
+    handle.append_at(1, make_notes(2))
     leftovers.announce(NOTES.name, ["merged.parquet", *(file.path for file in handle.files())])
-    handle.replace_at(2, [new_file(folder, "merged.parquet", notes(1, 2))], handle.files())
+    handle.replace_at(2, [new_file(folder, "merged.parquet", make_notes(1, 2))], handle.files())
     (folder / "stray.parquet").write_bytes(b"left behind")
     return leftovers
 
@@ -511,49 +511,49 @@ def data_files(folder: Path) -> set[str]:
 
 
 def test_what_was_replaced_goes_after_the_grace(
-    merged: Leftovers, handle: TableHandle, files: Files, folder: Path
+    leftovers: Leftovers, handle: TableHandle, files: Files, folder: Path
 ) -> None:
-    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 0
+    assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 0
     age(folder.parent / "leftovers")
-    merged = Leftovers(files)  # another instance, which has not seen when they were written
-    assert merged.delete("others", 60_000, handle.open_newest) == 0
-    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 2
+    leftovers = Leftovers(files)  # another instance, which has not seen when they were written
+    assert leftovers.delete("others", 60_000, handle.open_newest) == 0
+    assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 2
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
     assert list((folder.parent / "leftovers").iterdir()) == []
-    assert steps_in(handle.read()) == [1, 2]
+    assert list_steps(handle.read()) == [1, 2]
 
 
 def test_a_swap_that_never_landed_deletes_its_own_file_only(handle: TableHandle, files: Files, folder: Path) -> None:
     leftovers = Leftovers(files)
-    handle.append_at(0, notes(1))
+    handle.append_at(0, make_notes(1))
     leftovers.announce(NOTES.name, ["merged.parquet", *(file.path for file in handle.files())])
-    new_file(folder, "merged.parquet", notes(1))
+    new_file(folder, "merged.parquet", make_notes(1))
     age(folder.parent / "leftovers")
     assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 1
-    assert steps_in(handle.read()) == [1]
+    assert list_steps(handle.read()) == [1]
 
 
 def test_what_was_merged_again_lately_stays_for_who_reads_it(
-    merged: Leftovers, handle: TableHandle, folder: Path
+    leftovers: Leftovers, handle: TableHandle, folder: Path
 ) -> None:
     age(folder.parent / "leftovers")
-    merged.announce(NOTES.name, ["again.parquet", "merged.parquet"])
-    handle.replace_at(3, [new_file(folder, "again.parquet", notes(1, 2))], handle.files())
-    merged.delete(NOTES.name, 60_000, handle.open_newest)
+    leftovers.announce(NOTES.name, ["again.parquet", "merged.parquet"])
+    handle.replace_at(3, [new_file(folder, "again.parquet", make_notes(1, 2))], handle.files())
+    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
     assert data_files(folder) == {"again.parquet", "merged.parquet", "stray.parquet"}
 
 
 def test_strays_go_when_they_are_old_and_nothing_that_is_live_or_announced(
-    merged: Leftovers, handle: TableHandle, folder: Path
+    leftovers: Leftovers, handle: TableHandle, folder: Path
 ) -> None:
     before = data_files(folder)
-    assert merged.sweep(NOTES.name, 60_000, handle.open_newest) == 0
+    assert leftovers.sweep(NOTES.name, 60_000, handle.open_newest) == 0
     age(folder)
-    assert merged.sweep(NOTES.name, 60_000, handle.open_newest) == 1
+    assert leftovers.sweep(NOTES.name, 60_000, handle.open_newest) == 1
     assert data_files(folder) == before - {"stray.parquet"}
 
 
-def odd_lists(folder: Path, special: bool) -> list[Path]:
+def write_odd_lists(folder: Path, special: bool) -> list[Path]:
     """Write invalid contents under the names of lists. special: also kinds of files that only a disk can hold."""
     texts = ["", "{", "7", "[7]", '["../x"]', '[""]', '["_delta_log/0.json"]', '["\\ud800"]', '{"a": 1}', "[" * 100_000]
     paths = [folder / f"{NOTES.name}-{n}.json" for n in range(len(texts) + 4)]
@@ -570,51 +570,53 @@ def odd_lists(folder: Path, special: bool) -> list[Path]:
 
 
 def test_what_is_no_list_is_passed_over(
-    merged: Leftovers, handle: TableHandle, files: Files, folder: Path, caplog: pytest.LogCaptureFixture
+    leftovers: Leftovers, handle: TableHandle, files: Files, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lists = folder.parent / "leftovers"
-    odd = odd_lists(lists, special=isinstance(files, LocalFiles))
+    odd = write_odd_lists(lists, special=isinstance(files, LocalFiles))
     age(lists)
-    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 2
+    assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 2
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
     assert sorted(lists.iterdir()) == sorted(odd), "they are somebody's"
     assert "is not a list of files" in caplog.text
     age(folder)
-    assert merged.sweep(NOTES.name, 60_000, handle.open_newest) == 0, "they may name what was just replaced"
+    assert leftovers.sweep(NOTES.name, 60_000, handle.open_newest) == 0, "they may name what was just replaced"
 
 
 def test_what_cannot_be_read_yet_may_name_what_was_just_replaced(
-    merged: Leftovers, handle: TableHandle, folder: Path
+    leftovers: Leftovers, handle: TableHandle, folder: Path
 ) -> None:
     age(folder.parent / "leftovers")
     (folder.parent / "leftovers" / f"{NOTES.name}-odd.json").write_text("{")
     before = data_files(folder)
-    assert merged.delete(NOTES.name, 60_000, handle.open_newest) == 0
+    assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 0
     assert data_files(folder) == before
 
 
-def test_a_list_of_what_cannot_be_deleted_is_tried_again(merged: Leftovers, handle: TableHandle, folder: Path) -> None:
+def test_a_list_of_what_cannot_be_deleted_is_tried_again(
+    leftovers: Leftovers, handle: TableHandle, folder: Path
+) -> None:
     lists = folder.parent / "leftovers"
     (folder / "below").mkdir()
     (lists / f"{NOTES.name}-odd.json").write_text('["below"]')
     age(lists)
-    merged.delete(NOTES.name, 60_000, handle.open_newest)
+    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
     (folder / "below").rmdir()
-    merged.delete(NOTES.name, 60_000, handle.open_newest)
+    leftovers.delete(NOTES.name, 60_000, handle.open_newest)
     assert list(lists.iterdir()) == []
 
 
 def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
-    merged: Leftovers, handle: TableHandle, store: Store, folder: Path
+    leftovers: Leftovers, handle: TableHandle, store: Store, folder: Path
 ) -> None:
     """The leader of the handle was stopped. The newest version says which files the table names."""
     other = store.open(NOTES)
     for _ in range(3):
-        other.append_at(other.version, notes(other.version))
+        other.append_at(other.version, make_notes(other.version))
     age(folder)
-    merged.sweep(NOTES.name, 60_000, handle.open_newest)
-    assert steps_in(store.open(NOTES).read()) == [1, 2, 3, 4, 5]
+    leftovers.sweep(NOTES.name, 60_000, handle.open_newest)
+    assert list_steps(store.open(NOTES).read()) == [1, 2, 3, 4, 5]
 
 
 # -- durability ---------------------------------------------------------------------------------------------
@@ -640,7 +642,7 @@ def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced_paths: l
     store.create(NOTES)
     handle = store.open(NOTES)
     synced_paths.clear()
-    handle.append_at(0, notes(1))
+    handle.append_at(0, make_notes(1))
     (file,) = handle.files()
     assert synced_paths == [f"notes/{file.path}", "notes", f"notes/_delta_log/{1:020d}.json", "notes/_delta_log"]
 
@@ -658,7 +660,7 @@ def test_a_checkpoint_is_durable_before_the_log_it_covers_goes(tmp_path: Path, s
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)
     handle = store.open(NOTES)
-    handle.append_at(0, notes(1))
+    handle.append_at(0, make_notes(1))
     synced_paths.clear()
     handle.checkpoint()
     log = "notes/_delta_log"

@@ -24,7 +24,7 @@ TOPICS = {"a": 1, "b": 3, "purged": 2, "gone": 1}
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
 
 
-class Mixed(NamedTuple):
+class MixedHistory(NamedTuple):
     """A namespace with a mixed history, all of it projected, without a sequencer."""
 
     mq: Connection
@@ -32,7 +32,7 @@ class Mixed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MixedHistory]:
     """A history of commits, aborts and plain messages, with deleted records, and two transactions that stay open."""
     chance = random.Random(11)
     with served(tmp_path_factory.mktemp("views")) as first:
@@ -61,7 +61,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
             producer.commit_transaction()
         first.consumer("other", assign=["b"]).commit({("b", 1): 0})
         first.consumer("other", assign=["b"]).commit({("b", 1): 2})
-    yield Mixed(other, writing[0])
+    yield MixedHistory(other, writing[0])
     # the sequencer has ended
     for producer in writing:
         producer._transactions.release_id()
@@ -88,23 +88,23 @@ def sql(mq: Connection, query: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("view", "isolation"), [("log", "read_uncommitted"), ("log_committed", "read_committed")])
-def test_the_logs_are_what_a_fetch_shows(mixed: Mixed, view: str, isolation: Any):
+def test_the_logs_are_what_a_fetch_shows(history: MixedHistory, view: str, isolation: Any):
     columns = ", ".join(f'"{name}"' for name in COLUMNS)
-    rows = sql(mixed.mq, f'SELECT {columns} FROM {view} ORDER BY topic, partition, "offset"')
+    rows = sql(history.mq, f'SELECT {columns} FROM {view} ORDER BY topic, partition, "offset"')
     expected = [
         {name: row[name] for name in COLUMNS}
         for topic in ("a", "b", "purged")
-        for row in mixed.mq.fetch(topic, isolation=isolation).to_arrow().to_pylist()
+        for row in history.mq.fetch(topic, isolation=isolation).to_arrow().to_pylist()
     ]
     assert rows == expected
     shown_values = {row["value"] for row in rows if row["value"] in (b"open", b"behind it", b"beside it")}
     assert shown_values == ({b"beside it"} if view == "log_committed" else {b"open", b"behind it", b"beside it"})
 
 
-def test_the_log_shows_more_than_is_committed(mixed: Mixed):
+def test_the_log_shows_more_than_is_committed(history: MixedHistory):
     """The history must contain aborted messages, and messages behind an open transaction."""
     (counts,) = sql(
-        mixed.mq,
+        history.mq,
         """SELECT count(*) AS rows, count(*) FILTER (transactional) AS transactional,
                   (SELECT count(*) FROM log_committed WHERE transactional) AS committed,
                   (SELECT count(*) FROM segments WHERE kind = 'abort') AS aborts FROM log""",
@@ -113,9 +113,9 @@ def test_the_log_shows_more_than_is_committed(mixed: Mixed):
     assert counts["aborts"] >= 3
 
 
-def test_every_message_of_a_producer_has_its_sequence(mixed: Mixed):
+def test_every_message_of_a_producer_has_its_sequence(history: MixedHistory):
     rows = sql(
-        mixed.mq,
+        history.mq,
         """SELECT producer_id, producer_epoch, topic, partition, count(*) AS n, min(sequence) AS first,
                   max(sequence) AS last FROM log WHERE transactional AND topic <> 'purged' GROUP BY ALL""",
     )
@@ -123,9 +123,9 @@ def test_every_message_of_a_producer_has_its_sequence(mixed: Mixed):
     assert all((row["first"], row["last"]) == (0, row["n"] - 1) for row in rows)
 
 
-def test_open_transactions(mixed: Mixed):
-    rows = sql(mixed.mq, "SELECT * FROM open_transactions ORDER BY transactional_id")
-    infos = mixed.mq.transactions.all(("Ongoing",))
+def test_open_transactions(history: MixedHistory):
+    rows = sql(history.mq, "SELECT * FROM open_transactions ORDER BY transactional_id")
+    infos = history.mq.transactions.all(("Ongoing",))
     assert [row["transactional_id"] for row in rows] == ["open-0", "open-1"]
     for row, info in zip(rows, infos, strict=True):
         assert (row["producer_id"], row["producer_epoch"]) == (info.producer_id, info.producer_epoch)
@@ -139,9 +139,9 @@ def _ms(at: datetime) -> int:
     return round(at.timestamp() * 1000)
 
 
-def test_the_history_of_an_id_is_its_transitions(mixed: Mixed):
+def test_the_history_of_an_id_is_its_transitions(history: MixedHistory):
     rows = sql(
-        mixed.mq,
+        history.mq,
         """SELECT state, reason, producer_epoch FROM transaction_history WHERE transactional_id = 'offsets'
            ORDER BY step, position""",
     )
@@ -150,8 +150,8 @@ def test_the_history_of_an_id_is_its_transitions(mixed: Mixed):
     assert rows[-1]["reason"] == "producer"
 
 
-def test_consumer_lag(mixed: Mixed):
-    rows = sql(mixed.mq, 'SELECT * FROM consumer_lag ORDER BY "group", topic, partition')
+def test_consumer_lag(history: MixedHistory):
+    rows = sql(history.mq, 'SELECT * FROM consumer_lag ORDER BY "group", topic, partition')
     assert [(r["group"], r["topic"], r["partition"], r["committed_offset"], r["metadata"]) for r in rows] == [
         ("group", "a", 0, 2, "noted"),
         ("group", "b", 2, 1, "noted"),
@@ -159,17 +159,17 @@ def test_consumer_lag(mixed: Mixed):
     ]
     for row in rows:
         stable, high = (
-            mixed.mq.end_offsets(row["topic"], i)[row["partition"]] for i in ("read_committed", "read_uncommitted")
+            history.mq.end_offsets(row["topic"], i)[row["partition"]] for i in ("read_committed", "read_uncommitted")
         )
         assert (row["last_stable_offset"], row["high_watermark"]) == (stable, high)
         assert row["lag"] == stable - row["committed_offset"]
 
 
-def test_the_views_follow_a_commit(mixed: Mixed):
+def test_the_views_follow_a_commit(history: MixedHistory):
     """The test is the last one, because it ends the transactions that the others look at."""
-    with lakemq.connect(mixed.mq.namespace.path, config={**CONFIG, "project.interval.ms": 50}) as mq:
+    with lakemq.connect(history.mq.namespace.path, config={**CONFIG, "project.interval.ms": 50}) as mq:
         mq.serving()
-        mixed.writing.commit_transaction()
+        history.writing.commit_transaction()
         assert read_committed_offset(mq, "group", "a") == 5
         until(lambda: [r["transactional_id"] for r in sql(mq, "FROM open_transactions")] == ["open-1"])
         values = [
@@ -183,7 +183,7 @@ def test_the_views_follow_a_commit(mixed: Mixed):
 
 
 @pytest.fixture(scope="module")
-def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
+def abandoned_namespace(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
     """A namespace whose process has ended and left a transaction open."""
     path = str(tmp_path_factory.mktemp("views") / "mq")
     ended_connection = lakemq.connect(path, create=True)  # never closed, so its transaction stays open
@@ -208,25 +208,25 @@ def left_open(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnec
     return connect_duckdb(mq.namespace)
 
 
-def test_lag_is_up_to_what_is_stable_and_never_negative(left_open: duckdb.DuckDBPyConnection) -> None:
+def test_lag_is_up_to_what_is_stable_and_never_negative(abandoned_namespace: duckdb.DuckDBPyConnection) -> None:
     columns = "c.group, topic, committed_offset, last_stable_offset, high_watermark, lag, metadata"
-    assert left_open.execute(f"SELECT {columns} FROM consumer_lag AS c ORDER BY 1").fetchall() == [
+    assert abandoned_namespace.execute(f"SELECT {columns} FROM consumer_lag AS c ORDER BY 1").fetchall() == [
         ("eager", "kept", 4, 3, 6, 0, None),
         ("reading", "kept", 2, 3, 6, 1, "so far"),
         ("slow", "kept", 0, 3, 6, 3, None),
     ]
 
 
-def test_an_open_transaction_grows_older(left_open: duckdb.DuckDBPyConnection) -> None:
-    ((name, open_ms, topics, groups),) = left_open.execute(
+def test_an_open_transaction_grows_older(abandoned_namespace: duckdb.DuckDBPyConnection) -> None:
+    ((name, open_ms, topics, groups),) = abandoned_namespace.execute(
         "SELECT transactional_id, open_ms, topics, o.groups FROM open_transactions AS o"
     ).fetchall()
     assert (name, topics, groups) == ("gone", ["kept-0"], [])
     assert 200 <= open_ms < 60_000
 
 
-def test_history_says_how_each_one_went(left_open: duckdb.DuckDBPyConnection) -> None:
-    history = left_open.execute(
+def test_history_says_how_each_one_went(abandoned_namespace: duckdb.DuckDBPyConnection) -> None:
+    history = abandoned_namespace.execute(
         "SELECT state, reason, batch_id, topics, h.groups, open_ms >= 0 FROM transaction_history AS h"
         " WHERE transactional_id = 'done' ORDER BY step, position"
     ).fetchall()
@@ -240,9 +240,9 @@ def test_history_says_how_each_one_went(left_open: duckdb.DuckDBPyConnection) ->
     assert history[-1][3:] == (["kept-0"], ["slow"], True)
 
 
-def test_log_committed_ends_where_the_open_transaction_begins(left_open: duckdb.DuckDBPyConnection) -> None:
+def test_log_committed_ends_where_the_open_transaction_begins(abandoned_namespace: duckdb.DuckDBPyConnection) -> None:
     def offsets(view: str) -> list[tuple[int]]:
-        return left_open.execute(f'SELECT "offset" FROM {view} ORDER BY 1').fetchall()
+        return abandoned_namespace.execute(f'SELECT "offset" FROM {view} ORDER BY 1').fetchall()
 
     assert offsets("log_committed") == [(0,), (1,), (2,)]
     assert offsets("log") == [(0,), (1,), (2,), (3,), (4,)]

@@ -38,7 +38,7 @@ def producer(mq: Connection) -> Iterator[TransactionalProducer]:
         yield transactional_producer
 
 
-def large(count: int, mark: str) -> pa.Table:
+def make_large_rows(count: int, mark: str) -> pa.Table:
     """Return rows that are too large to ride in a request."""
     return pa.table({"value": [f"{mark}{i:05d}" * 20 for i in range(count)]})
 
@@ -139,15 +139,15 @@ def test_all_topics_and_partitions_at_once(mq: Connection, producer: Transaction
 def test_a_large_table_gets_a_file(mq: Connection, topic: str, with_the_commit: bool):
     with mq.producer(f"{topic}-id", linger_ms=60_000 if with_the_commit else 0) as producer:
         producer.begin_transaction()
-        producer.send_arrow(topic, large(500, "a"))
+        producer.send_arrow(topic, make_large_rows(500, "a"))
         if not with_the_commit:
             producer.flush()
         producer.commit_transaction()
         producer.begin_transaction()
-        producer.send_arrow(topic, large(300, "b"))
+        producer.send_arrow(topic, make_large_rows(300, "b"))
         producer.flush()
         producer.abort_transaction()
-    assert values(mq, topic) == [v.as_py() for v in large(500, "a")["value"]]
+    assert values(mq, topic) == [v.as_py() for v in make_large_rows(500, "a")["value"]]
     assert len(everything(mq, topic)) == 800
 
 
@@ -184,7 +184,7 @@ def test_calls_in_the_wrong_order(mq: Connection, topic: str, producer: Transact
         producer.commit_transaction,
         producer.abort_transaction,
         lambda: producer.send(topic, "a"),
-        lambda: producer.send_arrow(topic, large(1, "a")),
+        lambda: producer.send_arrow(topic, make_large_rows(1, "a")),
         lambda: producer.send_offsets_to_transaction({(topic, 0): 0}, "g"),
     ):
         with pytest.raises(IllegalState):
@@ -427,14 +427,14 @@ def losing(
         losing.armed = False
         if losing.decided:
             [future.exception() for future in ask(requests)]
-        return unanswered(requests)
+        return lose_answer(requests)
 
     monkeypatch.setattr(mq.requester, "submit_all", submit_all)
     monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
     return losing
 
 
-def unanswered(requests: Sequence[Any]) -> list[Future]:
+def lose_answer(requests: Sequence[Any]) -> list[Future]:
     lost: list[Future] = [Future() for _ in requests]
     for future in lost:
         future.set_exception(RequestTimedOut())
@@ -510,7 +510,7 @@ def test_what_was_not_answered_and_comes_after_an_abort(
 
     def submit_all(requests):
         late.append(requests)
-        return unanswered(requests)
+        return lose_answer(requests)
 
     with mq.producer(f"{topic}-id", linger_ms=60_000, delivery_timeout_ms=0) as producer:
         producer.begin_transaction()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/transactions.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
+def read_blocks(language: str) -> list[str]:
     """Return the code blocks of a language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
@@ -49,7 +49,7 @@ def run(folder: Path, line: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder in which the Python examples have run. Their output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("transactions")
-    code = "\n".join([*blocks("python"), "mq.close()"])
+    code = "\n".join([*read_blocks("python"), "mq.close()"])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )
@@ -66,14 +66,14 @@ def bank(folder: Path) -> Iterator[Connection]:
 
 def test_the_python_examples_print_what_the_page_says(folder: Path) -> None:
     examples = find_blocks_with_output("python")
-    assert len(examples) == len(blocks("python"))
+    assert len(examples) == len(read_blocks("python"))
     assert (folder / "out.txt").read_text() == "".join(text for _, text in examples)
 
 
 def test_the_queries_find_what_the_page_says(bank: Connection) -> None:
     outputs = dict(find_blocks_with_output("sql"))
     assert len(outputs) == 2
-    for query in blocks("sql"):
+    for query in read_blocks("sql"):
         columns, rows = run_query(bank.namespace, query, dialect=SqlDialect.spark)
         cells = [[str(cell) for cell in row] for row in rows]
         if query in outputs:
@@ -89,7 +89,7 @@ def test_the_commands_run_while_a_process_that_went_away_has_a_transaction_open(
         producer.begin_transaction()
         producer.send("transfers", key="ann", value="ann bob 1", partition=0)
         producer.flush()
-        (script,) = blocks("sh")
+        (script,) = read_blocks("sh")
         output = "".join(run(folder, line) for line in script.splitlines())
         assert [line.split()[:2] for line in output.splitlines() if line.startswith("teller-9")] == [
             ["teller-9", "Ongoing"],

@@ -40,25 +40,25 @@ def mq() -> Harness:
     return harness
 
 
-def rows(mq: Harness, name: str, whole: bool = True) -> list[dict[str, Any]]:
+def trim_table(mq: Harness, name: str, whole: bool = True) -> list[dict[str, Any]]:
     table = project(mq.state, mq.steps).get(name, BY_NAME[name].empty())
     return list(trim_rows(BY_NAME[name], table, read_live_state(mq.state), RETENTION_MS, whole).to_pylist())
 
 
 def test_of_transactions_the_young_and_the_open_stay(mq: Harness) -> None:
-    assert [(row["transactional_id"], row["state"]) for row in rows(mq, "transactions")] == [
+    assert [(row["transactional_id"], row["state"]) for row in trim_table(mq, "transactions")] == [
         ("open", "Empty"),
         ("open", "Ongoing"),
         ("young", "Empty"),
     ]
     mq.one(AbortTransaction("open"))
-    states = [row["state"] for row in rows(mq, "transactions") if row["transactional_id"] == "open"]
+    states = [row["state"] for row in trim_table(mq, "transactions") if row["transactional_id"] == "open"]
     assert states == ["PrepareAbort", "CompleteAbort"]
 
 
 def test_a_marker_goes_when_the_log_start_has_passed_it(mq: Harness) -> None:
     def places() -> list[tuple[str, int, int]]:
-        return [(row["topic"], row["partition"], row["offset"]) for row in rows(mq, "control_markers")]
+        return [(row["topic"], row["partition"], row["offset"]) for row in trim_table(mq, "control_markers")]
 
     assert places() == [("t", 0, 1), ("t", 1, 1), ("u", 0, 1)]
     mq.one(DeleteRecords("t", {0: 1, 1: 2}))
@@ -70,10 +70,10 @@ def test_a_marker_goes_when_the_log_start_has_passed_it(mq: Harness) -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
     mq.one(DeleteRecords("t", {0: 1}))
-    before = rows(mq, "segments", whole)
+    before = trim_table(mq, "segments", whole)
     mq.one(DeleteTopic("t"))
     of_u = [row for row in before if row["topic"] == "u"]
-    segments = rows(mq, "segments", whole)
+    segments = trim_table(mq, "segments", whole)
     assert [row for row in segments if row["topic"] == "u"] == of_u
     # otherwise rows of the topic in other files would come back to the views
     assert [row["kind"] for row in segments if row["topic"] == "t"] == ([] if whole else ["topic_deleted"])

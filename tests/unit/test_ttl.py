@@ -36,7 +36,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield connection
 
 
-def all_values(mq: Connection, topic: str) -> list[str]:
+def read_all_values(mq: Connection, topic: str) -> list[str]:
     return texts(mq.fetch(topic, include_expired=True))
 
 
@@ -46,7 +46,7 @@ def age(mq: Connection, ms: int = SHORT_MS) -> None:
     mq.topics.create(new_name("later"), 1)
 
 
-def ways() -> dict[str, Callable[[Connection, str], Any]]:
+def list_ways() -> dict[str, Callable[[Connection, str], Any]]:
     """Return the ways to publish a message with a short life and one with a long life."""
     rows = pa.table({"value": ["short", "long"], "ttl_ms": [SHORT_MS, LONG_MS]})
 
@@ -85,13 +85,13 @@ def ways() -> dict[str, Callable[[Connection, str], Any]]:
     return {way.__name__: way for way in functions}
 
 
-@pytest.mark.parametrize("way", ways())
+@pytest.mark.parametrize("way", list_ways())
 def test_what_has_expired_is_passed_over_however_it_came(mq: Connection, way: str) -> None:
     topic = new_topic(mq)
-    ways()[way](mq, topic)
+    list_ways()[way](mq, topic)
     age(mq)
     assert values(mq, topic) == ["long"]
-    assert all_values(mq, topic) == ["short", "long"]
+    assert read_all_values(mq, topic) == ["short", "long"]
     fetched = mq.fetch(topic)
     assert (fetched.record_count, fetched.plan.record_count) == (1, 2)
     assert mq.fetch(topic).to_arrow()["offset"].to_pylist() == [1]  # it keeps its offset
@@ -113,7 +113,7 @@ def test_a_delayed_message_lives_from_its_release_on(mq: Connection) -> None:
     mq.topics.alter(topic, {"delay.slot.ms": 10})
     mq.delayed.schedule(topic, "short", delay_ms=4 * SHORT_MS, ttl_ms=2 * SHORT_MS)
     mq.delayed.schedule(topic, "long", delay_ms=4 * SHORT_MS, ttl_ms=LONG_MS)
-    until(lambda: len(all_values(mq, topic)) == 2)
+    until(lambda: len(read_all_values(mq, topic)) == 2)
     assert values(mq, topic) == ["short", "long"]
     age(mq, 2 * SHORT_MS)
     assert values(mq, topic) == ["long"]
@@ -206,7 +206,7 @@ def test_a_queue_makes_a_dead_letter_of_what_has_expired(mq: Connection) -> None
     age(mq)  # as a dead letter it has no time to live
     assert values(mq, f"{topic}.dlq") == ["b"]
     mq.dead_letters.redrive(f"{topic}.dlq")  # and then as long as before
-    assert all_values(mq, topic)[-1:] == ["b"]
+    assert read_all_values(mq, topic)[-1:] == ["b"]
     age(mq)
     assert values(mq, topic) == ["a", "c"]
 
@@ -255,13 +255,13 @@ def test_a_transaction_commits_beside_what_has_expired(mq: Connection) -> None:
     mq.publish(topic, pa.table({"value": ["a", "b", "c"], "ttl_ms": [None, SHORT_MS, None]}))
     age(mq)
     with member(mq, topic, group) as consumer:
-        until(lambda: bool(batch := consumer.poll(timeout_ms=20)) and _copied(mq, batch, out))
+        until(lambda: bool(batch := consumer.poll(timeout_ms=20)) and _copy_batch(mq, batch, out))
         until(lambda: mq.groups.describe(group).lag == 0)
     assert values(mq, out) == ["a", "c"]
     assert mq.groups.describe(group).expired == 1
 
 
-def _copied(mq: Connection, batch: Any, out: str) -> bool:
+def _copy_batch(mq: Connection, batch: Any, out: str) -> bool:
     with mq.transaction(new_name("id")) as txn:
         txn.publish(out, batch.to_arrow().select(["key", "value"]))
         txn.send_offsets(batch)
@@ -302,7 +302,7 @@ def test_a_life_that_is_none_is_refused_in_the_call(mq: Connection, ttl_ms: Any)
         producer.send(topic, "x", ttl_ms=ttl_ms)
     with pytest.raises(InvalidRecord):
         mq.publish(topic, pa.table({"value": ["x"]}), ttl_ms=ttl_ms)
-    assert all_values(mq, topic) == []
+    assert read_all_values(mq, topic) == []
 
 
 @pytest.mark.parametrize("fill", ["", "x" * 3000])
@@ -355,7 +355,7 @@ def test_a_tail_shows_nothing_of_what_has_all_expired(mq: Connection) -> None:
 # -- what cannot be read ------------------------------------------------------------------------------------
 
 
-def expired_and_away(mq: Connection, topic: str) -> Path:
+def publish_unreadable(mq: Connection, topic: str) -> Path:
     """Publish a message that has expired, and move its file away, so that it cannot be read. Return the new path."""
     mq.publish(topic, pa.table({"value": ["x" * 3000]}), ttl_ms=SHORT_MS)
     (file_id,) = mq.fetch(topic, include_expired=True).plan.segments.column("file_id").to_pylist()
@@ -369,10 +369,12 @@ def expired_and_away(mq: Connection, topic: str) -> Path:
 def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None:
     """The message is shown, so that its consumer can give it up. The messages after it are delivered."""
     topic, group = new_topic(mq), new_name("g")
-    expired_and_away(mq, topic)
+    publish_unreadable(mq, topic)
     mq.publish(topic, pa.table({"value": ["next"]}))
     with member(mq, topic, group) as consumer:
-        until(lambda: bool(batch := consumer.poll(max_records=1, timeout_ms=20)) and _given_up(consumer, batch))
+        until(
+            lambda: bool(batch := consumer.poll(max_records=1, timeout_ms=20)) and _reject_unreadable(consumer, batch)
+        )
         assert [message.value for message in take_messages(consumer, 1)] == [b"next"]
         consumer.commit()
     assert mq.groups.describe(group).expired == 0
@@ -382,7 +384,7 @@ def test_what_cannot_be_read_is_not_said_to_have_expired(mq: Connection) -> None
 @pytest.mark.slow
 def test_what_could_not_be_read_for_a_moment_is_shown_and_holds_nobody_up(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    moved_file = expired_and_away(mq, topic)
+    moved_file = publish_unreadable(mq, topic)
     with member(mq, topic, group) as consumer:
         batches: list[Any] = []
         until(lambda: bool(batches.append(consumer.poll(timeout_ms=20)) or batches[-1]))
@@ -394,7 +396,7 @@ def test_what_could_not_be_read_for_a_moment_is_shown_and_holds_nobody_up(mq: Co
         assert mq.groups.describe(group).lag == 0
 
 
-def _given_up(consumer: QueueConsumer, batch: Any) -> bool:
+def _reject_unreadable(consumer: QueueConsumer, batch: Any) -> bool:
     with pytest.raises(FileTruncated):
         batch.to_arrow()
     consumer.reject(batch, "cannot be read")

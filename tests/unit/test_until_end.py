@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 PROTOCOLS = ["cooperative", "classic", "queue"]
 
 
-def new_group(mq: Connection, protocol: str) -> str:
+def create_group(mq: Connection, protocol: str) -> str:
     """Create a group without delays, and return its name."""
     name = new_name("g")
     delays = {"classic": "group.initial.rebalance.delay.ms", "queue": "rebalance.delay.ms"}
@@ -35,7 +35,7 @@ def join(mq: Connection, group: str, topic: str) -> GroupConsumer:
     return member
 
 
-def share(*members: GroupConsumer) -> None:
+def wait_until_shared(*members: GroupConsumer) -> None:
     """Poll until each member owns a partition."""
 
     def all_have() -> bool:
@@ -57,7 +57,7 @@ def read_all(member: GroupConsumer, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_it_reads_all_that_was_there_and_ends(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq, 3), new_group(mq, protocol)
+    topic, group = new_topic(mq, 3), create_group(mq, protocol)
     add(mq, topic, {0: 5, 1: 5})
     with join(mq, group, topic) as member:
         assert sorted(read_all(member, max_records=2)) == [f"{p}.{i}" for p in range(2) for i in range(5)]
@@ -69,7 +69,7 @@ def test_it_reads_all_that_was_there_and_ends(mq: Connection, protocol: str) -> 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_comes_later_does_not_prolong_it(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq), new_group(mq, protocol)
+    topic, group = new_topic(mq), create_group(mq, protocol)
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member:
         for batch in member.until_end(max_records=1):
@@ -80,9 +80,9 @@ def test_what_comes_later_does_not_prolong_it(mq: Connection, protocol: str) -> 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_it_waits_for_what_another_member_has(mq: Connection, protocol: str) -> None:
-    topic, group, read_texts = new_topic(mq, 2), new_group(mq, protocol), list[str]()
+    topic, group, read_texts = new_topic(mq, 2), create_group(mq, protocol), list[str]()
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
-        share(consumer, other)
+        wait_until_shared(consumer, other)
         add(mq, topic, {0: 3, 1: 3})
         reading = threading.Thread(target=lambda: read_texts.extend(read_all(consumer)))
         reading.start()
@@ -96,9 +96,9 @@ def test_it_waits_for_what_another_member_has(mq: Connection, protocol: str) -> 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_it_takes_over_what_a_member_had_that_is_gone(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    topic, group = new_topic(mq, 2), create_group(mq, protocol)
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
-        share(consumer, other)
+        wait_until_shared(consumer, other)
         add(mq, topic, {0: 3, 1: 3})
         timer = threading.Timer(0.3, lambda: mq.groups.remove_members(group, [other.member_id]))
         timer.start()
@@ -107,9 +107,9 @@ def test_it_takes_over_what_a_member_had_that_is_gone(mq: Connection, protocol: 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_who_holds_what_is_told_when_the_wait_is_over(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    topic, group = new_topic(mq, 2), create_group(mq, protocol)
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
-        share(consumer, other)
+        wait_until_shared(consumer, other)
         ((_, other_partition),) = other.assignment()
         add(mq, topic, {0: 3, 1: 3})
         with pytest.raises(EndNotReached, match=f"{topic}-{other_partition} lacks 3, held by member {other.member_id}"):
@@ -117,7 +117,7 @@ def test_who_holds_what_is_told_when_the_wait_is_over(mq: Connection, protocol: 
 
 
 def test_messages_that_nobody_acknowledged_are_not_done_with(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_group(mq, "queue")
+    topic, group = new_topic(mq), create_group(mq, "queue")
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member, pytest.raises(EndNotReached, match="lacks 3, held by this consumer"):
         for _ in member.until_end(timeout_ms=300):
@@ -125,7 +125,7 @@ def test_messages_that_nobody_acknowledged_are_not_done_with(mq: Connection) -> 
 
 
 def test_what_holds_up_a_queue_is_told_with_it(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_group(mq, "queue")
+    topic, group = new_topic(mq), create_group(mq, "queue")
     add(mq, topic, {0: 1})
     with join(mq, group, topic) as member:
         assert isinstance(member, QueueConsumer)
@@ -140,7 +140,7 @@ def test_what_holds_up_a_queue_is_told_with_it(mq: Connection) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connection, protocol: str) -> None:
     """A commit stands after the last message, and markers follow it. No commit passes them."""
-    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    topic, group = new_topic(mq, 2), create_group(mq, protocol)
 
     def write(commits: bool) -> None:
         with mq.producer(new_name("tx")) as producer:
@@ -154,7 +154,7 @@ def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connecti
     with join(mq, group, topic) as consumer:
         assert read_all(consumer, timeout_ms=20_000) == ["v", "v"]
         with join(mq, group, topic) as other:
-            share(consumer, other)
+            wait_until_shared(consumer, other)
             assert read_all(consumer, timeout_ms=20_000) == []
 
 
@@ -174,7 +174,7 @@ def test_a_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_not_waited_for(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_group(mq, "cooperative")
+    topic, group = new_topic(mq), create_group(mq, "cooperative")
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member:
         for _ in member.until_end(max_records=1):
@@ -183,14 +183,14 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_waited_for(mq: Connection) -> 
 
 @pytest.mark.parametrize("wrong", [{"max_records": 0}, {"timeout_ms": -1}, {"timeout_ms": "1"}])
 def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, Any]) -> None:
-    with join(mq, new_group(mq, "cooperative"), new_topic(mq)) as member, pytest.raises(InvalidRequest):
+    with join(mq, create_group(mq, "cooperative"), new_topic(mq)) as member, pytest.raises(InvalidRequest):
         member.until_end(**wrong)
 
 
 # -- why a batch is empty -----------------------------------------------------------------------------------
 
 
-def outcome_after(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
+def poll_until_outcome(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
     """Poll until this is the outcome. No message may come."""
     until(lambda: member.poll(timeout_ms=20).outcome is outcome)
     return outcome
@@ -198,33 +198,33 @@ def outcome_after(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> None:
-    topic, group = new_topic(mq, 2), new_group(mq, protocol)
+    topic, group = new_topic(mq, 2), create_group(mq, protocol)
     with join(mq, group, topic) as consumer:
-        outcome_after(consumer, PollOutcome.AT_END)
+        poll_until_outcome(consumer, PollOutcome.AT_END)
         add(mq, topic, {0: 1})
         until(lambda: bool(consumer.poll(timeout_ms=20)))
         if protocol == "queue":  # until the message is acknowledged
             assert consumer.poll().outcome is PollOutcome.NOT_YET
         consumer.commit()
-        outcome_after(consumer, PollOutcome.AT_END)
+        poll_until_outcome(consumer, PollOutcome.AT_END)
         consumer.pause(consumer.assignment())
         add(mq, topic, {0: 1})
-        outcome_after(consumer, PollOutcome.NOT_YET)
+        poll_until_outcome(consumer, PollOutcome.NOT_YET)
         consumer.resume(consumer.assignment())
         batch = consumer.poll(timeout_ms=5_000)
         assert batch.outcome == "messages"
         consumer.commit(batch)
         with join(mq, group, topic) as other:
-            share(consumer, other)
-            outcome_after(consumer, PollOutcome.OTHERS_HOLD_THE_REST)
+            wait_until_shared(consumer, other)
+            poll_until_outcome(consumer, PollOutcome.OTHERS_HOLD_THE_REST)
             assert consumer.lag().keys() < consumer.group_lag().keys()
 
 
 def test_a_member_without_partitions_is_told_whether_to_wait(mq: Connection) -> None:
-    topic, group, classic = new_topic(mq), new_group(mq, "cooperative"), new_name("g")
+    topic, group, classic = new_topic(mq), create_group(mq, "cooperative"), new_name("g")
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
-        outcome_after(consumer, PollOutcome.AT_END)
-        outcome_after(other, PollOutcome.OTHERS_HOLD_THE_REST)
+        poll_until_outcome(consumer, PollOutcome.AT_END)
+        poll_until_outcome(other, PollOutcome.OTHERS_HOLD_THE_REST)
     mq.groups.create(classic, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 60_000})
     with join(mq, classic, topic) as first:
         assert first.poll(timeout_ms=20).outcome is PollOutcome.NOT_ASSIGNED

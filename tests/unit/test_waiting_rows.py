@@ -22,7 +22,7 @@ from lakemq.tables.storage.store import Store, TableHandle
 PASSES = 6
 
 
-def row(key: int, step: int, removed: bool) -> DelayedRow:
+def make_row(key: int, step: int, removed: bool) -> DelayedRow:
     return DelayedRow(
         step=step,
         topic_id=1 + key % 2,
@@ -56,7 +56,7 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> TableHandle:
     handle, chance = store.open(DELAYED), random.Random(1)
     for step in range(1, PASSES + 1):
         keys = [*range(step * 100, step * 100 + 100), *chance.sample(range(100, step * 100 + 100), 30)]
-        rows = [row(key, step, key < step * 100 and chance.random() < 0.3) for key in dict.fromkeys(keys)]
+        rows = [make_row(key, step, key < step * 100 and chance.random() < 0.3) for key in dict.fromkeys(keys)]
         handle.append_at(handle.version, DELAYED.table(rows), step)
     return handle
 
