@@ -31,7 +31,7 @@ def project_moves(mq: Harness) -> pa.Table:
 
 def sql(rows: pa.Table, query: str) -> list[tuple[Any, ...]]:
     empty_tables = {spec.name: spec.empty() for spec in TABLES}
-    return projected.sql({**empty_tables, ASSIGNMENT_MOVES.name: rows}, query)
+    return projected.run_sql({**empty_tables, ASSIGNMENT_MOVES.name: rows}, query)
 
 
 def find_owners(rows: pa.Table, at_ms: int) -> dict[int, str | None]:
