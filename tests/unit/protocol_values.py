@@ -174,8 +174,8 @@ segments = st.lists(segment_rows, max_size=4).map(
 )
 
 
-def columns(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
-    return st.lists(of, max_size=3)
+def columns(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(values, max_size=3)
 
 
 dues = st.just(-1) | st.integers(-1, 3) | st.integers(-1, 2**54)

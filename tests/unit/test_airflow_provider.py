@@ -119,14 +119,14 @@ def test_the_file_of_dags_needs_airflow_alone() -> None:
 
 def test_what_the_provider_names_is_there_and_asks_for_airflow() -> None:
     info = airflow_provider.get_provider_info()
-    named = [connection_type["hook-class-name"] for connection_type in info["connection-types"]] + info["queues"]
-    named += [
+    import_paths = [connection_type["hook-class-name"] for connection_type in info["connection-types"]] + info["queues"]
+    import_paths += [
         f"{module}.x"
         for kind in ("hooks", "sensors", "triggers")
         for entry in info[kind]
         for module in entry["python-modules"]
     ]
-    for name in named:
+    for name in import_paths:
         module = name.rpartition(".")[0]
         assert (JOBS.parent / Path(*module.split(".")[1:])).with_suffix(".py").exists()
         with pytest.raises(MissingExtra, match=r"pip install 'lakemq\[airflow\]'"):

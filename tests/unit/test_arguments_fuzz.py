@@ -357,15 +357,15 @@ def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> No
     drawn["consumer"] |= drawn["a member"] | drawn["a member of a queue"]
     for prefix, cls in PUBLIC.items():
         for name, method in inspect.getmembers(cls, inspect.isfunction):
-            named = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
-            if not name.startswith("_") and named and prefix + name not in ELSEWHERE:
-                assert {p.name for p in named} <= drawn.get(prefix + name, set()), prefix + name
+            declared = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
+            if not name.startswith("_") and declared and prefix + name not in ELSEWHERE:
+                assert {p.name for p in declared} <= drawn.get(prefix + name, set()), prefix + name
 
 
 def make_topics(mq: Connection) -> None:
     """Create the topics again that a call has deleted as it was asked to."""
-    there = {topic.topic for topic in mq.topics.list()}
-    for topic in {TOPIC, OTHER} - there:
+    existing = {topic.topic for topic in mq.topics.list()}
+    for topic in {TOPIC, OTHER} - existing:
         mq.topics.create(topic, partitions=2)
         mq.publish(topic, rows())
 
@@ -421,6 +421,8 @@ def test_the_calls_work_when_their_arguments_are_right(mq: Connection) -> None:
 def test_odd_arguments_are_refused_or_work(mq: Connection, data: st.DataObject) -> None:
     call = data.draw(st.sampled_from(calls(mq)), label="call")
     names = data.draw(st.sets(st.sampled_from(sorted(call.right)), min_size=1, max_size=2), label="arguments")
-    odd = {name: data.draw(st.integers(0, len(ODD) - 1), label=f"number of the odd {name}") for name in sorted(names)}
+    odd_numbers = {
+        name: data.draw(st.integers(0, len(ODD) - 1), label=f"number of the odd {name}") for name in sorted(names)
+    }
     right = {name: make() for name, make in call.right.items()}
-    check(mq, call, right | {name: ODD[number]() for name, number in odd.items()})
+    check(mq, call, right | {name: ODD[number]() for name, number in odd_numbers.items()})

@@ -62,13 +62,13 @@ def compute(name: str, threads: PlugInThreads | None = None, timeout_s: float = 
     return compute_assignment(name, "range", COUNTS, MEMBERS, timeout_s, (threads or PlugInThreads()).run)
 
 
-def check_fallback(done: ComputedAssignment) -> str:
+def check_fallback(computed: ComputedAssignment) -> str:
     """Assert that the fallback made the assignment, and return the problem of the plug-in."""
-    assert (done.assignor, done.assignment) == ("range", BUILT_IN["range"](COUNTS, MEMBERS))
-    assert done.problem is not None
-    assert len(done.problem.splitlines()) == 1
-    assert len(done.problem.encode()) < 1000
-    return done.problem
+    assert (computed.assignor, computed.assignment) == ("range", BUILT_IN["range"](COUNTS, MEMBERS))
+    assert computed.problem is not None
+    assert len(computed.problem.splitlines()) == 1
+    assert len(computed.problem.encode()) < 1000
+    return computed.problem
 
 
 # -- what is found --------------------------------------------------------------------------------------
@@ -77,9 +77,9 @@ def check_fallback(done: ComputedAssignment) -> str:
 def test_the_package_names_what_is_built_in() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(SETUP)
-    named = dict(line.split(" = ") for line in setup["options.entry_points"][GROUP].split("\n") if line)
+    entry_points = dict(line.split(" = ") for line in setup["options.entry_points"][GROUP].split("\n") if line)
     attributes = {}
-    for name, value in named.items():
+    for name, value in entry_points.items():
         module, attribute = value.split(":")
         attributes[name] = getattr(import_module(module), attribute)
     assert attributes == BUILT_IN
@@ -355,13 +355,13 @@ def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: I
         return {GOOD!r}
     """
     install(code, spread="assign")
-    threads, done = PlugInThreads(), []
-    callers = [threading.Thread(target=lambda: done.append(compute("spread", threads))) for _ in range(2)]
+    threads, results = PlugInThreads(), []
+    callers = [threading.Thread(target=lambda: results.append(compute("spread", threads))) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join(PATIENCE_S)
-    assert done == [ComputedAssignment(GOOD, "spread")] * 2
+    assert results == [ComputedAssignment(GOOD, "spread")] * 2
 
 
 def test_a_built_in_one_needs_no_thread() -> None:
@@ -369,8 +369,8 @@ def test_a_built_in_one_needs_no_thread() -> None:
         raise AssertionError
 
     for name in BUILT_IN:
-        done = compute_assignment(name, "range", COUNTS, MEMBERS, 0.0, run)
-        assert done == ComputedAssignment(check_assignment(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
+        result = compute_assignment(name, "range", COUNTS, MEMBERS, 0.0, run)
+        assert result == ComputedAssignment(check_assignment(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
 
 
 def test_what_is_given_may_be_any_mapping(install: Install) -> None:
@@ -390,6 +390,6 @@ def test_what_is_given_may_be_any_mapping(install: Install) -> None:
         def __len__(self) -> int:
             return len(self.values_)
 
-    done = compute_assignment("spread", "sticky", Only(COUNTS), Only(MEMBERS), PATIENCE_S, PlugInThreads().run)
-    assert done.assignment == BUILT_IN["sticky"](COUNTS, MEMBERS)
-    assert "'t' is no member" in str(done.problem)
+    result = compute_assignment("spread", "sticky", Only(COUNTS), Only(MEMBERS), PATIENCE_S, PlugInThreads().run)
+    assert result.assignment == BUILT_IN["sticky"](COUNTS, MEMBERS)
+    assert "'t' is no member" in str(result.problem)

@@ -63,8 +63,8 @@ def parse_counts(text: str) -> dict[str, int]:
 
 
 def parse_partitions(text: str) -> tuple[TopicPartition, ...]:
-    named = (entry if "-" in entry else f"t-{entry}" for entry in text.split(",") if entry)
-    return tuple((topic, int(number)) for topic, number in (name.split("-") for name in named))
+    names = (entry if "-" in entry else f"t-{entry}" for entry in text.split(",") if entry)
+    return tuple((topic, int(number)) for topic, number in (name.split("-") for name in names))
 
 
 def parse_members(text: str, topics: Iterable[str]) -> dict[str, Member]:
@@ -78,9 +78,9 @@ def parse_members(text: str, topics: Iterable[str]) -> dict[str, Member]:
 @pytest.mark.parametrize(("name", "partitions", "members", "expected"), TABLE)
 def test_who_gets_what(name: str, partitions: str, members: str, expected: str) -> None:
     counts = parse_counts(partitions)
-    given_members = parse_members(members, counts)
+    members_by_id = parse_members(members, counts)
     expected_assignment = {member_id: sorted(member.owned) for member_id, member in parse_members(expected, ()).items()}
-    assert check_assignment(BUILT_IN[name](counts, given_members), counts, given_members) == expected_assignment
+    assert check_assignment(BUILT_IN[name](counts, members_by_id), counts, members_by_id) == expected_assignment
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -176,13 +176,15 @@ def test_sticky_without_owners_deals_as_roundrobin_does_where_all_subscribe_the_
 @given(case=equals)
 def test_sticky_moves_no_more_than_it_must_where_all_subscribe_the_same(case: Case) -> None:
     counts, members = case
-    kept_by = find_owners(members, counts)
+    owner_by_partition = find_owners(members, counts)
     assigned = BUILT_IN["sticky"](counts, members)
     kept_count = sum(
-        kept_by.get(partition) == member_id for member_id, partitions in assigned.items() for partition in partitions
+        owner_by_partition.get(partition) == member_id
+        for member_id, partitions in assigned.items()
+        for partition in partitions
     )
 
-    owned = Counter(kept_by.values())
+    owned = Counter(owner_by_partition.values())
     share, extra = divmod(sum(count_partitions(assigned).values()), len(members) or 1)
     expected_count = max(
         sum(min(owned[member_id], share + (member_id in larger)) for member_id in members)
@@ -202,10 +204,10 @@ def test_sticky_leaves_no_chain_of_moves_that_would_even_out(case: Case) -> None
         for giver in members
     }
     for fullest in members:
-        reached, news = {fullest}, {fullest}
-        while news:
-            news = set().union(*(could_take[giver] for giver in news)) - reached
-            reached |= news
+        reached, newly_reached = {fullest}, {fullest}
+        while newly_reached:
+            newly_reached = set().union(*(could_take[giver] for giver in newly_reached)) - reached
+            reached |= newly_reached
         assert min(load[member_id] for member_id in reached) >= load[fullest] - 1
 
 

@@ -83,9 +83,9 @@ def test_what_was_never_sent_is_told_at_once(unsent: LakeMQError):
 @pytest.mark.parametrize("unsent", UNSENT)
 def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: LakeMQError):
     assert ask_repeatedly(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
-    given_up = ask_repeatedly(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
-    assert type(given_up) is RequestTimedOut
-    assert given_up.detail == f"Who knows. The last attempt does not clear this up: {unsent}"
+    error = ask_repeatedly(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
+    assert type(error) is RequestTimedOut
+    assert error.detail == f"Who knows. The last attempt does not clear this up: {unsent}"
 
 
 def test_the_deadline_ends_it():
@@ -94,8 +94,8 @@ def test_the_deadline_ends_it():
 
 def test_who_asked_again_is_told_for_how_long() -> None:
     """The error of the last attempt alone would name only a quarter of the time that the caller has waited."""
-    given_up = ask_repeatedly(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
-    assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(given_up))
+    error = ask_repeatedly(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
+    assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(error))
     once = ask_repeatedly(RequestTimedOut("No answer in 1000 ms."), deadline_ms=500)
     assert "The request was sent" not in str(once)
 

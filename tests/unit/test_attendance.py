@@ -147,10 +147,10 @@ def test_nobody_is_silent_because_the_leader_cannot_read(
     scene.beat("a", "C1")
     scene.look()
 
-    def fails(prefix: str, limit: int | None = None) -> list[str]:
+    def fail(prefix: str, limit: int | None = None) -> list[str]:
         raise OSError(errno.EIO, "the store is gone", prefix)
 
-    monkeypatch.setattr(scene.files, "list", fails)
+    monkeypatch.setattr(scene.files, "list", fail)
     for _ in range(20):
         assert scene.pass_ms(1_000) == []
     assert [record.levelname for record in caplog.records] == ["WARNING"]

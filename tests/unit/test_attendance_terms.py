@@ -124,10 +124,10 @@ def test_a_leader_that_stops_within_its_first_look_thinks_beats_younger(
 def test_where_the_store_does_not_tell_the_time_sessions_begin_anew(
     scene: Terms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails() -> int:
+    def fail() -> int:
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(scene.files, "time_ms", fails)
+    monkeypatch.setattr(scene.files, "time_ms", fail)
     scene.join("C1")
     scene.beat_as("a", "C1", age_ms=HOUR_MS)
     assert scene.lead() == []
@@ -258,11 +258,11 @@ def test_a_run_waits_until_it_knows_whether_who_seems_dead_is(scene: Terms) -> N
 
 
 def test_a_run_does_not_wait_for_beats_that_cannot_be_read(scene: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(prefix: str, limit: int | None = None) -> list[str]:
+    def fail(prefix: str, limit: int | None = None) -> list[str]:
         raise OSError(errno.EIO, "the store is gone", prefix)
 
     scene.join("C1")
-    monkeypatch.setattr(scene.files, "list", fails)
+    monkeypatch.setattr(scene.files, "list", fail)
     assert scene.lead() == []
     assert scene.observation_left_ms() == 0
 
@@ -294,15 +294,15 @@ def test_a_member_whose_process_has_ended_is_lost_at_once_unless_it_is_static(sc
 @needs_identity
 def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
     """Another process may have the same id by now. Of other machines and process namespaces nothing is known."""
-    own = read_own_identity()
-    assert not is_process_gone(own, own)
-    *machine, pid, started = own.split("/")
-    assert is_process_gone("/".join([*machine, pid, str(int(started) + 1)]), own)
+    own_identity = read_own_identity()
+    assert not is_process_gone(own_identity, own_identity)
+    *machine, pid, started = own_identity.split("/")
+    assert is_process_gone("/".join([*machine, pid, str(int(started) + 1)]), own_identity)
     for number in range(3):
         other = [*machine, pid, "1"]
         other[number] += "x"
-        assert not is_process_gone("/".join(other), own)
-    assert not is_process_gone(own, "")
+        assert not is_process_gone("/".join(other), own_identity)
+    assert not is_process_gone(own_identity, "")
 
 
 @pytest.mark.parametrize("identity", ["", "elsewhere", "a/b/c/d", "////", "a/b/c/0/1", "a/b/c/-1/1", "a/b/c/1e9/1"])
@@ -323,18 +323,18 @@ def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
     )
     assert child.stdout is not None
     identity = child.stdout.readline().strip()
-    own = read_own_identity()
+    own_identity = read_own_identity()
     try:
-        assert not is_process_gone(identity, own)
+        assert not is_process_gone(identity, own_identity)
         child.kill()
         deadline_s = time.monotonic() + 30
-        while not is_process_gone(identity, own):
+        while not is_process_gone(identity, own_identity):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
     finally:
         child.kill()
         child.communicate()
-    assert is_process_gone(identity, own)
+    assert is_process_gone(identity, own_identity)
 
 
 def test_beats_of_before_and_of_after_are_read_alike() -> None:

@@ -35,11 +35,11 @@ def new_watch(folder: Path) -> inotify.Watch:
     return watch
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["unnamed", "named"])
-def test_what_is_put_is_told_of(tmp_path: Path, named: bool) -> None:
+@pytest.mark.parametrize("named_temporaries", [False, True], ids=["unnamed", "named"])
+def test_what_is_put_is_told_of(tmp_path: Path, named_temporaries: bool) -> None:
     (tmp_path / "f").mkdir()
     watch = new_watch(tmp_path / "f")
-    LocalFiles(str(tmp_path), named_temporaries=named).put("f/a", b"x")
+    LocalFiles(str(tmp_path), named_temporaries=named_temporaries).put("f/a", b"x")
     assert watch.event.wait(LONG_S)
     watch.event.clear()
     os.rename(tmp_path / "f" / "a", tmp_path / "b")
@@ -86,10 +86,10 @@ def test_a_fork_has_none_of_its_parents_and_may_have_its_own(tmp_path: Path) -> 
     watch = new_watch(tmp_path)
     child = os.fork()
     if child == 0:
-        own = inotify.watch(str(tmp_path))
+        own_watch = inotify.watch(str(tmp_path))
         watch.close()
         (tmp_path / "child").touch()
-        os._exit(0 if own is not None and own.event.wait(LONG_S) else 1)
+        os._exit(0 if own_watch is not None and own_watch.event.wait(LONG_S) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert watch.event.wait(LONG_S)
     watch.close()

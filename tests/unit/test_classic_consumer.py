@@ -214,11 +214,11 @@ def test_a_static_member_comes_back_to_what_it_had_and_nobody_else_notices(mq: C
     a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b", listener=listener)
     settle(a, b, on=lambda: len(list_partitions(a)) == len(list_partitions(b)) == 2)
     owned_before, generation = list_partitions(a), mq.groups.describe(group).generation
-    words = list(listener.events)
+    events_before = list(listener.events)
     a.close()
     returned = member(mq, group, topic, instance_id="a")
     settle(returned, b, on=lambda: list_partitions(returned) == owned_before)
-    assert (listener.events, mq.groups.describe(group).generation) == (words, generation)
+    assert (listener.events, mq.groups.describe(group).generation) == (events_before, generation)
     returned.close(leave=True)
     settle(b, on=lambda: len(list_partitions(b)) == 4)
     b.close()

@@ -51,9 +51,9 @@ def test_steps_that_follow_leave_no_gap(step_numbers: list[int], last_step: int,
 
 def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:
     rows = encode_steps([Step(1, 0, 1, [JournalEntry(MarkersWritten("x"))])])
-    at = rows.column_names.index("decision")
+    index = rows.column_names.index("decision")
     with pytest.raises(ValueError, match=r"journal\.decision is null"):
-        decode_steps(rows.set_column(at, rows.schema.field(at), pa.array([None], pa.string())))
+        decode_steps(rows.set_column(index, rows.schema.field(index), pa.array([None], pa.string())))
 
 
 def test_no_rows_are_no_steps() -> None:

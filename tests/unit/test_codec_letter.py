@@ -90,8 +90,8 @@ def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
 
 @examples(300)
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.booleans())
-def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(at: int, byte: int, cut: bool) -> None:
-    damaged = GOOD[:at] if cut else GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
+def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(position: int, byte: int, cut: bool) -> None:
+    damaged = GOOD[:position] if cut else GOOD[:position] + bytes([byte]) + GOOD[position + 1 :]
     try:
         _, rows = decode_letter(damaged)
     except ValueError:
@@ -223,8 +223,8 @@ def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
     with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
         writer.write_table(good)
     stream = bytes(sink.getvalue())
-    at = stream.rindex(struct.pack("<ii", 0, 3))  # the bounds of the value in the batch's bytes
-    damaged = stream[:at] + struct.pack("<ii", 0, 1 << 30) + stream[at + 8 :]
+    position = stream.rindex(struct.pack("<ii", 0, 3))  # the bounds of the value in the batch's bytes
+    damaged = stream[:position] + struct.pack("<ii", 0, 1 << 30) + stream[position + 8 :]
     assert decode_letter(head + stream)[1] is not None
     with pytest.raises(ValueError, match="offsets"):
         decode_letter(head + damaged)

@@ -363,12 +363,12 @@ def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
     with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._fetch
 
-        def deleting(*args: Any, **options: Any) -> Any:
+        def delete_and_fetch(*args: Any, **options: Any) -> Any:
             consumer._fetch = fetch
             mq.topics.delete_records(topic, {0: 2})
             return fetch(*args, **options)
 
-        consumer._fetch = deleting
+        consumer._fetch = delete_and_fetch
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.2", "0.3"]
 
 

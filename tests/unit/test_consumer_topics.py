@@ -75,13 +75,13 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
     with mq.consumer(group, assign=[topic]) as consumer:
         fetch = consumer._fetch
 
-        def making_anew(*args: Any, **options: Any) -> Any:
+        def recreate_and_fetch(*args: Any, **options: Any) -> Any:
             consumer._fetch = fetch
             recreate_topic(mq, topic, "new 0", "new 1")
             return fetch(*args, **options)
 
         consumer.poll(max_records=1)
-        consumer._fetch = making_anew
+        consumer._fetch = recreate_and_fetch
         batch = consumer.poll()
         assert (texts(batch), batch.offsets) == (["new 0", "new 1"], {(topic, 0): 2})
 

@@ -66,9 +66,9 @@ def test_a_value_that_was_never_written_is_named(
     table: str, column: str, value: Any, path: Path, reader: Connection
 ) -> None:
     rows = pa.table(DeltaTable(str(path / table)).to_pyarrow_table())
-    at = rows.column_names.index(column)
-    field = rows.schema.field(at)
-    changed = rows.set_column(at, field, pa.array([value] * rows.num_rows, field.type))
+    index = rows.column_names.index(column)
+    field = rows.schema.field(index)
+    changed = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
     write_deltalake(str(path / table), changed, mode="overwrite")
     with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
         reader.topics.list()
@@ -137,11 +137,11 @@ def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Conne
 def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
     path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(_: DeltaTable) -> None:
+    def refuse(_: DeltaTable) -> None:
         raise DeltaError("half a line")
 
     DeltaTable(str(path / "topics")).delete()
-    monkeypatch.setattr(DeltaTable, "history", unreadable)
+    monkeypatch.setattr(DeltaTable, "history", refuse)
     with pytest.raises(TableDamaged, match=r"topics lacks topic 1.*unknown, because a log cannot be read"):
         reader.topics.list()
 
@@ -150,9 +150,9 @@ def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
 def test_a_mistake_of_ours_is_not_told_as_damage(
     error_type: type[Exception], reader: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mistaken(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise error_type("a mistake")
 
-    monkeypatch.setattr(recovery, "restore", mistaken)
+    monkeypatch.setattr(recovery, "restore", fail)
     with pytest.raises(error_type, match="a mistake"):
         reader.topics.list()

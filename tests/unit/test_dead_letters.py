@@ -90,7 +90,7 @@ def test_a_rejected_message_is_a_dead_letter_that_says_why(mq: Connection) -> No
     assert [m.headers[:2] for m in dead] == [(("trace", b"1"), ("trace", None))] * 2
     expected = {"topic": topic, "partition": str(partition), "group": group, "reason": "rejected"}
     expected |= {"error": "no such \\udcff customer", "delivery-count": "1"}
-    assert read_causes(mq, f"{topic}.dlq") == [{**expected, "offset": str(at)} for at in (1, 2)]
+    assert read_causes(mq, f"{topic}.dlq") == [{**expected, "offset": str(offset)} for offset in (1, 2)]
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
     # nothing was said about its neighbours, and no row was written again
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
@@ -101,14 +101,14 @@ def test_what_is_given_back_too_often_is_a_dead_letter_with_the_last_error(mq: C
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["bad", "good"]}))
     with member(mq, topic, group, max_redelivery_count=1) as consumer:
-        done: list[bytes] = []
-        while len(done) < 1 or any(consumer.lag().values()):
+        processed: list[bytes] = []
+        while len(processed) < 1 or any(consumer.lag().values()):
             for message in consumer.poll(timeout_ms=50):
                 if message.value == b"bad":
                     consumer.nack(message, error=f"attempt {message.delivery_count}")
                 else:
                     consumer.ack(message)
-                    done.append(message.value)
+                    processed.append(message.value)
     (cause,) = read_causes(mq, f"{topic}.dlq")
     assert (cause["reason"], cause["error"], cause["delivery-count"]) == ("given_up", "attempt 2", "2")
     assert values(mq, f"{topic}.dlq") == ["bad"]
@@ -235,8 +235,8 @@ def test_dead_letters_go_back_where_they_come_from_each_once(mq: Connection) -> 
     assert mq.dead_letters.redrive(dead) == Redriven(4)
     assert mq.dead_letters.redrive(dead) == Redriven(0)
     assert values(mq, topic)[9:] == [f"m{n}" for n in range(9)]
-    back = list(mq.fetch(topic, start=9))
-    assert all(not message.headers for message in back)
+    redriven = list(mq.fetch(topic, start=9))
+    assert all(not message.headers for message in redriven)
     assert values(mq, dead) == [f"m{n}" for n in range(9)]
     with member(mq, topic, new_name("g")) as consumer:
         assert [m.value.decode() for m in take_messages(consumer, 18)][9:] == [f"m{n}" for n in range(9)]
@@ -262,8 +262,8 @@ def test_a_dead_letter_keeps_its_time_whatever_its_topic_says_and_has_another_wh
     assert {m.value.decode(): m.timestamp for m in mq.fetch(dead)} == first
     assert mq.dead_letters.redrive(dead).messages == 2
     assert [m.timestamp for m in mq.fetch(plain)] == [first[plain]] * 2
-    was, now = (m.timestamp for m in mq.fetch(stamped))
-    assert was == first[stamped] < now
+    earlier, later = (m.timestamp for m in mq.fetch(stamped))
+    assert earlier == first[stamped] < later
 
 
 @pytest.mark.extended
@@ -490,7 +490,7 @@ def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connec
     for n in range(3):
         mq.publish(topic, pa.table({"value": [f"{n}", f"{n}"]}))
     topic_id = mq.topics.describe(topic).topic_id
-    every_second = DyingMessages("g", topic_id, 0, tuple((at, 1) for at in range(0, 6, 2)), True)
+    every_second = DyingMessages("g", topic_id, 0, tuple((offset, 1) for offset in range(0, 6, 2)), True)
     all_of_it = DyingMessages("h", topic_id, 0, ((0, 6),), True)
 
     def find_offsets(*dying: DyingMessages, most: int) -> list[tuple[list[int], int]]:
@@ -506,8 +506,8 @@ def test_a_look_finds_so_many_segments_and_says_how_far_it_has_looked(mq: Connec
 
 
 def _offsets(dying_found: DyingFound) -> tuple[list[int], list[int]]:
-    rows = [at for row in dying_found.rows for at in range(row.first, row.first + row.length)]
-    return rows, [at for first, count in dying_found.empty for at in range(first, first + count)]
+    rows = [offset for row in dying_found.rows for offset in range(row.first, row.first + row.length)]
+    return rows, [offset for first, count in dying_found.empty for offset in range(first, first + count)]
 
 
 # -- when the search runs -----------------------------------------------------------------------------------
@@ -551,13 +551,13 @@ def queue() -> Harness:
     return mq
 
 
-def reject(mq: Harness, count: int, but: int = 0) -> None:
-    """Acquire the next messages. Keep the first `but` of them, and reject the others."""
+def reject(mq: Harness, count: int, kept_count: int = 0) -> None:
+    """Acquire the next messages, and reject all but the first `kept_count` of them."""
     place = mq.state.topic_ids["t"], 0
     epoch = mq.state.groups["g"].assignments[place].epoch
     first = deliveries.next_offset if (deliveries := mq.state.find_deliveries("g", place)) else 0
     mq.ask(Acquire("g", "C1", [WantedMessages(*place, epoch, count)]))
-    dying = (first + but, count - but)
+    dying = (first + kept_count, count - kept_count)
     mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, AckOutcome.REJECT, [dying])]))
 
 
@@ -634,7 +634,7 @@ def test_what_has_no_topic_to_go_to_is_looked_for_when_one_is_created(queue: Har
 
 
 def test_what_a_look_has_not_come_to_the_next_ones_come_to_whatever_became_of_the_first(queue: Harness) -> None:
-    reject(queue, 2, but=1)
+    reject(queue, 2, kept_count=1)
     clock, tables = ManualClock(), Tables()
     tables.most = 1
     letters = DyingSearch(tables.find, AtOnce(), clock, Lock())

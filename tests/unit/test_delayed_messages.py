@@ -382,8 +382,8 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
         rows = sql(mq, "SELECT topic, partition, key, deliver_at >= timestamp FROM pending_delayed_rows")
         assert rows == [(topic, 0, None, True)]
         history = "SELECT state, messages, late_ms, ended_by FROM delayed_history"
-        ((*state_and_count, late_ms, by),) = sql(mq, history)
-        assert (state_and_count, by) == (["released", 1], None)
+        ((*state_and_count, late_ms, changed_by),) = sql(mq, history)
+        assert (state_and_count, changed_by) == (["released", 1], None)
         assert 0 <= late_ms < 10_000
         moved = mq.delayed.schedule(topic, "c", delay_ms=10**9)
         mq.delayed.cancel(mq.delayed.reschedule(moved, delay_ms=10**8).receipt or "")
@@ -575,18 +575,18 @@ def test_what_something_is_true_of_is_cancelled(mq: Connection) -> None:
     moved = mq.delayed.reschedule(receipts[0], delay_ms=3 * 10**9).receipt
     mq.delayed.cancel(receipts[2])
     assert mq.delayed.cancel_where(topic, "nobody").num_rows == 0
-    would = mq.delayed.cancel_where(topic, b"a", dry_run=True)
-    assert (would.num_rows, set(would.column("outcome").to_pylist())) == (49, {"waiting"})
-    assert moved in would.column("receipt").to_pylist()
+    preview = mq.delayed.cancel_where(topic, b"a", dry_run=True)
+    assert (preview.num_rows, set(preview.column("outcome").to_pylist())) == (49, {"waiting"})
+    assert moved in preview.column("receipt").to_pylist()
     late = f"deliver_at >= '{datetime.fromtimestamp(late_ms / 1000 + 4.5, timezone.utc)}' AND key = 'b'"
-    done = mq.delayed.cancel_where(topic, predicate=late)
-    assert set(done.column("outcome").to_pylist()) == {"cancelled"}
-    assert 4 <= done.num_rows <= 6
-    assert mq.delayed.all(topic)[0].messages == 99 - done.num_rows
+    cancelled = mq.delayed.cancel_where(topic, predicate=late)
+    assert set(cancelled.column("outcome").to_pylist()) == {"cancelled"}
+    assert 4 <= cancelled.num_rows <= 6
+    assert mq.delayed.all(topic)[0].messages == 99 - cancelled.num_rows
     assert mq.delayed.cancel_where(other, predicate="headers[1].key = 'h'").column("receipt").to_pylist() == [
         receipt_of_other
     ]
-    assert mq.delayed.cancel_where(topic).num_rows == 99 - done.num_rows
+    assert mq.delayed.cancel_where(topic).num_rows == 99 - cancelled.num_rows
     with pytest.raises(InvalidRequest):
         mq.delayed.cancel_where()
 
@@ -627,8 +627,8 @@ def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
         mq.delayed.schedule(topic, "soon", delay_ms=100)
     time.sleep(1.5)
 
-    def run(*words: str) -> str:
-        result = CliRunner().invoke(app, ["--path", path, "delayed", "release", *words])
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["--path", path, "delayed", "release", *arguments])
         assert result.exit_code == 0, result.stderr
         return result.stdout
 
@@ -700,8 +700,8 @@ def test_a_forged_receipt_finds_nothing(mq: Connection) -> None:
     topic = create_quick_topic(mq)
     real = mq.delayed.schedule(topic, "v", delay_ms=10**9)
     places = real.rpartition(":")[2].split(".")
-    for at, number in ((0, "fff"), (1, "fff"), (2, "fff"), (3, "1")):
-        forged = real.rpartition(":")[0] + ":" + ".".join([*places[:at], number, *places[at + 1 :]])
+    for position, number in ((0, "fff"), (1, "fff"), (2, "fff"), (3, "1")):
+        forged = real.rpartition(":")[0] + ":" + ".".join([*places[:position], number, *places[position + 1 :]])
         assert mq.delayed.cancel(forged) == "not_found"
     with pytest.raises(LakeMQError):
         mq.delayed.cancel(real.rpartition(":")[0] + ":" + ".".join([*places[:3], "f" * 16]))
@@ -741,8 +741,8 @@ def test_the_command_lists_and_cancels(mq: Connection) -> None:
     topic = create_quick_topic(mq)
     receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)
 
-    def run(*words: str) -> list[list[str]]:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "delayed", *words])
+    def run(*arguments: str) -> list[list[str]]:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, "delayed", *arguments])
         assert result.exit_code == 0, result.stderr
         return [line.split() for line in result.stdout.splitlines()[1:]]
 

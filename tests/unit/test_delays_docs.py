@@ -30,11 +30,11 @@ def read_block(page: str, language: str) -> str:
 )
 def test_the_example_prints_what_the_page_says(tmp_path: Path, page: str, shown: list[list[str]]) -> None:
     code = "\n".join([read_block(page, "python"), "mq.close()"])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == read_block(page, "text")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == read_block(page, "text")
     _, *arguments = shlex.split(read_block(page, "sh"))
     result = CliRunner().invoke(
         app, [str(tmp_path / argument) if argument == "data/shop" else argument for argument in arguments]

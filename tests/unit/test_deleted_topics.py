@@ -64,9 +64,9 @@ def test_the_tables_forget_it_with_their_next_whole_merge(mq: Harness, size: int
     mq.one(CreateTopic("v", 1))
     mq.one(DeleteTopic("v"))
     state, tables = State(), dict[str, pa.Table]()
-    for at in range(0, len(mq.steps), size):
-        machine.replay(state, mq.steps[at : at + size])
-        add_pass(tables, state, mq.steps[at : at + size])
+    for start in range(0, len(mq.steps), size):
+        machine.replay(state, mq.steps[start : start + size])
+        add_pass(tables, state, mq.steps[start : start + size])
     assert plain(restored(mark_of(state), tables)) == plain(mq.state)
     remaining = {
         name: _drop_outdated_rows(BY_NAME[name], tables[name], state.step, whole=True)

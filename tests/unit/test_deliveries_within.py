@@ -14,12 +14,12 @@ ranges = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5)
 
 @given(st.integers(0, 3), stretches, ranges)
 def test_parts_of_offsets_are_those_that_a_change_of_them_meets(
-    at: int, parts: list[tuple[int, DeliveryStatus, int]], gaps: list[tuple[int, int]]
+    offset: int, parts: list[tuple[int, DeliveryStatus, int]], gaps: list[tuple[int, int]]
 ) -> None:
-    tracked, spans, first = Deliveries(at), list[tuple[int, int]](), 0
+    tracked, spans, first = Deliveries(offset), list[tuple[int, int]](), 0
     for length, status, deliveries in parts:
-        tracked.stretches.append(Stretch(at, length, status, deliveries))
-        at += length
+        tracked.stretches.append(Stretch(offset, length, status, deliveries))
+        offset += length
     for gap, length in gaps:
         spans.append((first + gap, length))
         first += gap + length

@@ -24,9 +24,9 @@ def make_writer(root: Path, partition_count: int) -> WriteMessages:
 
 def test_single_rows_without_a_key_do_not_all_go_to_one_partition(tmp_path: Path) -> None:
     write = make_writer(tmp_path, 8)
-    used = [ranges.column("partition")[0].as_py() for _ in range(64) for ranges in write(iter([rows([None])]))]
-    assert len(used) == 64
-    assert len(set(used)) > 1
+    partitions = [ranges.column("partition")[0].as_py() for _ in range(64) for ranges in write(iter([rows([None])]))]
+    assert len(partitions) == 64
+    assert len(set(partitions)) > 1
 
 
 def test_rows_without_a_key_go_round_the_partitions_across_batches(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def test_every_extra_has_its_packages_and_every_package_of_one_its_modules() -> 
     assert {*extras} - {"test", "dev", "demo", "all"} == {*EXTRAS}
     required = setup["options"]["install_requires"]
     for extra, modules in EXTRAS.items():
-        named = {re.split(r"[<>=\-]", line)[0] for line in extras[extra].splitlines() if line and line[0] != "#"}
-        assert named <= {module.partition("_")[0] for module in modules} | {"apache"}
+        packages = {re.split(r"[<>=\-]", line)[0] for line in extras[extra].splitlines() if line and line[0] != "#"}
+        assert packages <= {module.partition("_")[0] for module in modules} | {"apache"}
         assert not any(re.search(rf"^{module}\b", required, re.MULTILINE) for module in modules)
 
 
@@ -61,7 +61,7 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
-    done = run_without_extras(
+    completed = run_without_extras(
         """
         import pyarrow as pa
         import lakemq
@@ -90,8 +90,8 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[b'1', b'2', b'3'] [b'1', b'2', b'3']\n")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("[b'1', b'2', b'3'] [b'1', b'2', b'3']\n")
 
 
 @pytest.mark.extended
@@ -109,9 +109,9 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
     ],
 )
 def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> None:
-    done = run_without_extras(code, tmp_path)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
+    completed = run_without_extras(code, tmp_path)
+    assert completed.returncode == 1
+    last = completed.stderr.splitlines()[-1]
     assert last.startswith("lakemq.engine.protocol.errors.MissingExtra: MISSING_EXTRA: ")
     assert f"pip install 'lakemq[{extra}]'" in last
 
@@ -129,7 +129,7 @@ def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> 
 def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
     tmp_path: Path, job: str, arguments: list[str], missing: str, extra: str
 ) -> None:
-    done = run_without_extras(
+    completed = run_without_extras(
         f"""
         import runpy
         import lakemq
@@ -140,10 +140,10 @@ def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
         tmp_path,
     )
     message = f"{missing} is not installed. Expected pip install 'lakemq[{extra}]'."
-    assert done.returncode == 3
-    (logged,) = done.stderr.splitlines()
+    assert completed.returncode == 3
+    (logged,) = completed.stderr.splitlines()
     assert json.loads(logged)["message"] == f"MISSING_EXTRA: {message}"
-    end = json.loads(done.stdout)
+    end = json.loads(completed.stdout)
     assert (end["job"], end["exit_code"]) == (job, 3)
     assert (end["error"], end["message"]) == ("MISSING_EXTRA", message)
 
@@ -164,7 +164,7 @@ def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
 def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(
     tmp_path: Path, command: list[str], missing: str, extra: str
 ) -> None:
-    done = run_without_extras(
+    completed = run_without_extras(
         f"""
         from lakemq.jobs.cli import main
         import lakemq
@@ -173,5 +173,5 @@ def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(
         """,
         tmp_path,
     )
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr == f"MISSING_EXTRA: {missing} is not installed. Expected pip install 'lakemq[{extra}]'.\n"
+    assert (completed.returncode, completed.stdout) == (3, "")
+    assert completed.stderr == f"MISSING_EXTRA: {missing} is not installed. Expected pip install 'lakemq[{extra}]'.\n"

@@ -344,10 +344,12 @@ def become_nobody(path: Path) -> Iterator[None]:
             folder.chmod(mode)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_an_object_that_could_be_seen_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool):
+@pytest.mark.parametrize("named_temporaries", [False, True])
+def test_an_object_that_could_be_seen_is_never_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_temporaries: bool
+):
     """A reader may have seen it before its folder failed to become durable."""
-    files = LocalFiles(str(tmp_path / "root"), named_temporaries=named)
+    files = LocalFiles(str(tmp_path / "root"), named_temporaries=named_temporaries)
     files.put("box/before", b"")
 
     def fail(folder: str) -> None:
@@ -423,27 +425,27 @@ def test_folders_are_listed_apart(files: Files):
     assert len(files.folders("box", 1)) == 1
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named_temporaries", [False, True])
 def test_durable_syncs_the_file_before_it_is_seen_and_then_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_temporaries: bool
 ):
-    files = LocalFiles(str(tmp_path / "root"), named_temporaries=named)
+    files = LocalFiles(str(tmp_path / "root"), named_temporaries=named_temporaries)
     files.put("box/before", b"")
     synced: list[tuple[str, list[str]]] = []
     fsync = os.fsync
 
-    def recording(descriptor: int) -> None:
+    def record_sync(descriptor: int) -> None:
         synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), files.list("box")))
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", recording)
+    monkeypatch.setattr(os, "fsync", record_sync)
     files.put("box/a", b"x", durable=True)
-    (file, seen_then), (folder, seen_at_last) = synced
+    (file, names_at_file_sync), (folder, names_at_folder_sync) = synced
     assert Path(file).parent == Path(folder) == tmp_path / "root/box"
-    assert seen_then == ["box/before"]
-    assert seen_at_last == ["box/a", "box/before"]
+    assert names_at_file_sync == ["box/before"]
+    assert names_at_folder_sync == ["box/a", "box/before"]
     synced.clear()
-    if not named:
+    if not named_temporaries:
         files.put("box/b", b"x", durable=False)
         assert synced == []
 
@@ -452,11 +454,11 @@ def test_durable_syncs_every_folder_it_made(tmp_path: Path, monkeypatch: pytest.
     synced: list[Path] = []
     sync = local_files._sync_folder
 
-    def recording(path: str) -> None:
+    def record_sync(path: str) -> None:
         synced.append(Path(path))
         sync(path)
 
-    monkeypatch.setattr(local_files, "_sync_folder", recording)
+    monkeypatch.setattr(local_files, "_sync_folder", record_sync)
     files = LocalFiles(str(tmp_path / "root"))
     files.put("box/deep/a", b"x")
     assert sorted(synced) == [tmp_path, tmp_path / "root", tmp_path / "root/box", tmp_path / "root/box/deep"]
@@ -501,8 +503,8 @@ def test_without_unnamed_files_a_hidden_name_serves(tmp_path: Path, monkeypatch:
 # -- several processes ----------------------------------------------------------------------------------
 
 
-def _put_all(root: str, mark: bytes, named: bool, count: int) -> int:
-    files = LocalFiles(root, named_temporaries=named)
+def _put_all(root: str, mark: bytes, named_temporaries: bool, count: int) -> int:
+    files = LocalFiles(root, named_temporaries=named_temporaries)
     won = 0
     for i in range(count):
         try:
@@ -515,11 +517,11 @@ def _put_all(root: str, mark: bytes, named: bool, count: int) -> int:
 
 @pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [False, True])
-def test_of_several_processes_one_gets_the_name(tmp_path: Path, named: bool):
-    root, count = str(tmp_path / "root"), 50 if named else 300
+@pytest.mark.parametrize("named_temporaries", [False, True])
+def test_of_several_processes_one_gets_the_name(tmp_path: Path, named_temporaries: bool):
+    root, count = str(tmp_path / "root"), 50 if named_temporaries else 300
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        won = pool.starmap(_put_all, [(root, mark, named, count) for mark in (b"a", b"b", b"c", b"d")])
+        won = pool.starmap(_put_all, [(root, mark, named_temporaries, count) for mark in (b"a", b"b", b"c", b"d")])
     files = LocalFiles(root)
     contents = [files.get(name) for name in files.list("box")]
     assert sum(won) == len(contents) == count

@@ -102,11 +102,11 @@ def test_a_forked_child_is_refused_though_the_parent_is_at_work(mq: Connection, 
 @pytest.mark.parametrize("call", CALLS_OF_TRANSACTIONS)
 def test_a_transaction_is_its_processs(mq: Connection, call: str):
     topic = new_topic(mq)
-    with mq.transaction(new_name("fork")) as open_one:
-        open_one.publish(topic, ROWS)
+    with mq.transaction(new_name("fork")) as transaction:
+        transaction.publish(topic, ROWS)
         other = mq.transaction(new_name("fork"))
-        with open_one._manager.lock, other._manager.lock:
-            child = run_in_thread(lambda: run_in_fork(lambda: CALLS_OF_TRANSACTIONS[call](open_one, other, topic)))
+        with transaction._manager.lock, other._manager.lock:
+            child = run_in_thread(lambda: run_in_fork(lambda: CALLS_OF_TRANSACTIONS[call](transaction, other, topic)))
         assert_refused(child)
     assert values(mq, topic) == ["x"]
 
@@ -167,11 +167,11 @@ def test_a_child_that_leaves_a_transaction_ends_as_it_wants(mq: Connection):
     topic = new_topic(mq)
 
     def leave() -> None:
-        with end_transaction(open_one):
+        with end_transaction(transaction):
             raise KeyboardInterrupt("as it wants")
 
-    with mq.transaction(new_name("fork")) as open_one:
-        open_one.publish(topic, ROWS)
+    with mq.transaction(new_name("fork")) as transaction:
+        transaction.publish(topic, ROWS)
         assert run_in_fork(leave) == "KeyboardInterrupt: as it wants"
     assert values(mq, topic) == ["x"]
 

@@ -172,11 +172,11 @@ def test_times_named(mq: Connection) -> None:
 )
 def test_what_the_log_has_not_is_refused(mq: Connection, bounds: dict[str, str], error: type[Exception]) -> None:
     topic = new_topic(mq, 2)
-    named = {name: value.replace("TOPIC", topic) for name, value in bounds.items()}
-    if named.keys() <= {"startingOffsets", "startingOffsetsByTimestamp"}:
-        named["subscribe"] = topic
+    settings = {name: value.replace("TOPIC", topic) for name, value in bounds.items()}
+    if settings.keys() <= {"startingOffsets", "startingOffsetsByTimestamp"}:
+        settings["subscribe"] = topic
     with pytest.raises(error):
-        read(mq, **named)
+        read(mq, **settings)
 
 
 def test_what_was_deleted_is_an_error_or_is_left_out(mq: Connection, topic: str) -> None:
@@ -245,5 +245,5 @@ for name in ("deltalake", "duckdb", "yaml", "typer"):
 reader, tasks = pickle.load(open({str(tmp_path / "task")!r}, "rb"))
 print(sum(batch.num_rows for task in tasks for batch in reader.read(task)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "1000", done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert completed.stdout.strip() == "1000", completed.stderr

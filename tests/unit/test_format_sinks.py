@@ -152,10 +152,10 @@ def test_files_of_tasks_that_are_not_committed_are_nobody_s(mq: Connection, topi
 
 def test_a_topic_that_has_changed_meanwhile_stops_it(mq: Connection, topic: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
-    done = write_parts(writer, (table("a"),))
+    messages = write_parts(writer, (table("a"),))
     mq.topics.alter(topic, partitions=2)
     with pytest.raises(StaleTopicMetadata):
-        writer.commit(done)
+        writer.commit(messages)
     assert values(mq, topic) == []
 
 
@@ -183,13 +183,15 @@ def test_what_cannot_be_published_is_refused_before_a_row_is(
         BatchWriter(settings, from_arrow_schema(pa.table(columns).schema), False)
 
 
-@pytest.mark.parametrize("odd", [YearMonthIntervalType(), ArrayType(YearMonthIntervalType())])
-def test_a_column_that_does_not_reach_tasks_is_refused_before_one_starts(mq: Connection, topic: str, odd: Any) -> None:
+@pytest.mark.parametrize("odd_type", [YearMonthIntervalType(), ArrayType(YearMonthIntervalType())])
+def test_a_column_that_does_not_reach_tasks_is_refused_before_one_starts(
+    mq: Connection, topic: str, odd_type: Any
+) -> None:
     settings = {"path": mq.namespace.path, "topic": topic}
     fits = StructType().add("value", "string").add("more", VariantType()).add("none", NullType())
     BatchWriter(settings, fits, False)
     with pytest.raises(InvalidRecord, match=r"the column age.*interval year to month"):
-        BatchWriter(settings, fits.add("age", odd), False)
+        BatchWriter(settings, fits.add("age", odd_type), False)
 
 
 def test_what_is_published_is_not_overwritten(mq: Connection, topic: str) -> None:
@@ -208,10 +210,10 @@ def test_a_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path:
             StreamWriter({**settings, "checkpointLocation": place}, schema)
 
 
-@pytest.mark.parametrize("named", extended_but([True], [True, False]))
-def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path, named: bool) -> None:
+@pytest.mark.parametrize("names_topic", extended_but([True], [True, False]))
+def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path, names_topic: bool) -> None:
     rows = table("a", topic=[topic])
-    options = {"path": mq.namespace.path, **({"topic": topic} if named else {})}
+    options = {"path": mq.namespace.path, **({"topic": topic} if names_topic else {})}
     writer = BatchWriter(options, from_arrow_schema(rows.schema), False)
     (tmp_path / "task").write_bytes(pickle.dumps((writer, rows)))
     code = f"""

@@ -274,8 +274,8 @@ reader = StreamReader({{"path": {mq.namespace.path!r}, "subscribe": {topic!r}}})
 print(len(reader.partitions({{}}, reader.latestOffset({{}}, ReadAllAvailable()))), "pandas" in sys.modules)
 reader.stop()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["0", "False"], done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert completed.stdout.split() == ["0", "False"], completed.stderr
 
 
 def test_spark_may_ask_for_all(mq: Connection, topic: str, query: Any) -> None:

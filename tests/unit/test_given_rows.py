@@ -68,7 +68,7 @@ def test_rows_that_arrow_cannot_hold_are_refused(mq: Connection, data: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("named", "error"),
+    ("keywords", "error"),
     [
         ({"value": "nope"}, InvalidRecord),
         ({"value": 5}, InvalidRequest),
@@ -82,11 +82,11 @@ def test_rows_that_arrow_cannot_hold_are_refused(mq: Connection, data: Any) -> N
     ],
 )
 def test_bad_names_of_columns_and_options_are_refused(
-    mq: Connection, named: dict[str, Any], error: type[Exception]
+    mq: Connection, keywords: dict[str, Any], error: type[Exception]
 ) -> None:
     topic = new_topic(mq)
     with pytest.raises(error):
-        mq.publish(topic, pa.table({"value": ["v"]}), **named)
+        mq.publish(topic, pa.table({"value": ["v"]}), **keywords)
     assert mq.end_offsets(topic) == {0: 0}
 
 

@@ -376,7 +376,7 @@ def test_what_an_interrupted_poll_has_passed_is_read_again(
 
     topic, group = new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 3})
-    reads = {word: [topic] if isinstance(of, list) else of for word, of in options.items()}
+    reads = {word: [topic] if isinstance(topics, list) else topics for word, topics in options.items()}
     with mq.consumer(group, **reads, auto_offset_reset="earliest") as consumer:
         until(lambda: consumer.poll(1).record_count == 1)
         with monkeypatch.context() as patched:
@@ -462,8 +462,8 @@ def test_a_member_that_has_a_great_many_offsets_stops_nobody(mq: Connection) -> 
         topic_id = mq.state().topic(topic).topic_id
         offset = OffsetCommit(topic, 0, 0, None, topic_id, 10**9)
         begun_s = time.process_time()
-        judged = mq.requester.ask(CommitOffsets(group, [offset] * 100_000, None, consumer.member_id))
-        assert len(judged.fenced) == 100_000  # type: ignore[union-attr]
+        answer = mq.requester.ask(CommitOffsets(group, [offset] * 100_000, None, consumer.member_id))
+        assert len(answer.fenced) == 100_000  # type: ignore[union-attr]
         assert time.process_time() - begun_s < 10
         with pytest.raises(InvalidRequest, match="Too many offsets"):
             mq.requester.ask(CommitOffsets(group, [offset] * 100_001, None, consumer.member_id))

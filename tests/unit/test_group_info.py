@@ -23,8 +23,8 @@ FOR_GOOD = -1
 
 
 def make_groups(story: Story, now_ms: int) -> Groups:
-    nobody: Any = None
-    return Groups(lambda: story.mq.state, nobody, nobody, FOR_GOOD, lambda: now_ms, lambda: None)
+    unused: Any = None
+    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None)
 
 
 def play(*lines: dict[str, Any]) -> Story:

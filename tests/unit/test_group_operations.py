@@ -106,12 +106,12 @@ def test_what_is_published_after_a_look_for_a_time_is_not_passed_over(
     resets = mq.groups._resets
     look = resets._offsets_for_times
 
-    def late(name: str, times: Any) -> Any:
+    def publish_late(name: str, times: Any) -> Any:
         offsets = look(name, times)
         mq.publish(topic, pa.table({"value": ["late"], "partition": [0], "timestamp": [NOON + timedelta(days=1)]}))
         return offsets
 
-    monkeypatch.setattr(resets, "_offsets_for_times", late)
+    monkeypatch.setattr(resets, "_offsets_for_times", publish_late)
     assert reset_offsets(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
 
 
@@ -124,10 +124,10 @@ def test_what_cannot_be_asked(mq: Connection, topic: str, group: str) -> None:
         reset(group, topic, {(topic, 0): 1})
     with pytest.raises(InvalidTopic):
         reset(group, [3], "earliest")  # type: ignore[list-item]
-    nobody = new_name("nobody")
+    missing_group = new_name("nobody")
     for to in ("earliest", NOON):
         with pytest.raises(GroupIdNotFound):
-            reset(nobody, to=to)
+            reset(missing_group, to=to)
         with pytest.raises(UnknownTopicOrPartition):
             reset(group, "no-topic", to)
 
@@ -153,9 +153,9 @@ def test_while_members_live_nothing_of_theirs_is_touched(mq: Connection, topic: 
 
 
 def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic: str, group: str) -> None:
-    done = mq.requester.ask(InitProducer(name := new_name("x")))
-    assert isinstance(done, ProducerDone)
-    ref = TransactionRef(name, done.producer_id, done.producer_epoch)
+    started = mq.requester.ask(InitProducer(name := new_name("x")))
+    assert isinstance(started, ProducerDone)
+    ref = TransactionRef(name, started.producer_id, started.producer_epoch)
     mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 4)], ref))
     for refused in (
         lambda: mq.groups.delete(group),

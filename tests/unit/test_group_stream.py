@@ -40,12 +40,12 @@ def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection
     if protocol == "queue":
         mq.groups.create(group, {"rebalance.delay.ms": 0})
 
-    def fails(rows: pa.Table) -> None:
+    def fail(rows: pa.Table) -> None:
         raise RuntimeError("on purpose")
 
     options = {"protocol": protocol, "auto_offset_reset": "earliest"}
     with pytest.raises(RuntimeError, match="on purpose"):
-        mq.stream(group, topics=[topic], **options).foreach_batch(fails)
+        mq.stream(group, topics=[topic], **options).foreach_batch(fail)
     assert mq.groups.members(group) == []
     mq.stream(group, topics=[topic], **options).foreach_batch(
         lambda rows: read_texts.extend(texts(rows)), available_now=True
@@ -63,8 +63,8 @@ def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connectio
         txn.publish(out, rows.select(["value"]))
 
     stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
-    done = stream.foreach_batch(copy_rows, transactional_id=name, max_records=4, available_now=True)
-    assert (done, len(values(mq, out))) == (10, 10)
+    count = stream.foreach_batch(copy_rows, transactional_id=name, max_records=4, available_now=True)
+    assert (count, len(values(mq, out))) == (10, 10)
     assert sorted(values(mq, out)) == [f"{p}.{i}" for p in range(2) for i in range(5)]
     assert mq.groups.describe(group).lag == 0
 
@@ -98,13 +98,13 @@ def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> N
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
 
-    def swallows(rows: pa.Table, txn: Any) -> None:
+    def ignore_error(rows: pa.Table, txn: Any) -> None:
         with pytest.raises(UnknownTopicOrPartition):
             txn.publish("nobody-knows-it", rows.select(["value"]))
 
     stream = mq.stream(group, topics=[topic], auto_offset_reset="earliest")
     with pytest.raises(TransactionAbortable):
-        stream.foreach_batch(swallows, transactional_id=new_name("tx"))
+        stream.foreach_batch(ignore_error, transactional_id=new_name("tx"))
 
 
 def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:

@@ -36,11 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("groups")
     for page in ("groups", "queues", "dead-letters"):
         code = "\n".join([read_blocks("python", page), "mq.close()"])
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
         )
-        assert done.returncode == 0, done.stderr
-        (folder / f"{page}.txt").write_text(done.stdout)
+        assert completed.returncode == 0, completed.stderr
+        (folder / f"{page}.txt").write_text(completed.stdout)
     return folder
 
 
@@ -51,8 +51,8 @@ def test_the_example_prints_what_the_page_says(folder: Path, page: str) -> None:
 
 def parse_lags(lines: list[str]) -> list[int]:
     """Return the column `lag` of the output of `lakemq groups lag`."""
-    at = lines[0].split().index("lag")
-    return [int(line.split()[at]) for line in lines[1:]]
+    index = lines[0].split().index("lag")
+    return [int(line.split()[index]) for line in lines[1:]]
 
 
 def test_the_commands_show_the_queue(folder: Path) -> None:
@@ -99,10 +99,10 @@ def test_the_commands_show_the_group(folder: Path) -> None:
         )
         assert result.exit_code == 0, (line, result.stderr)
         if arguments[2] == "groups":
-            of = arguments[3] + "".join(arguments[5:])
+            view = arguments[3] + "".join(arguments[5:])
         else:
-            of = arguments[3].partition("FROM ")[2].split()[0]
-        outputs[of] = result.stdout.splitlines()
+            view = arguments[3].partition("FROM ")[2].split()[0]
+        outputs[view] = result.stdout.splitlines()
     assert outputs["describe--state"][0].split()[:4] == ["group", "coordinator", "assignor", "state"]
     assert [line.split() for line in outputs["list"][1:]] == [["map", "Empty"]]
     assert outputs["describe"][1].split()[:3] == ["map", "Empty", "cooperative"]
@@ -124,8 +124,8 @@ def test_the_query_tells_who_had_a_partition_then(folder: Path) -> None:
         ((came, first_owner, second_owner),) = run_spark_sql(
             "SELECT ended_at, from_member, to_member FROM handoffs WHERE reason = 'balance' AND partition = 3"
         )
-        for at, owner in ((came, second_owner), (came - timedelta(milliseconds=1), first_owner)):
-            (row,) = run_spark_sql(read_blocks("sql").replace("2026-05-01 12:00:00Z", at.isoformat(" ")))
+        for time, owner in ((came, second_owner), (came - timedelta(milliseconds=1), first_owner)):
+            (row,) = run_spark_sql(read_blocks("sql").replace("2026-05-01 12:00:00Z", time.isoformat(" ")))
             assert row[0] == owner
-            assert row[1] <= at < row[2]
+            assert row[1] <= time < row[2]
         assert run_spark_sql(read_blocks("sql")) == []

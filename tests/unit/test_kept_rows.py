@@ -74,11 +74,11 @@ def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, m
     cache, read = RowGroupCache(), list[int]()
     real = pq.ParquetFile.read_row_group
 
-    def counting(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
+    def count_read(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
         read.append(group)
         return real(file, group, **options)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counting)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", count_read)
     for first in range(0, 3_000, 500):
         fetch_arrow(files, make_plan([(OTHER, first, 500)], [], footer), cache)
     assert read == [0, 1, 2, 3, 4]
@@ -107,11 +107,11 @@ def test_a_consumer_reads_each_row_group_once(mq: Connection, monkeypatch: pytes
     mq.publish(topic, pa.table({"value": [f"{i}" for i in range(5_000)]}))
     real = rows_module.open_data_file
 
-    def counting(files: Files, file_id: int, footer_hash: int | None) -> Any:
+    def count_read(files: Files, file_id: int, footer_hash: int | None) -> Any:
         opened.append(file_id)
         return real(files, file_id, footer_hash)
 
-    monkeypatch.setattr(rows_module, "open_data_file", counting)
+    monkeypatch.setattr(rows_module, "open_data_file", count_read)
     read = []
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         while batch := consumer.poll(max_records=500):

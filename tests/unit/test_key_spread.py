@@ -117,11 +117,11 @@ def test_of_many_the_newest_are_read_the_same_share_of_each_partition(mq: Connec
 
 
 def describe(mq: Connection, topic: str, *options: str, output: str = "json") -> Result:
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["--path", mq.namespace.path, "--output", output, "topics", "describe", topic, *options]
     )
-    assert done.exit_code == 0, done.output
-    return done
+    assert result.exit_code == 0, result.output
+    return result
 
 
 @pytest.mark.extended
@@ -131,16 +131,16 @@ def test_the_command_names_the_share_of_a_hot_key_and_the_key_only_if_asked(mq: 
     for partition in range(4):
         mq.publish(topic, rows(partition, [f"k{partition}-{i}" for i in range(100)]))
     mq.publish(topic, rows(2, ["ann@example.org"] * 600))
-    done = describe(mq, topic, "--keys")
-    output: dict[str, Any] = json.loads(done.stdout)
+    result = describe(mq, topic, "--keys")
+    output: dict[str, Any] = json.loads(result.stdout)
     spread = output["key_spread"]
     assert [partition["keys"] for partition in spread["partitions"]] == [100, 100, 101, 100]
     assert [partition["messages"] for partition in spread["partitions"]] == [100, 100, 700, 100]
     assert spread["partitions"][2]["hot_key_share"] == pytest.approx(600 / 700, abs=0.001)
     assert len(spread["warnings"]) == 2
-    assert all(warning in done.stderr for warning in spread["warnings"])
-    assert "One key has 60% of the messages" in done.stderr
-    assert "ann@" not in done.output
+    assert all(warning in result.stderr for warning in spread["warnings"])
+    assert "One key has 60% of the messages" in result.stderr
+    assert "ann@" not in result.output
     assert "ann@example.org" in describe(mq, topic, "--keys", "--show-hot-keys").stdout
     table = describe(mq, topic, "--keys", output="table")
     assert "hot_key_share" in table.stdout

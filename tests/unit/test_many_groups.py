@@ -95,8 +95,8 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
     assert len(group.paused) == partitions - partitions // members
     assert sum(group.pauses.values()) == len(group.paused)
     assert len(list(machine.find_watched_waits(mq.state))) < members
-    given_up = [Assigned(*place, group.assignments[place].epoch) for place in sorted(group.paused)]
-    mq.one(ReleasePartitions("g", "C0", given_up))
+    released = [Assigned(*place, group.assignments[place].epoch) for place in sorted(group.paused)]
+    mq.one(ReleasePartitions("g", "C0", released))
     assert group.is_settled
     assert not group.pauses
 

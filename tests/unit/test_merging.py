@@ -244,11 +244,11 @@ def _read_shown_rows(segments: pa.Table) -> dict[tuple[int, int, int], tuple[Any
     shown = {}
     for row in SEGMENTS.rows(segments):
         for i in range(row.record_count):
-            at = (row.topic_id, row.partition, row.base_offset + i)
-            assert at not in shown
+            place = (row.topic_id, row.partition, row.base_offset + i)
+            assert place not in shown
             sequence = None if row.base_sequence is None else row.base_sequence + i
             columns = (row.topic, row.producer_id, row.producer_epoch, sequence, row.transactional, row.origin)
-            shown[at] = (*columns, row.append_time_ms, row.file_partition, (row.file_id, row.first_row + i))
+            shown[place] = (*columns, row.append_time_ms, row.file_partition, (row.file_id, row.first_row + i))
     return shown
 
 
@@ -271,16 +271,18 @@ def test_every_offset_has_its_row_and_every_rejection(
     order, place = order_merged_rows(segments, shown, refused, int(counts.sum()))
     # the former place of each row of the merged file
     before = [(file_id, row) for file_id, count in FILES.items() for row in range(count)]
-    was = {(MERGED, at): before[row] for at, row in enumerate(order.tolist())}
-    assert len(set(was.values())) == len(was)
+    former_rows = {(MERGED, row_number): before[row] for row_number, row in enumerate(order.tolist())}
+    assert len(set(former_rows.values())) == len(former_rows)
     after = coalesce(move_ranges(segments, shown, place, MERGED), floor)
-    assert {at: (*columns, was[row]) for at, (*columns, row) in _read_shown_rows(after).items()} == _read_shown_rows(
-        segments
-    )
+    assert {
+        place: (*columns, former_rows[row]) for place, (*columns, row) in _read_shown_rows(after).items()
+    } == _read_shown_rows(segments)
     after_dead = move_ranges(dead, refused, place, MERGED)
-    assert {was[row]: rejections for row, rejections in _read_rejections(after_dead).items()} == _read_rejections(dead)
+    assert {
+        former_rows[row]: rejections for row, rejections in _read_rejections(after_dead).items()
+    } == _read_rejections(dead)
     needed = {row for *_, row in _read_shown_rows(segments).values()} | set(_read_rejections(dead))
-    assert set(was.values()) == needed, "what nothing points at stays behind"
+    assert set(former_rows.values()) == needed, "what nothing points at stays behind"
     for merged_row in SEGMENTS.rows(after):
         assert merged_row.last_offset == merged_row.base_offset + merged_row.record_count - 1
         assert merged_row.step <= max((row.step for row in history[0]), default=0)

@@ -77,10 +77,10 @@ print(len(heaps))
 
 
 def run(code: str, *arguments: str) -> str:
-    own = {name: value for name, value in os.environ.items() if name != ALLOCATOR_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name != ALLOCATOR_VARIABLE}
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    return completed.stdout
 
 
 @pytest.fixture(scope="module")

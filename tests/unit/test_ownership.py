@@ -25,8 +25,11 @@ def test_a_batch_says_since_when_and_from_where_its_partitions_are_owned(mq: Con
     options: dict[str, Any] = {"topics": [topic], "auto_offset_reset": "earliest"}
     with mq.consumer(group, **options) as first_consumer:
         batch = first_consumer.poll(timeout_ms=5_000)
-        assert {place: own.first_offset for place, own in batch.ownership.items()} == {(topic, 0): 0, (topic, 1): 0}
-        since_ms = [own.since_ms for own in batch.ownership.values()]
+        assert {place: ownership.first_offset for place, ownership in batch.ownership.items()} == {
+            (topic, 0): 0,
+            (topic, 1): 0,
+        }
+        since_ms = [ownership.since_ms for ownership in batch.ownership.values()]
         assert all(before_ms <= ms <= time.time() * 1000 + 1 for ms in since_ms)
         first_consumer.commit(batch)
         with mq.consumer(group, **options) as second_consumer:

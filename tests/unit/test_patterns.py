@@ -150,14 +150,14 @@ def test_what_is_refused_is_not_asked_again_until_it_is_another(
     mq.topics.create(prefix)
     submit = mq.requester.submit
 
-    def refusing(request: Any, *rest: Any) -> Any:
+    def shorten_timeout(request: Any, *rest: Any) -> Any:
         if not (isinstance(request, JoinGroup) and request.is_member):
             return submit(request, *rest)
         requested_topics.append(request.topics)
         return submit(msgspec.structs.replace(request, session_timeout_ms=1), *rest)
 
     with member(mq, new_name("g"), f"{prefix}.*") as consumer:
-        monkeypatch.setattr(mq.requester, "submit", refusing)
+        monkeypatch.setattr(mq.requester, "submit", shorten_timeout)
         for n in (2, 3):
             mq.topics.create(f"{prefix}-{n}")
             until(lambda n=n: consumer.poll() is not None and len(requested_topics) == n - 1)  # type: ignore[misc]

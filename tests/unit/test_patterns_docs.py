@@ -23,11 +23,11 @@ def read_blocks(language: str) -> list[str]:
 
 def test_the_programs_print_what_the_page_says(tmp_path: Path) -> None:
     program = "\n".join([*read_blocks("python"), "mq.close()"])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(read_blocks("text"))
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == "".join(read_blocks("text"))
     assert len(read_blocks("text")) == 4
 
 

@@ -54,11 +54,11 @@ def test_pieces_keep_to_the_size_asked_for_and_no_row_group_is_read_twice(
     reads: list[int] = []
     real = fetch_result_module.fetch_arrow
 
-    def counting(files: Files, plan: FetchPlan, cache: object = None) -> pa.Table:
+    def count_read(files: Files, plan: FetchPlan, cache: object = None) -> pa.Table:
         reads.append(plan.record_count)
         return real(files, plan)
 
-    monkeypatch.setattr(fetch_result_module, "fetch_arrow", counting)
+    monkeypatch.setattr(fetch_result_module, "fetch_arrow", count_read)
     mq.topics.create("large")
     for _ in range(2):
         mq.publish("large", pa.table({"value": [b"x" * 10_000] * 300}))

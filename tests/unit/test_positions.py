@@ -74,17 +74,17 @@ def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, mo
     """A search for a time reads data files. Meanwhile other callers use topics."""
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
-    looked: list[int] = []
+    steps: list[int] = []
     look = positions.find_first_at_or_after
 
-    def looking(*arguments: Any) -> Any:
+    def look_beside(*arguments: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
-            looked.append(pool.submit(mq.state).result(10).step)
+            steps.append(pool.submit(mq.state).result(10).step)
         return look(*arguments)
 
-    monkeypatch.setattr(positions, "find_first_at_or_after", looking)
+    monkeypatch.setattr(positions, "find_first_at_or_after", look_beside)
     assert call(mq, topic) == 1
-    assert looked
+    assert steps
 
 
 # -- offsets --------------------------------------------------------------------------------------------
@@ -142,14 +142,14 @@ def test_a_tail_begins_where_it_was_asked_for(mq: Connection) -> None:
     assert read_texts(next(tail)) == ["after"]
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_tail_of_a_deleted_topic_says_so(mq: Connection, anew: bool) -> None:
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_a_tail_of_a_deleted_topic_says_so(mq: Connection, is_recreated: bool) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old")
     tail = mq.tail(topic, start="earliest", poll_ms=1)
     assert read_texts(next(tail)) == ["old"]
     mq.topics.delete(topic)
-    if anew:
+    if is_recreated:
         mq.topics.create(topic)
         add(mq, topic, "new 0", "new 1")
     with pytest.raises(UnknownTopicOrPartition, match="deleted while it was followed"):

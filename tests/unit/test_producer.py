@@ -77,18 +77,18 @@ def test_a_future_says_where_its_record_is(mq: Connection, value_bytes: int, mon
 
 def test_futures_and_callbacks_of_good_and_refused_records(mq: Connection, topic: str):
     outcomes: list[tuple[LakeMQError | None, RecordMetadata | None]] = []
-    done: list[RecordFuture] = []
+    finished: list[RecordFuture] = []
     with mq.producer(linger_ms=60_000) as producer:
         futures = [
             producer.send(topic, f"{i}", partition=partition, on_delivery=lambda *outcome: outcomes.append(outcome))
             for i, partition in enumerate((0, 7, 0))
         ]
-        futures[1].add_done_callback(done.append)
+        futures[1].add_done_callback(finished.append)
         assert not any(future.done() for future in futures)
         flushed = producer.flush()
-        futures[2].add_done_callback(done.append)
+        futures[2].add_done_callback(finished.append)
     assert (flushed.rejected_count, flushed.offsets()) == (1, {(topic, 0): (0, 1)})
-    assert done == futures[1:]
+    assert finished == futures[1:]
     assert values(mq, topic) == ["0", "2"]
     assert [future.result().offset for future in (futures[0], futures[2])] == [0, 1]
     with pytest.raises(UnknownTopicOrPartition):

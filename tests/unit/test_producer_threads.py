@@ -302,13 +302,16 @@ def test_a_transaction_that_has_no_answer_is_closed(mq: Connection, topic: str, 
 def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, topic: str):
     publishing, go_on = threading.Event(), threading.Event()
 
-    def slowly(*arguments: Any) -> Published:
+    def publish_slowly(*arguments: Any) -> Published:
         publishing.set()
         assert go_on.wait(10)
         return mq._rows.publish_in_transaction(*arguments)
 
     manager = mq.transaction(new_name("id"))._manager
-    begun, before = TransactionScope(manager, slowly, Published([])), TransactionScope(manager, slowly, Published([]))
+    begun, before = (
+        TransactionScope(manager, publish_slowly, Published([])),
+        TransactionScope(manager, publish_slowly, Published([])),
+    )
     with begun as transaction:
         thread = threading.Thread(target=lambda: transaction.publish(topic, pa.table({"value": ["a"]})))
         thread.start()
@@ -318,7 +321,7 @@ def test_leaving_the_block_waits_for_what_other_threads_publish(mq: Connection, 
     assert values(mq, topic) == ["a"]
     thread.join()
     with before:
-        for stale in (begun, TransactionScope(manager, slowly, Published([]))):
+        for stale in (begun, TransactionScope(manager, publish_slowly, Published([]))):
             with pytest.raises(IllegalState):
                 stale.publish(topic, pa.table({"value": ["of the one before"]}))
             with pytest.raises(IllegalState):
@@ -526,12 +529,12 @@ def test_after_close_nothing_works(tmp_path: Path):
 def replace_producer_id(requests: Sequence[Any]) -> list[Any]:
     """Make the same requests for a producer id that the sequencer does not know, as if it had been forgotten."""
 
-    def of_nobody(request: Any) -> Any:
+    def replace_id(request: Any) -> Any:
         if not isinstance(request, Produce):
             return request
         return msgspec.structs.replace(request, producer=msgspec.structs.replace(request.producer, producer_id=10**6))
 
-    return [(of_nobody(request), rows) for request, rows in requests]
+    return [(replace_id(request), rows) for request, rows in requests]
 
 
 def test_an_id_that_was_forgotten_is_replaced(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
@@ -683,8 +686,8 @@ def test_a_producer_of_eight_threads(mq: Connection):
         assert sorted(value for value, _ in topic_records) == sorted(
             value for partition in partitions for _, value in partition
         )
-        there = {(value, offset) for partition in partitions for offset, value in partition}
-        assert {(value, metadata.offset) for value, metadata in topic_records} == there
+        stored = {(value, offset) for partition in partitions for offset, value in partition}
+        assert {(value, metadata.offset) for value, metadata in topic_records} == stored
 
 
 def test_transactions_of_eight_threads(mq: Connection):
@@ -744,9 +747,9 @@ def test_transactions_of_eight_threads(mq: Connection):
     for partition in partitions:
         assert_in_order([value for _, value in partition])
     assert len(committed) > 100
-    there = {(value, offset) for partition in partitions for offset, value in partition}
-    assert len(there) == len(committed)
-    assert {(value, future.result(0).offset) for value, future in committed} == there
+    stored = {(value, offset) for partition in partitions for offset, value in partition}
+    assert len(stored) == len(committed)
+    assert {(value, future.result(0).offset) for value, future in committed} == stored
     assert all(future.done() for future in aborted)
 
 

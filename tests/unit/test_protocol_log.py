@@ -232,13 +232,13 @@ def test_another_shape_of_the_topic_is_stale(mq: Harness, refs: list[TopicRef]) 
 
 def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
     request = mq.produce({0: 1})
-    as_said = facts_of(request.files[0])
+    declared = facts_of(request.files[0])
     for facts, expected in [
         ({}, "no file"),
         ({F: None}, "no file"),
-        ({F: as_said._replace(size_bytes=99)}, "99 bytes, 1 rows, footer 7"),
-        ({F: as_said._replace(record_count=2)}, "100 bytes, 2 rows, footer 7"),
-        ({F: as_said._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
+        ({F: declared._replace(size_bytes=99)}, "99 bytes, 1 rows, footer 7"),
+        ({F: declared._replace(record_count=2)}, "100 bytes, 2 rows, footer 7"),
+        ({F: declared._replace(footer_hash=8)}, "100 bytes, 1 rows, footer 8"),
         ({F: FileFacts(100, flaw="no Parquet file")}, "100 bytes, no Parquet file"),
     ]:
         decision = machine.decide_request(mq.state, request, DecisionInputs(facts=facts))
@@ -292,12 +292,12 @@ def produces(draw: st.DrawFn) -> tuple[Ranges, list[int], ProducerSequences | No
 
 @examples(80)
 @given(st.lists(produces(), min_size=1, max_size=5))
-def test_columns_decide_as_the_model_does_row_by_row(given_requests: list[Any]) -> None:
+def test_columns_decide_as_the_model_does_row_by_row(drawn_requests: list[Any]) -> None:
     mq, model = Harness(), Model()
     rows = [[f"{file}.{row}" for row in range(9)] for file in (F, G)]
     for request in [*(CreateTopic(f"t{i}", n) for i, n in enumerate(SHAPES)), InitProducer()]:
         assert mq.one(request) == model.decide(request, [], mq.now_ms)
-    for ranges, topics, producer in given_requests:
+    for ranges, topics, producer in drawn_requests:
         files = [DataFile(F, 9, 9, 0, 0, 7), DataFile(G, 9, 9, 0, 0, 7)]
         request = Produce(mq.refs(*(f"t{i}" for i in topics)), ranges, mq.state.step, files, producer=producer)
         result = mq.one(request)
@@ -366,8 +366,8 @@ def test_units_and_offsets_are_those_of_going_one_by_one(rows: list[tuple[int, i
     counts = [sum(c for place, c in zip(places, count, strict=True) if place == unit) for unit in expected]
     assert units.record_count.tolist() == counts
     remaining, ends, offsets = ranges.where(np.array(stays)), [10 * unit for unit in range(len(expected))], []
-    given_out = list(ends)
+    next_offsets = list(ends)
     for unit, records in zip(remaining.unit.tolist(), remaining.record_count.tolist(), strict=True):
-        offsets.append(given_out[unit])
-        given_out[unit] += records
+        offsets.append(next_offsets[unit])
+        next_offsets[unit] += records
     assert compute_base_offsets(remaining.unit, remaining.record_count, np.array(ends)).tolist() == offsets

@@ -106,12 +106,12 @@ def test_what_a_subscription_receives(subscription: str, destination: str, recei
 
 @examples()
 @given(st.lists(levels | st.just("*"), min_size=1, max_size=4), st.booleans(), st.lists(levels, min_size=1, max_size=4))
-def test_matching_is_level_by_level(levels: list[str], rest: bool, given_levels: list[str]) -> None:
+def test_matching_is_level_by_level(levels: list[str], rest: bool, destination_levels: list[str]) -> None:
     """`*` matches any one level, a last `>` matches one or more."""
-    long_enough = len(given_levels) > len(levels) if rest else len(given_levels) == len(levels)
-    agree = all(w in ("*", g) for w, g in zip(levels, given_levels, strict=False))
+    long_enough = len(destination_levels) > len(levels) if rest else len(destination_levels) == len(levels)
+    agree = all(w in ("*", g) for w, g in zip(levels, destination_levels, strict=False))
     subscription = "/".join([*levels, ">"] if rest else levels)
-    assert matches(subscription, "/".join(given_levels)) is (long_enough and agree)
+    assert matches(subscription, "/".join(destination_levels)) is (long_enough and agree)
 
 
 def test_a_destination_reaches_the_topic_so_named_and_all_that_subscribe() -> None:

@@ -43,7 +43,7 @@ def test_the_topic_settings_and_their_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "given_value", "parsed"),
+    ("key", "value", "parsed"),
     [
         ("retention.ms", "-1", -1),
         ("retention.ms", " 60000 ", 60_000),
@@ -57,12 +57,12 @@ def test_the_topic_settings_and_their_defaults() -> None:
         ("delay.levels", ["250ms", 5000], (250, 5_000)),
     ],
 )
-def test_a_good_value(key: str, given_value: Any, parsed: Any) -> None:
-    assert TOPIC.parse({key: given_value}) == {key: parsed}
+def test_a_good_value(key: str, value: Any, parsed: Any) -> None:
+    assert TOPIC.parse({key: value}) == {key: parsed}
 
 
 @pytest.mark.parametrize(
-    ("key", "given_value"),
+    ("key", "value"),
     [
         ("retention.ms", -2),
         ("retention.ms", 2**63),
@@ -91,12 +91,12 @@ def test_a_good_value(key: str, given_value: Any, parsed: Any) -> None:
         ("retention.ms", "5s"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(key: str, given_value: Any) -> None:
+def test_a_bad_value_is_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(InvalidConfig) as refused:
-        TOPIC.parse({"retention.bytes": 1, key: given_value})
+        TOPIC.parse({"retention.bytes": 1, key: value})
     assert key in str(refused.value)
     assert refused.value.expected
-    assert refused.value.found == given_value
+    assert refused.value.found == value
 
 
 def test_an_unknown_key_is_answered_with_the_likely_one() -> None:

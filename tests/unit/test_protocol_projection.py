@@ -266,30 +266,30 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
     for name, rows in single.items():
         spec = BY_NAME[name]
         if spec.shape == "changelog":
-            now, then = (select_newest(t, spec.keys).drop_columns("step") for t in (rows, many[name]))
+            actual, expected = (select_newest(t, spec.keys).drop_columns("step") for t in (rows, many[name]))
             order = [(key, "ascending") for key in spec.keys]
-            assert now.sort_by(order).to_pylist() == then.sort_by(order).to_pylist()
+            assert actual.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
         else:
             assert rows.to_pylist() == many[name].to_pylist()
 
 
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
-def test_a_snapshot_and_the_tail_are_the_state(seed: int, at: int) -> None:
+def test_a_snapshot_and_the_tail_are_the_state(seed: int, step_count: int) -> None:
     """Recovery does the same: it loads the projections and replays the later steps."""
     mq = build_busy_namespace(seed)
-    state, tables = project_in_passes(mq.steps[:at], [at])
-    recovered = machine.replay(restored(mark_of(state), tables), mq.steps[at:])
+    state, tables = project_in_passes(mq.steps[:step_count], [step_count])
+    recovered = machine.replay(restored(mark_of(state), tables), mq.steps[step_count:])
     assert plain(recovered) == plain(mq.state)
 
 
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
-def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> None:
+def test_a_reader_without_producers_follows_all_the_same(seed: int, step_count: int) -> None:
     """It lacks producers, but knows everything about topics, also where transactions are open."""
     mq = build_busy_namespace(seed)
-    state, tables = project_in_passes(mq.steps[:at], [at])
-    reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[at:])
+    state, tables = project_in_passes(mq.steps[:step_count], [step_count])
+    reader = machine.replay(restored(mark_of(state), tables, READERS), mq.steps[step_count:])
     actual, expected = plain(reader), plain(mq.state)
     of_groups = ("groups", "groups_with_members", "waiting_groups", "offsets", "deliveries", "dying")
     left_out = (
@@ -311,10 +311,10 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, at: int) -> 
 
 @examples(10)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
-def test_a_member_follows_groups_without_knowing_transactions(seed: int, at: int) -> None:
+def test_a_member_follows_groups_without_knowing_transactions(seed: int, step_count: int) -> None:
     mq = build_busy_namespace(seed)
-    state, tables = project_in_passes(mq.steps[:at], [at])
-    member = machine.replay(restored(mark_of(state), tables, MEMBERS), mq.steps[at:])
+    state, tables = project_in_passes(mq.steps[:step_count], [step_count])
+    member = machine.replay(restored(mark_of(state), tables, MEMBERS), mq.steps[step_count:])
     assert plain(member)["groups"] == plain(mq.state)["groups"]
     assert plain(member)["offsets"] == plain(mq.state)["offsets"]
 

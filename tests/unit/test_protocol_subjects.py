@@ -104,15 +104,15 @@ SHOWN_BY_LOGS = {
 
 
 def test_a_projection_names_no_record_of_another_subject() -> None:
-    named = set()
+    shown = set()
     for info in pkgutil.iter_modules(rows.__path__):
         module = importlib.import_module(f"{rows.__name__}.{info.name}")
         values = f"lakemq.engine.protocol.values.{info.name}"
         for value in vars(module).values():
             is_record = isinstance(value, type) and issubclass(value, Record) and value is not Record
             if is_record and value.__module__ != values:
-                named.add((info.name, value))
-    assert named == SHOWN_BY_LOGS.keys()
+                shown.add((info.name, value))
+    assert shown == SHOWN_BY_LOGS.keys()
 
 
 def test_every_table_but_a_few_is_projected() -> None:

@@ -354,11 +354,11 @@ def test_partitions_say_where_they_are_stable_and_who_is_open(mq: Harness) -> No
         publish(mq, mq.begin(name), ("t", 0))
     names = ("partition", "high_watermark", "last_stable_offset", "open_transactions")
     (row,) = rows(mq, "partitions")
-    open_ones = [{"producer_id": 0, "first_offset": 3}, {"producer_id": 1, "first_offset": 5}]
-    assert tuple(row[name] for name in names) == (0, 7, 3, open_ones)
+    open_transactions = [{"producer_id": 0, "first_offset": 3}, {"producer_id": 1, "first_offset": 5}]
+    assert tuple(row[name] for name in names) == (0, 7, 3, open_transactions)
     mq.one(EndTransaction(mq.current("a"), True, 1))
     (row,) = rows(mq, "partitions")
-    assert tuple(row[name] for name in names) == (0, 8, 5, open_ones[1:])
+    assert tuple(row[name] for name in names) == (0, 8, 5, open_transactions[1:])
 
 
 def test_producers_say_who_has_an_id_and_who_had_it(mq: Harness) -> None:

@@ -93,7 +93,7 @@ def settle(*consumers: QueueConsumer, on: Callable[[], bool]) -> None:
 def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[int, int, str, int]]]:
     """Return the group's view of each partition: first offset, count, status, delivery count."""
 
-    def of(state: Any) -> dict[int, list[tuple[int, int, str, int]]]:
+    def read_deliveries(state: Any) -> dict[int, list[tuple[int, int, str, int]]]:
         topic_id = state.topic_ids[topic]
         return {
             partition: [
@@ -104,7 +104,7 @@ def deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[i
             if of_topic == topic_id
         }
 
-    return mq._fetcher.query_groups(of)
+    return mq._fetcher.query_groups(read_deliveries)
 
 
 def list_dying_ranges(mq: Connection, group: str) -> list[tuple[int, list[tuple[int, int]]]]:
@@ -171,11 +171,11 @@ def test_a_table_says_how_often_each_message_was_delivered(mq: Connection) -> No
 def test_a_message_that_fails_each_time_is_given_up_and_its_neighbours_are_not(mq: Connection) -> None:
     topic, group = new_topic(mq), create_queue_group(mq, max_redelivery_count=2)
     add(mq, topic, {0: 6})
-    done: list[str] = []
+    processed: list[str] = []
     failed = 0
     with member(mq, group, topic) as consumer:
         deadline_s = time.monotonic() + 10
-        while len(done) < 5 and time.monotonic() < deadline_s:
+        while len(processed) < 5 and time.monotonic() < deadline_s:
             batch = list(consumer.poll(timeout_ms=20))
             if any(message.value == b"0.2" for message in batch):
                 # a consumer that stops at a message acknowledges none of its batch
@@ -184,9 +184,9 @@ def test_a_message_that_fails_each_time_is_given_up_and_its_neighbours_are_not(m
                 consumer.nack(batch)
             else:
                 consumer.ack(batch)
-                done += read(batch)
+                processed += read(batch)
         consumer.flush()
-        assert (sorted(done), failed) == (["0.0", "0.1", "0.3", "0.4", "0.5"], 3)
+        assert (sorted(processed), failed) == (["0.0", "0.1", "0.3", "0.4", "0.5"], 3)
         assert list_dying_ranges(mq, group) == [(0, [(2, 1)])]
 
 
@@ -609,8 +609,8 @@ def test_what_was_right_in_words_that_were_refused_can_be_said_again(mq: Connect
     add(mq, topic, {0: 4})
     with member(mq, group, topic) as consumer:
         first, second = consumer.poll(max_records=2, timeout_ms=5_000), consumer.poll(max_records=2, timeout_ms=5_000)
-        done = mq.requester.ask(InitProducer(name := new_name("tx"), 60_000))
-        ref = TransactionRef(name, done.producer_id, done.producer_epoch)  # type: ignore[union-attr]
+        started = mq.requester.ask(InitProducer(name := new_name("tx"), 60_000))
+        ref = TransactionRef(name, started.producer_id, started.producer_epoch)  # type: ignore[union-attr]
         mq.requester.ask(Acknowledge(group, consumer.member_id, first.offsets.messages, ref))  # type: ignore[attr-defined]
         mq.requester.ask(EndTransaction(ref, False))
         consumer.ack([*first, *second])
@@ -688,23 +688,23 @@ def test_the_example_of_the_handoff(mq: Connection) -> None:
     topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
     with member(mq, group, topic, listener=listener) as c1, lakemq.connect(mq.namespace.path) as other:
-        c1_got = read(list(c1.poll(max_records=2, timeout_ms=5_000)))
-        assert c1_got == ["0.0", "1.0"]
+        read_by_c1 = read(list(c1.poll(max_records=2, timeout_ms=5_000)))
+        assert read_by_c1 == ["0.0", "1.0"]
         ahead = {0: [(0, 2, "acquired", 1)], 1: [(0, 2, "acquired", 1)]}
         until(lambda: deliveries(mq, group, topic) == ahead or request_more(c1))
         with member(other, group, topic) as c2:
             until(lambda: [assignment.state for assignment in mq.groups.assignments(group)] == ["ready", "paused"])
             add(mq, topic, {0: 1, 1: 1}, "stored ")
-            c1_got += read(poll_messages(c1, 3))
+            read_by_c1 += read(poll_messages(c1, 3))
             assert listener.events[-1] == ("revoked", [1])
-            assert c1_got[2:4] == ["0.1", "1.1"]
-            assert "stored 1.0" not in c1_got
+            assert read_by_c1[2:4] == ["0.1", "1.1"]
+            assert "stored 1.0" not in read_by_c1
             assert not c2.poll(timeout_ms=50)
             c1.commit()
             add(mq, topic, {0: 1, 1: 1}, "last ")
             assert read(poll_messages(c2, 2)) == ["stored 1.0", "last 1.0"]
-            c1_got += read(poll_messages(c1, 6 - len(c1_got)))
-            assert [text for text in c1_got if "0.0" in text or text == "0.1"] == [
+            read_by_c1 += read(poll_messages(c1, 6 - len(read_by_c1)))
+            assert [text for text in read_by_c1 if "0.0" in text or text == "0.1"] == [
                 "0.0",
                 "0.1",
                 "stored 0.0",
@@ -802,7 +802,7 @@ def test_a_member_that_was_lost_is_back_with_what_it_had(mq: Connection) -> None
 def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connection) -> None:
     """A member that acknowledges its work before it closes gets none of it again."""
     topic, group, total = new_topic(mq, 4), create_queue_group(mq, rebalance_delay_ms=50), 400
-    done: list[str] = []
+    processed: list[str] = []
     lock, stop = threading.Lock(), threading.Event()
     errors: list[BaseException] = []
 
@@ -817,7 +817,7 @@ def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connec
                             consumer.ack(message)
                         consumer.flush()
                         with lock:
-                            done.extend(texts(batch))
+                            processed.extend(texts(batch))
         except BaseException as error:
             errors.append(error)
 
@@ -827,13 +827,15 @@ def test_members_in_threads_do_everything_once_while_they_come_and_go(mq: Connec
     for i in range(total // 40):
         add(mq, topic, dict.fromkeys(range(4), 10), f"{i} ")
     deadline_s = time.monotonic() + 30
-    while len(done) < total and time.monotonic() < deadline_s and threads[2].is_alive():
+    while len(processed) < total and time.monotonic() < deadline_s and threads[2].is_alive():
         time.sleep(0.02)
     stop.set()
     for thread in threads:
         thread.join(30)
     assert not errors
-    assert sorted(done) == sorted({f"{i} {p}.{n}" for i in range(total // 40) for p in range(4) for n in range(10)})
+    assert sorted(processed) == sorted(
+        {f"{i} {p}.{n}" for i in range(total // 40) for p in range(4) for n in range(10)}
+    )
 
 
 def test_a_member_whose_joining_again_was_not_answered_goes_on_with_a_later_poll(
@@ -849,11 +851,11 @@ def test_a_member_whose_joining_again_was_not_answered_goes_on_with_a_later_poll
             consumer.flush()
         join = consumer._membership.join
 
-        def late(*arguments: Any) -> None:
+        def submit_late(*arguments: Any) -> None:
             join(*arguments)
             raise RequestTimedOut("No answer; the outcome is unknown.")
 
-        monkeypatch.setattr(consumer._membership, "join", late)
+        monkeypatch.setattr(consumer._membership, "join", submit_late)
         with pytest.raises(RequestTimedOut):
             consumer.poll()
         monkeypatch.undo()

@@ -75,14 +75,14 @@ def test_after_an_abort_the_output_of_a_key_is_in_order(goes_back: bool) -> None
     world.publish({0: 9})
     consumer = world.consumer()
     batch = consumer.poll(max_records=3, timeout_ms=20)
-    done = world.ask(InitProducer("tx", 60_000))
-    ref = TransactionRef("tx", done.producer_id, done.producer_epoch)
+    started = world.ask(InitProducer("tx", 60_000))
+    ref = TransactionRef("tx", started.producer_id, started.producer_epoch)
     parts: Any = batch.offsets.messages  # type: ignore[attr-defined]
     world.ask(Acknowledge("g", consumer.member_id, parts, ref))
     world.ask(EndTransaction(ref, False))
     if goes_back:
         assert consumer.go_back(batch)
-    assert take(consumer, 9) == [*[(at, 2) for at in range(3)], *[(at, 1) for at in range(3, 9)]]
+    assert take(consumer, 9) == [*[(offset, 2) for offset in range(3)], *[(offset, 1) for offset in range(3, 9)]]
 
 
 def test_what_is_given_back_goes_first_to_the_next_owner_too() -> None:

@@ -97,8 +97,8 @@ def test_the_group_notes_what_it_can_of_what_is_gathered() -> None:
     consumer = world.consumer()
     batch = consumer.poll(timeout_ms=20)
     messages = list(batch)
-    done = world.ask(InitProducer("tx", 60_000))
-    ref = TransactionRef("tx", done.producer_id, done.producer_epoch)
+    started = world.ask(InitProducer("tx", 60_000))
+    ref = TransactionRef("tx", started.producer_id, started.producer_epoch)
     first = batch.offsets.messages[0]  # type: ignore[attr-defined]
     part = type(first)(first.topic_id, 0, first.epoch, first.outcome, [(1, 2)], None, 1)
     world.ask(Acknowledge("g", consumer.member_id, [part], ref))

@@ -37,7 +37,7 @@ def read_billing_program() -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder in which the Python example has run; its output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("readme")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", read_blocks("python")[0]],
         cwd=folder,
         capture_output=True,
@@ -45,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    (folder / "out.txt").write_text(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    (folder / "out.txt").write_text(completed.stdout)
     return folder
 
 
@@ -77,24 +77,24 @@ def test_the_transaction_takes_each_order_once(folder: Path) -> None:
     """The program runs twice. It does not bill again what the first run has committed."""
     code = read_billing_program()
     for _ in range(2):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
         )
-        assert (done.stdout, done.stderr) == ("1000 0\n", "")
+        assert (completed.stdout, completed.stderr) == ("1000 0\n", "")
 
 
 def test_the_command_lines_run(tmp_path: Path) -> None:
     (script,) = read_blocks("sh", "docs/setup.md")
     command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LAKEMQ_")}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
-    (fetched,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert completed.returncode == 0, completed.stderr
+    (fetched,) = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
     assert (fetched["topic"], fetched["offset"], fetched["key"]) == ("clicks", 0, "ann")
     assert json.loads(fetched["value"]) == {"user": "ann", "page": "/tea"}
-    assert done.stdout.split()[-2:] == ["messages", "1"]
+    assert completed.stdout.split()[-2:] == ["messages", "1"]
 
 
 def test_the_two_commands_are_targets_of_the_makefile() -> None:

@@ -33,16 +33,16 @@ def bury_message(**config: str) -> Story:
 @pytest.mark.parametrize(("stamps", "is_stamped"), [("LogAppendTime", True), ("CreateTime", False)])
 def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(stamps: str, is_stamped: bool) -> None:
     story = bury_message(**{"message.timestamp.type": stamps})
-    first, letter, back = story.mq.segments()
-    assert [segment["transactional"] for segment in (first, letter, back)] == [False] * 3
+    first, letter, redriven = story.mq.segments()
+    assert [segment["transactional"] for segment in (first, letter, redriven)] == [False] * 3
     now_ms = story.mq.state.now_ms
 
     def list_times(segment: dict[str, Any]) -> list[Any]:
         return [segment[name] for name in ("min_timestamp_ms", "max_timestamp_ms", "append_time_ms")]
 
     assert list_times(letter) == list_times(first), "a dead letter is the message that it was"
-    assert list_times(back) == ([now_ms] * 3 if is_stamped else list_times(first))
-    assert (letter["decided_at_ms"], back["decided_at_ms"]) == (now_ms - 5_000, now_ms)
+    assert list_times(redriven) == ([now_ms] * 3 if is_stamped else list_times(first))
+    assert (letter["decided_at_ms"], redriven["decided_at_ms"]) == (now_ms - 5_000, now_ms)
 
 
 @pytest.mark.parametrize(("config", "ttl_ms"), [({}, None), ({"ttl.ms": "100000"}, 100_000)])
@@ -50,8 +50,12 @@ def test_its_time_to_live_begins_anew_whether_it_is_its_own_or_its_topics(
     config: dict[str, str], ttl_ms: int | None
 ) -> None:
     story = bury_message(**config)
-    back = story.mq.segments()[-1]
-    assert (back["origin"], back["ttl_from_ms"], back["ttl_ms"]) == ("redrive", story.mq.state.now_ms, ttl_ms)
+    redriven = story.mq.segments()[-1]
+    assert (redriven["origin"], redriven["ttl_from_ms"], redriven["ttl_ms"]) == (
+        "redrive",
+        story.mq.state.now_ms,
+        ttl_ms,
+    )
 
 
 def test_of_a_partition_without_messages_none_are_asked_back() -> None:

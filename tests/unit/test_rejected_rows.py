@@ -55,10 +55,12 @@ def test_so_does_one_of_which_some_are_accepted(mq: Harness) -> None:
 
 def test_what_is_rejected_next_is_new(mq: Harness) -> None:
     first, good = mq.produce({}, producer=(0, 0), rejected=3), mq.produce({0: 1}, producer=(0, 0), file_id=G)
-    then = mq.produce({0: 1}, producer=(0, 0), sequence=1, rejected=3, file_id=H)
-    assert then.producer is not None
-    then = msgspec.structs.replace(then, producer=msgspec.structs.replace(then.producer, rejected_sequence=3))
-    for request in (first, good, then, then, first):
+    next_request = mq.produce({0: 1}, producer=(0, 0), sequence=1, rejected=3, file_id=H)
+    assert next_request.producer is not None
+    next_request = msgspec.structs.replace(
+        next_request, producer=msgspec.structs.replace(next_request.producer, rejected_sequence=3)
+    )
+    for request in (first, good, next_request, next_request, first):
         mq.one(request)
     assert list_rejections(mq) == [(F, 0, 3), (H, 1, 3)]
     assert mq.state.topic("t").high_watermarks.tolist() == [2, 0]

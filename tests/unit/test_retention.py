@@ -112,8 +112,8 @@ def find_limits(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[d
     for rows in files:
         if rows:
             segments.append_at(segments.version, SEGMENTS.table(rows))
-    looked = find_outgrown(store, {topic.topic_id: topic}, NOW_MS)
-    return (looked[0].by_age, looked[0].by_size) if looked else ({}, {})
+    outgrown = find_outgrown(store, {topic.topic_id: topic}, NOW_MS)
+    return (outgrown[0].by_age, outgrown[0].by_size) if outgrown else ({}, {})
 
 
 def test_the_first_that_stays_keeps_all_after_it(store: Store) -> None:
@@ -215,10 +215,10 @@ def test_a_look_finds_what_is_found_segment_by_segment(
     for number in range(file_count):
         if part := rows[number::file_count]:
             segments.append_at(segments.version, SEGMENTS.table(part))
-    looked = {outgrown.topic_id: outgrown for outgrown in find_outgrown(store, topics, NOW_MS)}
+    outgrown_by_topic = {outgrown.topic_id: outgrown for outgrown in find_outgrown(store, topics, NOW_MS)}
     for topic_id, topic in topics.items():
         nothing = LogOutgrown(topic_id, 0, 0, {}, {})
-        outgrown = looked.get(topic_id, nothing)
+        outgrown = outgrown_by_topic.get(topic_id, nothing)
         for p in range(3):
             start = int(topic.log_starts[p])
             expected = find_limits_by_segment(topic, p, logs.get((topic_id, p), []))
@@ -308,10 +308,10 @@ def serve(mq: Connection, *work: Any) -> None:
     mq.step_until_idle(wait_ms=2_000)
 
 
-def send(mq: Connection, topic: str, *texts: str, at: datetime | None = LONG_AGO) -> None:
+def send(mq: Connection, topic: str, *texts: str, timestamp: datetime | None = LONG_AGO) -> None:
     columns: dict[str, Any] = {"value": list(texts)}
-    if at is not None:
-        columns["timestamp"] = pa.array([at] * len(texts), pa.timestamp("us", "UTC"))
+    if timestamp is not None:
+        columns["timestamp"] = pa.array([timestamp] * len(texts), pa.timestamp("us", "UTC"))
     mq.publish(topic, pa.table(columns))
 
 
@@ -327,7 +327,7 @@ def test_old_messages_go_and_their_files_leave_the_lake(mq: Connection) -> None:
         lambda: send(mq, "t", big, "old"),
     )
     # each in a pass of its own, because rows that share a file are deleted with the last of them
-    serve(mq, lambda: send(mq, "t", "young", at=None))
+    serve(mq, lambda: send(mq, "t", "young", timestamp=None))
     serve(mq, lambda: send(mq, "kept", "old"))
     assert mq.beginning_offsets("t") == {0: 0}
     before = {file.name for file in folder.glob("*.parquet") if file.stat().st_size > 1_000}

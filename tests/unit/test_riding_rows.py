@@ -142,8 +142,8 @@ def test_one_pass_writes_one_file_with_all_rows_in_order(mq: Connection) -> None
     assert [value.decode() for value in table["value"].to_pylist()] == texts
     assert table["row"].to_pylist() == list(range(FEW))
     assert read_stored_values(mq) == texts
-    (named,) = mq.namespace.store.open(MESSAGES).files()
-    assert (named.record_count, named.size_bytes) == (FEW, file.stat().st_size)
+    (stored_file,) = mq.namespace.store.open(MESSAGES).files()
+    assert (stored_file.record_count, stored_file.size_bytes) == (FEW, file.stat().st_size)
 
 
 def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection) -> None:
     with run_leader(mq):
         texts = publish_riding(mq)
-        (named,) = set(mq.fetch("t").plan.segments["file_id"].to_pylist())
+        (file_id,) = set(mq.fetch("t").plan.segments["file_id"].to_pylist())
     with run_leader(mq) as second:
         publish(mq, "later")
         assert data_files(mq) == []
         assert values(mq, "t") == [*texts, "later"]
     second.resign()
     first, later = sorted(data_files(mq), key=lambda path: pq.read_metadata(path).num_rows, reverse=True)
-    assert int(first.stem, 16) == named
+    assert int(first.stem, 16) == file_id
     assert pq.read_table(later)["value"].to_pylist() == [b"later"], "nobody goes on with another's file"
     assert read_stored_values(mq) == values(mq, "t") == [*texts, "later"]
 
@@ -288,10 +288,10 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
 def test_rejected_rows_ride_too(mq: Connection) -> None:
     with run_leader(mq) as leader:
         mq.topics.create("t")
-        odd = pa.table(
+        odd_rows = pa.table(
             {"value": ["fine", "of the year 0"], "timestamp": pa.array([1, -(2**55)], pa.timestamp("us", "UTC"))}
         )
-        mq.publish("t", odd)
+        mq.publish("t", odd_rows)
         assert data_files(mq) == []
     leader.resign()
     (dead,) = REJECTED_ROWS.rows(mq.namespace.store.open(REJECTED_ROWS).read())

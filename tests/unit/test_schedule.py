@@ -28,10 +28,12 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 
 def leave_open(mq: Connection, name: str, timeout_ms: int) -> None:
-    done = mq.requester.ask(InitProducer(name, timeout_ms))
-    assert isinstance(done, ProducerDone)
+    started = mq.requester.ask(InitProducer(name, timeout_ms))
+    assert isinstance(started, ProducerDone)
     mq.requester.ask(
-        CommitOffsets(name, [OffsetCommit("t", 0, 0)], TransactionRef(name, done.producer_id, done.producer_epoch))
+        CommitOffsets(
+            name, [OffsetCommit("t", 0, 0)], TransactionRef(name, started.producer_id, started.producer_epoch)
+        )
     )
 
 

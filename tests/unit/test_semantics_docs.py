@@ -37,10 +37,10 @@ def names_in(path: str) -> set[str]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_names_tests_that_are_there(rule: str) -> None:
-    named = NAMED.findall(RULES[rule])
-    assert named, f"{rule} names no test"
-    assert RULES[rule].count("::") == len(named), f"{rule} names something else than a test"
-    missing = [f"{path}::{name}" for path, name in named if name not in names_in(path)]
+    tests = NAMED.findall(RULES[rule])
+    assert tests, f"{rule} names no test"
+    assert RULES[rule].count("::") == len(tests), f"{rule} names something else than a test"
+    missing = [f"{path}::{name}" for path, name in tests if name not in names_in(path)]
     assert not missing, f"{rule} names tests that are not there"
 
 

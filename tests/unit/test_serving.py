@@ -112,14 +112,14 @@ def test_a_step_that_takes_longer_than_the_lease_is_decided_though_another_stand
         mq.topics.create("t")
     # 400 files, 16 at a time, take about twice the lease
     written = [data_file(LocalFiles(path)) for _ in range(5)]
-    named = [replace_id(written[i % 5], i) for i in range(400)]
+    named_files = [replace_id(written[i % 5], i) for i in range(400)]
     namespace = namespace_on(SlowFiles(path), {**CONFIG, "lease.ms": 1000, "step.timeout.ms": 20_000})
     with serving(namespace, "slow") as first:
         until(lambda: first.sequencer.leads)
         with mq.serving() as standby:
             epoch = mq.state().leader_epoch
             with pytest.raises(FileMissing):
-                mq.requester.ask(produce(mq, named))
+                mq.requester.ask(produce(mq, named_files))
             assert first.sequencer.leads
             assert not standby.sequencer.leads
             assert mq.state().leader_epoch == epoch
@@ -368,11 +368,11 @@ def test_serving_ends_where_it_may_not_write(mq: Connection) -> None:
 def test_a_leader_that_fails_in_every_step_gives_way_to_who_stands_by(mq: Connection) -> None:
     """The failing leader can still take the lease, and would do so again and again."""
 
-    def fails(point: str) -> None:
+    def fail(point: str) -> None:
         if point == "sequencer.letters_taken":
             raise OSError("this machine cannot")
 
-    unlucky = make(mq.namespace, "unlucky", fails)
+    unlucky = make(mq.namespace, "unlucky", fail)
     for _ in range(MAX_FAILED_TERMS):
         assert unlucky.try_lead(), "a mishap is forgiven"
         with pytest.raises(StorageError, match="this machine cannot"):
@@ -390,11 +390,11 @@ class Panic(BaseException):
 def test_serving_ends_with_an_error_when_a_step_panics(mq: Connection) -> None:
     panicking = threading.Event()
 
-    def panics(point: str) -> None:
+    def panic(point: str) -> None:
         if panicking.is_set() and point == "sequencer.letters_taken":
             raise Panic
 
-    with Serving(lambda: make(mq.namespace, "s", panics), mq.namespace.config, SystemClock()) as served:
+    with Serving(lambda: make(mq.namespace, "s", panic), mq.namespace.config, SystemClock()) as served:
         until(lambda: served.sequencer.leads)
         panicking.set()
         assert served.wait(10)
@@ -439,8 +439,8 @@ atexit.register(mq.close)
 
 
 def test_a_sequencer_of_the_process_goes_on_when_the_main_thread_has_ended(path: str) -> None:
-    done = subprocess.run([sys.executable, "-c", END, path], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", END, path], capture_output=True, text=True, timeout=60)
+    assert (completed.returncode, completed.stderr) == (0, "")
     with lakemq.connect(path) as mq:
         assert sorted(values(mq, "t")) == ["given", "late"]
 
@@ -457,8 +457,8 @@ workers.shutdown(wait=False, cancel_futures=True)
 
 
 def test_a_store_that_hangs_does_not_keep_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
-    assert done.stdout == "True\n"
+    completed = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
+    assert completed.stdout == "True\n"
 
 
 def test_a_forked_child_does_not_wait_for_the_parents_sequencer(mq: Connection) -> None:

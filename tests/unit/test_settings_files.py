@@ -52,14 +52,14 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_file_is_one_line_that_names_what_is_wrong(tmp_path: Path, kind: str) -> None:
-    text, named = BAD[kind]
+    text, expected = BAD[kind]
     file = tmp_path / "lakemq.yaml"
     file.write_bytes(text)
     result = CliRunner().invoke(app, ["--path", str(tmp_path / "mq"), "--conf", str(file), "topics", "list"])
     (line,) = result.stderr.splitlines()
     assert (result.exit_code, result.stdout) == (3, "")
     assert line.startswith("INVALID_CONFIG: ")
-    assert named in line
+    assert expected in line
     assert len(line) < 3000
     with pytest.raises(InvalidConfig):
         load_config(str(file))

@@ -80,9 +80,9 @@ def run_as_user(user: int, action: str, root: Path, group: int = GROUP, umask: s
     """Run a function of WORK as that user, and return its output. An AssertionError shows its stderr."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", WORK, str(user), str(group), umask, action, str(root)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.parametrize("others_mode", [0o0, 0o5])
@@ -106,8 +106,8 @@ def test_a_namespace_that_is_there_can_be_shared_later(folder: Path):
     try:
         open_namespace(str(folder), create=True)
         assert "0o600" in read_modes(folder)["files"]
-        done = CliRunner().invoke(app, ["--path", str(folder), "init", "--shared-with-group"])
-        assert done.exit_code == 0, done.output
+        result = CliRunner().invoke(app, ["--path", str(folder), "init", "--shared-with-group"])
+        assert result.exit_code == 0, result.output
         open_namespace(str(folder)).mailbox.put("c", 1, b"", 0)
     finally:
         os.umask(before)
@@ -135,9 +135,9 @@ def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: P
     os.chown(folder / "mailbox", ANN, GROUP)
     (folder / "mailbox").chmod(0o2770)
     run_as_user(BOB, "put", folder)
-    named = run_as_user(ANN, "unreadable", folder)
-    assert f"-u{BOB}-0000000001" in named
-    assert "Permission denied" in named
+    output = run_as_user(ANN, "unreadable", folder)
+    assert f"-u{BOB}-0000000001" in output
+    assert "Permission denied" in output
     assert run_as_user(ANN, "write", folder, umask="007").split() == [str(ANN)]
 
 

@@ -108,8 +108,8 @@ def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
     for _ in range(4):
         leader.step(0)
     assert len(leader.mq.state.delays.ranges.packed) == 8192
-    judged = leader.mq.one(CancelDelays([leader.topic_id] * 3, [9, 9, 9], [7, 7, 10_000], [0, 0, 0]))
-    assert judged.outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
+    cancel_answer = leader.mq.one(CancelDelays([leader.topic_id] * 3, [9, 9, 9], [7, 7, 10_000], [0, 0, 0]))
+    assert cancel_answer.outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
     assert leader.mq.state.delays.pending == {leader.topic_id: 8_999}
     answer = leader.mq.one(CancelDelays([leader.topic_id], [9], [7], [0]))
     assert answer.outcomes == [CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]

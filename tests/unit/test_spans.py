@@ -16,13 +16,13 @@ edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20
 @given(edits, small, st.integers(1, 12))
 def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, length: int) -> None:
     spans, offsets = Spans(), set[int]()
-    for adds, at, count in changes:
+    for adds, start, count in changes:
         if adds:
-            spans.add(at, at + count)
-            offsets |= set(range(at, at + count))
+            spans.add(start, start + count)
+            offsets |= set(range(start, start + count))
         else:
-            spans.remove(at, at + count)
-            offsets -= set(range(at, at + count))
+            spans.remove(start, start + count)
+            offsets -= set(range(start, start + count))
     assert list(spans) == group_into_spans(offsets)
     assert len(spans) == len(offsets)
     span_offsets = set(range(first, first + length))
@@ -34,5 +34,5 @@ def test_spans_are_a_set(changes: list[tuple[bool, int, int]], first: int, lengt
 @given(st.sets(small))
 def test_spans_of_offsets_are_those_offsets_and_apart(offsets: set[int]) -> None:
     spans = group_into_spans(offsets)
-    assert {at for first, end in spans for at in range(first, end)} == offsets
+    assert {offset for first, end in spans for offset in range(first, end)} == offsets
     assert all(earlier[1] < later[0] for earlier, later in pairwise(spans))

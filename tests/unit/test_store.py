@@ -105,20 +105,20 @@ def test_a_new_table_is_empty_and_made_once(store: Store, handle: TableHandle) -
     assert store.exists(NOTES)
 
 
-@pytest.mark.parametrize("there", ["nothing", "folder", "file", "alien table", "truncated log", "other columns"])
-def test_what_is_no_table_of_ours_is_said_to_be_none(tmp_path: Path, files: Files, there: str) -> None:
+@pytest.mark.parametrize("obstacle", ["nothing", "folder", "file", "alien table", "truncated log", "other columns"])
+def test_what_is_no_table_of_ours_is_said_to_be_none(tmp_path: Path, files: Files, obstacle: str) -> None:
     path = tmp_path / NOTES.name
-    if there == "folder":
+    if obstacle == "folder":
         path.mkdir()
-    elif there == "file":
+    elif obstacle == "file":
         path.write_text("hello")
-    elif there == "alien table":
+    elif obstacle == "alien table":
         write_deltalake(str(path), make_notes(1))
-    elif there == "truncated log":
+    elif obstacle == "truncated log":
         Store(files).create(NOTES)
         entry = path / "_delta_log" / f"{0:020d}.json"
         entry.write_bytes(entry.read_bytes()[:40])
-    elif there == "other columns":
+    elif obstacle == "other columns":
         schema = make_notes(1).drop_columns("name").schema
         configuration = NOTES.configuration
         DeltaTable.create(str(path), schema, configuration=configuration, raise_if_key_not_exists=False)
@@ -414,7 +414,9 @@ def test_what_a_loss_of_power_leaves_of_the_hint_is_passed_over(handle: TableHan
         handle.append_at(version, make_notes(version))
         if version in (1, 3):
             handle.checkpoint()
-    of_versions = [f'{{"version":{it}}}'.encode() for it in ("null", "true", '"4"', "Infinity", "-1", "5", "9" * 30)]
+    of_versions = [
+        f'{{"version":{value}}}'.encode() for value in ("null", "true", '"4"', "Infinity", "-1", "5", "9" * 30)
+    ]
     for hint in [b"", b'{"versi', b"{}", b"[]", b"5", b"\xff", b"[" * 9999, *of_versions]:
         (folder / "_delta_log" / "_last_checkpoint").write_bytes(hint)
         assert handle.log.checkpointed_version() == 4, hint
@@ -481,12 +483,12 @@ def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
     handle.append_at(0, make_notes(0))
     real = store_module.write_deltalake
 
-    def late(*args: Any, **options: Any) -> None:
+    def remove_entry_after_write(*args: Any, **options: Any) -> None:
         monkeypatch.setattr(store_module, "write_deltalake", real)
         real(*args, **options)
         (folder / "_delta_log" / f"{1:020d}.json").unlink()
 
-    monkeypatch.setattr(store_module, "write_deltalake", late)
+    monkeypatch.setattr(store_module, "write_deltalake", remove_entry_after_write)
     with pytest.raises(CommitConflict, match="cleaned"):
         handle.append_at(1, make_notes(1))
 
@@ -573,11 +575,11 @@ def test_what_is_no_list_is_passed_over(
     leftovers: Leftovers, handle: TableHandle, files: Files, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lists = folder.parent / "leftovers"
-    odd = write_odd_lists(lists, special=isinstance(files, LocalFiles))
+    odd_paths = write_odd_lists(lists, special=isinstance(files, LocalFiles))
     age(lists)
     assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 2
     assert data_files(folder) == {"merged.parquet", "stray.parquet"}
-    assert sorted(lists.iterdir()) == sorted(odd), "they are somebody's"
+    assert sorted(lists.iterdir()) == sorted(odd_paths), "they are somebody's"
     assert "is not a list of files" in caplog.text
     age(folder)
     assert leftovers.sweep(NOTES.name, 60_000, handle.open_newest) == 0, "they may name what was just replaced"

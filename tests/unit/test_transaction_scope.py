@@ -62,14 +62,14 @@ def test_columns_are_named_as_in_a_publish(mq: Connection, topic: str):
 
 
 def test_an_exception_aborts_and_goes_on(mq: Connection, topic: str):
-    def failing() -> None:
+    def fail() -> None:
         with mq.transaction(f"{topic}-id") as transaction:
             transaction.publish(topic, rows("a"))
             transaction.send_offsets({(topic, 0): 0}, f"group-{topic}")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        failing()
+        fail()
     with mq.transaction(f"{topic}-id") as transaction:
         transaction.publish(topic, rows("b"))
     assert values(mq, topic) == ["b"]
@@ -189,8 +189,8 @@ def test_a_transaction_that_was_let_go_says_what_to_do(mq: Connection, topic: st
     transaction._manager.release_id()
     with pytest.raises(IllegalState, match=r"Expected mq\.transaction\(id\) again\."), transaction:
         pass
-    with mq.transaction(f"{topic}-id") as anew:
-        anew.publish(topic, rows("a"))
+    with mq.transaction(f"{topic}-id") as new_transaction:
+        new_transaction.publish(topic, rows("a"))
     assert values(mq, topic) == ["a"]
 
 
@@ -210,13 +210,13 @@ def test_an_id_has_one_timeout(mq: Connection, topic: str):
 def test_an_id_that_is_being_taken_keeps_no_other_waiting(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
     initialize, begun, may_go_on = TransactionManager.initialize, threading.Event(), threading.Event()
 
-    def slowly(manager: TransactionManager) -> None:
+    def initialize_slowly(manager: TransactionManager) -> None:
         if manager.transactional_id == f"{topic}-slow":
             begun.set()
             assert may_go_on.wait(10)
         initialize(manager)
 
-    monkeypatch.setattr(TransactionManager, "initialize", slowly)
+    monkeypatch.setattr(TransactionManager, "initialize", initialize_slowly)
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(mq.transaction, f"{topic}-slow")
         assert begun.wait(10)

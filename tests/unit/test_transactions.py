@@ -282,7 +282,7 @@ def test_a_fenced_producer_closes_quietly(mq: Connection, topic: str):
 
 
 def test_an_exception_in_the_block_aborts(mq: Connection, topic: str):
-    def failing() -> None:
+    def fail() -> None:
         with mq.producer(f"{topic}-id", linger_ms=0) as producer:
             producer.begin_transaction()
             producer.send(topic, "a")
@@ -290,7 +290,7 @@ def test_an_exception_in_the_block_aborts(mq: Connection, topic: str):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        failing()
+        fail()
     assert (values(mq, topic), mq.end_offsets(topic)) == ([], {0: 2})
 
 

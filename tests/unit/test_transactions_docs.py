@@ -50,11 +50,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder in which the Python examples have run. Their output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("transactions")
     code = "\n".join([*read_blocks("python"), "mq.close()"])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    (folder / "out.txt").write_text(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    (folder / "out.txt").write_text(completed.stdout)
     return folder
 
 

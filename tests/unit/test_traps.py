@@ -36,9 +36,15 @@ def test_a_time_of_delivery_without_a_zone_is_refused(mq: Connection, topic: str
             producer.send(topic, "v", deliver_at=later)
         with pytest.raises(InvalidTimestamp, match="no time zone"):
             mq.delayed.schedule(topic, "v", deliver_at=later)
-        at = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=1)
-        for same in (at, at.astimezone(timezone(timedelta(hours=5))), int(at.timestamp() * 1000)):
-            assert producer.send(topic, "v", deliver_at=same).result().deliver_at_ms == int(at.timestamp() * 1000)
+        deliver_at = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=1)
+        for same in (
+            deliver_at,
+            deliver_at.astimezone(timezone(timedelta(hours=5))),
+            int(deliver_at.timestamp() * 1000),
+        ):
+            assert producer.send(topic, "v", deliver_at=same).result().deliver_at_ms == int(
+                deliver_at.timestamp() * 1000
+            )
 
 
 # -- exist_ok -------------------------------------------------------------------------------------------
@@ -51,13 +57,13 @@ def test_exist_ok_says_which_setting_differs(mq: Connection) -> None:
     for settings in (config, {"retention.ms": "5"}, {}, {"ttl.ms": -1}):
         assert mq.topics.create(name, 2, settings, exist_ok=True) == created
     assert mq.topics.create(name, 2, subscriptions=["trains", "flights/>"], exist_ok=True) == created
-    for options, named in (
+    for options, reason in (
         ({"partitions": 3, "config": config}, "another value of partitions"),
         ({"partitions": 2, "config": {"retention.ms": 6}}, r"of retention\.ms\. Found .*: 5.*: 6"),
         ({"partitions": 2, "config": {"ttl.ms": 1, "delay.levels": [5000]}}, r"of ttl\.ms, delay\.levels"),
         ({"partitions": 2, "subscriptions": ["trains"]}, "of subscriptions"),
     ):
-        with pytest.raises(TopicAlreadyExists, match=named):
+        with pytest.raises(TopicAlreadyExists, match=reason):
             mq.topics.create(name, exist_ok=True, **options)  # type: ignore[arg-type]
 
 

@@ -151,8 +151,8 @@ def test_a_poll_shows_what_is_there_behind_what_has_expired(mq: Connection, prot
     mq.publish(topic, pa.table(expired_rows))
     mq.publish(topic, pa.table({"partition": [0, 0, 1], "value": ["a", "b", "c"]}))
     age(mq)
-    which: dict[str, Any] = {"assign": [(topic, 0), (topic, 1)]} if protocol is None else {"topics": [topic]}
-    with mq.consumer(group, auto_offset_reset="earliest", **which) as consumer:
+    assignment: dict[str, Any] = {"assign": [(topic, 0), (topic, 1)]} if protocol is None else {"topics": [topic]}
+    with mq.consumer(group, auto_offset_reset="earliest", **assignment) as consumer:
         first: list[Any] = []
         until(lambda: bool(first.append(consumer.poll(1)) or first[-1].offsets))
         batches = [texts(batch) for batch in (first[-1], *(consumer.poll(1) for _ in range(2)))]
