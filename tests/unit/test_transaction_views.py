@@ -135,8 +135,8 @@ def test_open_transactions(history: MixedHistory):
     assert [row["topics"] for row in rows] == [["a-0"], ["b-0"]]
 
 
-def _ms(time_: datetime) -> int:
-    return round(time_.timestamp() * 1000)
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
 
 
 def test_the_history_of_an_id_is_its_transitions(history: MixedHistory):
