@@ -348,7 +348,7 @@ PUBLIC = {
     "delayed.": DelayedMessages,
     "consumer.": Consumer,
 }
-ELSEWHERE = {"producer", "transaction"}
+TESTED_ELSEWHERE = {"producer", "transaction"}
 """Calls that open a writer. `test_producer.py` and `test_transaction_scope.py` test the arguments of its methods."""
 
 
@@ -358,7 +358,7 @@ def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> No
     for prefix, cls in PUBLIC.items():
         for name, method in inspect.getmembers(cls, inspect.isfunction):
             declared = [p for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
-            if not name.startswith("_") and declared and prefix + name not in ELSEWHERE:
+            if not name.startswith("_") and declared and prefix + name not in TESTED_ELSEWHERE:
                 assert {p.name for p in declared} <= drawn.get(prefix + name, set()), prefix + name
 
 
@@ -395,7 +395,7 @@ def check(mq: Connection, call: Call, arguments: dict[str, Any]) -> None:
             until(lambda: has_nothing_due_soon(mq))
 
 
-NOT_THERE = {
+REFUSED_CALLS = {
     "topics.delete",
     "groups.delete",
     "transactions.describe",
@@ -409,7 +409,7 @@ def test_the_calls_work_when_their_arguments_are_right(mq: Connection) -> None:
     make_topics(mq)
     for call in calls(mq):
         right = {name: make() for name, make in call.right.items()}
-        if call.name in NOT_THERE:
+        if call.name in REFUSED_CALLS:
             with pytest.raises(LakeMQError):
                 call.make(**right)
         else:

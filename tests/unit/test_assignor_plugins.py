@@ -197,7 +197,7 @@ class Ours(ValueError):
         raise SystemExit
 
 
-NONSENSE: list[tuple[Any, str]] = [
+INVALID_ASSIGNMENTS: list[tuple[Any, str]] = [
     (None, "no mapping, but of type NoneType"),
     (list(GOOD.items()), "no mapping"),
     (Hostile(), "cannot be read"),
@@ -240,9 +240,9 @@ NONSENSE: list[tuple[Any, str]] = [
 
 
 # The ids are numbers, because pytest would name the cases after their values.
-@pytest.mark.parametrize("number", range(len(NONSENSE)))
+@pytest.mark.parametrize("number", range(len(INVALID_ASSIGNMENTS)))
 def test_what_is_no_assignment_is_a_value_error(number: int) -> None:
-    assignment, wrong = NONSENSE[number]
+    assignment, wrong = INVALID_ASSIGNMENTS[number]
     with pytest.raises(ValueError, match=wrong) as refused:
         check_assignment(assignment, COUNTS, MEMBERS)
     assert type(refused.value) is ValueError
@@ -377,7 +377,7 @@ def test_what_is_given_may_be_any_mapping(install: Install) -> None:
     """Mappings of the core need not be dicts. A plug-in that is given up does not see them change."""
     install("def assign(counts, members): return {m: [] for m in (*members, *counts)}", spread="assign")
 
-    class Only(Mapping[str, Any]):
+    class PlainMapping(Mapping[str, Any]):
         def __init__(self, values: Mapping[str, Any]) -> None:
             self.values_ = values
 
@@ -390,6 +390,8 @@ def test_what_is_given_may_be_any_mapping(install: Install) -> None:
         def __len__(self) -> int:
             return len(self.values_)
 
-    result = compute_assignment("spread", "sticky", Only(COUNTS), Only(MEMBERS), PATIENCE_S, PlugInThreads().run)
+    result = compute_assignment(
+        "spread", "sticky", PlainMapping(COUNTS), PlainMapping(MEMBERS), PATIENCE_S, PlugInThreads().run
+    )
     assert result.assignment == BUILT_IN["sticky"](COUNTS, MEMBERS)
     assert "'t' is no member" in str(result.problem)

@@ -22,7 +22,7 @@ from lakemq.engine.protocol.errors import (
     TransactionAbortable,
 )
 
-UNSENT = [MailboxFullError("full"), StorageError("no space")]
+UNSENT_ERRORS = [MailboxFullError("full"), StorageError("no space")]
 
 
 class Clock(ManualClock):
@@ -75,12 +75,12 @@ def test_a_transaction_that_can_only_be_aborted_tells_of_all_attempts():
         ask_with_retries(clock.ask, clock, 100_000, NEVER_PUBLISHED)
 
 
-@pytest.mark.parametrize("unsent", UNSENT)
+@pytest.mark.parametrize("unsent", UNSENT_ERRORS)
 def test_what_was_never_sent_is_told_at_once(unsent: LakeMQError):
     assert ask_repeatedly(unsent, 7) is unsent
 
 
-@pytest.mark.parametrize("unsent", UNSENT)
+@pytest.mark.parametrize("unsent", UNSENT_ERRORS)
 def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: LakeMQError):
     assert ask_repeatedly(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
     error = ask_repeatedly(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)

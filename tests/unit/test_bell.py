@@ -95,7 +95,7 @@ def test_a_fork_has_none_of_its_parents_and_may_have_its_own(tmp_path: Path) -> 
     watch.close()
 
 
-NONE_LEFT = """
+NO_INSTANCE_LEFT = """
 import resource, sys
 from lakemq.tables.storage import inotify
 used = max(int(fd) for fd in __import__("os").listdir("/proc/self/fd"))
@@ -111,7 +111,7 @@ assert inotify.watch("/") is None
 
 
 def test_where_no_instance_is_to_be_had_nothing_is_told() -> None:
-    subprocess.run([sys.executable, "-c", NONE_LEFT], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", NO_INSTANCE_LEFT], check=True, stdin=subprocess.DEVNULL)
 
 
 def test_what_is_no_folder_is_not_watched(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ CONFIG = {
 """Each step is projected at once. Then the tables are merged and the journal is trimmed."""
 
 
-class AtOnce(Executor):
+class ImmediateExecutor(Executor):
     """An executor that runs its work within the call."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -51,7 +51,9 @@ class Busy:
 
     def __init__(self, mq: Connection) -> None:
         self._mq, self._numbers = mq, itertools.count(1)
-        self.sequencer = Sequencer(mq.namespace, "busy", HastyClock(), itertools.count(1).__next__, background=AtOnce())
+        self.sequencer = Sequencer(
+            mq.namespace, "busy", HastyClock(), itertools.count(1).__next__, background=ImmediateExecutor()
+        )
         assert self.sequencer.try_lead()
 
     def go_on(self) -> None:

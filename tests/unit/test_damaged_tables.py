@@ -75,7 +75,7 @@ def test_a_value_that_was_never_written_is_named(
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
 
 
-OF_T = {"topic_id": 1, "topic": "t"}
+TOPIC_T = {"topic_id": 1, "topic": "t"}
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,18 @@ OF_T = {"topic_id": 1, "topic": "t"}
         ("producers", {"units": [None]}, "producers.units has a null in a list"),
         ("transactional_ids", {"partitions": [None]}, "transactional_ids.partitions has a null in a list"),
         ("transactional_ids", {"offsets": [{"group": "g", "offsets": None}]}, "offsets has a null in a list"),
-        ("partitions", {**OF_T, "partition": -1}, "a partition of t beyond its 2"),
-        ("partitions", {**OF_T, "partition": 2}, "a partition of t beyond its 2"),
-        ("partitions", {**OF_T, "high_watermark": -7, "log_start_offset": 5}, "a log of t that ends before it starts"),
-        ("partitions", {**OF_T, "high_watermark": -7, "log_start_offset": -7}, "a log of t that ends before it starts"),
+        ("partitions", {**TOPIC_T, "partition": -1}, "a partition of t beyond its 2"),
+        ("partitions", {**TOPIC_T, "partition": 2}, "a partition of t beyond its 2"),
+        (
+            "partitions",
+            {**TOPIC_T, "high_watermark": -7, "log_start_offset": 5},
+            "a log of t that ends before it starts",
+        ),
+        (
+            "partitions",
+            {**TOPIC_T, "high_watermark": -7, "log_start_offset": -7},
+            "a log of t that ends before it starts",
+        ),
         ("topics", {"topic_id": 77}, "two topics t"),
         ("topics", {"partition_count": 2**31 - 1}, "t with 2147483647 partitions"),
         ("topics", {"partition_count": -1}, "t with -1 partitions"),

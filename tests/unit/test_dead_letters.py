@@ -665,7 +665,7 @@ def test_a_look_that_fails_is_made_again(queue: Harness, error: Exception) -> No
 
 
 def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
-    clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
+    clock, tables, later, removing = ManualClock(), Tables(), ManualExecutor(), Lock()
     letters = DyingSearch(tables.find, later, clock, removing)
     with removing:
         letters.take_findings(queue.state)  # files are being removed, so this can wait
@@ -683,7 +683,7 @@ def test_no_file_is_removed_while_one_may_be_named(queue: Harness) -> None:
 
 def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) -> None:
     """Removal gets its turn even if a search takes longer than the pause between two searches."""
-    clock, tables, later, removing = ManualClock(), Tables(), Later(), Lock()
+    clock, tables, later, removing = ManualClock(), Tables(), ManualExecutor(), Lock()
     letters = DyingSearch(tables.find, later, clock, removing)
     turns = 0
     for _ in range(9):
@@ -700,7 +700,7 @@ def test_who_removes_files_has_a_turn_while_messages_keep_dying(queue: Harness) 
 
 def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
     """Nothing waits for it any more, and files may have been removed since."""
-    clock, tables, later = ManualClock(), Tables(), Later()
+    clock, tables, later = ManualClock(), Tables(), ManualExecutor()
     letters = DyingSearch(tables.find, later, clock, Lock())
     letters.take_findings(queue.state)
     clock.sleep(LOOK_TIMEOUT_MS)
@@ -711,7 +711,7 @@ def test_what_was_found_too_long_ago_counts_no_more(queue: Harness) -> None:
     assert letters.take_findings(queue.state)
 
 
-class Later:
+class ManualExecutor:
     """An executor that works when a test calls `run`."""
 
     def __init__(self) -> None:

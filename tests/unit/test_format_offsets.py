@@ -14,14 +14,14 @@ from lakemq.engine.client.fetch.plan import Bounds
 from lakemq.engine.client.format.offsets import StreamOffset, find_available_ranges, limit_ranges
 from lakemq.errors import InvalidConfig
 
-LEFT = st.dictionaries(
+remaining_ranges = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 5)),
     st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)).map(lambda pair: (pair[0], sum(pair))),
 )
 
 
 @examples(300)
-@given(LEFT, st.none() | st.integers(1, 10**13))
+@given(remaining_ranges, st.none() | st.integers(1, 10**13))
 def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
     ranges: dict[tuple[str, int], tuple[int, int]], limit: int | None
 ) -> None:

@@ -77,7 +77,7 @@ def test_credentials_are_for_the_store_and_are_not_shown() -> None:
     assert "hush" not in repr(place)
 
 
-KAFKAS = {
+KAFKA_OPTIONS = {
     "assign": '{"orders": [0, 1]}',
     "subscribe": "orders,bills",
     "subscribePattern": "orders.*",
@@ -96,27 +96,32 @@ KAFKAS = {
     "maxTriggerDelay": "15m",
 }
 """Options of the Kafka source in Spark's guide that have a meaning here, in the guide's order."""
-KAFKAS_BATCH = {
+KAFKA_BATCH_OPTIONS = {
     "endingTimestamp": "2000",
     "endingOffsetsByTimestamp": '{"orders": {"0": 2000}}',
     "endingOffsets": '{"orders": {"0": 50, "1": -1}}',
 }
-KAFKAS_CLIENT = ("kafka.bootstrap.servers", "groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries")
+KAFKA_CLIENT_OPTIONS = (
+    "kafka.bootstrap.servers",
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+)
 _OF_STREAMS = ("kafka.group.id", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
-@pytest.mark.parametrize("name", [*KAFKAS, *KAFKAS_BATCH])
+@pytest.mark.parametrize("name", [*KAFKA_OPTIONS, *KAFKA_BATCH_OPTIONS])
 def test_options_of_spark_s_kafka_source_are_taken_as_they_stand(name: str) -> None:
-    settings = {"path": "x", name: {**KAFKAS, **KAFKAS_BATCH}[name]}
+    settings = {"path": "x", name: {**KAFKA_OPTIONS, **KAFKA_BATCH_OPTIONS}[name]}
     if name not in ("assign", "subscribe", "subscribePattern"):
         settings["subscribe"] = "orders"
-    if name not in KAFKAS_BATCH:
+    if name not in KAFKA_BATCH_OPTIONS:
         parse_stream_options(settings)
     if name not in _OF_STREAMS:
         parse_batch_options(settings)
 
 
-@pytest.mark.parametrize("name", KAFKAS_CLIENT)
+@pytest.mark.parametrize("name", KAFKA_CLIENT_OPTIONS)
 def test_options_of_kafka_s_client_are_refused(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name.lower()):
         parse_stream_options({**READ, name: "1"})

@@ -25,7 +25,7 @@ from lakemq.engine.protocol.values.groups import (
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteTopic
 
 
-class NotLookedThrough(dict[str, Group]):
+class NameOnlyDict(dict[str, Group]):
     """A dict of groups that allows access by name only."""
 
     def _fail(self, *_: Any) -> NoReturn:
@@ -43,7 +43,7 @@ def test_no_step_looks_through_all_groups() -> None:
     mq.create("t", 2)
     for n in range(3):
         mq.one(ConfigureGroup(f"idle-{n}", {}, create=True))
-    mq.state.groups = NotLookedThrough(mq.state.groups)
+    mq.state.groups = NameOnlyDict(mq.state.groups)
     mq.one(_join("g", "C1"))
     assert [group_state.group for group_state in find_groups_without_target(mq.state)] == ["g"]
     mq.assign()

@@ -18,7 +18,7 @@ from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, Delete
 BY_TOPIC = ("topics", "topic_ids", "unified_names")
 
 
-class Untraversed(dict[Any, Any]):
+class LookupOnlyDict(dict[Any, Any]):
     """A dict that allows lookups, but neither iteration nor copies."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -32,7 +32,7 @@ def mq() -> Harness:
     mq = Harness()
     mq.ask(*(CreateTopic(f"topic-{i}", 2) for i in range(20)))
     for name in BY_TOPIC:
-        setattr(mq.state, name, Untraversed(getattr(mq.state, name)))
+        setattr(mq.state, name, LookupOnlyDict(getattr(mq.state, name)))
     return mq
 
 

@@ -120,7 +120,7 @@ def sql(mq: Connection, query: str) -> list[Any]:
     return sorted(run_query(mq.namespace, query)[1], key=repr)
 
 
-TOLD_BY_THE_CLOCK = {"open_transactions": "open_ms"}
+CLOCK_COLUMNS = {"open_transactions": "open_ms"}
 """Columns that change while nothing happens."""
 
 
@@ -129,7 +129,7 @@ def read_views(mq: Connection) -> dict[str, list[Any]]:
     with connect_duckdb(mq.namespace) as database:
         rows = {
             view: database.execute(
-                f"SELECT * {f'EXCLUDE {TOLD_BY_THE_CLOCK[view]}' if view in TOLD_BY_THE_CLOCK else ''} FROM {view}"
+                f"SELECT * {f'EXCLUDE {CLOCK_COLUMNS[view]}' if view in CLOCK_COLUMNS else ''} FROM {view}"
             ).fetchall()
             for view in VIEWS
         }

@@ -20,7 +20,7 @@ from lakemq.jobs.native_memory import ALLOCATOR_VARIABLE, MemoryRelease, choose_
 COMMAND = "from lakemq.jobs.cli import main; sys.argv = ['lakemq', '--path', sys.argv[1], 'serve']; main()"
 JOB = "from lakemq.jobs.serve import main; main(['--path', sys.argv[1]])"
 
-SERVE_AND_SAY = """
+SERVING_PROGRAM = """
 import sys
 from lakemq.jobs import serve
 
@@ -32,7 +32,7 @@ def say(mq, for_ms=None):
 serve.serve_until_signal = say
 """
 
-FREE_AND_SAY = """
+FREEING_PROGRAM = """
 from pathlib import Path
 from lakemq.jobs.native_memory import choose_allocator, release_unused_memory
 choose_allocator()
@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", [COMMAND, JOB], ids=["command", "job"])
 def test_arrow_allocates_from_the_system_where_serve_runs(entry: str, folder: str) -> None:
-    assert "allocator: system" in run(SERVE_AND_SAY + entry, folder)
+    assert "allocator: system" in run(SERVING_PROGRAM + entry, folder)
 
 
 def test_the_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_the_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give back memory in their own way")
 def test_freed_memory_goes_back_to_the_system() -> None:
     freed_mib = 1_000 * 60_000 / 2**20
-    assert float(run(FREE_AND_SAY)) > freed_mib / 2
+    assert float(run(FREEING_PROGRAM)) > freed_mib / 2
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have heaps of their own kind")

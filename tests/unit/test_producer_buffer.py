@@ -19,7 +19,7 @@ records = st.tuples(st.sampled_from("ab"), st.integers(1, 120))
 calls = records | st.sampled_from(["next", "settle"])
 
 
-class Play:
+class BufferDriver:
     """A buffer and the records that a test has put into it."""
 
     def __init__(self, has_fast_path: bool) -> None:
@@ -58,14 +58,14 @@ class Play:
 @examples()
 @given(st.lists(calls, max_size=40))
 def test_quick_and_slow_come_to_the_same(calls: list[str | tuple[str, int]]) -> None:
-    quick, slow = Play(True), Play(False)
+    quick, slow = BufferDriver(True), BufferDriver(False)
     for call in calls:
         assert quick.do(call) == slow.do(call)
     assert slow.quick_count == 0
 
 
 def test_most_records_of_a_batch_are_taken_quickly_until_no_more_are() -> None:
-    play = Play(True)
+    play = BufferDriver(True)
     for _ in range(9):
         play.do(("a", 10))
     assert play.quick_count == 8

@@ -32,14 +32,14 @@ def run(program: str, path: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=120)
 
 
-FORGETS = """
+PROGRAM_WITHOUT_FLUSH = """
 import sys, lakemq
 producer = lakemq.connect(sys.argv[1]).producer(linger_ms=60_000)
 for number in range(1000):
     producer.send("t", f"{number}")
 """
 
-FORGETS_AFTER_SERVING = """
+PROGRAM_THAT_SERVED = """
 import os, sys, lakemq
 mq = lakemq.connect(sys.argv[1], create=True)
 with mq.serving():
@@ -56,13 +56,13 @@ with mq.serving():
 def test_a_script_that_forgets_to_flush_loses_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t")
-        ended = run(FORGETS, str(tmp_path / "mq"))
+        ended = run(PROGRAM_WITHOUT_FLUSH, str(tmp_path / "mq"))
         assert (ended.returncode, ended.stderr) == (0, "")
         assert values(mq, "t") == [f"{number}" for number in range(1000)]
 
 
 def test_a_sequencer_that_was_closed_before_serves_what_is_left(tmp_path: Path) -> None:
-    ended = run(FORGETS_AFTER_SERVING, str(tmp_path / "mq"))
+    ended = run(PROGRAM_THAT_SERVED, str(tmp_path / "mq"))
     assert (ended.returncode, ended.stderr) == (0, "")
     with lakemq.connect(str(tmp_path / "mq")) as mq:
         assert values(mq, "t") == [f"{number}" for number in range(1000)]

@@ -97,7 +97,7 @@ def test_serving_that_stands_by_ends_at_once_though_a_request_waits(path: str) -
         leader.resign()
 
 
-FORGETS = """
+PROGRAM_WITHOUT_CLOSE = """
 import sys, lakemq
 mq = lakemq.connect(sys.argv[1], config={"lease.ms": 60_000})
 serving = mq.serving()
@@ -106,7 +106,9 @@ mq.topics.create("late")
 
 
 def test_a_script_that_forgets_to_close_hands_the_lease_over_at_exit(path: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", FORGETS, path], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM_WITHOUT_CLOSE, path], capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert read_leader(path) == ""
 

@@ -11,7 +11,7 @@ from lakemq.engine.namespace.config import load_config
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
 
-LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
+BILLION_LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\n" + "".join(
     f"{chr(c)}: &{chr(c)} [{', '.join([f'*{chr(c - 1)}'] * 9)}]\n" for c in range(ord("c"), ord("z"))
 )
 
@@ -46,7 +46,7 @@ BAD = {
     "two documents": (b"lease.ms: 1000\n---\nlease.ms: 1000", "Cannot read"),
     "broken": (b"lease.ms: [", "Cannot read"),
     "deep": (b"a: " + b"[" * 1000, "Cannot read"),
-    "laughs": (LAUGHS.encode(), "Unknown parameter"),
+    "laughs": (BILLION_LAUGHS.encode(), "Unknown parameter"),
 }
 
 

@@ -16,7 +16,7 @@ from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import TRANSACTIONS
 
-CHOSEN = {"offsets.topic.num.partitions": 7, "transaction.state.log.num.partitions": 3}
+CHOSEN_SHARDS = {"offsets.topic.num.partitions": 7, "transaction.state.log.num.partitions": 3}
 
 
 def read_shards(mq: Connection, spec: TableSpec) -> set[int]:
@@ -25,7 +25,7 @@ def read_shards(mq: Connection, spec: TableSpec) -> set[int]:
 
 def test_a_namespace_keeps_the_numbers_of_shards_it_was_created_with(tmp_path: Path) -> None:
     path, group, transactional_id = str(tmp_path / "mq"), "test-group", "my-group"
-    lakemq.connect(path, create=True, config=CHOSEN).close()
+    lakemq.connect(path, create=True, config=CHOSEN_SHARDS).close()
     with lakemq.connect(path, create=True) as mq, mq.serving():  # the defaults, 50 and 50, come too late
         mq.topics.create("t")
         mq.groups.create(group)
@@ -46,7 +46,7 @@ def test_a_namespace_keeps_the_numbers_of_shards_it_was_created_with(tmp_path: P
 
 def test_of_two_that_create_a_namespace_one_chooses(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
-    lakemq.connect(path, create=True, config=CHOSEN).close()
+    lakemq.connect(path, create=True, config=CHOSEN_SHARDS).close()
     # the first creation was interrupted
     (tmp_path / "mq" / "journal" / "_delta_log" / "00000000000000000000.json").unlink()
     with lakemq.connect(path, create=True, config={"offsets.topic.num.partitions": 11}) as mq, mq.serving():

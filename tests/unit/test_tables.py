@@ -25,7 +25,7 @@ from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.store import Store
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
 
-HOLDS = {
+REQUIRED_COLUMNS = {
     "messages": "file_id row topic partition key value headers timestamp deliver_at ttl_ms",
     "inbox": "topic key value",
     "journal": "step position kind subject decision request_id decided_at_ms leader_epoch format_version",
@@ -50,10 +50,10 @@ HOLDS = {
 
 
 def test_every_table_of_the_design_is_there() -> None:
-    assert set(HOLDS) <= set(BY_NAME)
+    assert set(REQUIRED_COLUMNS) <= set(BY_NAME)
     assert len(BY_NAME) == len(TABLES)
     assert TABLES[-1] is JOURNAL
-    for name, columns in HOLDS.items():
+    for name, columns in REQUIRED_COLUMNS.items():
         assert set(columns.split()) <= set(BY_NAME[name].schema.names), name
 
 

@@ -407,7 +407,7 @@ def test_two_destinations_that_reach_one_topic(mq: Connection, topic: str):
 
 
 @dataclass
-class Losing:
+class LostAnswers:
     """armed: the next letter gets no answer. decided: the letter is decided, and not withdrawn in time."""
 
     decided: bool
@@ -417,9 +417,9 @@ class Losing:
 @pytest.fixture(params=[False, True], ids=["not decided", "decided"])
 def losing(
     request: pytest.FixtureRequest, mq: Connection, producer: TransactionalProducer, monkeypatch: pytest.MonkeyPatch
-) -> Losing:
+) -> LostAnswers:
     """A producer without patience: a missing answer is at once RequestTimedOut."""
-    ask, losing = mq.requester.submit_all, Losing(request.param)
+    ask, losing = mq.requester.submit_all, LostAnswers(request.param)
 
     def submit_all(requests):
         if not losing.armed:
@@ -441,7 +441,7 @@ def lose_answer(requests: Sequence[Any]) -> list[Future]:
     return lost
 
 
-def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: TransactionalProducer, losing: Losing):
+def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: TransactionalProducer, losing: LostAnswers):
     """The commit is the same: keyless records go to the same partitions as before."""
     topic, other = new_topic(mq, partitions=3), new_topic(mq)
     producer.begin_transaction()
@@ -463,7 +463,7 @@ def test_a_commit_without_an_answer_is_made_again(mq: Connection, producer: Tran
 
 
 def test_a_commit_without_an_answer_of_a_topic_that_has_grown(
-    mq: Connection, topic: str, producer: TransactionalProducer, losing: Losing
+    mq: Connection, topic: str, producer: TransactionalProducer, losing: LostAnswers
 ):
     """The commit was decided and refused, except for its offsets. They must not count twice in the next attempt."""
     producer.begin_transaction()
@@ -482,7 +482,7 @@ def test_a_commit_without_an_answer_of_a_topic_that_has_grown(
 
 
 def test_a_commit_without_an_answer_and_then_an_abort(
-    mq: Connection, topic: str, producer: TransactionalProducer, losing: Losing
+    mq: Connection, topic: str, producer: TransactionalProducer, losing: LostAnswers
 ):
     producer.begin_transaction()
     producer.send(topic, "a")
