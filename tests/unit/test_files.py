@@ -42,7 +42,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
 
 @pytest.fixture(params=[*DISKS, *OBJECT_SERVERS])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
-    """Files of every kind, all of them empty."""
+    """Return an empty store of each kind of Files."""
     if request.param not in DISKS:
         server = request.getfixturevalue(request.param)
         return open_files(server.path(f"{uuid.uuid4().hex}/root"), server.options)

@@ -196,7 +196,7 @@ def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectSer
 
 @pytest.mark.extended
 def test_every_wait_ends(object_server: ObjectServer, root: str) -> None:
-    """A store that refuses everything."""
+    """The store refuses every request."""
     with StoreProxy(object_server.url, lambda *_: "refuse") as proxy:
         files = open_files(root, object_server.at(proxy.url).options)
         began_s = time.monotonic()

@@ -25,7 +25,7 @@ def find_stalls(world: QueueWorld) -> list[Stall]:
 
 def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(doctor, "store_now_ms", lambda _: world.clock.ms)
-    return doctor.check_groups(SimpleNamespace(groups=groups_of(world), namespace=SimpleNamespace(path="p")))  # type: ignore[arg-type]
+    return doctor.check_groups(SimpleNamespace(groups=make_groups(world), namespace=SimpleNamespace(path="p")))  # type: ignore[arg-type]
 
 
 def poll(consumer: QueueConsumer, count: int) -> list[Any]:

@@ -97,7 +97,7 @@ def test_files_are_named_while_a_key_exists(
     store.create(DELAYED)
     handle, ended, published_again = store.open(DELAYED), [0, 1, 2, 3, 5, 8, 9, 10, 11, 16], [9]
     for step, keys in ((1, list(range(20))), (2, ended), (3, published_again)):
-        handle.append_at(handle.version, DELAYED.table(row(key, step, step == 2) for key in keys), step)
+        handle.append_at(handle.version, DELAYED.table(make_row(key, step, step == 2) for key in keys), step)
     assert read_named_file_ids(handle) == {number << 50 for number in (1, 2, 3, 4)}
 
 
