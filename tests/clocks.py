@@ -1,4 +1,4 @@
-"""Clocks that tests own."""
+"""Clocks that tests control."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lakemq.engine.namespace.clock import SystemClock
 
 
 class ManualClock:
-    """Stands still unless told; who sleeps moves it."""
+    """A clock that stands still until a test moves it. `sleep` moves it, too."""
 
     def __init__(self) -> None:
         self.ms = 1_700_000_000_000
@@ -28,7 +28,7 @@ class ManualClock:
 
 
 class AheadClock(SystemClock):
-    """The machine's clocks, so many milliseconds ahead."""
+    """The machine's clocks, `ahead_ms` ahead."""
 
     ahead_ms = 0
 
@@ -40,7 +40,7 @@ class AheadClock(SystemClock):
 
 
 class HastyClock(AheadClock):
-    """Who sleeps moves it, and waits for nothing."""
+    """A clock that `sleep` moves without waiting."""
 
     def sleep(self, ms: float) -> None:
         self.ahead_ms += int(ms)

@@ -1,6 +1,6 @@
-"""What tests of several folders share.
+"""Set-up that tests of several folders share.
 
-Tests are known by their folder: what kills processes or starts a JVM is marked so (`-m "not spark"`).
+Tests are marked by their folder: `faults` if they kill processes, `spark` if they start a JVM (`-m "not spark"`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class SparkInOneProcess(LoadScopeScheduling):  # type: ignore[misc]
-    """One process runs all tests with Spark, in the only session; the others go one by one to whoever is free."""
+    """A schedule in which one process runs all tests with Spark, in the only session. Others run on any free
+    process.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/spark/") else nodeid
@@ -54,7 +56,7 @@ class SparkInOneProcess(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOneProcess | None:
-    """With `--dist loadgroup`. The groups of xdist itself are lost with pytest 9."""
+    """Use this schedule for `--dist loadgroup`. The groups of xdist itself are lost with pytest 9."""
     return SparkInOneProcess(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
@@ -69,8 +71,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(CHECKOUT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
     build = "import setuptools.build_meta as backend; backend.build_wheel('dist')"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (built,) = (source / "dist").glob("*.whl")
-    return built
+    (wheel_path,) = (source / "dist").glob("*.whl")
+    return wheel_path
 
 
 @pytest.fixture(scope="session")

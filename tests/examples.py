@@ -1,6 +1,6 @@
-"""On how many examples a property is tried: many, or few where all must be over in seconds.
+"""How many examples a property tries: many, or few if $LAKEMQ_FEW_EXAMPLES is set.
 
-$LAKEMQ_FEW_EXAMPLES says so; `make test-fast` sets it.
+`make test-fast` sets it, because its tests must end within seconds.
 """
 
 from __future__ import annotations
@@ -17,5 +17,7 @@ def number_of(many: int) -> int:
 
 
 def examples(many: int = 100) -> settings:
-    """many: where time is no matter; no single one has a deadline."""
+    """Return the settings of a property. many: the number of examples without $LAKEMQ_FEW_EXAMPLES. None has a
+    deadline.
+    """
     return settings(max_examples=number_of(many), deadline=None)

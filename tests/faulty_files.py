@@ -1,4 +1,4 @@
-"""A local store that fails where it is told to, for what root is never refused."""
+"""A local store that fails on command, because root is never refused anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from lakemq.tables.storage.objects import Data, MaybeThere
 
 
 class FaultyFiles(LocalFiles):
-    """What names hold one of these words cannot be read, deleted or written; `after_put` is told of all that was put.
+    """A store that cannot read, delete or write objects whose names contain given words. It calls `after_put` for each
+    put.
 
     vague: a put that fails has landed nevertheless.
     """

@@ -1,8 +1,8 @@
-"""JVMs of tests start quickly: they live for seconds, so nothing is compiled at length, and classes are archived.
+"""Quick starts of the JVMs of tests. They live for seconds, so little is compiled, and classes are archived.
 
     python tests/jvm.py    makes the archive, which takes half a minute, once for each environment
 
-Without the archive, or with one that another Java made, all works the same and takes longer.
+Without the archive, or with one of another Java, everything works the same and takes longer.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 
 ARCHIVE = Path(sys.prefix) / "spark.jsa"
 VARIABLE = "JDK_JAVA_OPTIONS"
-"""Read by every `java` of version 9 or newer, which says so on stderr."""
+"""Every `java` of version 9 or newer reads it, and says so on stderr."""
 
-# What the archive lacks, or why it does not fit, is logged to stdout, where Spark's own scripts read a command.
+# Java logs to stdout what the archive lacks, or why it does not fit. Spark's own scripts read a command from there.
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 _QUICK = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_QUIET}"
 
 
 def quick_start() -> None:
-    """From here on, for this process and its children."""
+    """Make JVMs of this process and of its children start quickly."""
     options = f"{_QUICK} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else _QUICK
     os.environ[VARIABLE] = " ".join(filter(None, [os.environ.get(VARIABLE), options]))
 
 
 def make_archive() -> None:
-    """Of the classes that a Spark with Delta has loaded in the end."""
+    """Archive the classes that a Spark with Delta has loaded."""
     from pyspark import SparkContext
 
     from lakemq.spark import spark_session

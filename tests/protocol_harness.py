@@ -1,6 +1,6 @@
-"""The pure protocol in memory: ask, and see what is answered and decided. No store, no clock, no files.
+"""The pure protocol in memory: send requests, and look at answers and decisions. No store, no clock, no files.
 
-Every step goes through the codec on its way into the state, as a request goes through the mailbox and a decision
+Every step goes through the codec before it changes the state, as a request goes through the mailbox and a decision
 through the journal.
 """
 
@@ -59,18 +59,18 @@ from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 HOUR_MS = 3_600_000
 
 F, G, H = 1, 2, 3
-"""Ids of data files that publishers wrote; a request names F where nothing else is said."""
+"""Ids of data files that publishers wrote. A request names F unless it says otherwise."""
 
 
 def letter_bytes(letter: Letter, rows: Rows | None = None) -> bytes:
-    """A letter of requests that nobody has to check."""
-    rows_begin = [one.first_row if isinstance(one, Produce) else 0 for one in letter.requests]
+    """Encode a letter whose requests need no check."""
+    rows_begin = [request.first_row if isinstance(request, Produce) else 0 for request in letter.requests]
     requests = list(zip(rows_begin, map(msgspec.json.encode, letter.requests), strict=True))
     return encode_letter(letter.client_id, letter.number, requests, letter.sent_at_ms, rows, letter.namespace_id)
 
 
 class AtOnce(Executor):
-    """What is submitted is done when it returns."""
+    """An executor that runs work at once, before `submit` returns."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -82,7 +82,7 @@ class AtOnce(Executor):
 
 
 class Harness:
-    """One sequencer's state. `missing`: ids of files that are not in the store."""
+    """The state of one sequencer. `missing`: ids of files that are not in the store."""
 
     def __init__(self) -> None:
         self.state, self.steps = State(), list[Step]()
@@ -91,7 +91,7 @@ class Harness:
         self._letters = 0
 
     def ask(self, *requests: AnyRequest, inline_rows: int = 0, client: str = "", number: int = 0) -> list[AnyResult]:
-        """Results of a letter with these requests, decided in a step of its own."""
+        """Decide a letter with these requests in a step of its own, and return their results."""
         self._letters += 1
         sent = Letter(client or f"client-{self._letters}", number or 1, list(requests), self.now_ms)
         letter = decode_letter(letter_bytes(sent))[0]
@@ -110,26 +110,26 @@ class Harness:
         return list(answer.results)  # type: ignore[union-attr]
 
     def land(self, entries: list[JournalEntry], rows: bytes | None = None) -> None:
-        """The step is in the log, and its entries are rows of the journal."""
+        """Put the step into the log, and its entries into the journal."""
         step = Step(self.state.step, self.state.now_ms, self.state.leader_epoch, entries, rows)
         head = StepHead(1, "", "", step.step, step.decided_at_ms, "", step.leader_epoch, 0)
-        decoded_head, read = decode_step_object(encode_step_object(head, step))
-        assert (decoded_head, read) == (head, step)
+        decoded_head, decoded_step = decode_step_object(encode_step_object(head, step))
+        assert (decoded_head, decoded_step) == (head, step)
         assert decode_steps(encode_steps([step])) == [msgspec.structs.replace(step, rows=None)]
-        self.steps.append(read)
+        self.steps.append(decoded_step)
         self.waits.observe(machine.find_watched_waits(self.state), self.now_ms)
 
-    def one(self, request: AnyRequest, **how: Any) -> AnyResult:
-        (result,) = self.ask(request, **how)
+    def one(self, request: AnyRequest, **options: Any) -> AnyResult:
+        (result,) = self.ask(request, **options)
         return result
 
-    def refused(self, request: AnyRequest, **how: Any) -> Refusal:
-        """The refusal of a request, which changes nothing but what is kept of its client."""
+    def refused(self, request: AnyRequest, **options: Any) -> Refusal:
+        """Return the refusal of a request. Check that the request changes nothing but the state of its client."""
         before, count = plain(self.state), len(self.steps)
-        result = self.one(request, **how)
+        result = self.one(request, **options)
         assert isinstance(result, Refusal), result
-        kinds = [one.record.kind for step in self.steps[count:] for one in step.entries]
-        # rows ride before anybody knows what becomes of them
+        kinds = [entry.record.kind for step in self.steps[count:] for entry in step.entries]
+        # rows that travel in a letter are journaled before it is decided
         assert [kind for kind in kinds if kind != "rows_journaled"] == ["answered"]
         after = plain(self.state)
         for changed in ("step", "now_ms", "clients"):
@@ -140,7 +140,7 @@ class Harness:
     def expire(
         self, client_ms: int = HOUR_MS, producer_ms: int = HOUR_MS, transactional_id_ms: int = HOUR_MS
     ) -> list[str]:
-        """A step in which only time passes; the kinds of what it decides."""
+        """Put a step in which only time passes, and return the kinds of its decisions."""
         now_ms = machine.begin_step(self.state, self.now_ms)
         time = Time(now_ms, self.now_ms, Limits(client_ms, producer_ms, transactional_id_ms), self.waits)
         due = machine.find_due(self.state, time)
@@ -148,61 +148,63 @@ class Harness:
         assert bool(due) == bool(entries)
         entries += machine.settle_groups(self.state)
         self.land(entries) if entries else None
-        return [one.record.kind for one in entries]
+        return [entry.record.kind for entry in entries]
 
     def dying(self, group: str, place: tuple[int, int], ranges: Sequence[tuple[int, int]] | None = None) -> DyingFound:
-        """Where the group's dying messages of a partition are, by the journal, or these; a marker holds none."""
-        known = self.state.find_deliveries(group, place)
+        """Find the rows of a group's dying messages in a partition, or of `ranges`. Markers have no rows."""
+        deliveries = self.state.find_deliveries(group, place)
         if ranges is None:
-            ranges = [(one.first, one.length) for one in known.dying_stretches()] if known else []
+            ranges = [(stretch.first, stretch.length) for stretch in deliveries.dying_stretches()] if deliveries else []
         rows: list[RowLocation] = []
         empty: list[tuple[int, int]] = []
-        for segment in sorted(self.segments(), key=lambda one: one["base_offset"]):
+        for segment in sorted(self.segments(), key=lambda segment: segment["base_offset"]):
             if (segment["topic_id"], segment["partition"]) != place:
                 continue
             for begin, count in ranges:
                 first, until = max(begin, segment["base_offset"]), min(begin + count, segment["last_offset"] + 1)
                 if first < until and segment["kind"] == "data":
-                    told = {name: segment[name] for name in RowLocation.__struct_fields__[2:]}
-                    told["first_row"] += first - segment["base_offset"]
-                    rows.append(RowLocation(first, until - first, **told))
+                    location = {name: segment[name] for name in RowLocation.__struct_fields__[2:]}
+                    location["first_row"] += first - segment["base_offset"]
+                    rows.append(RowLocation(first, until - first, **location))
                 elif first < until:
                     empty.append((first, until - first))
         return DyingFound(group, *place, rows, empty)
 
     def segments(self) -> list[dict[str, Any]]:
-        """All of the journal."""
-        found = [one.segments for step in self.steps for one in step.entries]
-        return [dict(zip(SEGMENT_SCHEMA.names, row, strict=True)) for one in found for row in one.rows()]
+        """Return all segments of the journal."""
+        all_segments = [entry.segments for step in self.steps for entry in step.entries]
+        return [
+            dict(zip(SEGMENT_SCHEMA.names, row, strict=True)) for segments in all_segments for row in segments.rows()
+        ]
 
-    def see(self, *seen: MemberSilent | TargetComputed | LogOutgrown | DyingFound) -> list[str]:
-        """A step with what the leader has seen or computed by itself; the kinds of what it decides."""
+    def see(self, *observations: MemberSilent | TargetComputed | LogOutgrown | DyingFound) -> list[str]:
+        """Put a step with what the leader has noticed or computed by itself, and return the kinds of its decisions."""
         machine.begin_step(self.state, self.now_ms)
-        entries = machine.fold_observations(self.state, seen)
+        entries = machine.fold_observations(self.state, observations)
         entries += machine.settle_groups(self.state)
         self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
-        return [one.record.kind for one in entries]
+        return [entry.record.kind for entry in entries]
 
     def targets(self) -> list[TargetComputed]:
-        """What assignors say to the groups as they are now."""
+        """Compute the targets of all groups that need one."""
         targets = TargetAssignments(AtOnce(), PlugInThreads(), 5)
         targets.start_missing(self.state)
         return targets.take_targets()
 
     def assign(self) -> None:
-        """Steps until no group wants an assignor any more, and all has moved that can."""
+        """Put steps until no group needs a target, and no partition can move."""
         while (computed := self.targets()) or self.state.list_moving_groups():
-            decided = self.see(*computed)
-            assert computed or "partitions_moved" in decided
+            kinds = self.see(*computed)
+            assert computed or "partitions_moved" in kinds
 
     def release(self, due_times: Mapping[tuple[int, int], int] | None = None, most: int = 1000) -> list[str]:
-        """A step in which what is due is released; the kinds of what it decides.
+        """Put a step that releases due messages, and return the kinds of its decisions.
 
-        due_times: (file id, row) -> when it is due, of ranges that are due at several times.
+        due_times: (file id, row) -> its due time, for ranges with several due times.
         """
 
         def read(ranges: Sequence[DelayedRange]) -> list[list[DueRun]]:
-            return [_runs(one, due_times or {}) for one in ranges]
+            return [_build_due_runs(range_, due_times or {}) for range_ in ranges]
 
         now_ms = machine.begin_step(self.state, self.now_ms)
         slots = DelayQueue(self.state.delays, read, AtOnce, _Still(), 120_000, most, 100_000)
@@ -211,12 +213,12 @@ class Harness:
         due = slots.take_due(self.state.delays, now_ms)
         entries = [] if due is None else machine.release_delays(self.state, due)
         self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
-        return [one.record.kind for one in entries]
+        return [entry.record.kind for entry in entries]
 
     # -- requests ---------------------------------------------------------------------------------------
 
     def create(self, topic: str = "t", partitions: int = 1, **more: Any) -> int:
-        """The id of a new topic."""
+        """Create a topic and return its id."""
         result = self.one(CreateTopic(topic, partitions, **more))
         return int(result.topic_id)  # type: ignore[union-attr]
 
@@ -226,15 +228,15 @@ class Harness:
         return result.producer_id
 
     def begin(self, transactional_id: str, timeout_ms: int = 60_000) -> TransactionRef:
-        """Whoever had the id is fenced; this is what the new producer's transaction is named by."""
+        """Fence the id's last producer, and return the reference of the new producer's transaction."""
         result = self.one(InitProducer(transactional_id, timeout_ms))
         assert isinstance(result, ProducerDone), result
         return TransactionRef(transactional_id, result.producer_id, result.producer_epoch)
 
     def current(self, transactional_id: str) -> TransactionRef:
-        """What the id's transaction is named by: the open one's, or else the next one's."""
-        known = self.state.transactions[transactional_id]
-        return TransactionRef(transactional_id, known.producer_id, known.producer_epoch)
+        """Return the reference of the id's open transaction, or else of its next one."""
+        transaction = self.state.transactions[transactional_id]
+        return TransactionRef(transactional_id, transaction.producer_id, transaction.producer_epoch)
 
     def refs(self, *topics: str) -> list[TopicRef]:
         return [TopicRef(t.topic, t.topic_id, t.partition_count) for t in map(self.state.topic, topics)]
@@ -251,10 +253,11 @@ class Harness:
         transaction: TransactionRef | None = None,
         due_ms: Mapping[int, tuple[int, int]] | None = None,
     ) -> Produce:
-        """Rows of a file into partitions of one topic: partition -> count, in that order; then `rejected` ones.
+        """Build a request with rows of a file for one topic: partition -> count, in that order; then `rejected` rows.
 
-        producer: id and epoch, every partition (and what is rejected) from `sequence` on; version: application and
-        version; transaction: that it is a part of; due_ms: partition -> when its first and last rows are due.
+        producer: id and epoch; every partition, and the rejected rows, start at `sequence`. version: application and
+        version. transaction: the transaction to which the request belongs. due_ms: partition -> when its first and last
+        rows are due.
         """
         due = [(due_ms or {}).get(partition, (-1, -1)) for partition in counts]
         units = [waiting_unit(p) if first != -1 else p for p, (first, _) in zip(counts, due, strict=True)]
@@ -294,9 +297,9 @@ class Harness:
         sequences: Sequence[int] = (),
         due_ms: Mapping[tuple[str, int], tuple[int, int]] | None = None,
     ) -> Produce:
-        """Rows of a file into partitions of any topics: (topic, partition) -> count, in that order.
+        """Build a request with rows of a file for any topics: (topic, partition) -> count, in that order.
 
-        sequences: of producer (id and epoch), one per place; due_ms: place -> when its first and last rows are due.
+        sequences: one per place, of `producer` (id and epoch). due_ms: place -> when its first and last rows are due.
         """
         due = [(due_ms or {}).get(place, (-1, -1)) for place in counts]
         units = [waiting_unit(p) if first != -1 else p for (_, p), (first, _) in zip(counts, due, strict=True)]
@@ -329,30 +332,30 @@ class _Still(SystemClock):
         return 0
 
 
-def _runs(one: DelayedRange, due_times: Mapping[tuple[int, int], int]) -> list[DueRun]:
-    times = [due_times[one.file_id, one.first_row + i] for i in range(one.record_count)]
+def _build_due_runs(range_: DelayedRange, due_times: Mapping[tuple[int, int], int]) -> list[DueRun]:
+    times = [due_times[range_.file_id, range_.first_row + i] for i in range(range_.record_count)]
     return [DueRun(ms, max(i for i, other in enumerate(times) if other == ms) + 1) for ms in sorted(set(times))]
 
 
 def riding(request: Produce) -> Produce:
-    """The same publish of rows that ride in its letter instead of being in a file."""
+    """Return the same publish, with rows that travel in its letter instead of a file."""
     ranges = msgspec.structs.replace(request.ranges, file=[-1] * len(request.ranges.file))
-    rejected = [msgspec.structs.replace(one, file=-1) for one in request.rejected]
+    rejected = [msgspec.structs.replace(rows, file=-1) for rows in request.rejected]
     return msgspec.structs.replace(request, files=[], ranges=ranges, rejected=rejected)
 
 
 def facts_of(file: DataFile) -> FileFacts:
-    """What the store has of a file that is as its request says."""
+    """Return what the store says about a file that its request describes truthfully."""
     return FileFacts(file.size_bytes, file.record_count, file.footer_hash)
 
 
 def inline_file(number: int, rows: int) -> InlineRows:
-    """Rows of a letter, in a file in which they do not come first."""
+    """Return the rows of a letter, in a file that begins with other rows."""
     return InlineRows(PendingFile(SEQUENCERS_FILES | number, rows + 20), 10, rows)
 
 
 def plain(state: State) -> dict[str, Any]:
-    """A state that compares: arrays as lists, nothing shared with the state."""
+    """Return a state that can be compared: arrays as lists, nothing shared with the state."""
     topics = {}
     for topic_id, t in state.topics.items():
         topics[topic_id] = {
@@ -370,7 +373,7 @@ def plain(state: State) -> dict[str, Any]:
         "producers": producers,
         "delays": {
             "pointer_ms": state.delays.pointer_ms,
-            "ranges": {one.published.key: asdict(one) for one in state.delays.ranges},
+            "ranges": {range_.published.key: asdict(range_) for range_ in state.delays.ranges},
             "pending": dict(state.delays.pending),
             "open": {author: list(keys) for author, keys in state.delays.open.items()},
         },
@@ -378,6 +381,6 @@ def plain(state: State) -> dict[str, Any]:
         "groups": deepcopy(state.groups),
         "deliveries": deepcopy(state.deliveries),
         "offsets": {group: dict(committed) for group, committed in state.offsets.items()},
-        "applications": {key: asdict(one) for key, one in state.applications.items()},
-        "clients": {key: vars(one).copy() for key, one in state.clients.items()},
+        "applications": {key: asdict(version) for key, version in state.applications.items()},
+        "clients": {key: vars(client).copy() for key, client in state.clients.items()},
     }

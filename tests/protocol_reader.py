@@ -1,4 +1,4 @@
-"""Who reads the log: what the segments of the steps say, offset by offset, for both isolations."""
+"""A reader of the log: the segments of the steps, offset by offset, for both isolations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Place = tuple[int, int]
 
 
 class Row(NamedTuple):
-    """What stands at an offset: row `row` of file `file_id`, or a marker, which is in no file."""
+    """The row at an offset: row `row` of file `file_id`, or a marker, which is in no file."""
 
     file_id: int
     row: int
@@ -25,14 +25,14 @@ class Row(NamedTuple):
 
 
 class Reader:
-    """Partitions as columns of rows. It knows of transactions what their markers say, and no more."""
+    """Partitions as columns of rows. Markers are all that it knows about transactions."""
 
     def __init__(self) -> None:
         self.logs: dict[Place, dict[int, Row]] = {}
         self.aborted: set[tuple[Place, int]] = set()
 
     def follow(self, steps: Iterable[Step]) -> None:
-        for segment in segments_to_table(one.segments for step in steps for one in step.entries).to_pylist():
+        for segment in segments_to_table(entry.segments for step in steps for entry in step.entries).to_pylist():
             place = (segment["topic_id"], segment["partition"])
             log, base = self.logs.setdefault(place, {}), segment["base_offset"]
             author = (segment["producer_id"], segment["transactional"])
@@ -44,13 +44,13 @@ class Reader:
                 continue
             assert segment["record_count"] == 1
             log[base] = Row(NO_FILE, 0, *author, is_marker=True)
-            of_it = [o for o in range(segment["first_offset"], base) if log[o][2:] == (*author, False)]
-            assert of_it[0] == segment["first_offset"]
+            transaction_offsets = [o for o in range(segment["first_offset"], base) if log[o][2:] == (*author, False)]
+            assert transaction_offsets[0] == segment["first_offset"]
             if segment["kind"] == "abort":
-                self.aborted.update((place, offset) for offset in of_it)
+                self.aborted.update((place, offset) for offset in transaction_offsets)
 
     def read(self, topic: Topic, partition: int, isolation: str) -> dict[int, Row]:
-        """Offset -> row, of all that this isolation shows."""
+        """Return offset -> row, of all that this isolation shows."""
         place = (topic.topic_id, partition)
         committed = isolation == "read_committed"
         ends = topic.last_stable_offsets if committed else topic.high_watermarks

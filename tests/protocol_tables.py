@@ -1,4 +1,4 @@
-"""The projections in memory: passes add to them, and a state comes back out of them, as recovery does it."""
+"""The projections in memory: passes add rows to them, and a state is restored from them as recovery does."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Tables = dict[str, pa.Table]
 
 
 def add_pass(tables: Tables, state: State, steps: Sequence[Step]) -> None:
-    """What a pass over these steps writes; `state` is the fold up to the last of them."""
+    """Add the rows that a pass over these steps writes. `state` is the state after the last of them."""
     for name, rows in project(state, steps).items():
         tables[name] = pa.concat_tables([tables.get(name, BY_NAME[name].empty()), rows])
 
 
 def restored(mark: pa.Table, tables: Tables, left_in: Sequence[str] = RESTORED) -> State:
-    """mark: the watermark that the last pass wrote."""
+    """Restore a state. mark: the watermark that the last pass wrote."""
 
-    def now(spec: TableSpec) -> pa.Table:
+    def read_newest(spec: TableSpec) -> pa.Table:
         return select_newest(tables.get(spec.name, spec.empty()), spec.keys)
 
-    (told,) = mark.to_pylist()
-    return restore(WatermarkRow(**told), {name: now(BY_NAME[name]) for name in left_in})
+    (columns,) = mark.to_pylist()
+    return restore(WatermarkRow(**columns), {name: read_newest(BY_NAME[name]) for name in left_in})
 
 
 def mark_of(state: State) -> pa.Table:

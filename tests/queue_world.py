@@ -1,4 +1,4 @@
-"""Real queue consumers over the core in memory: no store, no threads; letters arrive when a test says so."""
+"""Real queue consumers over the core in memory. No store, no threads. Letters arrive when a test says so."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ class Letter:
 
 
 class SteppedConsumer(QueueConsumer):
-    """One whose polls wait for no answer in real time: the clock moves instead."""
+    """A consumer whose polls never wait in real time: the clock moves instead."""
 
     def _rest(self, ms: int) -> None:
         self._clock.sleep(max(ms, 1))
 
 
 class QueueWorld:
-    """A namespace in memory. While `holds_letters`, what consumers submit without waiting is held until `deliver`."""
+    """A namespace in memory. While `holds_letters` is set, letters that consumers submit without waiting wait for
+    `deliver`.
+    """
 
     def __init__(self, partitions: int = 1, topic: str = "t") -> None:
         self.core, self.topic, self.clock = Harness(), topic, ManualClock()
@@ -60,7 +62,7 @@ class QueueWorld:
         self.core.assign()
 
     def consumer(self, group: str = "g", listener: Any = None, **config: Any) -> QueueConsumer:
-        """A member of a queue group. config: its settings, whose keys are written with _ for a dot."""
+        """Make a member of a queue group. config: its settings, with keys that have _ for a dot."""
         settings = {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
         options = MemberOptions([self.topic], auto_offset_reset="earliest", config=settings)
         heart = SimpleNamespace(add=lambda *_: SimpleNamespace(note_poll=lambda: None, stop=lambda: None))
@@ -82,11 +84,11 @@ class QueueWorld:
     # -- letters ------------------------------------------------------------------------------------------
 
     def decide(self, requests: Sequence[Any]) -> list[Any]:
-        """Results of one letter; refusals are errors."""
+        """Decide one letter and return its results, with refusals as errors."""
         self.core.now_ms = max(self.core.now_ms, self.clock.ms)
         results = self.core.ask(*requests)
         self.core.assign()
-        return [error_from_refusal(one) if isinstance(one, Refusal) else one for one in results]
+        return [error_from_refusal(result) if isinstance(result, Refusal) else result for result in results]
 
     def ask(self, request: Any) -> Any:
         (result,) = self.decide([request])
@@ -105,7 +107,7 @@ class QueueWorld:
         return letter.futures
 
     def deliver(self, count: int | None = None, is_answered: bool = True) -> None:
-        """Decide the oldest letters. is_answered: else their clients only learn that nobody answered."""
+        """Decide the oldest letters. is_answered: if not, their clients only learn that there was no answer."""
         for letter in self.letters[:count]:
             for future, result in zip(letter.futures, self.decide(letter.requests), strict=True):
                 if not is_answered and not isinstance(letter.requests[0], Acquire):
@@ -117,26 +119,29 @@ class QueueWorld:
         del self.letters[:count]
 
     def lose(self, count: int | None = None) -> None:
-        """The oldest letters never arrive, and their clients learn that nobody answered."""
-        for future in (one for letter in self.letters[:count] for one in letter.futures):
+        """Lose the oldest letters. Their clients learn that there was no answer."""
+        for future in (future for letter in self.letters[:count] for future in letter.futures):
             future.set_exception(RequestTimedOut("No answer; the outcome is unknown."))
         del self.letters[:count]
 
-    # -- what is known --------------------------------------------------------------------------------------
+    # -- the state ------------------------------------------------------------------------------------------
 
     def deliveries(self, group: str = "g") -> dict[int, list[tuple[int, int, str, int]]]:
-        """By partition, as the group knows them: first, count, status, how often."""
+        """Return the group's deliveries of each partition: first offset, count, status, delivery count."""
         return {
-            partition: [(one.first, one.length, one.status.value, one.deliveries) for one in known.stretches]
-            for (_, partition), known in sorted(self.core.state.deliveries.get(group, {}).items())
+            partition: [
+                (stretch.first, stretch.length, stretch.status.value, stretch.deliveries)
+                for stretch in deliveries.stretches
+            ]
+            for (_, partition), deliveries in sorted(self.core.state.deliveries.get(group, {}).items())
         }
 
     def _fetch(self, topic: str, isolation: str, start: Mapping[int, int], end: Mapping[int, int]) -> Any:
-        return _Fetched(topic, self.core.state.topic_ids[topic], start, end)
+        return _FetchResult(topic, self.core.state.topic_ids[topic], start, end)
 
 
-class _Fetched:
-    """Messages by their offsets: each offset of the topic holds one."""
+class _FetchResult:
+    """Messages by offset: each offset of the topic has one."""
 
     def __init__(self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]) -> None:
         self._topic, self._spans = topic, [(p, start[p], end[p]) for p in sorted(start)]

@@ -1,4 +1,6 @@
-"""A real Airflow in an environment of its own (`make test-airflow`), which submits jobs to the Spark of this one."""
+"""A real Airflow in an environment of its own (`make test-airflow`). It submits jobs to the Spark of this
+environment.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ PORTS = (
 
 @dataclass(frozen=True)
 class Airflow:
-    """home: $AIRFLOW_HOME; path: the namespace."""
+    """A configured Airflow. home: $AIRFLOW_HOME; path: the namespace."""
 
     home: Path
     path: Path
@@ -49,16 +51,16 @@ class Airflow:
         )
 
     def test_dag(self, dag_id: str, **environment: str) -> tuple[str, str]:
-        """Run a DAG as `airflow dags test` does: the state of the run, and what was said."""
-        said = self.run("dags", "test", dag_id, **environment).stdout
-        (state,) = re.findall(rf"DagRun Finished: dag_id={dag_id}.* state=(\w+)", said) or [said[-3000:]]
-        return state, said
+        """Run a DAG as `airflow dags test` does, and return the state of the run and its output."""
+        output = self.run("dags", "test", dag_id, **environment).stdout
+        (state,) = re.findall(rf"DagRun Finished: dag_id={dag_id}.* state=(\w+)", output) or [output[-3000:]]
+        return state, output
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Scheduler, triggerer and all that goes with them, at work."""
-        said = self.home / "standalone.log"
-        with said.open("w") as log:
+    def run_standalone(self) -> Iterator[None]:
+        """Run the scheduler, the triggerer and all other processes until the block ends."""
+        log_path = self.home / "standalone.log"
+        with log_path.open("w") as log:
             process = subprocess.Popen(
                 [str(AIRFLOW_BIN / "airflow"), "standalone"],
                 env=self.environment,
@@ -102,12 +104,12 @@ def environment_of(home: Path, path: Path, deployed: Path, settings: Path) -> di
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        return int(free_socket.getsockname()[1])
 
 
-def until_there(path: Path, patience_s: float = PATIENCE_S) -> None:
+def wait_for_path(path: Path, patience_s: float = PATIENCE_S) -> None:
     deadline_s = time.monotonic() + patience_s
     while not path.exists():
         assert time.monotonic() < deadline_s, f"{path.name} is not there"

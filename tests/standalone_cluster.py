@@ -1,4 +1,4 @@
-"""A standalone cluster on this machine: a master and two workers, of one core and 1 GiB each, on hosts of their own."""
+"""A standalone cluster on this machine: a master and two workers with one core and 1 GiB each, on different hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 90
 
 @dataclass(frozen=True)
 class Cluster:
-    """url: what `--master` takes."""
+    """A running cluster. url: the value for `--master`."""
 
     url: str
     workers: list[subprocess.Popen[bytes]]
@@ -34,8 +34,8 @@ class Cluster:
     jobs: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def submit(self, job: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
-        """spark-submit of a job on it, with the shipped defaults and the zip of this checkout, from another folder."""
-        given = {
+        """Start spark-submit for a job, with the shipped defaults and the zip of this checkout, from another folder."""
+        all_settings = {
             "spark.driver.host": MASTER_HOST,
             "spark.executor.memory": "512m",
             "spark.driver.memory": "1g",
@@ -43,9 +43,9 @@ class Cluster:
         command = [str(HOME / "bin" / "spark-submit"), "--master", self.url]
         command += ["--properties-file", str(CHECKOUT / "conf" / "spark-defaults.conf")]
         command += ["--py-files", str(self.archive)]
-        for key, value in given.items():
+        for key, value in all_settings.items():
             command += ["--conf", f"{key}={value}"]
-        started = subprocess.Popen(
+        process = subprocess.Popen(
             [*command, str(job), *arguments],
             cwd=self.archive.parent,
             env=_environment(),
@@ -54,19 +54,19 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
-        self.jobs.append(started)
-        return started
+        self.jobs.append(process)
+        return process
 
     def end_jobs(self) -> None:
-        """Whatever became of the test that submitted them."""
+        """End the jobs, whether their test has passed or failed."""
         for job in self.jobs:
             _end(job)
         self.jobs.clear()
 
     def lose_worker_of(self, pid: int) -> None:
-        """Kill the worker under which a process of a task runs, and its executors, as a machine dies."""
-        mine = {worker.pid for worker in self.workers}
-        while pid not in mine:
+        """Kill the worker that runs a task's process, with its executors, as the loss of a machine does."""
+        worker_pids = {worker.pid for worker in self.workers}
+        while pid not in worker_pids:
             assert pid > 1, "no worker's"
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.killpg(pid, signal.SIGKILL)
@@ -74,26 +74,26 @@ class Cluster:
 
 @contextmanager
 def standalone_cluster(folder: Path, archive: Path) -> Iterator[Cluster]:
-    """Ports are free ones; all of it is gone afterwards."""
+    """Run a cluster on free ports until the block ends."""
     with ExitStack() as stack:
-        said = folder / "master.log"
-        stack.enter_context(_daemon("master.Master", said, "--host", MASTER_HOST))
-        url = _until_said(said, r"Starting Spark master at (spark://\S+)")
+        log_path = folder / "master.log"
+        stack.enter_context(_daemon("master.Master", log_path, "--host", MASTER_HOST))
+        url = _wait_for_log(log_path, r"Starting Spark master at (spark://\S+)")
         workers = []
         for number, host in enumerate(WORKER_HOSTS):
-            said, work = folder / f"worker{number}.log", folder / f"work{number}"
+            log_path, work = folder / f"worker{number}.log", folder / f"work{number}"
             size = ["--cores", "1", "--memory", "1g", "--work-dir", str(work)]
-            workers.append(stack.enter_context(_daemon("worker.Worker", said, "--host", host, *size, url)))
+            workers.append(stack.enter_context(_daemon("worker.Worker", log_path, "--host", host, *size, url)))
         for number in range(len(workers)):
-            _until_said(folder / f"worker{number}.log", r"(Successfully registered)")
+            _wait_for_log(folder / f"worker{number}.log", r"(Successfully registered)")
         yield Cluster(url, workers, archive)
 
 
 @contextmanager
-def _daemon(name: str, said: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _daemon(name: str, log_path: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--port", "0", "--webui-port", "0"]
-    with said.open("wb") as log:
-        # a group of its own: executors are in it
+    with log_path.open("wb") as log:
+        # the process leads a group, which its executors join
         process = subprocess.Popen(
             [*command, *arguments], env=_environment(), stdout=log, stderr=log, start_new_session=True
         )
@@ -104,7 +104,7 @@ def _daemon(name: str, said: Path, *arguments: str) -> Iterator[subprocess.Popen
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    """With all of its group."""
+    """End a process with its whole group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -120,9 +120,9 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _until_said(said: Path, pattern: str) -> str:
+def _wait_for_log(log_path: Path, pattern: str) -> str:
     deadline_s = time.monotonic() + PATIENCE_S
-    while not (found := re.search(pattern, said.read_text())):
-        assert time.monotonic() < deadline_s, said.read_text()[-2000:]
+    while not (match := re.search(pattern, log_path.read_text())):
+        assert time.monotonic() < deadline_s, log_path.read_text()[-2000:]
         time.sleep(0.1)
-    return found[1]
+    return match[1]

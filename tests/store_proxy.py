@@ -30,7 +30,7 @@ class StoreProxy:
         self.target = target.removeprefix("http://")
         self.faults: list[tuple[str, str, str]] = []
         self.request_count = 0
-        handler = type("Handler", (_Handler,), {"proxy": self})
+        handler = type("Handler", (_ProxyHandler,), {"proxy": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="store-proxy", daemon=True)
@@ -53,7 +53,7 @@ class _Server(ThreadingHTTPServer):
         """Say nothing of clients that hang up."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # an answer in two packets would wait for the other end's delayed acknowledgement
     disable_nagle_algorithm = True

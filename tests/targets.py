@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test `make test` runs; `make test-all` runs the others."""
+"""The choice of a parametrized test's cases for `make test`. `make test-all` runs the others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def extended_but(quick: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     cases, quick = list(cases), list(quick)
     unknown = [case for case in quick if case not in cases]
     assert not unknown, f"these are no cases of the test: {unknown}"
-    return [case if case in quick else _marked(case) for case in cases]
+    return [case if case in quick else _add_extended_mark(case) for case in cases]
 
 
-def _marked(case: Any) -> Any:
+def _add_extended_mark(case: Any) -> Any:
     if isinstance(case, type(pytest.param())):
         return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.extended])
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.extended)

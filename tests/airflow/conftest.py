@@ -15,7 +15,7 @@ from lakemq.engine.client.connection import Connection
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Airflow:
-    """Its database is made, its folder of DAGs holds the shipped ones, its connections name a new namespace."""
+    """An Airflow with a database, the shipped DAGs in its folder, and connections to a new namespace."""
     if not (AIRFLOW_BIN / "airflow").exists():
         pytest.skip("no Airflow: make test-airflow")
     home = tmp_path_factory.mktemp("airflow")
@@ -26,16 +26,16 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Airflow:
         shutil.copytree(CHECKOUT / folder, deployed / folder)
     (home / "dags").mkdir()
     shipped = (CHECKOUT / "jobs" / "dags" / "lakemq_dag.py").read_text()
-    quick = shipped.replace("timedelta(seconds=30)", "timedelta(seconds=1)")  # nobody waits for retries
+    quick = shipped.replace("timedelta(seconds=30)", "timedelta(seconds=1)")  # tests do not wait for retries
     (home / "dags" / "lakemq_dag.py").write_text(quick)
     settings = home / "lakemq.yaml"
     settings.write_text("lease.ms: 2000\n")
     with lakemq.connect(str(path), create=True):
         pass
-    made = Airflow(home, path, environment_of(home, path, deployed, settings))
-    done = made.run("db", "migrate")
-    assert done.returncode == 0, done.stdout[-3000:]
-    return made
+    prepared = Airflow(home, path, environment_of(home, path, deployed, settings))
+    migration = prepared.run("db", "migrate")
+    assert migration.returncode == 0, migration.stdout[-3000:]
+    return prepared
 
 
 @pytest.fixture

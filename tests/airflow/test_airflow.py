@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from real_airflow import CHECKOUT, Airflow, until_there
+from real_airflow import CHECKOUT, Airflow, wait_for_path
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -19,19 +19,19 @@ from lakemq.spark import spark_session
 
 DAGS = {f"lakemq_{name}" for name in ("audit", "drain_inbox", "release_delayed", "serve", "step", "upkeep")}
 EVENT_S = 15.0
-"""On a machine that does nothing else it takes two or three; Airflow alone has six processes at work."""
+"""An idle machine needs two or three seconds. Airflow alone has six processes at work."""
 
 
-def said_last(said: str) -> dict[str, Any]:
-    """The last line of the job in the log of its task."""
-    lines = re.findall(r'\{"job":.*?\}(?= \[airflow)', said)
+def read_last_line(output: str) -> dict[str, Any]:
+    """Return the last line of the job in the log of its task."""
+    lines = re.findall(r'\{"job":.*?\}(?= \[airflow)', output)
     return json.loads(lines[-1])  # type: ignore[no-any-return]
 
 
 def records(airflow: Airflow, *arguments: str) -> list[dict[str, str]]:
-    said = airflow.run(*arguments, "--output", "json").stdout
+    output = airflow.run(*arguments, "--output", "json").stdout
     # warnings come before it
-    return json.loads(next(line for line in said.splitlines() if line.startswith("[")))  # type: ignore[no-any-return]
+    return json.loads(next(line for line in output.splitlines() if line.startswith("[")))  # type: ignore[no-any-return]
 
 
 def examples() -> list[str]:
@@ -40,35 +40,35 @@ def examples() -> list[str]:
 
 def test_airflow_imports_the_dags_and_finds_the_provider(airflow: Airflow) -> None:
     assert records(airflow, "dags", "list-import-errors", "--local") == []
-    assert {one["dag_id"] for one in records(airflow, "dags", "list", "--local")} == DAGS
-    hooks = {one["connection_type"]: one for one in records(airflow, "providers", "hooks")}
+    assert {dag["dag_id"] for dag in records(airflow, "dags", "list", "--local")} == DAGS
+    hooks = {hook["connection_type"]: hook for hook in records(airflow, "providers", "hooks")}
     assert hooks["lakemq"]["conn_id_attribute_name"] == "lakemq_conn_id"
     assert "lakemq.jobs.airflow_provider.queues.LakeMQMessageQueueProvider" in airflow.run("providers", "queues").stdout
 
 
 def test_a_step_decides_what_waits_and_is_harmless_where_another_leads(airflow: Airflow, mq: Connection) -> None:
     with ThreadPoolExecutor() as pool:
-        made = pool.submit(mq.topics.create, "t", partitions=2)
-        state, said = airflow.test_dag("lakemq_step")
-        assert state == "success", said[-3000:]
-        made.result()
-    assert said_last(said)["letters"] >= 1
+        creation = pool.submit(mq.topics.create, "t", partitions=2)
+        state, output = airflow.test_dag("lakemq_step")
+        assert state == "success", output[-3000:]
+        creation.result()
+    assert read_last_line(output)["letters"] >= 1
     assert mq.topics.describe("t").partitions == 2
     with mq.serving():
         while not mq.state().leader:
             time.sleep(0.05)
-        state, said = airflow.test_dag("lakemq_step")
-    assert state == "success", said[-3000:]
-    assert said_last(said)["letters"] == 0
+        state, output = airflow.test_dag("lakemq_step")
+    assert state == "success", output[-3000:]
+    assert read_last_line(output)["letters"] == 0
 
 
 def test_a_job_that_fails_fails_its_task(airflow: Airflow) -> None:
     extra = {"home": str(airflow.home / "lakemq"), "conf": str(airflow.home / "lakemq.yaml")}
     nowhere = {"conn_type": "lakemq", "host": str(airflow.home / "nowhere"), "extra": extra}
-    state, said = airflow.test_dag("lakemq_release_delayed", AIRFLOW_CONN_LAKEMQ_DEFAULT=json.dumps(nowhere))
+    state, output = airflow.test_dag("lakemq_release_delayed", AIRFLOW_CONN_LAKEMQ_DEFAULT=json.dumps(nowhere))
     assert state == "failed"
-    assert said_last(said)["exit_code"] == 3
-    assert said_last(said)["error"] == "NOT_A_NAMESPACE"
+    assert read_last_line(output)["exit_code"] == 3
+    assert read_last_line(output)["error"] == "NOT_A_NAMESPACE"
 
 
 def test_an_audit_fails_its_task_where_something_is_broken(airflow: Airflow, mq: Connection) -> None:
@@ -81,9 +81,9 @@ def test_an_audit_fails_its_task_where_something_is_broken(airflow: Airflow, mq:
         file.unlink()
     extra = {"home": str(airflow.home / "lakemq"), "conf": str(airflow.home / "lakemq.yaml")}
     broken = {"conn_type": "lakemq", "host": str(copy), "extra": extra}
-    state, said = airflow.test_dag("lakemq_audit", AIRFLOW_CONN_LAKEMQ_DEFAULT=json.dumps(broken))
+    state, output = airflow.test_dag("lakemq_audit", AIRFLOW_CONN_LAKEMQ_DEFAULT=json.dumps(broken))
     assert state == "failed"
-    assert said_last(said)["error"] == "TABLE_DAMAGED"
+    assert read_last_line(output)["error"] == "TABLE_DAMAGED"
 
 
 def test_two_runs_that_drain_the_inbox_at_once_publish_each_row_once(airflow: Airflow, mq: Connection) -> None:
@@ -96,7 +96,7 @@ def test_two_runs_that_drain_the_inbox_at_once_publish_each_row_once(airflow: Ai
         runs = [pool.submit(airflow.test_dag, "lakemq_drain_inbox") for _ in range(2)]
         ends = [run.result() for run in runs]
     assert [state for state, _ in ends] == ["success", "success"], ends
-    assert sum(said_last(said)["inbox_records"] for _, said in ends) == 100
+    assert sum(read_last_line(output)["inbox_records"] for _, output in ends) == 100
     assert sorted(int(m.value or b"") for m in mq.fetch("u")) == list(range(100))
 
 
@@ -105,37 +105,37 @@ def test_the_sensor_of_the_docs_is_done_when_messages_wait(airflow: Airflow, mq:
     with mq.serving():
         mq.topics.create("orders")
         mq.publish("orders", pa.table({"value": ["1"]}))
-    state, said = airflow.test_dag("orders_wait")
-    assert state == "success", said[-3000:]
+    state, output = airflow.test_dag("orders_wait")
+    assert state == "success", output[-3000:]
 
 
 def test_a_message_starts_the_dag_of_the_docs_within_seconds(airflow: Airflow, mq: Connection) -> None:
-    """The run is there within seconds; the task, which another process of a busy machine begins, somewhat later."""
+    """The run starts within seconds. Its task starts somewhat later, in another process of a busy machine."""
     note = airflow.home / "consumed"
-    told = f"open({str(note)!r}, 'a').write(f'{{count}}\\n')"
-    code = examples()[0].replace("return count", f"{told}\n        return count")
+    write_note = f"open({str(note)!r}, 'a').write(f'{{count}}\\n')"
+    code = examples()[0].replace("return count", f"{write_note}\n        return count")
     (airflow.home / "dags" / "invoicing.py").write_text(code)
-    said = airflow.home / "standalone.log"
-    with mq.serving(), airflow.standing():
-        until_there(note)  # what the test before has left
-        before = runs_in(said)
+    log = airflow.home / "standalone.log"
+    with mq.serving(), airflow.run_standalone():
+        wait_for_path(note)  # the note of the test before
+        before = count_runs(log)
         sent_s = time.monotonic()
         mq.publish("orders", pa.table({"value": ["2"]}))
-        while runs_in(said) == before:
+        while count_runs(log) == before:
             assert time.monotonic() - sent_s < 60
             time.sleep(0.05)
         took_s = time.monotonic() - sent_s
         print(f"a run {took_s:.1f} s after its message")
-        until_consumed(note, 2)
+        wait_for_messages(note, 2)
     assert took_s < EVENT_S
 
 
-def runs_in(said: Path) -> int:
-    """How many runs of the DAG the scheduler has made."""
-    return said.read_text().count("Created asset-triggered DagRun for 'invoicing'")
+def count_runs(log: Path) -> int:
+    """Return how many runs of the DAG the scheduler has made."""
+    return log.read_text().count("Created asset-triggered DagRun for 'invoicing'")
 
 
-def until_consumed(note: Path, count: int) -> None:
+def wait_for_messages(note: Path, count: int) -> None:
     deadline_s = time.monotonic() + 120
     while sum(map(int, note.read_text().split())) < count:
         assert time.monotonic() < deadline_s
