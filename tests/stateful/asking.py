@@ -1,4 +1,4 @@
-"""What clients of the state machine ask: requests that are mostly right, and now and then just wrong."""
+"""Requests that clients of the state machine send: mostly right, now and then just wrong."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ topic_requests: st.SearchStrategy[AnyRequest] = st.one_of(
 
 @dataclass
 class Asked:
-    """A request, the messages that ride with it, and all messages of its file (or those that ride)."""
+    """A request, the messages that travel in its letter, and all messages of its file (or of the letter)."""
 
     request: AnyRequest
     inline: list[str]
@@ -52,18 +52,20 @@ class Publisher:
         self.world, self.model, self.messages = world, world.model, 0
 
     def draw(self, data: st.DataObject) -> Asked:
-        """Messages for 1 or 2 topics, in a file or not; each a range of its own, or as few ranges as can be."""
+        """Draw messages for 1 or 2 topics, in a file or not. Each is a range of its own, or ranges are as few as
+        possible.
+        """
         topics = data.draw(st.lists(st.sampled_from(self.model.active()), min_size=1, max_size=2, unique_by=id))
         picks = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4), label="partition of each message")
         picks = data.draw(now_and_then([], picks), label="messages")
         values = self.new_messages(len(picks) + data.draw(st.integers(0, 1), label="rejected"))
         file = self.world.write_file(values) if values and data.draw(st.booleans(), label="in a file") else None
         index = 0 if file else -1
-        asked = self.request(data, topics, picks, len(values) - len(picks), index)
+        request = self.request(data, topics, picks, len(values) - len(picks), index)
         if file is None:
-            return Asked(asked, values, [values])
+            return Asked(request, values, [values])
         self.lose(file) if data.draw(now_and_then(True, False), label="lose the file") else None
-        return Asked(msgspec.structs.replace(asked, files=[file]), [], [values])
+        return Asked(msgspec.structs.replace(request, files=[file]), [], [values])
 
     def new_messages(self, count: int) -> list[str]:
         self.messages += count
@@ -74,7 +76,7 @@ class Publisher:
         self.model.lost_files.add(file.file_id)
 
     def request(self, data: st.DataObject, topics: list[Topic], picks: list[int], rejected: int, file: int) -> Produce:
-        """picks: partition of each message; then come the rejected ones. file: 0, or -1 for those that ride."""
+        """picks: the partition of each message, before the rejected ones. file: 0, or -1 for messages in the letter."""
         long_runs = data.draw(st.booleans(), label="long runs")
         version = st.builds(ApplicationVersion, st.just("app"), st.integers(0, 5), st.just("a"))
         request = Produce(
@@ -87,23 +89,27 @@ class Publisher:
         return msgspec.structs.replace(request, producer=self.sequences(data, request))
 
     def sequences(self, data: st.DataObject, request: Produce) -> ProducerSequences | None:
-        """The next ones, as a client knows them; now and then a gap, or another epoch."""
+        """Draw the next sequences as a client knows them; now and then a gap, or another epoch."""
         if not data.draw(st.sampled_from([True, True, False]), label="idempotent"):
             return None
         producer_id = data.draw(st.sampled_from(sorted(self.model.producers) or [0]), label="producer")
-        known = self.model.producers.get(producer_id)
-        epoch = max(0, (known.epoch if known else 0) + data.draw(now_and_then(1, 0) | now_and_then(-1, 0)))
+        producer = self.model.producers.get(producer_id)
+        epoch = max(0, (producer.epoch if producer else 0) + data.draw(now_and_then(1, 0) | now_and_then(-1, 0)))
         gap = data.draw(now_and_then(1, 0), label="gap")
         units = sorted(set(zip(request.ranges.topic_index, request.ranges.partition, strict=True)))
         bases = []
         for topic, partition in units:
             key = (request.topics[topic].topic_id, partition)
-            last = known.appended.get(key, [])[-1:] if known and known.epoch == epoch else []
+            last = producer.appended.get(key, [])[-1:] if producer and producer.epoch == epoch else []
             bases.append(sum(last[0][:2]) + gap if last else gap)
-        last = known.appended.get(REFUSED, [])[-1:] if known and known.epoch == epoch else []
-        of_refused = (sum(last[0][:2]) if last else 0) + data.draw(now_and_then(1, 0), label="gap in the refused")
-        refused = of_refused if request.rejected else None
-        return ProducerSequences(producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases, refused)
+        last = producer.appended.get(REFUSED, [])[-1:] if producer and producer.epoch == epoch else []
+        rejected_sequence = (sum(last[0][:2]) if last else 0) + data.draw(
+            now_and_then(1, 0), label="gap in the refused"
+        )
+        drawn_sequence = rejected_sequence if request.rejected else None
+        return ProducerSequences(
+            producer_id, epoch, [t for t, _ in units], [p for _, p in units], bases, drawn_sequence
+        )
 
 
 def ranges_of(partition_counts: list[int], picks: list[int], file: int, long_runs: bool) -> Ranges:

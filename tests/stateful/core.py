@@ -1,4 +1,4 @@
-"""The pure protocol as a world: in memory, a step for each request, thousands of them in seconds."""
+"""The pure protocol as a world: in memory, with a step for each request, thousands of them in seconds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FOREVER_MS = 10**12
 
 
 class Core(SideBySide):
-    """`values`: of each file that was published, so that rows have names."""
+    """`values`: the messages of each published file, so that rows have names."""
 
     def __init__(self, topics: dict[str, int], last_epoch: int) -> None:
-        """topics: name -> partitions; last_epoch: the last one that is handed out."""
+        """topics: name -> partitions; last_epoch: the last epoch that a producer id gets."""
         super().__init__(Model(last_epoch))
         self.mq, self.reader = Harness(), Reader()
         self.values: dict[int, list[str]] = {}
@@ -38,13 +38,13 @@ class Core(SideBySide):
         self.project()
 
     def ask(self, request: AnyRequest) -> AnyResult:
-        """The answer, which is the model's."""
+        """Return the answer, after checking that it is the model's."""
         rows = [self.values[file.file_id] for file in request.files] if isinstance(request, Produce) else []
         result = self.mq.one(request)
         self.model.step = self.mq.state.step
         expected = self.model.decide(request, rows, self.mq.now_ms)
-        found = result.error if isinstance(result, Refusal) else result
-        assert found == expected, (request, result, expected, self.mq.now_ms)
+        outcome = result.error if isinstance(result, Refusal) else result
+        assert outcome == expected, (request, result, expected, self.mq.now_ms)
         return result
 
     def draft(
@@ -54,15 +54,16 @@ class Core(SideBySide):
         sequences: dict[Place, int] | None,
         flaw: str = "",
     ) -> Produce:
-        """Of messages never sent before. sequences: of the first one of each place; flaw: bad row, stale, or outside.
+        """Build a publish of new messages.
 
-        outside: of the transaction whose producer sends it.
+        sequences: place -> sequence of its first message. flaw: bad row, stale, or outside, which is outside of the
+        transaction whose producer sends it.
         """
         file_id = len(self.values)
         self.values[file_id] = [f"m{self._message_count + i}" for i in range(sum(counts.values()))]
         self._message_count += len(self.values[file_id])
         places = sorted(counts)
-        made = self.mq.produce_to(
+        request = self.mq.produce_to(
             {(self.model.topics[t].topic, p): counts[t, p] for t, p in places},
             file_id,
             None if flaw == "outside" else ref,
@@ -71,10 +72,10 @@ class Core(SideBySide):
         )
         if flaw == "bad row":
             rejected = [RejectedRows("t", 0, 0, 1, "INVALID_RECORD", "bad")]
-            return msgspec.structs.replace(made, rejected=rejected)
+            return msgspec.structs.replace(request, rejected=rejected)
         if flaw == "stale":
-            return msgspec.structs.replace(made, topics=[TopicRef(r.topic, r.topic_id, 9) for r in made.topics])
-        return made
+            return msgspec.structs.replace(request, topics=[TopicRef(r.topic, r.topic_id, 9) for r in request.topics])
+        return request
 
     def pass_time(self, ms: int) -> None:
         self.mq.now_ms += ms
@@ -82,38 +83,38 @@ class Core(SideBySide):
         self.mq.expire(FOREVER_MS, FOREVER_MS, HOUR_MS)
 
     def outgrow(self, place: Place, offset: int) -> None:
-        """A look has found that all before this offset is too old."""
+        """A look at the log finds that everything below this offset is too old."""
         topic_id, partition = place
         setting = self.mq.state.topics[topic_id].setting
-        found = LogOutgrown(topic_id, setting("retention.ms"), setting("retention.bytes"), {partition: offset}, {})
-        self.mq.see(found)
-        outgrow(self.model, topic_id, found.by_age)
+        outgrown = LogOutgrown(topic_id, setting("retention.ms"), setting("retention.bytes"), {partition: offset}, {})
+        self.mq.see(outgrown)
+        outgrow(self.model, topic_id, outgrown.by_age)
 
     def project(self) -> None:
         add_pass(self.tables, self.mq.state, self.mq.steps[self._projected_steps :])
         self._projected_steps, self._mark = len(self.mq.steps), mark_of(self.mq.state)
 
     def restart(self) -> None:
-        """Another sequencer: the projections, and what the journal holds beyond them."""
+        """Another sequencer loads the projections, and applies the later steps of the journal."""
         state = machine.replay(restored(self._mark, self.tables), self.mq.steps[self._projected_steps :])
-        # a step in which nothing was decided is in no journal
+        # a step that decided nothing is in no journal
         state.step, state.now_ms = self.mq.state.step, self.mq.state.now_ms
         assert plain(state) == plain(self.mq.state)
         self.mq.state = state
 
-    # -- what holds after every step --------------------------------------------------------------------
+    # -- invariants after every step --------------------------------------------------------------------
 
     def check(self) -> None:
-        """The log entry by entry, what both isolations show of it, and all that is decided by."""
+        """Check the log entry by entry, what both isolations show of it, and the state."""
         self.reader.follow(self.mq.steps[self._read_steps :])
         self._read_steps = len(self.mq.steps)
         for place, log in self.model.logs().items():
             rows = self.reader.logs.get(place, {})
             assert [None if row.is_marker else self.values[row.file_id][row.row] for row in rows.values()] == log
         self.check_state(self.mq.state)
-        self.check_shown(self.mq.state, self.shown)
+        self.check_visible_messages(self.mq.state, self.read_topic)
 
-    def shown(self, topic: Topic, isolation: Isolation) -> Shown:
+    def read_topic(self, topic: Topic, isolation: Isolation) -> Shown:
         return {
             partition: [
                 (offset, self.values[row.file_id][row.row])
@@ -122,9 +123,9 @@ class Core(SideBySide):
             for partition in range(topic.log_count)
         }
 
-    def seen(self, isolation: Isolation) -> set[str]:
-        """All messages that a reader sees now."""
-        shown = (self.shown(topic, isolation) for topic in self.mq.state.topics.values())
+    def read_values(self, isolation: Isolation) -> set[str]:
+        """Return all messages that a reader sees now."""
+        shown = (self.read_topic(topic, isolation) for topic in self.mq.state.topics.values())
         return {value for of_topic in shown for log in of_topic.values() for _, value in log}
 
     def check_transitions(self) -> None:

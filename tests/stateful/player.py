@@ -1,4 +1,4 @@
-"""One client, and the sequencer that leads now: the stage for interruptions played on purpose."""
+"""A client and the leading sequencer, for interruptions that are played on purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 
 
 class Player:
-    """One client, and the sequencer that leads now."""
+    """A client, and the sequencer that leads now."""
 
     def __init__(self) -> None:
         self.world, self.published = World(), 0
@@ -22,17 +22,17 @@ class Player:
         self.ask(CreateTopic("t", 1))
 
     def new_leader(self, clock: Clock | None = None) -> tuple[Sequencer, Background]:
-        """clock: of the process that leads from now on."""
+        """Start a leader. clock: that of its process."""
         self.leader, self.background = self.world.sequencer(clock)
         self.world.lead(self.leader)
         return self.leader, self.background
 
     def ask(self, *requests: AnyRequest, inline: list[str] | None = None) -> None:
-        """Put one letter of a client of its own."""
+        """Put one letter of a new client."""
         self.world.put(self.world.new_id(), 1, list(requests), inline or [])
 
     def publish(self) -> None:
-        """One more message waits for the sequencer."""
+        """Put one more message into the mailbox."""
         ranges = Ranges([0], [0], [-1], [0], [1], [1000], [1000])
         self.ask(Produce([TopicRef("t", 1, 1)], ranges, self.leader.state.step), inline=[f"m{self.published}"])
         self.published += 1
@@ -42,7 +42,7 @@ class Player:
         self.world.remember_steps()
 
     def read(self) -> list[tuple[int, str]]:
-        """As one sees it who just came."""
+        """Return the messages that a new reader sees."""
         reader = Reader(self.world.namespace.store, self.world.clock)
         return self.world.logs(reader, reader.refresh().topic("t"))[0]
 
@@ -50,7 +50,7 @@ class Player:
         return [(i, f"m{i}") for i in range(self.published)]
 
     def settle(self) -> None:
-        """Everything is projected, and right."""
+        """Check that everything can be projected, and is right."""
         self.leader.resign()
         self.world.remember_steps()
         assert self.read() == self.all_published()

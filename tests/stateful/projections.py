@@ -1,4 +1,4 @@
-"""I12: what the tables hold is what a replay of the journal says they hold."""
+"""I12: the tables hold what a replay of the journal makes of them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PROJECTED = tuple(PROJECT)
 
 
 def plain(state: State) -> dict[str, Any]:
-    """A state that compares: arrays as lists; who else has its topics does not matter."""
-    left_out = ("shared_topics", "touched_groups", "changes")
-    fields = {part.name: getattr(state, part.name) for part in dataclasses.fields(state) if part.name not in left_out}
+    """Return a state that can be compared: arrays as lists, without what depends on who shares its topics."""
+    omitted = ("shared_topics", "touched_groups", "changes")
+    fields = {part.name: getattr(state, part.name) for part in dataclasses.fields(state) if part.name not in omitted}
     fields["topics"] = {
         topic_id: {**vars(t), "high_watermarks": t.high_watermarks.tolist(), "log_starts": t.log_starts.tolist()}
         for topic_id, t in state.topics.items()
@@ -39,29 +39,29 @@ def plain(state: State) -> dict[str, Any]:
 
 
 def assert_projections_are_the_replay(store: Store, history: list[Step]) -> None:
-    """Holds when everything is projected. history: every step from the first."""
+    """Check the tables when everything is projected. history: every step from the first."""
     state = machine.replay(State(), history)
     expected = project(state, history)
     for name in PROJECTED:
         spec = BY_NAME[name]
-        stored, wanted = (
+        stored, expected_rows = (
             trim_rows(spec, table, read_live_state(state), RETENTION_MS, whole=True)
             for table in (store.open(spec).read(), expected.get(name, spec.empty()))
         )
         if name in PLACES:
-            stored, wanted = one_by_one(stored), one_by_one(wanted)
-        if name == "segments":  # what is deleted leaves the table with some merge
-            stored, wanted = left(stored, state), left(wanted, state)
-        assert rows_of(name, stored) == rows_of(name, wanted), name
-    found = read_watermark(store)
-    told = build_watermark(state, found.floor).to_pylist()
-    assert [asdict(found)] == told
-    assert plain(load_state(store, found)) == plain(state)
+            stored, expected_rows = expand_rows(stored), expand_rows(expected_rows)
+        if name == "segments":  # a merge removes deleted segments from the table
+            stored, expected_rows = drop_deleted_rows(stored, state), drop_deleted_rows(expected_rows, state)
+        assert rows_of(name, stored) == rows_of(name, expected_rows), name
+    watermark = read_watermark(store)
+    expected_watermark = build_watermark(state, watermark.floor).to_pylist()
+    assert [asdict(watermark)] == expected_watermark
+    assert plain(load_state(store, watermark)) == plain(state)
     assert_files_are_there(store)
 
 
 def assert_files_are_there(store: Store) -> None:
-    """What the tables point at is registered, and whole."""
+    """Check that files to which the tables refer are registered and whole."""
     registered = {f.path: f.record_count for f in store.open(MESSAGES).files()}
     for path, count in registered.items():
         file_id = int(path.removesuffix(".parquet"), 16)
@@ -88,11 +88,13 @@ PLACES = {
     ),
     "rejected_rows": _RANGE,
 }
-"""The tables that say where rows are, and what of them a merge of data files changes."""
+"""The tables that say where rows are, and the columns that a merge of data files changes."""
 
 
-def one_by_one(table: pa.Table) -> pa.Table:
-    """A row for each message, marker and dead letter, without where it is: a merge puts several together."""
+def expand_rows(table: pa.Table) -> pa.Table:
+    """Return a row for each message, marker and dead letter, without its location. A merge puts several rows
+    together.
+    """
     counts = np.maximum(table.column("record_count").to_numpy(), 1)
     nth = pa.array(np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
     rows = table.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
@@ -102,16 +104,16 @@ def one_by_one(table: pa.Table) -> pa.Table:
     return rows.drop_columns(list(PLACES[name]))
 
 
-def left(messages: pa.Table, state: State) -> pa.Table:
-    """Those that are not below the log start."""
-    then = read_live_state(state)
+def drop_deleted_rows(messages: pa.Table, state: State) -> pa.Table:
+    """Return the messages that are not below the log start."""
+    live_state = read_live_state(state)
     return messages.filter(
-        pa.array(~mask_deleted_segments(messages.append_column("last_offset", messages["base_offset"]), then))
+        pa.array(~mask_deleted_segments(messages.append_column("last_offset", messages["base_offset"]), live_state))
     )
 
 
 def rows_of(name: str, table: pa.Table) -> list[dict[str, Any]]:
-    """The rows that say something: of a log all, of a changelog what keys are now (whose step is that of a pass)."""
+    """Return the rows that count: all of a log; of a changelog the newest of each key, without the step of its pass."""
     spec = BY_NAME[name]
     if spec.shape == "changelog":
         table = select_newest(table, spec.keys)

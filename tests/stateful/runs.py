@@ -1,6 +1,6 @@
 """How machines run: the same few examples every day, or as many random ones as $LAKEMQ_STATEFUL_EXAMPLES says.
 
-$LAKEMQ_STATEFUL_SHRINK makes a failure small, which takes long.
+$LAKEMQ_STATEFUL_SHRINK shortens a failure, which takes long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SHRINK = "LAKEMQ_STATEFUL_SHRINK" in os.environ
 
 
 def runs(examples: int, steps: int) -> settings:
-    """examples: of the daily run; steps: most rules in one."""
+    """Return settings for a machine. examples: those of the daily run; steps: the most rules in one example."""
     return settings(
         max_examples=EXAMPLES or number_of(examples),
         stateful_step_count=steps,

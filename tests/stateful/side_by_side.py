@@ -1,4 +1,4 @@
-"""The real thing and its model, side by side, and what must hold of both: for every world, whatever is asked in it."""
+"""A real namespace and its model, side by side, and the rules that hold for both in every world."""
 
 from __future__ import annotations
 
@@ -23,58 +23,75 @@ class SideBySide:
         self._marks: dict[Place, tuple[int, int, int]] = {}
 
     def check_state(self, state: State) -> None:
-        """Of a leader: all that it decides by."""
+        """Check all parts of the state that a leader uses for decisions."""
         self.check_marks(state)
         self.check_offsets(state)
         self.check_ids(state)
 
     def check_marks(self, state: State) -> None:
-        """Of a leader, or of a reader: the same topics, and each partition as long, as stable, cut off where it is."""
+        """Check a leader's or reader's marks: the same topics, and in each partition the same log start, stable
+        offset and end.
+        """
         model = self.model
         assert {i: t.topic for i, t in state.topics.items()} == {t.topic_id: t.topic for t in model.active()}
         assert state.topic_ids == {t.topic: t.topic_id for t in model.active()}
         for topic in model.active():
-            found = state.topics[topic.topic_id]
-            columns = found.log_starts, found.last_stable_offsets, found.high_watermarks
+            stored = state.topics[topic.topic_id]
+            columns = stored.log_starts, stored.last_stable_offsets, stored.high_watermarks
             marks = list(zip(*(column.tolist() for column in columns), strict=True))
-            assert found.partition_count == topic.partitions, topic.topic
+            assert stored.partition_count == topic.partitions, topic.topic
             assert marks == [(log.start, log.stable, len(log)) for log in topic.logs], topic.topic
             for partition, mark in enumerate(marks):
                 self._go_forward((topic.topic_id, partition), mark)
 
     def _go_forward(self, place: Place, mark: tuple[int, int, int]) -> None:
-        """I6."""
+        """I6: marks only go forward."""
         start, stable, end = mark
         before = self._marks.get(place, (0, 0, 0))
-        assert all(was <= now for was, now in zip(before, mark, strict=True)), (place, before, mark)
+        assert all(earlier <= later for earlier, later in zip(before, mark, strict=True)), (place, before, mark)
         assert start <= end
         assert stable <= end
         self._marks[place] = mark
 
     def check_offsets(self, state: State) -> None:
-        """I7, but for what a consumer seeks."""
-        found = {group: {place: one.offset for place, one in of.items()} for group, of in state.offsets.items()}
-        assert found == self.model.offsets
-        assert all(offset <= len(self.model.log(place)) for of in found.values() for place, offset in of.items())
+        """I7: committed offsets are the model's, and within the log. Seeks of consumers are not checked."""
+        offsets = {
+            group: {place: committed.offset for place, committed in of_group.items()}
+            for group, of_group in state.offsets.items()
+        }
+        assert offsets == self.model.offsets
+        assert all(
+            offset <= len(self.model.log(place)) for of_group in offsets.values() for place, offset in of_group.items()
+        )
 
     def check_ids(self, state: State) -> None:
-        """Producers, and who has which transactional id, with at most one transaction open."""
+        """Check producers, the identity of each transactional id, and that each has at most one open transaction."""
         model = self.model
-        producers = {i: (one.epoch, one.transactional_id) for i, one in state.producers.items()}
-        assert producers == {i: (one.epoch, one.transactional_id) for i, one in model.producers.items()}
-        identities = {name: (one.producer_id, one.producer_epoch) for name, one in state.transactions.items()}
-        assert identities == {name: (one.producer_id, one.epoch) for name, one in model.ids.items()}
-        ongoing = {name for name, one in state.transactions.items() if one.status == "Ongoing"}
-        assert ongoing == state.ongoing == {name for name, one in model.ids.items() if one.open}
+        producers = {i: (producer.epoch, producer.transactional_id) for i, producer in state.producers.items()}
+        assert producers == {i: (producer.epoch, producer.transactional_id) for i, producer in model.producers.items()}
+        identities = {
+            name: (transaction.producer_id, transaction.producer_epoch)
+            for name, transaction in state.transactions.items()
+        }
+        assert identities == {
+            name: (transactional_id.producer_id, transactional_id.epoch) for name, transactional_id in model.ids.items()
+        }
+        ongoing = {name for name, transaction in state.transactions.items() if transaction.status == "Ongoing"}
+        assert (
+            ongoing == state.ongoing == {name for name, transactional_id in model.ids.items() if transactional_id.open}
+        )
         writing = {i for t in state.topics.values() for firsts in t.open_transactions.values() for i in firsts}
         assert writing <= {state.transactions[name].producer_id for name in ongoing}
 
-    def check_shown(
+    def check_visible_messages(
         self, state: State, show: Callable[[Topic, Isolation], Shown], isolations: Sequence[Isolation] = ISOLATIONS
     ) -> None:
-        """I1 to I5: a reader in this state sees of each partition what the model says, message by message."""
+        """I1 to I5: a reader in this state sees in each partition the messages of the model, one by one."""
         self.check_marks(state)
         for topic in self.model.active():
             for isolation in isolations:
                 shown = show(state.topics[topic.topic_id], isolation)
-                assert shown == {p: log.shown(isolation) for p, log in enumerate(topic.logs)}, (topic.topic, isolation)
+                assert shown == {p: log.visible_messages(isolation) for p, log in enumerate(topic.logs)}, (
+                    topic.topic,
+                    isolation,
+                )

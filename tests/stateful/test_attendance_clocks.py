@@ -1,4 +1,4 @@
-"""Sessions under clocks that jump, machines that sleep and leaders that come and go: only the dead are thought dead."""
+"""Sessions under clocks that jump, machines that sleep and leaders that change: only dead members are thought dead."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class StampedFiles(TimedFiles):
 
     def put(self, name: str, data: Data, *, durable: bool = True) -> str:
         identity = super().put(name, data, durable=durable)
-        self._seen[name] = self.time_ms()
+        self._times_ms[name] = self.time_ms()
         return identity
 
 
 class Simulation:
-    """A member that beats and a leader that looks, each on its own; time passes in ticks, for both or for one."""
+    """A member that beats and a leader that looks. Time passes in ticks, for both or for one of them."""
 
     def __init__(self, folder: str) -> None:
         self.store_clock, self.clock, self.mq = ManualClock(), ManualClock(), Harness()
@@ -61,17 +61,19 @@ class Simulation:
         self.next_look_ms = self.clock.ms
 
     def pass_ms(self, ms: int, member_runs: bool = True, leader_runs: bool = True) -> list[str]:
-        """Time passes; returns who the leader finds silent meanwhile."""
-        found = []
+        """Let time pass, and return the members that the leader finds silent meanwhile."""
+        silent = []
         for _ in range(ms // TICK_MS):
             self.clock.ms += TICK_MS
             self.store_clock.ms += TICK_MS
             if self.lives and member_runs and self.clock.ms >= self.next_beat_ms:
                 self.beat()
             if self.leader is not None and leader_runs and self.clock.ms >= self.next_look_ms:
-                found += self.leader.find_silent_members(self.mq.state) + self.leader.find_silent_members(self.mq.state)
+                silent += self.leader.find_silent_members(self.mq.state) + self.leader.find_silent_members(
+                    self.mq.state
+                )
                 self.next_look_ms = self.clock.ms + READ_INTERVAL_MS
-        return [one.member_id for one in found]
+        return [member.member_id for member in silent]
 
     def sleep(self, ms: int) -> None:
         """The machine of both sleeps."""
@@ -110,35 +112,35 @@ EVENTS = st.lists(
 def test_who_lives_is_never_thought_dead_and_who_died_is_found(folder: str, events: list[tuple[str, int]]) -> None:
     files = StampedFiles(folder, ManualClock())
     files.delete(files.list("beats"))
-    scene = Simulation(folder)
+    simulation = Simulation(folder)
     for event, ms in events:
         match event:
             case "run":
-                assert scene.pass_ms(ms) == []
+                assert simulation.pass_ms(ms) == []
             case "new leader":
-                scene.lead()
+                simulation.lead()
             case "no leader":
-                scene.leader = None
-                scene.sleep(ms)
-                scene.beat()  # it went on beating
-                scene.lead()
+                simulation.leader = None
+                simulation.sleep(ms)
+                simulation.beat()  # the member went on beating
+                simulation.lead()
             case "leader stops":
-                assert scene.pass_ms(ms, leader_runs=False) == []
+                assert simulation.pass_ms(ms, leader_runs=False) == []
             case "both sleep":
-                scene.sleep(ms)
+                simulation.sleep(ms)
             case "store clock jumps":
-                scene.store_clock.ms += ms
+                simulation.store_clock.ms += ms
             case "member pauses":
-                assert scene.pass_ms(ms, member_runs=False) == []
-                scene.beat()
+                assert simulation.pass_ms(ms, member_runs=False) == []
+                simulation.beat()
             case "member runs and pauses":
-                assert scene.pass_ms(2 * INTERVAL_MS + 2 * READ_INTERVAL_MS) == []
-                assert scene.pass_ms(ms, member_runs=False) == []
-                scene.beat()
-    assert scene.pass_ms(SESSION_MS) == []
-    scene.lives = False
-    scene.leader = None
-    scene.sleep(SESSION_MS)
-    scene.lead()
-    assert scene.pass_ms(CONFIRM_MS - READ_INTERVAL_MS) == []
-    assert set(scene.pass_ms(3 * READ_INTERVAL_MS)) == {"C1"}, "no whole session more"
+                assert simulation.pass_ms(2 * INTERVAL_MS + 2 * READ_INTERVAL_MS) == []
+                assert simulation.pass_ms(ms, member_runs=False) == []
+                simulation.beat()
+    assert simulation.pass_ms(SESSION_MS) == []
+    simulation.lives = False
+    simulation.leader = None
+    simulation.sleep(SESSION_MS)
+    simulation.lead()
+    assert simulation.pass_ms(CONFIRM_MS - READ_INTERVAL_MS) == []
+    assert set(simulation.pass_ms(3 * READ_INTERVAL_MS)) == {"C1"}, "no whole session more"

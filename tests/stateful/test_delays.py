@@ -1,7 +1,7 @@
-"""Delayed messages, whatever happens meanwhile: the core and the leader's slots, with clocks that jump, and restarts.
+"""Delayed messages under random actions: the core and the leader's queue, with clocks that jump, and restarts.
 
-What must hold is said of what was published: each message is in its log once, not before it is due, and after all of
-its partition that were due before (docs/semantics.md I9).
+The rules are checked against the published messages. Each message is in its log once, not before it is due, and after
+all messages of its partition that were due before (docs/semantics.md I9).
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ dues = st.lists(st.integers(-5, 40), min_size=1, max_size=4).map(sorted)
 
 
 @dataclass
-class Message:
-    """order: of its publishing, or since when it is due then. state: open, waiting, released, gone. moved: how often it
+class DelayedMessage:
+    """A message of the model.
+
+    order: decides between messages with the same due time. state: open, waiting, released, gone. moved: how often it
     was rescheduled.
     """
 
@@ -68,8 +70,8 @@ class Message:
     moved: int = 0
 
 
-class Later(Executor):
-    """Does what it is given when it is told to."""
+class LaterExecutor(Executor):
+    """An executor that runs its work when `work` is called."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
@@ -85,7 +87,7 @@ class Later(Executor):
             future.set_result(act())
 
 
-class Steady(SystemClock):
+class SteadyClock(SystemClock):
     def __init__(self) -> None:
         self.ms = 0
 
@@ -96,15 +98,15 @@ class Steady(SystemClock):
 class Delays(RuleBasedStateMachine):
     ahead_ms = AHEAD_MS
     packs: tuple[int, ...] = ()
-    """How long before its time a range is queued, and how many others become a block; as usual where empty."""
+    """How long before its time a range is queued, and how many other ranges become a block. Empty: the defaults."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mq, self.clock, self.reader = Harness(), Steady(), Later()
-        self.mq.now_ms = 9 * HOUR_MS + HOUR_MS - 20_000  # so that what comes is due in two of them
+        self.mq, self.clock, self.reader = Harness(), SteadyClock(), LaterExecutor()
+        self.mq.now_ms = 9 * HOUR_MS + HOUR_MS - 20_000  # so that due times lie in two hours
         for name in TOPICS:
             self.mq.create(name, 2)
-        self.messages: dict[Row, Message] = {}
+        self.messages: dict[Row, DelayedMessage] = {}
         self.files: dict[int, list[int]] = {}
         self.first_rows: dict[tuple[int, int], int] = {}
         self.unreadable, self.late = set[int](), set[int]()
@@ -121,20 +123,22 @@ class Delays(RuleBasedStateMachine):
         )
 
     def _read(self, ranges: Sequence[DelayedRange]) -> list[DueRuns]:
-        return [OSError("gone") if range_.file_id in self.unreadable else self._runs(range_) for range_ in ranges]
+        return [
+            OSError("gone") if range_.file_id in self.unreadable else self._build_due_runs(range_) for range_ in ranges
+        ]
 
-    def _runs(self, one: DelayedRange) -> list[DueRun]:
-        times = self.files[one.file_id][one.first_row : one.first_row + one.record_count]
+    def _build_due_runs(self, range_: DelayedRange) -> list[DueRun]:
+        times = self.files[range_.file_id][range_.first_row : range_.first_row + range_.record_count]
         ends = [i + 1 for i, ms in enumerate(times) if times[i + 1 : i + 2] != [ms]]
         return [DueRun(times[end - 1], end) for end in ends]
 
     def look(self) -> None:
-        """Once in each step."""
+        """Add new ranges to the queue, once in each step."""
         if self.mq.state.step != self.looked_step:
             self.slots.add_new_ranges(self.mq.state.delays)
             self.looked_step = self.mq.state.step
 
-    # -- what happens -----------------------------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(TOPICS), partition=st.integers(0, 1), dues=dues, how=st.sampled_from("pptti"))
     def publish(self, name: str, partition: int, dues: list[int], how: str) -> None:
@@ -148,19 +152,19 @@ class Delays(RuleBasedStateMachine):
         topic_id = self.mq.state.topic_ids[name]
         sequence = self.next_sequence.get((topic_id, partition), 0)
         identity = (self.producer, 0) if how == "i" else None
-        asked = self.mq.produce(
+        request = self.mq.produce(
             {partition: len(times)}, name, identity, sequence, None, 0, file_id, ref, {partition: (times[0], times[-1])}
         )
         self.files[file_id] = times
-        assert not isinstance(self.mq.one(asked), Refusal)
-        self.sent.append(asked)
+        assert not isinstance(self.mq.one(request), Refusal)
+        self.sent.append(request)
         if how == "i":
             self.next_sequence[topic_id, partition] = sequence + len(times)
         self.publishes += 1
         self.first_rows[topic_id, file_id] = 0
         for row, due_ms in enumerate(times):
             state = "waiting" if ref is None else "open"
-            message = Message(partition, due_ms, (self.publishes, row), ref, state)
+            message = DelayedMessage(partition, due_ms, (self.publishes, row), ref, state)
             self.messages[topic_id, file_id, row] = message
 
     def _transaction(self) -> TransactionRef:
@@ -169,10 +173,10 @@ class Delays(RuleBasedStateMachine):
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
-        """What an idempotent producer sent last is never scheduled twice."""
-        mine = [one for one in self.sent if one.producer is not None]
-        if mine:
-            self.mq.one(mine[-1])
+        """A request that an idempotent producer repeats is never scheduled twice."""
+        idempotent = [request for request in self.sent if request.producer is not None]
+        if idempotent:
+            self.mq.one(idempotent[-1])
 
     @precondition(lambda self: self.mq.state.ongoing)
     @rule(commit=st.sampled_from([True, True, True, False]))
@@ -187,43 +191,43 @@ class Delays(RuleBasedStateMachine):
     @precondition(lambda self: self.messages)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """Some rows of what was published; of each it is told what became of it."""
+        """Cancel some published rows, and check the outcome of each."""
         rows = data.draw(st.lists(st.sampled_from(sorted(self.messages)), min_size=1, max_size=3))
         judged = self.mq.one(CancelDelays(*self._receipts(rows)))
         assert isinstance(judged, DelaysJudged)
         for row, outcome in zip(rows, judged.outcomes, strict=True):
-            one = self.messages[row]
-            assert (outcome is CancelOutcome.CANCELLED) >= (one.state == "waiting")
-            assert outcome is not CancelOutcome.CANCELLED or one.state in ("waiting", "gone")
-            self._is_true(row, outcome)
-            one.state = "gone" if one.state == "waiting" else one.state
+            message = self.messages[row]
+            assert (outcome is CancelOutcome.CANCELLED) >= (message.state == "waiting")
+            assert outcome is not CancelOutcome.CANCELLED or message.state in ("waiting", "gone")
+            self._check_outcome(row, outcome)
+            message.state = "gone" if message.state == "waiting" else message.state
 
     def _receipts(self, rows: Sequence[Row], older: int = 0) -> list[list[int]]:
-        """The newest receipts of the messages, or such as were true so many times before."""
+        """Return the newest receipts of the messages, or those that were valid `older` reschedules before."""
         moved = [max(0, self.messages[row].moved - older) for row in rows]
         begins = [row[2] if times else self.first_rows[row[:2]] for row, times in zip(rows, moved, strict=True)]
         index = [row[2] - first for row, first in zip(rows, begins, strict=True)]
         return [[row[0] for row in rows], [row[1] for row in rows], begins, index, moved]
 
-    def _is_true(self, row: Row, outcome: CancelOutcome) -> None:
-        """Of what is not in the state any more the journal knows."""
+    def _check_outcome(self, row: Row, outcome: CancelOutcome) -> None:
+        """Check an outcome. The journal knows about messages that the state has no more."""
         if outcome is CancelOutcome.NOT_FOUND and self.messages[row].state != "open":
-            told, outcome = self._fate(self._receipts([row]))
-            aborted = told.status is DelayStatus.ABORTED
+            ended_range, outcome = self._find_ended_range(self._receipts([row]))
+            aborted = ended_range.status is DelayStatus.ABORTED
             assert self.messages[row].state == "gone" if aborted else outcome is not CancelOutcome.NOT_FOUND
         assert outcome is not CancelOutcome.RELEASED or self.messages[row].state == "released"
 
-    def _fate(self, receipt: list[list[int]]) -> tuple[EndedRange, CancelOutcome]:
-        """Of a range that has ended, and of the row."""
+    def _find_ended_range(self, receipt: list[list[int]]) -> tuple[EndedRange, CancelOutcome]:
+        """Return a range that has ended, and the outcome of the receipt's row."""
         topic_id, file_id, first_row, index, moved = (column[0] for column in receipt)
         key = RangeKey(topic_id, file_id, first_row, moved)
-        (told,) = [range_ for range_ in find_ended_ranges(self.mq.steps) if range_.end.published.key == key][-1:]
-        return told, told.find_outcome(index)
+        (ended_range,) = [range_ for range_ in find_ended_ranges(self.mq.steps) if range_.end.published.key == key][-1:]
+        return ended_range, ended_range.find_outcome(index)
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), seconds=st.integers(-5, 40), count=st.integers(1, 2))
     def reschedule(self, data: st.DataObject, seconds: int, count: int) -> None:
-        """One message, which may be in several topics: all of it, or nothing."""
+        """Reschedule one message, which may be in several topics: in all of them, or in none."""
         rows = data.draw(st.lists(st.sampled_from(sorted(self.messages)), min_size=1, max_size=count, unique=True))
         due_ms = max(0, self.mq.now_ms + seconds * 1000)
         judged = self.mq.one(RescheduleDelays(*self._receipts(rows), [due_ms] * len(rows)))
@@ -231,23 +235,27 @@ class Delays(RuleBasedStateMachine):
         all_wait = all(self.messages[row].state == "waiting" for row in rows)
         assert bool(judged.due_ms) is all_wait
         for n, row in enumerate(rows):
-            one = self.messages[row]
-            self._is_true(row, judged.outcomes[n])
+            message = self.messages[row]
+            self._check_outcome(row, judged.outcomes[n])
             if all_wait:
                 self.publishes += 1
-                one.due_ms, one.order, one.moved = judged.due_ms[n], (self.publishes, 0), judged.reschedules[n]
-                assert one.due_ms >= due_ms
+                message.due_ms, message.order, message.moved = (
+                    judged.due_ms[n],
+                    (self.publishes, 0),
+                    judged.reschedules[n],
+                )
+                assert message.due_ms >= due_ms
 
     @precondition(lambda self: any(message.moved for message in self.messages.values()))
     @rule(data=st.data(), reschedules=st.booleans())
     def an_old_receipt_changes_nothing(self, data: st.DataObject, reschedules: bool) -> None:
-        row = data.draw(st.sampled_from(sorted(row for row, one in self.messages.items() if one.moved)))
+        row = data.draw(st.sampled_from(sorted(row for row, message in self.messages.items() if message.moved)))
         old = self._receipts([row], older=1)
         judged = self.mq.one(RescheduleDelays(*old, [self.mq.now_ms]) if reschedules else CancelDelays(*old))
         assert isinstance(judged, DelaysJudged)
         (outcome,) = judged.outcomes
         if outcome is CancelOutcome.NOT_FOUND:
-            outcome = self._fate(old)[1]
+            outcome = self._find_ended_range(old)[1]
         assert outcome is CancelOutcome.RESCHEDULED
         assert not judged.due_ms
 
@@ -256,9 +264,9 @@ class Delays(RuleBasedStateMachine):
         topic_id = self.mq.state.topic_ids.get(name)
         if topic_id is not None and chance == 7:
             self.mq.one(DeleteTopic(name))
-            for row, one in self.messages.items():
-                if row[0] == topic_id and one.state != "released":
-                    one.state = "gone"
+            for row, message in self.messages.items():
+                if row[0] == topic_id and message.state != "released":
+                    message.state = "gone"
 
     @rule(seconds=st.sampled_from([0, 1, 1, 5, 5, 30, 4_000]), reads=st.booleans())
     def time_passes(self, seconds: int, reads: bool) -> None:
@@ -290,15 +298,15 @@ class Delays(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        """Of the leader, in which only time passes."""
+        """Put a step of the leader in which only time passes."""
         machine.begin_step(self.mq.state, self.mq.now_ms)
         self.slots.read_ahead(self.mq.state.delays, self.mq.now_ms)
-        entries = self._decided()
+        entries = self._decide_releases()
         self.mq.land(entries or machine.fold(self.mq.state, [leader.decide_renew(self.mq.state)]))
         self.slots.pack(self.mq.state.delays, self.mq.state.step)
-        self.what_was_released_was_due_and_is_there_once_and_in_order()
+        self.releases_are_due_unique_and_in_order()
 
-    def _decided(self) -> list[JournalEntry]:
+    def _decide_releases(self) -> list[JournalEntry]:
         state = self.mq.state
         self.look()
         due = self.slots.take_due(state.delays, min(state.now_ms, self.mq.now_ms))
@@ -311,34 +319,34 @@ class Delays(RuleBasedStateMachine):
 
     @rule(projects=st.booleans(), dies_in_a_step=st.booleans())
     def another_leads(self, projects: bool, dies_in_a_step: bool) -> None:
-        """What the last one had decided, and did not land, has never been."""
+        """Decisions of the last leader that did not land have never been."""
         if projects or not self.projected:
             self.project()
         expected = plain(self.mq.state)
         if dies_in_a_step:
             machine.begin_step(self.mq.state, self.mq.now_ms)
-            self._decided()
+            self._decide_releases()
         self.mq.state = machine.replay(restored(self.mark, self.tables), self.mq.steps[self.projected :])
         assert plain(self.mq.state) == expected
         self.slots, self.reader.waiting, self.looked_step = self._slots(), [], self.mq.state.step
 
-    # -- what must hold ---------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     @invariant()
-    def what_was_released_was_due_and_is_there_once_and_in_order(self) -> None:
+    def releases_are_due_unique_and_in_order(self) -> None:
         self.look()
-        # what could not be read, or not in time, comes late, and holds up nobody
+        # a range that could not be read, or not in time, is late and does not hold up others
         self.late |= {key.file_id for key in self.slots._unreadable}
         for step in self.mq.steps[self.seen_steps :]:
             for entry in step.entries:
                 if isinstance(entry.record, DelaysReleased):
                     for segment in segments_to_table([entry.segments]).to_pylist():
-                        self._released(segment, step.decided_at_ms)
+                        self._check_release(segment, step.decided_at_ms)
         self.seen_steps = len(self.mq.steps)
         waiting = sum(message.state in ("open", "waiting") for message in self.messages.values())
         assert sum(self.mq.state.delays.pending.values()) == waiting
 
-    def _released(self, segment: dict[str, Any], at_ms: int) -> None:
+    def _check_release(self, segment: dict[str, Any], at_ms: int) -> None:
         for row in range(segment["first_row"], segment["first_row"] + segment["record_count"]):
             key = (segment["topic_id"], segment["file_id"], row)
             message = self.messages[key]
@@ -356,7 +364,7 @@ class Delays(RuleBasedStateMachine):
             assert not before
 
     def teardown(self) -> None:
-        """In the end all that can come has come."""
+        """Check that every message that can be released is released in the end."""
         self.unreadable.clear()
         for _ in range(len(self.messages) + 9):
             self.time_passes(4_000, reads=True)
@@ -364,12 +372,12 @@ class Delays(RuleBasedStateMachine):
             for _ in range(3):
                 self.step()
                 self.reader.work()
-            self.what_was_released_was_due_and_is_there_once_and_in_order()
+            self.releases_are_due_unique_and_in_order()
         assert not [message for message in self.messages.values() if message.state == "waiting"]
 
 
 class PackedDelays(Delays):
-    """The same where most of what waits is packed into tiny blocks, and a step queues a few ranges."""
+    """Delays with most of the waiting ranges in tiny blocks. A step queues only a few ranges."""
 
     ahead_ms = 1_000
     packs = (2_000, 2)

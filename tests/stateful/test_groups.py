@@ -1,7 +1,8 @@
-"""Groups, whatever their members do: the core alone, with assignors that answer late, silence, restarts and time.
+"""Groups under random actions: the core alone, with late answers of assignors, silent members, restarts and time.
 
-What must hold is said of the journal, not of the state: who was given a partition when, and who had let it go by then.
-In both protocols that share partitions by such words; in the classic one all are let go before any is given.
+The rules are checked against the journal, not the state: which member got a partition when, and who had released it by
+then. In both protocols partitions move by such records. In the classic protocol all partitions are released before any
+is assigned.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ TOPICS = ["t", "u"]
 members = st.sampled_from([f"C{n}" for n in range(1, 6)])
 instances = st.sampled_from([None, None, None, "i", "j"])
 topics = st.sampled_from([["t"], ["u"], ["t", "u"]])
-# all of them share evenly
+# each of these assignors shares evenly
 assignor_lists = st.sampled_from(
     [
         [],
@@ -84,24 +85,24 @@ class Groups(RuleBasedStateMachine):
         self.mq.create("u", 2)
         self.late: list[TargetComputed] = []
         self.believed: dict[tuple[str, Place], int] = {}
-        """Member and partition -> the epoch of an assignment that it was told of once."""
+        """Member and partition -> the epoch under which the member last got the partition."""
         self.seen_steps = 0
         self.owners: dict[Place, str] = {}
         self.had: dict[Place, tuple[str, int]] = {}
-        """Who has let it go last, and the epoch under which it had it."""
+        """Partition -> the member that released it last, and the epoch under which it had it."""
         self.generation, self.generations = 0, dict[int, int]()
-        """And epoch -> generation."""
+        """Epoch -> generation, for all epochs so far."""
         self.living: set[str] = set()
         self.committed: dict[Place, int] = {}
         self.begins: dict[Place, int] = {}
-        """Where the group begins in what it has, but where somebody has made it forget that."""
+        """Partition -> where the group starts, unless that was removed together with its committed offset."""
         self.delay_ms = 0
 
-    # -- what happens -----------------------------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------------------
 
-    @rule(member=members, wanted=topics, instance=instances, assignors=assignor_lists)
-    def join(self, member: str, wanted: list[str], instance: str | None, assignors: Sequence[str] = ()) -> None:
-        join = JoinGroup(GROUP, member, wanted, None, instance, 6_000, MAX_POLL_MS, "earliest", self.config)
+    @rule(member=members, subscription=topics, instance=instances, assignors=assignor_lists)
+    def join(self, member: str, subscription: list[str], instance: str | None, assignors: Sequence[str] = ()) -> None:
+        join = JoinGroup(GROUP, member, subscription, None, instance, 6_000, MAX_POLL_MS, "earliest", self.config)
         can_agree = self.can_agree(member, instance, assignors)
         result = self.mq.one(msgspec.structs.replace(join, assignors=list(assignors)))
         refusal = result.error if isinstance(result, Refusal) else None
@@ -111,15 +112,17 @@ class Groups(RuleBasedStateMachine):
         )
 
     def can_agree(self, member: str, instance: str | None, assignors: Sequence[str]) -> bool:
-        """Whether some assignor is in the lists of all members, once this one has joined with its own."""
+        """Return whether all members, including this one with its new list, have an assignor in common."""
         group = self.mq.state.groups.get(GROUP)
         if not assignors:
             return True
         if required := (group.config if group else self.config).get("group.assignor"):
             return required in assignors
         replaced = {member, group.instances.get(instance or "")} if group else set()
-        others = [one.assignors for name, one in group.members.items() if name not in replaced] if group else []
-        return any(all(name in known for known in others if known) for name in assignors)
+        member_lists = (
+            [other.assignors for name, other in group.members.items() if name not in replaced] if group else []
+        )
+        return any(all(name in supported for supported in member_lists if supported) for name in assignors)
 
     @rule(member=members)
     def leave(self, member: str) -> None:
@@ -134,38 +137,42 @@ class Groups(RuleBasedStateMachine):
         self.mq.assign()
 
     @rule(member=members)
-    def join_and_be_given(self, member: str) -> None:
+    def join_and_assign(self, member: str) -> None:
         self.join(member, ["t"], None)
         self.mq.assign()
 
     @rule(member=members)
-    def do_as_one_is_told(self, member: str) -> None:
+    def give_up_paused_partitions(self, member: str) -> None:
         if group := self.mq.state.groups.get(GROUP):
             paused = [place for place in group.list_places_of(member) if place in group.paused]
-            told = [Assigned(*place, group.assignments[place].epoch) for place in paused]
-            self.mq.one(ReleasePartitions(GROUP, member, told))
+            to_release = [Assigned(*place, group.assignments[place].epoch) for place in paused]
+            self.mq.one(ReleasePartitions(GROUP, member, to_release))
             self.mq.assign()
 
     @rule()
-    def assignors_are_asked(self) -> None:
+    def assignors_compute_targets(self) -> None:
         self.late += self.mq.targets()
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
-    def hear_an_assignor(self, data: st.DataObject) -> None:
-        """In any order, and maybe of a group as it was long ago."""
-        which = data.draw(st.integers(0, len(self.late) - 1))
-        self.mq.see(self.late.pop(which))
+    def hear_a_late_target(self, data: st.DataObject) -> None:
+        """Targets arrive in any order, and may come from an old state of the group."""
+        index = data.draw(st.integers(0, len(self.late) - 1))
+        self.mq.see(self.late.pop(index))
 
     @rule(member=members, data=st.data())
-    def give_up_what_one_once_had(self, member: str, data: st.DataObject) -> None:
-        """Under the assignment of that time, or another member's: only what is its own, and is to be given up, goes."""
+    def give_up_old_assignment(self, member: str, data: st.DataObject) -> None:
+        """Release a partition under an old assignment. It goes only if it is paused, and the assignment is the member's
+        and current.
+        """
         if not self.believed or (group := self.mq.state.groups.get(GROUP)) is None:
             return
-        known = sorted(self.believed.items())
-        paused = [one for one in known if one[0][1] in group.paused]
-        (_, place), epoch = data.draw(st.sampled_from(paused or known))
-        goes = place in group.paused and self.owners.get(place) == member and group.assignments[place].epoch == epoch
+        assignments = sorted(self.believed.items())
+        paused = [assignment for assignment in assignments if assignment[0][1] in group.paused]
+        (_, place), epoch = data.draw(st.sampled_from(paused or assignments))
+        is_released = (
+            place in group.paused and self.owners.get(place) == member and group.assignments[place].epoch == epoch
+        )
         self.mq.one(ReleasePartitions(GROUP, member, [Assigned(*place, epoch)]))
         moved = [
             move
@@ -173,7 +180,7 @@ class Groups(RuleBasedStateMachine):
             if isinstance(entry.record, PartitionsMoved) and entry.record.reason == "released"
             for move in entry.record.moves
         ]
-        assert [(move.topic_id, move.partition) for move in moved] == [place] * goes
+        assert [(move.topic_id, move.partition) for move in moved] == [place] * is_released
 
     @rule(member=members, wait_ms=st.sampled_from([1, MAX_POLL_MS + 1]))
     def pass_time(self, member: str, wait_ms: int) -> None:
@@ -181,8 +188,8 @@ class Groups(RuleBasedStateMachine):
         self.mq.expire()
 
     @rule(living=st.booleans())
-    def pass_so_much_time_that_it_is_forgotten(self, living: bool) -> None:
-        """But not while it lives."""
+    def pass_retention_time(self, living: bool) -> None:
+        """The group is forgotten then, unless it has members."""
         self.all_leave() if not living else None
         is_manned, before = bool(self.mq.state.groups_with_members), dict(self.mq.state.offsets.get(GROUP, {}))
         self.mq.now_ms += RETENTION_MS + 1
@@ -220,26 +227,30 @@ class Groups(RuleBasedStateMachine):
 
     @rule(member=members, data=st.data())
     def commit(self, member: str, data: st.DataObject) -> None:
-        """Under an assignment that somebody was told of once: it counts if that is still the one, and the member's."""
-        told = [(who, place, epoch) for (who, place), epoch in sorted(self.believed.items())]
-        there = [one for one in told if one[1][0] in self.mq.state.topics]
-        if not there:
+        """Commit under assignments that members got. Each one counts if it is still current and the member's own."""
+        assignments = [(owner, place, epoch) for (owner, place), epoch in sorted(self.believed.items())]
+        existing = [assignment for assignment in assignments if assignment[1][0] in self.mq.state.topics]
+        if not existing:
             return
-        mine = [one for one in there if one[0] == member] or there
-        drawn = data.draw(st.lists(st.sampled_from(mine) | st.sampled_from(there), min_size=1, max_size=3, unique=True))
+        own = [assignment for assignment in existing if assignment[0] == member] or existing
+        drawn = data.draw(
+            st.lists(st.sampled_from(own) | st.sampled_from(existing), min_size=1, max_size=3, unique=True)
+        )
         chosen = [(place, epoch) for _, place, epoch in drawn]
-        known = self.mq.state.groups.get(GROUP, Group(GROUP))
+        group = self.mq.state.groups.get(GROUP, Group(GROUP))
         fenced = [i for i, (place, epoch) in enumerate(chosen) if not self.may_commit(member, place, epoch)]
         generation = self.generations[chosen[0][1]]
         before = dict(self.mq.state.offsets.get(GROUP, {}))
-        asked = [
-            OffsetCommit(self.mq.state.topics[t].topic, p, self._further(data, (t, p)), f"by {member}", t, epoch)
+        commits = [
+            OffsetCommit(
+                self.mq.state.topics[t].topic, p, self._draw_next_offset(data, (t, p)), f"by {member}", t, epoch
+            )
             for (t, p), epoch in chosen
         ]
-        result = self.mq.one(CommitOffsets(GROUP, asked, None, member, generation))
+        result = self.mq.one(CommitOffsets(GROUP, commits, None, member, generation))
         after = self.mq.state.offsets.get(GROUP, {})
-        changed = {place for place, one in after.items() if before.get(place) != one}
-        if member not in known.members:
+        changed = {place for place, offset in after.items() if before.get(place) != offset}
+        if member not in group.members:
             assert isinstance(result, Refusal)
             assert result.error == "UNKNOWN_MEMBER_ID"
             assert not changed
@@ -256,43 +267,43 @@ class Groups(RuleBasedStateMachine):
         return self.owners.get(place) == member and self.mq.state.groups[GROUP].assignments[place].epoch == epoch
 
     def refusal(self, generation: int) -> str | None:
-        """Of all that a member commits which has read in this generation."""
+        """Return the error of every commit by a member that has read in this generation, if there is one."""
         return None
 
     @rule(member=members, topic=st.sampled_from(TOPICS))
-    def work_off_what_comes(self, member: str, topic: str) -> None:
+    def work_off_new_messages(self, member: str, topic: str) -> None:
         self.publish(topic)
-        self.join_and_be_given(member)
+        self.join_and_assign(member)
         group, topics = self.mq.state.groups[GROUP], self.mq.state.topics
-        done = [
+        commits = [
             OffsetCommit(topics[t].topic, p, int(topics[t].high_watermarks[p]), None, t, group.assignments[t, p].epoch)
             for t, p in group.list_places_of(member)
         ]
-        self.mq.one(CommitOffsets(GROUP, done, None, member, group.generation))
+        self.mq.one(CommitOffsets(GROUP, commits, None, member, group.generation))
 
     @rule(member=members, topic=st.sampled_from(TOPICS), more=st.booleans())
-    def shrink_what_one_has_worked_off(self, member: str, topic: str, more: bool) -> None:
-        """more: of which something is left."""
-        self.work_off_what_comes(member, topic)
+    def shrink_consumed_topic(self, member: str, topic: str, more: bool) -> None:
+        """Shrink a topic that the member has consumed. more: some messages are left in it."""
+        self.work_off_new_messages(member, topic)
         self.publish(topic) if more else None
         self.shrink(topic, 1)
         self.pass_time(member, 1)
 
-    def _further(self, data: st.DataObject, place: Place) -> int:
-        """As consumers do that never seek."""
+    def _draw_next_offset(self, data: st.DataObject, place: Place) -> int:
+        """Draw an offset that is not below the committed one, as consumers commit that never seek."""
         end = int(self.mq.state.topics[place[0]].high_watermarks[place[1]])
         return data.draw(st.integers(self.committed.get(place, 0), end))
 
     @rule(living=st.booleans())
     def delete_the_group(self, living: bool) -> None:
-        """While it lives that is refused."""
+        """The request is refused while the group has members."""
         self.all_leave() if not living else None
         group = self.mq.state.groups.get(GROUP)
         is_known, has_members = group is not None or bool(self.committed), group is not None and bool(group.members)
         result = self.mq.one(DeleteGroup(GROUP))
         assert isinstance(result, Refusal) == (has_members or not is_known)
         if not isinstance(result, Refusal):
-            # what an assignor says of it names its members, whose ids are never given twice but here
+            # a target on its way names members, and only this test uses the id of a member again
             self.late.clear()
             assert (self.mq.state.groups, self.mq.state.offsets) == ({}, {})
 
@@ -305,7 +316,7 @@ class Groups(RuleBasedStateMachine):
             return
         assert isinstance(result, OffsetsChanged)
         topic_id = self.mq.state.topic_ids[topic]
-        of_topic = {place: at for place, at in before.items() if place[0] == topic_id}
+        of_topic = {place: offset for place, offset in before.items() if place[0] == topic_id}
         assert {(topic_id, change.partition): change.before for change in result.changes} == of_topic
         assert all(place[0] != topic_id for place in self.owners)
         assert group is None or all(topic not in member.topics for member in group.members.values())
@@ -329,25 +340,25 @@ class Groups(RuleBasedStateMachine):
             return
         assert isinstance(result, OffsetsChanged)
         assert not self.mq.state.groups_with_members
-        told = {(self.mq.state.topic_ids[change.topic], change.partition): change for change in result.changes}
-        assert {place: one.before for place, one in told.items() if one.before is not None} == before
-        after = before if dry_run else {place: one.after for place, one in told.items()}
-        assert {place: one.offset for place, one in self.mq.state.offsets.get(GROUP, {}).items()} == after
+        changes = {(self.mq.state.topic_ids[change.topic], change.partition): change for change in result.changes}
+        assert {place: change.before for place, change in changes.items() if change.before is not None} == before
+        after = before if dry_run else {place: change.after for place, change in changes.items()}
+        assert {place: committed.offset for place, committed in self.mq.state.offsets.get(GROUP, {}).items()} == after
 
     @rule()
     def another_leads(self) -> None:
-        """What the tables say makes the same groups."""
+        """The state that is restored from the tables has the same groups."""
         tables: dict[str, Any] = {}
         add_pass(tables, self.mq.state, self.mq.steps)
-        again = restored(mark_of(self.mq.state), tables)
-        for what in ("groups", "groups_with_members", "waiting_groups"):
-            assert plain(again)[what] == plain(self.mq.state)[what]
-        self.mq.state.groups, self.mq.state.touched_groups = again.groups, again.touched_groups
+        reloaded = restored(mark_of(self.mq.state), tables)
+        for part in ("groups", "groups_with_members", "waiting_groups"):
+            assert plain(reloaded)[part] == plain(self.mq.state)[part]
+        self.mq.state.groups, self.mq.state.touched_groups = reloaded.groups, reloaded.touched_groups
 
-    # -- what must hold ---------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     @invariant()
-    def the_journal_gives_nothing_that_is_not_free(self) -> None:
+    def the_journal_assigns_only_free_partitions(self) -> None:
         for step in self.mq.steps[self.seen_steps :]:
             replaced: dict[str, str] = {}
             for entry in step.entries:
@@ -357,8 +368,8 @@ class Groups(RuleBasedStateMachine):
                     if record.replaces is not None:
                         self.living.discard(record.replaces)
                         replaced[record.member_id] = record.replaces
-                        for place, (who, epoch) in self.had.items():
-                            self.had[place] = (record.member_id if who == record.replaces else who), epoch
+                        for place, (member, epoch) in self.had.items():
+                            self.had[place] = (record.member_id if member == record.replaces else member), epoch
                 elif isinstance(record, MemberLeft):
                     self.living.discard(record.member_id)
                     self.had = self.had if self.living else {}
@@ -366,15 +377,15 @@ class Groups(RuleBasedStateMachine):
                     assert record.generation == self.generation + 1
                     self.generation = record.generation
                 elif isinstance(record, PartitionsAdded):
-                    for partition, at in enumerate(record.start_offsets, record.first):
-                        self.begins[record.topic_id, partition] = at or 0
+                    for partition, offset in enumerate(record.start_offsets, record.first):
+                        self.begins[record.topic_id, partition] = offset or 0
                 elif isinstance(record, PartitionsEnded):
-                    self._check_passed(record)
+                    self._check_ended_partitions(record)
                 elif isinstance(record, PartitionsGone):
                     gone = {(record.topic_id, partition) for partition in range(record.first, record.partitions)}
                     self.had = {place: assignment for place, assignment in self.had.items() if place not in gone}
-                    self.owners = {place: who for place, who in self.owners.items() if place not in gone}
-                    self.begins = {place: at for place, at in self.begins.items() if place not in gone}
+                    self.owners = {place: owner for place, owner in self.owners.items() if place not in gone}
+                    self.begins = {place: offset for place, offset in self.begins.items() if place not in gone}
                 elif isinstance(record, GroupForgotten):
                     assert not self.living
                     assert not self.owners
@@ -387,30 +398,32 @@ class Groups(RuleBasedStateMachine):
             self.generations[step.step] = self.generation
         self.seen_steps = len(self.mq.steps)
 
-    def _check_passed(self, record: PartitionsEnded) -> None:
-        """Nothing is left of it for a group that has been there. It takes no publish any more, so the ends are its."""
+    def _check_ended_partitions(self, record: PartitionsEnded) -> None:
+        """A partition that ends has no messages left for a group that has read it. It takes no publish any
+        more, so its end is final.
+        """
         topic = self.mq.state.topics[record.topic_id]
         for partition in range(record.first, topic.log_count):
             place, end = (record.topic_id, partition), int(topic.high_watermarks[partition])
             assert self.committed.get(place, self.begins.get(place, end)) >= end
 
     def _note_offsets(self, record: OffsetsCommitted | OffsetsRemoved) -> None:
-        """I7: they move back only where an operator has said so, which the journal has."""
+        """I7: committed offsets move back only where the journal has an operator's request."""
         if isinstance(record, OffsetsRemoved):
             for partition in record.partitions:
                 del self.committed[record.topic_id, partition]
                 self.begins.pop((record.topic_id, partition), None)
             return
-        for topic_id, one in zip(record.topic_ids, record.offsets, strict=True):
-            place = topic_id, one.partition
-            assert record.reason == "reset" or one.offset >= self.committed.get(place, 0)
-            self.committed[place] = one.offset
+        for topic_id, committed in zip(record.topic_ids, record.offsets, strict=True):
+            place = topic_id, committed.partition
+            assert record.reason == "reset" or committed.offset >= self.committed.get(place, 0)
+            self.committed[place] = committed.offset
 
     def _move(
         self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
         before = self.owners.pop(place, None)
-        if before is not None and self.living:  # to an empty group nobody comes back
+        if before is not None and self.living:  # no member comes back to an empty group
             self.had[place] = before, self.believed[before, place]
         if status is PartitionStatus.READY:
             assert owner in self.living
@@ -424,40 +437,44 @@ class Groups(RuleBasedStateMachine):
     @invariant()
     def the_state_is_what_the_journal_says(self) -> None:
         state = self.mq.state
-        assert {place: one.offset for place, one in state.offsets.get(GROUP, {}).items()} == self.committed
-        for (topic_id, partition), at in self.committed.items():
-            assert 0 <= at <= state.topics[topic_id].high_watermarks[partition]
+        assert {place: committed.offset for place, committed in state.offsets.get(GROUP, {}).items()} == self.committed
+        for (topic_id, partition), offset in self.committed.items():
+            assert 0 <= offset <= state.topics[topic_id].high_watermarks[partition]
         group = state.groups.get(GROUP)
         if group is None:
             return
         assert group.members.keys() == self.living
-        assert {place: one.owner for place, one in group.assignments.items() if one.owner} == self.owners
-        assert group.instances == {one.instance_id: name for name, one in group.members.items() if one.instance_id}
+        assert {
+            place: assignment.owner for place, assignment in group.assignments.items() if assignment.owner
+        } == self.owners
+        assert group.instances == {
+            member.instance_id: name for name, member in group.members.items() if member.instance_id
+        }
         assert group.paused == {
-            place for place, one in group.assignments.items() if one.status is PartitionStatus.PAUSED
+            place for place, assignment in group.assignments.items() if assignment.status is PartitionStatus.PAUSED
         }
 
     @invariant()
-    def who_is_looked_for_is_found(self) -> None:
+    def the_state_lists_the_right_groups(self) -> None:
         state = self.mq.state
-        assert state.groups_with_members == {name for name, one in state.groups.items() if one.members}
-        assert state.waiting_groups == {name for name, one in state.groups.items() if one.is_waiting}
-        assert state.list_moving_groups() == {name for name, one in state.groups.items() if one.is_moving_on}
+        assert state.groups_with_members == {name for name, group in state.groups.items() if group.members}
+        assert state.waiting_groups == {name for name, group in state.groups.items() if group.is_waiting}
+        assert state.list_moving_groups() == {name for name, group in state.groups.items() if group.is_moving_on}
 
     @invariant()
     def a_stable_group_is_whole_and_even(self) -> None:
         group = self.mq.state.groups.get(GROUP)
         if group is None or group.status is not GroupStatus.STABLE:
             return
-        wanted = {name for member in group.members.values() for name in member.topics}
-        counts = {name: one.consumed_count for name, one in self._topics_of(group).items()}
+        subscribed = {name for member in group.members.values() for name in member.topics}
+        counts = {name: topic.consumed_count for name, topic in self._topics_of(group).items()}
         assert {
             name: sum(assignment.topic == name for assignment in group.assignments.values()) for name in counts
         } == counts
-        for place, one in group.assignments.items():
-            assert (one.owner is not None) == (self.mq.state.topics[place[0]].topic in wanted)
-            if one.owner is not None:
-                assert self.mq.state.topics[place[0]].topic in group.members[one.owner].topics
+        for place, assignment in group.assignments.items():
+            assert (assignment.owner is not None) == (self.mq.state.topics[place[0]].topic in subscribed)
+            if assignment.owner is not None:
+                assert self.mq.state.topics[place[0]].topic in group.members[assignment.owner].topics
         if len({member.topics for member in group.members.values()}) == 1:
             counts = Counter(assignment.owner for assignment in group.assignments.values())
             shares = [counts[name] for name in group.members]
@@ -474,7 +491,7 @@ class Groups(RuleBasedStateMachine):
         return {self.mq.state.topics[t].topic: self.mq.state.topics[t] for t, _ in group.assignments}
 
     def teardown(self) -> None:
-        """Left alone, with members that do as they are told, every group comes to rest."""
+        """Check that the group comes to rest when its members release what they have to."""
         try:
             self.come_to_rest()
         finally:
@@ -489,10 +506,10 @@ class Groups(RuleBasedStateMachine):
             for member in sorted(group.members if group else ()):
                 paused = [place for place in group.list_places_of(member) if place in group.paused]
                 if paused:
-                    told = [Assigned(*place, group.assignments[place].epoch) for place in paused]
-                    self.mq.one(ReleasePartitions(GROUP, member, told))
+                    to_release = [Assigned(*place, group.assignments[place].epoch) for place in paused]
+                    self.mq.one(ReleasePartitions(GROUP, member, to_release))
         if group is not None:
-            self.the_journal_gives_nothing_that_is_not_free()
+            self.the_journal_assigns_only_free_partitions()
             group = self.mq.state.groups[GROUP]
             assert group.status in (GroupStatus.STABLE, GroupStatus.EMPTY)
             self.a_stable_group_is_whole_and_even()
@@ -506,7 +523,7 @@ class ClassicGroups(Groups):
     }
 
     def may_commit(self, member: str, place: Place, epoch: int) -> bool:
-        """Also what it has let go, and nobody has had since."""
+        """A commit also counts for a partition that the member has released, if no other member has had it since."""
         return super().may_commit(member, place, epoch) or (
             place not in self.owners and self.had.get(place) == (member, epoch)
         )
@@ -524,38 +541,44 @@ class ClassicGroups(Groups):
         self.mq.assign()
 
     @rule()
-    def all_do_as_they_are_told(self) -> None:
+    def all_give_up_paused_partitions(self) -> None:
         for member in sorted(self.living):
-            self.do_as_one_is_told(member)
+            self.give_up_paused_partitions(member)
 
     @rule(member=members, late=members, data=st.data())
-    def share_anew_and_commit(self, member: str, late: str, data: st.DataObject) -> None:
-        """At any moment of it one commits what it may have read before."""
-        self.join_and_be_given(member)
+    def rebalance_and_commit(self, member: str, late: str, data: st.DataObject) -> None:
+        """At some moment of the rebalance a member commits what it may have read before."""
+        self.join_and_assign(member)
         self.the_first_waits_for_others(DELAY_MS)
         moment = data.draw(st.integers(0, 6))
-        for number, one in enumerate([*sorted(self.living), None]):
-            self.the_journal_gives_nothing_that_is_not_free()
+        for number, releasing_member in enumerate([*sorted(self.living), None]):
+            self.the_journal_assigns_only_free_partitions()
             self.commit(late, data) if number == moment else None
-            self.do_as_one_is_told(one) if one else None
+            self.give_up_paused_partitions(releasing_member) if releasing_member else None
 
     def _move(
         self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
-        """Nothing is given while anybody has anything of before; a process that takes another one's place has that."""
+        """Partitions are assigned when all of the last generation are released. Only a process that replaces a member
+        has them at once.
+        """
         if status is PartitionStatus.READY and owner not in replaced:
-            assert {self.believed[who, of] for of, who in self.owners.items()} <= {step}
+            assert {self.believed[member, owned_place] for owned_place, member in self.owners.items()} <= {step}
         super()._move(place, status, owner, replaced, step)
 
     @invariant()
-    def who_owns_is_of_one_generation(self) -> None:
-        """So nobody who reads on what is its own reads what is of a generation before; and all have it, or none."""
+    def the_whole_group_is_of_one_generation(self) -> None:
+        """All owned partitions are of one generation, so no member goes on reading under an older one. All are paused,
+        or none.
+        """
         group = self.mq.state.groups.get(GROUP)
         if group is None:
             return
         owned = [assignment for assignment in group.assignments.values() if assignment.owner is not None]
-        assert {self.generations[one.epoch] for one in owned} <= {group.generation}
-        assert {one.status is PartitionStatus.PAUSED for one in owned} <= {group.status is GroupStatus.PREPARING}
+        assert {self.generations[assignment.epoch] for assignment in owned} <= {group.generation}
+        assert {assignment.status is PartitionStatus.PAUSED for assignment in owned} <= {
+            group.status is GroupStatus.PREPARING
+        }
         assert not (owned and group.not_before_ms)
         if group.status is GroupStatus.COMPLETING:
             assert not owned

@@ -1,4 +1,4 @@
-"""The interruptions that matter most, each played on purpose: the state machine meets them by chance only."""
+"""The most important interruptions, each played on purpose. The state machine meets them only by chance."""
 
 from __future__ import annotations
 
@@ -26,69 +26,69 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def play() -> Iterator[Player]:
+def player() -> Iterator[Player]:
     player = Player()
     yield player
     player.world.close()
 
 
-def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(play: Player) -> None:
-    play.step()
-    play.publish()
-    play.step()
-    late = play.background
+def test_a_zombies_projection_that_ends_after_the_new_leaders_adds_nothing(player: Player) -> None:
+    player.step()
+    player.publish()
+    player.step()
+    late = player.background
     assert late.waiting
-    play.new_leader()
-    play.publish()
-    play.step()
-    play.background.run()
+    player.new_leader()
+    player.publish()
+    player.step()
+    player.background.run()
     late.run()
-    play.publish()
+    player.publish()
     try:
-        play.step()
+        player.step()
     except NotLeader:  # the zombie's commit came in between
-        play.world.lead(play.leader)
-        play.step()
-    assert play.read() == play.all_published()
-    play.settle()
+        player.world.lead(player.leader)
+        player.step()
+    assert player.read() == player.all_published()
+    player.settle()
 
 
-def test_a_zombies_projection_that_ends_before_the_new_leaders_begins_is_as_good(play: Player) -> None:
-    play.publish()
-    play.step()
-    late = play.background
-    play.new_leader()
+def test_a_zombies_projection_that_ends_before_the_new_leaders_begins_is_as_good(player: Player) -> None:
+    player.publish()
+    player.step()
+    late = player.background
+    player.new_leader()
     late.run()
-    play.publish()
-    play.step()
-    play.settle()
+    player.publish()
+    player.step()
+    player.settle()
 
 
-def test_two_that_think_they_lead_decide_once(play: Player) -> None:
-    play.step()
-    old = play.leader
-    play.new_leader()
-    play.publish()
+def test_two_that_think_they_lead_decide_once(player: Player) -> None:
+    player.step()
+    old = player.leader
+    player.new_leader()
+    player.publish()
     with pytest.raises(NotLeader):
         old.step()
     assert not old.leads
     with pytest.raises(NotLeader):
         old.step()
-    play.step()
-    assert play.read() == play.all_published()
-    play.settle()
+    player.step()
+    assert player.read() == player.all_published()
+    player.settle()
 
 
-def go_on(play: Player, point: str) -> None:
-    """Whatever passes the point."""
+def go_on(player: Player, point: str) -> None:
+    """Do everything that passes the point."""
     if point == "sequencer.elected":
-        play.background.alive = False
-        play.new_leader()
+        player.background.alive = False
+        player.new_leader()
     elif point == "sequencer.resigned":
-        play.leader.resign()
+        player.leader.resign()
     for _ in range(3):
-        play.step()
-        play.background.run()
+        player.step()
+        player.background.run()
 
 
 @pytest.mark.parametrize(
@@ -98,185 +98,185 @@ def go_on(play: Player, point: str) -> None:
         [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))],
     ),
 )
-def test_killed_at(play: Player, point: str) -> None:
-    """What readers see is right right then, and after the next one has taken over; the point was reached."""
-    play.publish()
-    play.step()
-    play.background.run()
-    play.publish()
+def test_killed_at(player: Player, point: str) -> None:
+    """Readers see the right messages at once, and after the next leader has taken over."""
+    player.publish()
+    player.step()
+    player.background.run()
+    player.publish()
     if point == "sequencer.rows_written":
-        play.world.reconfigure({"journal.rows.max.bytes": 0})
-        play.background.alive = False
-        play.new_leader()
-    play.world.doomed = point
+        player.world.reconfigure({"journal.rows.max.bytes": 0})
+        player.background.alive = False
+        player.new_leader()
+    player.world.doomed = point
     with pytest.raises(Killed):
-        go_on(play, point)
-    play.world.remember_steps()
-    assert_segments_find_their_files(play)
-    seen = play.read()
-    assert seen == play.all_published()[: len(seen)]
-    assert len(seen) >= 1
-    play.new_leader()
-    play.step()
-    assert play.read() == play.all_published()
-    play.publish()
-    play.step()
-    play.settle()
+        go_on(player, point)
+    player.world.remember_steps()
+    assert_segments_find_their_files(player)
+    messages = player.read()
+    assert messages == player.all_published()[: len(messages)]
+    assert len(messages) >= 1
+    player.new_leader()
+    player.step()
+    assert player.read() == player.all_published()
+    player.publish()
+    player.step()
+    player.settle()
 
 
-def assert_segments_find_their_files(play: Player) -> None:
-    """Who reads tables only, as SQL does, finds the rows of every segment: files are registered first."""
-    store = play.world.namespace.store
-    wanted = {file_stem(i) for i in store.open(SEGMENTS).read().column("file_id").to_pylist() if i is not None}
-    assert wanted <= {Path(file.path).stem for file in store.open(MESSAGES).files()}
+def assert_segments_find_their_files(player: Player) -> None:
+    """A reader of tables only, such as SQL, finds the rows of every segment: files are registered first."""
+    store = player.world.namespace.store
+    named_files = {file_stem(i) for i in store.open(SEGMENTS).read().column("file_id").to_pylist() if i is not None}
+    assert named_files <= {Path(file.path).stem for file in store.open(MESSAGES).files()}
 
 
-def data_files(play: Player) -> set[str]:
-    return set(play.world.namespace.files.list(MESSAGES.name))
+def data_files(player: Player) -> set[str]:
+    return set(player.world.namespace.files.list(MESSAGES.name))
 
 
-def one_more(play: Player) -> None:
-    play.publish()
-    play.step()
-    play.background.run()
-    play.world.clock.sleep(GRACE_MS + 1)
+def publish_and_project(player: Player) -> None:
+    player.publish()
+    player.step()
+    player.background.run()
+    player.world.clock.sleep(GRACE_MS + 1)
 
 
 @pytest.mark.parametrize("point", extended_but(["housekeeping.segments_swapped"], MERGING_POINTS))
-def test_killed_while_data_files_are_merged(play: Player, point: str) -> None:
-    """What was read before is read at any time, by who came before too; in the end nothing is left of no use."""
+def test_killed_while_data_files_are_merged(player: Player, point: str) -> None:
+    """Old and new readers can read at any time what they could read before. In the end no useless file is left."""
     with pytest.raises(Killed):  # noqa: PT012
         for round in range(20):
             if round == 4:
-                play.world.doomed = point
-            one_more(play)
-    play.world.remember_steps()
-    assert_segments_find_their_files(play)
-    seen = play.read()
-    assert seen == play.all_published()[: len(seen)]
-    play.new_leader()
+                player.world.doomed = point
+            publish_and_project(player)
+    player.world.remember_steps()
+    assert_segments_find_their_files(player)
+    messages = player.read()
+    assert messages == player.all_published()[: len(messages)]
+    player.new_leader()
     for _ in range(6):
-        one_more(play)
-        assert play.read() == play.all_published()
-        assert_segments_find_their_files(play)
-    play.world.clock.sleep(GRACE_MS + 1)
-    play.step()
-    assert len(data_files(play)) <= 6
-    play.settle()
-    registered = {f"{MESSAGES.name}/{file.path}" for file in play.world.namespace.store.open(MESSAGES).files()}
-    assert data_files(play) == registered
+        publish_and_project(player)
+        assert player.read() == player.all_published()
+        assert_segments_find_their_files(player)
+    player.world.clock.sleep(GRACE_MS + 1)
+    player.step()
+    assert len(data_files(player)) <= 6
+    player.settle()
+    registered = {f"{MESSAGES.name}/{file.path}" for file in player.world.namespace.store.open(MESSAGES).files()}
+    assert data_files(player) == registered
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("publishing", [True, False])
 @pytest.mark.parametrize("point", MERGING_POINTS)
-def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(play: Player, point: str, publishing: bool) -> None:
-    """Others go on for so long that what it was about to name, or to remove, is gone by then."""
+def test_a_leader_that_is_stopped_while_it_merges_does_no_harm(player: Player, point: str, publishing: bool) -> None:
+    """Other leaders go on for so long that the files which it was about to name or remove are gone by then."""
     stopped: list[Background] = []
 
-    def others() -> None:
-        stopped.append(play.background)
-        if not publishing:  # nor do they commit to the tables for any other reason
-            play.world.reconfigure({"compact.min.files": 1000, "checkpoint.interval": 1000})
-        play.new_leader()
+    def let_others_lead() -> None:
+        stopped.append(player.background)
+        if not publishing:  # then they also commit nothing else to the tables
+            player.world.reconfigure({"compact.min.files": 1000, "checkpoint.interval": 1000})
+        player.new_leader()
         for _ in range(6):
             if publishing:
-                one_more(play)
+                publish_and_project(player)
             else:
-                play.step()
-                play.background.run()
-                play.world.clock.sleep(GRACE_MS + 1)
-        assert play.read() == play.all_published()
+                player.step()
+                player.background.run()
+                player.world.clock.sleep(GRACE_MS + 1)
+        assert player.read() == player.all_published()
 
     for _ in range(4):
-        one_more(play)
-    play.world.meanwhile = (point, others)
+        publish_and_project(player)
+    player.world.meanwhile = (point, let_others_lead)
     while not stopped:
-        one_more(play)
-    assert play.read() == play.all_published()
-    assert_segments_find_their_files(play)
+        publish_and_project(player)
+    assert player.read() == player.all_published()
+    assert_segments_find_their_files(player)
     for _ in range(6):
         try:
-            one_more(play)
-        except NotLeader:  # it was stopped in between its commits, and the last of them came in between
-            play.world.lead(play.leader)
-            play.step()
-        assert_segments_find_their_files(play)
-    assert play.read() == play.all_published()
-    play.settle()
+            publish_and_project(player)
+        except NotLeader:  # it was stopped between its commits, and others have committed since
+            player.world.lead(player.leader)
+            player.step()
+        assert_segments_find_their_files(player)
+    assert player.read() == player.all_published()
+    player.settle()
 
 
-def test_a_file_stays_that_a_step_names_which_is_not_projected(play: Player) -> None:
-    store, files = play.world.namespace.store, play.world.namespace.files
-    file = play.world.write_file(["of a file"])
+def test_a_file_stays_that_a_step_names_which_is_not_projected(player: Player) -> None:
+    store, files = player.world.namespace.store, player.world.namespace.files
+    file = player.world.write_file(["of a file"])
     name = f"{MESSAGES.name}/{file_stem(file.file_id)}.parquet"
     now_ms = files.time_ms()  # too young to be deleted for its age
     ranges = Ranges([0], [0], [0], [0], [1], [now_ms], [now_ms])
 
-    def name_it() -> None:
-        play.ask(Produce([TopicRef("t", 1, 1)], ranges, play.leader.state.step, [file]))
-        play.step()
+    def name_the_file() -> None:
+        player.ask(Produce([TopicRef("t", 1, 1)], ranges, player.leader.state.step, [file]))
+        player.step()
 
-    name_it()
-    play.background.run()
-    play.world.clock.sleep(DAY_MS + 1)
+    name_the_file()
+    player.background.run()
+    player.world.clock.sleep(DAY_MS + 1)
     while file.file_id in store.open(SEGMENTS).read().column("file_id").to_pylist():
-        one_more(play)
-    one_more(play)  # now its list has been seen, and is due the next time
+        publish_and_project(player)
+    publish_and_project(player)  # now a merge has seen its list, which is due the next time
     assert files.size(name) is not None
-    play.publish()
-    play.step()
-    files._seen[name] = files.time_ms()  # its time was wrong
-    name_it()
-    play.background.run()
+    player.publish()
+    player.step()
+    files._times_ms[name] = files.time_ms()  # its time was wrong
+    name_the_file()
+    player.background.run()
     assert files.size(name) is not None
-    assert [value for _, value in play.read()].count("of a file") == 2
-    play.step()
-    play.background.run()
-    assert [value for _, value in play.read()].count("of a file") == 2
+    assert [value for _, value in player.read()].count("of a file") == 2
+    player.step()
+    player.background.run()
+    assert [value for _, value in player.read()].count("of a file") == 2
 
 
 @pytest.mark.extended
-def test_merging_leaves_the_view_as_it_is_and_the_tables_small(play: Player) -> None:
+def test_merging_leaves_the_view_as_it_is_and_the_tables_small(player: Player) -> None:
     """I11. With these settings a table is merged every five commits."""
-    store, merges = play.world.namespace.store, 0
-    play.step()
+    store, merges = player.world.namespace.store, 0
+    player.step()
     for _ in range(14):
-        play.publish()
-        play.step()
-        before = play.read()
-        play.background.run()
+        player.publish()
+        player.step()
+        before = player.read()
+        player.background.run()
         if len(store.open(BY_NAME["segments"]).files()) == 1:
             merges += 1
-            assert play.read() == before == play.all_published()
-        play.world.clock.sleep(100)
+            assert player.read() == before == player.all_published()
+        player.world.clock.sleep(100)
     assert merges >= 2
     for name in ("segments", "producers", "partitions", "watermarks", JOURNAL.name):
         assert len(store.open(BY_NAME[name]).files()) <= 10, name
-    play.settle()
+    player.settle()
 
 
-def test_a_leader_of_one_step_forgets_who_was_silent(play: Player) -> None:
-    """A schedule of short runs must not remember every client for ever."""
-    play.publish()
-    play.step()
-    assert len(play.leader.state.clients) == 2
-    play.world.clock.sleep(EXPIRATION_MS + 1)
-    play.new_leader()
-    play.publish()
-    play.step()
-    assert len(play.leader.state.clients) == 1
-    play.settle()
+def test_a_leader_of_one_step_forgets_who_was_silent(player: Player) -> None:
+    """A schedule of short runs must not remember every client."""
+    player.publish()
+    player.step()
+    assert len(player.leader.state.clients) == 2
+    player.world.clock.sleep(EXPIRATION_MS + 1)
+    player.new_leader()
+    player.publish()
+    player.step()
+    assert len(player.leader.state.clients) == 1
+    player.settle()
 
 
-def test_an_answer_tells_where_the_messages_are(play: Player) -> None:
-    play.step()
-    client = play.world.new_id()
+def test_an_answer_tells_where_the_messages_are(player: Player) -> None:
+    player.step()
+    client = player.world.new_id()
     ranges = Ranges([0, 0], [0, 0], [-1, -1], [1, 0], [1, 1], [0, 0], [0, 0])
-    request = Produce([TopicRef("t", 1, 1)], ranges, play.leader.state.step)
-    play.world.put(client, 1, [request], ["second", "first"])
-    play.step()
-    (result,) = play.world.take_reply(client, 1) or []
+    request = Produce([TopicRef("t", 1, 1)], ranges, player.leader.state.step)
+    player.world.put(client, 1, [request], ["second", "first"])
+    player.step()
+    (result,) = player.world.take_reply(client, 1) or []
     assert isinstance(result, Published)
-    assert [tuple(msg) for msg in play.read()] == [(0, "first"), (1, "second")]
+    assert [tuple(msg) for msg in player.read()] == [(0, "first"), (1, "second")]
     assert (result.units[0].base_offset, result.units[0].record_count) == (0, 2)

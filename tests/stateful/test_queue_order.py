@@ -1,7 +1,9 @@
-"""Real consumers of a queue group over the core, against a plain model: who was shown what, in which order, how often.
+"""Real consumers of a queue group over the core, against a plain model of the messages shown to them, and how
+often.
 
-Letters are held, lost or decided without an answer; members come, go, are lost; transactions abort. The promise of
-`nack.order=partition`: what was given back is shown before anything later of its partition, whoever has that by then.
+Letters are held, lost or decided without an answer. Members come, go and are lost. Transactions abort. The promise of
+`nack.order=partition`: a message that was given back is shown before any later message of its partition, whichever
+member owns the partition by then.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Key = tuple[int, int]
 
 @dataclass
 class Shown:
-    """What the model knows of a message. member: who was shown it last."""
+    """The model's knowledge of a message. member: the one that was shown it last."""
 
     count: int = 0
     member: int = -1
@@ -43,7 +45,7 @@ class Shown:
 
 @dataclass
 class Hands:
-    """A member and the messages in its user's hands."""
+    """A member, and the messages that its user has."""
 
     consumer: QueueConsumer
     messages: list[Message] = field(default_factory=list)
@@ -59,7 +61,7 @@ class QueueOrder(RuleBasedStateMachine):
         self.messages: dict[Key, Shown] = {}
         self.newest: dict[int, int] = {}
         self.is_calm = True
-        """Only one member so far, and it was never lost: deliveries are counted as they were shown."""
+        """Only one member so far, and it was never lost: each delivery that is counted was shown."""
         self.join()
 
     # -- members ------------------------------------------------------------------------------------------
@@ -84,8 +86,8 @@ class QueueOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.hands)
     @rule(data=st.data(), is_killed=st.booleans())
-    def be_lost(self, data: st.DataObject, is_killed: bool) -> None:
-        """It is killed, or only thought lost, and comes back with its next poll."""
+    def lose_member(self, data: st.DataObject, is_killed: bool) -> None:
+        """The member is killed, or only thought lost, and comes back with its next poll."""
         self.is_calm = False
         number = self.draw(data)
         self.world.core.see(MemberSilent("g", self.hands[number].consumer.member_id, "session"))
@@ -122,30 +124,32 @@ class QueueOrder(RuleBasedStateMachine):
 
     def show(self, number: int, message: Message) -> None:
         partition, offset = message.partition, message.offset
-        known = self.messages.setdefault((partition, offset), Shown())
+        shown = self.messages.setdefault((partition, offset), Shown())
         earlier = [
-            at for (of, at), one in self.messages.items() if of == partition and at < offset and one.is_given_back
+            earlier_offset
+            for (message_partition, earlier_offset), message in self.messages.items()
+            if message_partition == partition and earlier_offset < offset and message.is_given_back
         ]
-        waiting = [at for at in earlier if not self.is_done(partition, at)]
+        waiting = [earlier_offset for earlier_offset in earlier if not self.is_done(partition, earlier_offset)]
         assert not waiting, f"{partition}: {offset} was shown before {waiting}"
-        assert not known.is_accepted or message.redelivered
-        if known.count == 0:
+        assert not shown.is_accepted or message.redelivered
+        if shown.count == 0:
             assert offset > self.newest.get(partition, -1), "a first delivery steps back"
             self.newest[partition] = offset
-        assert message.delivery_count > known.count
+        assert message.delivery_count > shown.count
         assert message.delivery_count <= 1 + _MAX_REDELIVERIES
         if self.is_calm:
-            assert message.delivery_count == known.count + 1, "what was not shown was counted"
+            assert message.delivery_count == shown.count + 1, "what was not shown was counted"
         self.messages[partition, offset] = Shown(message.delivery_count, number)
 
     def is_done(self, partition: int, offset: int) -> bool:
-        known = self.world.core.state.find_deliveries("g", (self.world.core.state.topic_ids["t"], partition))
-        assert known is not None
-        found = known.find_stretches([(offset, 1)])
-        return offset < known.start or (bool(found) and found[0].status in _DONE)
+        deliveries = self.world.core.state.find_deliveries("g", (self.world.core.state.topic_ids["t"], partition))
+        assert deliveries is not None
+        stretches = deliveries.find_stretches([(offset, 1)])
+        return offset < deliveries.start or (bool(stretches) and stretches[0].status in _DONE)
 
     @rule(data=st.data(), how=st.sampled_from(["ack", "ack", "nack", "nack", "late nack", "reject"]))
-    def say(self, data: st.DataObject, how: str) -> None:
+    def settle_message(self, data: st.DataObject, how: str) -> None:
         number = self.draw(data)
         hands = self.hands[number]
         if not hands.messages:
@@ -160,9 +164,9 @@ class QueueOrder(RuleBasedStateMachine):
                 hands.consumer.nack(message, 300 if how == "late nack" else None)
         except (FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
             return
-        known = self.messages[message.partition, message.offset]
-        if "nack" in how and known.member == number:
-            known.is_given_back = True
+        shown = self.messages[message.partition, message.offset]
+        if "nack" in how and shown.member == number:
+            shown.is_given_back = True
 
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -172,8 +176,8 @@ class QueueOrder(RuleBasedStateMachine):
         if self.world.letters or hands.batch is None:
             return
         batch, hands.batch = hands.batch, None
-        done = self.world.ask(InitProducer("tx", 60_000))
-        ref = TransactionRef("tx", done.producer_id, done.producer_epoch)
+        producer = self.world.ask(InitProducer("tx", 60_000))
+        ref = TransactionRef("tx", producer.producer_id, producer.producer_epoch)
         parts = batch.offsets.messages
         try:
             self.world.ask(Acknowledge("g", hands.consumer.member_id, parts, ref))
@@ -182,7 +186,7 @@ class QueueOrder(RuleBasedStateMachine):
             return
         hands.consumer.go_back(batch)
         offsets = {(message.partition, message.offset) for message in batch}
-        hands.messages = [one for one in hands.messages if (one.partition, one.offset) not in offsets]
+        hands.messages = [message for message in hands.messages if (message.partition, message.offset) not in offsets]
         for key in offsets:
             if self.messages[key].member == number and not self.is_done(*key):
                 self.messages[key].is_given_back = True
@@ -209,7 +213,7 @@ class QueueOrder(RuleBasedStateMachine):
     # -- the end --------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Who polls and acknowledges all comes to the end of both partitions, whatever was before."""
+        """Check that a member which polls and acknowledges everything reaches the end of both partitions."""
         self.hold_letters(False)
         for hands in list(self.hands.values())[1:]:
             hands.consumer.close()

@@ -1,7 +1,7 @@
-"""Queue groups against a plain model that knows every message by itself: who has it, how often it was delivered.
+"""Queue groups against a plain model that tracks every message: its owner, and how often it was delivered.
 
-What the model does not foresee is who gets which partition when: that it takes from the journal, and holds against it
-that nobody is given a message that is not free, that nothing is lost, and that nothing which is done comes again.
+The model does not predict which member gets which partition when. It takes that from the journal, and checks that only
+free messages are acquired, that nothing is lost, and that no message is delivered again when it is done.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ members = st.sampled_from(["C1", "C2", "C3"])
 
 
 @dataclass
-class Message:
-    """owner, epoch: who has it, and under which assignment; None: nobody."""
+class QueuedMessage:
+    """A message of the model. owner, epoch: the member that has it, and the assignment under which it does."""
 
     deliveries: int = 0
     owner: str | None = None
@@ -71,19 +71,19 @@ class Queues(RuleBasedStateMachine):
         self.mq = Harness()
         self.mq.create("t", 2)
         self.mq.ask(InitProducer("tx", 900_000))
-        self.messages: dict[tuple[Place, int], Message] = {}
+        self.messages: dict[tuple[Place, int], QueuedMessage] = {}
         self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
         self.seen_steps = len(self.mq.steps)
         self.dead: dict[Place, list[int]] = {}
         self.expired: dict[Place, int] = {}
         self.keeps_expired = True
-        """As dead letters."""
+        """Whether they become dead letters."""
         self.redriven: dict[tuple[int, int], str] = {}
-        """Partition and offset of dead letters: what was said of them."""
-        self.known: dict[str, list[Assigned]] = {}
-        """What members that were lost know that they had."""
+        """Partition and offset of a dead letter -> what became of it: asked (back), purged or gone (back)."""
+        self.lost_assignments: dict[str, list[Assigned]] = {}
+        """Member that was lost -> the partitions that it had then."""
 
-    # -- what happens -----------------------------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------------------
 
     @rule(member=members, instance=st.sampled_from([None, None, "i"]))
     def join(self, member: str, instance: str | None) -> None:
@@ -91,18 +91,20 @@ class Queues(RuleBasedStateMachine):
 
     @rule(member=members)
     def come_back(self, member: str) -> None:
-        bound = self.known.pop(member, [])
+        bound = self.lost_assignments.pop(member, [])
         self.ask(JoinGroup(GROUP, member, ["t"], None, None, 6_000, 10_000, "earliest", CONFIG, bound))
 
     @rule(member=members)
     def leave(self, member: str) -> None:
-        self.known.pop(member, None)
+        self.lost_assignments.pop(member, None)
         self.ask(LeaveGroup(GROUP, [member]))
 
     @rule(member=members)
-    def be_lost(self, member: str) -> None:
+    def become_silent(self, member: str) -> None:
         if (group := self.mq.state.groups.get(GROUP)) and member in group.members:
-            self.known[member] = [Assigned(*p, group.assignments[p].epoch) for p in group.list_places_of(member)]
+            self.lost_assignments[member] = [
+                Assigned(*p, group.assignments[p].epoch) for p in group.list_places_of(member)
+            ]
         self.mq.see(MemberSilent(GROUP, member, "session"))
         self.follow()
 
@@ -112,16 +114,16 @@ class Queues(RuleBasedStateMachine):
         first = int(topic.high_watermarks[partition])
         self.ask(self.mq.produce({partition: count}, "t"))
         for offset in range(first, first + count):
-            self.messages[(topic.topic_id, partition), offset] = Message()
+            self.messages[(topic.topic_id, partition), offset] = QueuedMessage()
 
     @rule(keeps=st.booleans())
-    def keep_expired(self, keeps: bool) -> None:
+    def keep_expired_messages(self, keeps: bool) -> None:
         self.keeps_expired = keeps
         self.ask(AlterTopic("t", {"dead.letter.expired": keeps}))
 
     @invariant()
     def each_message_that_expired_is_counted_once(self) -> None:
-        counts = {place: one.expired_count for place, one in self.mq.state.offsets.get(GROUP, {}).items()}
+        counts = {place: committed.expired_count for place, committed in self.mq.state.offsets.get(GROUP, {}).items()}
         assert {place: n for place, n in counts.items() if n} == {place: n for place, n in self.expired.items() if n}
 
     @rule()
@@ -141,117 +143,135 @@ class Queues(RuleBasedStateMachine):
         if group is None or not group.members:
             return
         member = data.draw(st.sampled_from(sorted(group.members)))
-        wanted = [WantedMessages(*p, group.assignments[p].epoch, count) for p in group.list_places_of(member)]
-        assert not isinstance(self.ask(Acquire(GROUP, member, wanted)), Refusal)
+        wanted_messages = [WantedMessages(*p, group.assignments[p].epoch, count) for p in group.list_places_of(member)]
+        assert not isinstance(self.ask(Acquire(GROUP, member, wanted_messages)), Refusal)
 
     @rule(
         data=st.data(), outcome=st.sampled_from(AckOutcome), delay_ms=st.sampled_from([0, 0, 300]), inside=st.booleans()
     )
     def acknowledge(self, data: st.DataObject, outcome: AckOutcome, delay_ms: int, inside: bool) -> None:
-        """A range that begins with a message which somebody has, said by its owner or by another one."""
-        owned = [(key, one) for key, one in self.messages.items() if one.owner]
+        """Acknowledge a range that begins with an owned message, as its owner or as another member."""
+        owned = [(key, message) for key, message in self.messages.items() if message.owner]
         if not owned:
             return
-        (place, first), told = data.draw(st.sampled_from(owned))
+        (place, first), first_message = data.draw(st.sampled_from(owned))
         count = data.draw(st.integers(1, 3))
-        member = data.draw(st.sampled_from([told.owner, told.owner, told.owner, "C1"]))
-        which = data.draw(st.sampled_from([None, told.deliveries, told.deliveries, max(0, told.deliveries - 1)]))
-        part = Acknowledgement(*place, told.epoch, outcome, [(first, count)], delay_ms, which)
+        member = data.draw(st.sampled_from([first_message.owner, first_message.owner, first_message.owner, "C1"]))
+        delivery = data.draw(
+            st.sampled_from(
+                [None, first_message.deliveries, first_message.deliveries, max(0, first_message.deliveries - 1)]
+            )
+        )
+        part = Acknowledgement(*place, first_message.epoch, outcome, [(first, count)], delay_ms, delivery)
         ref = self.mq.current("tx") if inside and outcome is AckOutcome.ACCEPT else None
-        mine = [self.messages.get((place, offset)) for offset in range(first, first + count)]
+        messages = [self.messages.get((place, offset)) for offset in range(first, first + count)]
         group = self.mq.state.groups[GROUP]
-        is_owner = (group.assignments[place].owner, group.assignments[place].epoch) == (member, told.epoch)
-        held = [
-            one is not None and one.owner == member and not one.pending and which in (None, one.deliveries)
-            for one in mine
+        is_owner = (group.assignments[place].owner, group.assignments[place].epoch) == (member, first_message.epoch)
+        may_settle = [
+            message is not None
+            and message.owner == member
+            and not message.pending
+            and delivery in (None, message.deliveries)
+            for message in messages
         ]
         refused = [
-            first + at
-            for at, one in enumerate(mine)
-            if not held[at] and not (one is not None and one.is_done and outcome is AckOutcome.ACCEPT)
+            first + index
+            for index, message in enumerate(messages)
+            if not may_settle[index] and not (message is not None and message.is_done and outcome is AckOutcome.ACCEPT)
         ]
         result = self.ask(Acknowledge(GROUP, str(member), [part], ref))
         if ref is None and member in group.members:
             assert isinstance(result, AcknowledgementsJudged)
             assert (result.fenced, bool(result.invalid)) == ([] if is_owner else [0], is_owner and bool(refused))
-            found = [at for ranges in result.refused for start, length in ranges for at in range(start, start + length)]
-            assert found == (refused if is_owner else [])
+            refused_offsets = [
+                offset
+                for ranges in result.refused
+                for start, length in ranges
+                for offset in range(start, start + length)
+            ]
+            assert refused_offsets == (refused if is_owner else [])
         if isinstance(result, Refusal) or result.fenced:  # type: ignore[union-attr]
             return
-        for one, is_held in zip(mine, held, strict=True):
-            if one is not None and is_held:
+        for message, is_settled in zip(messages, may_settle, strict=True):
+            if message is not None and is_settled:
                 self.expired[place] = self.expired.get(place, 0) + (outcome is AckOutcome.EXPIRE)
-                self._settle(one, outcome, delay_ms, pending=ref is not None)
+                self._settle(message, outcome, delay_ms, pending=ref is not None)
 
-    def _settle(self, one: Message, outcome: AckOutcome, delay_ms: int, pending: bool) -> None:
+    def _settle(self, message: QueuedMessage, outcome: AckOutcome, delay_ms: int, pending: bool) -> None:
         if pending:
-            one.pending = True
+            message.pending = True
             return
-        one.owner = None
+        message.owner = None
         if outcome is AckOutcome.ACCEPT or (outcome is AckOutcome.EXPIRE and not self.keeps_expired):
-            one.is_done = True
+            message.is_done = True
         elif outcome in (AckOutcome.REJECT, AckOutcome.EXPIRE):
-            one.is_dying = True
+            message.is_dying = True
         elif outcome is AckOutcome.UNSEEN:
-            one.deliveries -= 1
+            message.deliveries -= 1
         else:
-            self._give_back(one)
-            one.not_before_ms = self.mq.now_ms + delay_ms
+            self._give_back(message)
+            message.not_before_ms = self.mq.now_ms + delay_ms
 
-    def _give_back(self, one: Message) -> None:
-        one.owner, one.pending = None, False
-        one.is_dying = one.deliveries > MAX_REDELIVERIES
+    def _give_back(self, message: QueuedMessage) -> None:
+        message.owner, message.pending = None, False
+        message.is_dying = message.deliveries > MAX_REDELIVERIES
 
     @rule(partition=st.integers(0, 2), most=st.integers(1, 9))
     def find_dying(self, partition: int, most: int) -> None:
-        """The leader has found where some of the dying messages are, if not all are found yet."""
+        """The leader finds the rows of some dying messages, unless it has found all of them already."""
         place = self.mq.state.topic_ids["t"], partition
-        found = self.mq.dying(GROUP, place)
-        self.mq.see(replace(found, rows=found.rows[:most]))
-        dead = [at for row in found.rows[:most] for at in range(row.first, row.first + row.length)]
+        located = self.mq.dying(GROUP, place)
+        self.mq.see(replace(located, rows=located.rows[:most]))
+        dead = [offset for row in located.rows[:most] for offset in range(row.first, row.first + row.length)]
         for offset in dead:
-            told = self.messages[place, offset]
-            assert told.is_dying
-            told.is_dying, told.is_done = False, True
+            message = self.messages[place, offset]
+            assert message.is_dying
+            message.is_dying, message.is_done = False, True
         self.dead[place] = self.dead.get(place, []) + dead
 
     @rule(partition=st.integers(0, 2), first=st.integers(0, 6), count=st.integers(1, 4), purge=st.booleans())
     def settle_dead_letters(self, partition: int, first: int, count: int, purge: bool) -> None:
-        """Some are asked back, or purged: whatever was said of them before stands, but for what has not gone yet."""
+        """Ask some dead letters back, or purge them. A purge also takes those that were asked back and have not gone
+        yet.
+        """
         if "t.dlq" not in self.mq.state.topic_ids:
             return
         topic = self.mq.state.topic("t.dlq")
         if partition >= topic.partition_count or first + count > topic.high_watermarks[partition]:
             return
-        asked = range(first, first + count)
-        fresh = [at for at in asked if self.redriven.get((partition, at)) in ((None, "asked") if purge else (None,))]
+        offsets = range(first, first + count)
+        fresh = [
+            offset
+            for offset in offsets
+            if self.redriven.get((partition, offset)) in ((None, "asked") if purge else (None,))
+        ]
         result = self.ask(SettleDeadLetters("t.dlq", topic.topic_id, {partition: [(first, count)]}, purge))
         assert result.count == len(fresh)
-        self.redriven |= {(partition, at): "purged" if purge else "asked" for at in fresh}
+        self.redriven |= {(partition, offset): "purged" if purge else "asked" for offset in fresh}
 
     @rule(partition=st.integers(0, 2), most=st.integers(1, 9))
     def find_dead_letters(self, partition: int, most: int) -> None:
-        """The leader has found where some of those are that are to go back."""
+        """The leader finds the rows of some dead letters that were asked back."""
         if "t.dlq" not in self.mq.state.topic_ids:
             return
-        found = self.mq.dying(REDRIVE, (self.mq.state.topic_ids["t.dlq"], partition))
+        located = self.mq.dying(REDRIVE, (self.mq.state.topic_ids["t.dlq"], partition))
         before = self._redriven_messages()
-        self.mq.see(replace(found, rows=found.rows[:most]))
-        for row in found.rows[:most]:
-            for at in range(row.first, row.first + row.length):
-                assert self.redriven[partition, at] == "asked"
-                self.redriven[partition, at] = "gone"
+        self.mq.see(replace(located, rows=located.rows[:most]))
+        for row in located.rows[:most]:
+            for dead_offset in range(row.first, row.first + row.length):
+                assert self.redriven[partition, dead_offset] == "asked"
+                self.redriven[partition, dead_offset] = "gone"
         place = self.mq.state.topic_ids["t"], partition
         for offset in self._redriven_messages()[len(before) :]:
-            self.messages[place, offset] = Message()
+            self.messages[place, offset] = QueuedMessage()
 
     def _redriven_messages(self) -> list[int]:
-        """Their offsets in the topic that they come from."""
+        """Return the offsets that redriven messages have in the topic from which they came."""
         return [
-            at
+            offset
             for segment in self.mq.segments()
             if segment["origin"] == "redrive"
-            for at in range(segment["base_offset"], segment["last_offset"] + 1)
+            for offset in range(segment["base_offset"], segment["last_offset"] + 1)
         ]
 
     @invariant()
@@ -260,21 +280,21 @@ class Queues(RuleBasedStateMachine):
 
     @invariant()
     def each_message_that_died_is_one_dead_letter(self) -> None:
-        found: dict[Place, list[int]] = {}
+        dead_letters: dict[Place, list[int]] = {}
         for segment in self.mq.segments():
             if segment["origin"] == "dead_letter":
                 place = self.mq.state.topic_ids["t"], msgspec.json.decode(segment["dead_letter"])["partition"]
                 first = segment["source_offset"]
-                found.setdefault(place, []).extend(range(first, first + segment["record_count"]))
-        assert {place: sorted(at) for place, at in found.items()} == {
-            p: sorted(at) for p, at in self.dead.items() if at
+                dead_letters.setdefault(place, []).extend(range(first, first + segment["record_count"]))
+        assert {place: sorted(offsets) for place, offsets in dead_letters.items()} == {
+            p: sorted(offsets) for p, offsets in self.dead.items() if offsets
         }
 
     @rule(commit=st.booleans())
     def end_transaction(self, commit: bool) -> None:
-        known = self.mq.state.transactions["tx"]
-        commit = commit and known.error is None
-        result = self.ask(EndTransaction(self.mq.current("tx"), commit, known.part_count))
+        transaction = self.mq.state.transactions["tx"]
+        commit = commit and transaction.error is None
+        result = self.ask(EndTransaction(self.mq.current("tx"), commit, transaction.part_count))
         assert not isinstance(result, Refusal)
         for message in self.messages.values():
             if message.pending and commit:
@@ -285,14 +305,14 @@ class Queues(RuleBasedStateMachine):
     @precondition(lambda self: self.mq.state.groups)
     @rule()
     def another_leads(self) -> None:
-        """What the tables say makes the same queues."""
+        """The state that is restored from the tables has the same queues."""
         tables: dict[str, Any] = {}
         add_pass(tables, self.mq.state, self.mq.steps)
-        again = restored(mark_of(self.mq.state), tables)
-        for what in ("groups", "offsets", "deliveries", "dying", "topics", "transactions"):
-            assert plain(again)[what] == plain(self.mq.state)[what]
-            setattr(self.mq.state, what, getattr(again, what))
-        self.mq.state.touched_groups = again.touched_groups
+        reloaded = restored(mark_of(self.mq.state), tables)
+        for part in ("groups", "offsets", "deliveries", "dying", "topics", "transactions"):
+            assert plain(reloaded)[part] == plain(self.mq.state)[part]
+            setattr(self.mq.state, part, getattr(reloaded, part))
+        self.mq.state.touched_groups = reloaded.touched_groups
 
     def teardown(self) -> None:
         self.bound.stop()
@@ -304,7 +324,7 @@ class Queues(RuleBasedStateMachine):
         self.follow()
         return result
 
-    # -- what the journal says --------------------------------------------------------------------------
+    # -- records of the journal -------------------------------------------------------------------------
 
     def follow(self) -> None:
         for step in self.mq.steps[self.seen_steps :]:
@@ -313,81 +333,90 @@ class Queues(RuleBasedStateMachine):
                     for move in entry.record.moves:
                         self._move((move.topic_id, move.partition), move.status, move.owner, entry.record.reason)
                 elif isinstance(entry.record, MessagesAcquired):
-                    self._acquired(entry.record)
+                    self._note_acquisition(entry.record)
         self.seen_steps = len(self.mq.steps)
 
     def _move(self, place: Place, status: PartitionStatus, owner: str | None, reason: str) -> None:
-        """With an assignment what was had under it is given back, unless its owner may be, or is, back."""
+        """A partition that changes hands gives back its owner's messages, unless the owner is back or may come back."""
         if status is PartitionStatus.PAUSED or (status is PartitionStatus.UNBOUND and reason != "left"):
             return
-        for (of, _), one in self.messages.items():
-            if of == place and one.owner and not one.pending and (owner is None or one.owner != owner):
-                self._give_back(one)
+        for (message_place, _), message in self.messages.items():
+            if (
+                message_place == place
+                and message.owner
+                and not message.pending
+                and (owner is None or message.owner != owner)
+            ):
+                self._give_back(message)
 
-    def _acquired(self, record: MessagesAcquired) -> None:
+    def _note_acquisition(self, record: MessagesAcquired) -> None:
         group = self.mq.state.groups[GROUP]
-        has = [message for message in self.messages.values() if message.owner == record.member_id]
-        for taken in record.taken:
-            epoch = group.assignments[taken.place].epoch
-            offsets = [at for first, count in taken.ranges for at in range(first, first + count)]
+        owned = [message for message in self.messages.values() if message.owner == record.member_id]
+        for acquired in record.taken:
+            epoch = group.assignments[acquired.place].epoch
+            offsets = [offset for first, count in acquired.ranges for offset in range(first, first + count)]
             assert offsets == sorted(set(offsets))
-            got = [self.messages[taken.place, at] for at in offsets]
-            for one in got:
-                assert one.owner is None
-                assert (one.is_done, one.is_dying, one.pending) == (False, False, False)
-                assert one.not_before_ms <= self.mq.now_ms
-                assert one.deliveries <= MAX_REDELIVERIES
-                one.deliveries, one.owner, one.epoch = one.deliveries + 1, record.member_id, epoch
-            if any(one.deliveries == MAX_REDELIVERIES + 1 for one in got):
-                assert (len(got), len(record.taken), len(has)) == (1, 1, 0)
-            # lowest offset first: nothing that is free is passed over
+            messages = [self.messages[acquired.place, offset] for offset in offsets]
+            for message in messages:
+                assert message.owner is None
+                assert (message.is_done, message.is_dying, message.pending) == (False, False, False)
+                assert message.not_before_ms <= self.mq.now_ms
+                assert message.deliveries <= MAX_REDELIVERIES
+                message.deliveries, message.owner, message.epoch = message.deliveries + 1, record.member_id, epoch
+            if any(message.deliveries == MAX_REDELIVERIES + 1 for message in messages):
+                assert (len(messages), len(record.taken), len(owned)) == (1, 1, 0)
+            # the lowest offset comes first, so no free message is passed over
             free = [
-                at
-                for (of, at), one in self.messages.items()
-                if of == taken.place and at < max(offsets) and not (one.owner or one.is_done or one.is_dying)
+                offset
+                for (message_place, offset), message in self.messages.items()
+                if message_place == acquired.place
+                and offset < max(offsets)
+                and not (message.owner or message.is_done or message.is_dying)
             ]
             assert not free
 
-    # -- what must hold ---------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     @invariant()
-    def the_state_says_of_each_message_what_the_model_says(self) -> None:
-        for place, known in self.mq.state.deliveries.get(GROUP, {}).items():
-            at = known.start
-            for stretch in known.stretches:
-                assert stretch.first == at, "a gap"
-                at = stretch.end
+    def the_state_equals_the_model(self) -> None:
+        for place, stored in self.mq.state.deliveries.get(GROUP, {}).items():
+            next_offset = stored.start
+            for stretch in stored.stretches:
+                assert stretch.first == next_offset, "a gap"
+                next_offset = stretch.end
                 for offset in range(stretch.first, stretch.end):
-                    told = self.messages[place, offset]
+                    message = self.messages[place, offset]
                     before = self.statuses.get((place, offset), stretch.status)
                     assert before is stretch.status or DELIVERY_TRANSITIONS.allows(before, stretch.status)
                     self.statuses[place, offset] = stretch.status
                     status = (
-                        ("acknowledged" if told.is_done else "dying" if told.is_dying else None)
-                        or ("pending" if told.pending else "acquired" if told.owner else None)
+                        ("acknowledged" if message.is_done else "dying" if message.is_dying else None)
+                        or ("pending" if message.pending else "acquired" if message.owner else None)
                         or ("waiting" if stretch.not_before_ms else "available")
                     )
-                    deliveries = 1 if told.is_done else told.deliveries
+                    deliveries = 1 if message.is_done else message.deliveries
                     assert (stretch.status.value, stretch.deliveries) == (status, deliveries), (place, offset)
-            assert known.held_count == sum(
-                1 for (of, at), one in self.messages.items() if of == place and (one.owner or one.pending)
+            assert stored.held_count == sum(
+                1
+                for (message_place, _), message in self.messages.items()
+                if message_place == place and (message.owner or message.pending)
             )
-            for (of, offset), told in self.messages.items():
-                if of == place and offset < known.start:
-                    assert told.is_done
-                if of == place and offset >= at:
-                    assert not told.deliveries
-            assert self.mq.state.offsets[GROUP][place].offset == known.start
+            for (message_place, offset), message in self.messages.items():
+                if message_place == place and offset < stored.start:
+                    assert message.is_done
+                if message_place == place and offset >= next_offset:
+                    assert not message.deliveries
+            assert self.mq.state.offsets[GROUP][place].offset == stored.start
 
     @invariant()
-    def who_has_messages_has_their_partition_or_may_be_back(self) -> None:
-        for (place, _), one in self.messages.items():
-            if one.owner and not one.pending:
-                known = self.mq.state.groups[GROUP].assignments[place]
-                assert (known.owner or known.lost_by, known.epoch) == (one.owner, one.epoch)
+    def unsettled_messages_are_owned_with_their_partition(self) -> None:
+        for (place, _), message in self.messages.items():
+            if message.owner and not message.pending:
+                assignment = self.mq.state.groups[GROUP].assignments[place]
+                assert (assignment.owner or assignment.lost_by, assignment.epoch) == (message.owner, message.epoch)
 
     @invariant()
-    def nobody_has_more_than_twice_its_bound(self) -> None:
+    def no_member_has_more_than_twice_its_bound(self) -> None:
         for member in ("C1", "C2", "C3"):
             assert sum(1 for message in self.messages.values() if message.owner == member and not message.pending) <= 8
 

@@ -1,11 +1,11 @@
-"""The real store and the real sequencer against the model: whatever is asked, retried, restarted or taken over.
+"""The real store and the real sequencer against the model, with random requests, retries, restarts and take-overs.
 
 Checked: I1 and I2 (every log is the model's, message by message), I5 (in the order sent), I7 as far as offsets exist
 (marks only go forward), I11 (the same through merges of files, made after every few commits), I12 (at the end of every
 run, projections equal the replay).
 
-LAKEMQ_STATEFUL_EXAMPLES=200 looks further than the few examples of every day, and elsewhere each time;
-LAKEMQ_STATEFUL_SHRINK=1 makes what fails shorter, which takes minutes.
+LAKEMQ_STATEFUL_EXAMPLES=200 tries more than the few examples of every day, and others each time.
+LAKEMQ_STATEFUL_SHRINK=1 shortens a failure, which takes minutes.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class SequencerMachine(RuleBasedStateMachine):
         self.ask(0, Asked(InitProducer(), [], []))
         self.step()
 
-    # -- what clients ask -------------------------------------------------------------------------------
+    # -- requests of clients ----------------------------------------------------------------------------
 
-    def ask(self, client: int, asked: Asked) -> None:
-        self.drafts.setdefault(client, []).append(asked)
+    def ask(self, client: int, draft: Asked) -> None:
+        self.drafts.setdefault(client, []).append(draft)
 
     @rule(client=clients, request=topic_requests)
     def handle_topics(self, client: int, request: AnyRequest) -> None:
@@ -83,16 +83,16 @@ class SequencerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), client=clients, at_once=st.booleans())
     @precondition(lambda self: self.model.active())
     def publish(self, data: st.DataObject, client: int, at_once: bool) -> None:
-        asked = self.publisher.draw(data)
-        self.published.append(asked)
-        self.ask(client, asked)
+        draft = self.publisher.draw(data)
+        self.published.append(draft)
+        self.ask(client, draft)
         if at_once:
             self.step()
 
     @rule(data=st.data())
     @precondition(lambda self: self.model.active())
     def publish_a_lot(self, data: st.DataObject) -> None:
-        """Everybody does, twice; and somebody asks once more for what was accepted before."""
+        """Every client publishes twice, and one repeats a request that was accepted before."""
         for client in range(CLIENTS):
             self.publish(data, client, False)
             self.publish(data, client, False)
@@ -100,12 +100,12 @@ class SequencerMachine(RuleBasedStateMachine):
             self.publish_again(0, 0, True)
         self.step()
 
-    @rule(client=clients, which=st.integers(0, 1000), accepted=st.booleans())
+    @rule(client=clients, index=st.integers(0, 1000), accepted=st.booleans())
     @precondition(lambda self: self.published)
-    def publish_again(self, client: int, which: int, accepted: bool) -> None:
-        """The same request in another letter, as a client does that got no answer."""
+    def publish_again(self, client: int, index: int, accepted: bool) -> None:
+        """Send the same request in another letter, as a client without an answer does."""
         pool = self.accepted[-4:] if accepted and self.accepted else self.published
-        self.ask(client, pool[which % len(pool)])
+        self.ask(client, pool[index % len(pool)])
 
     @rule(client=clients)
     def start_a_new_client(self, client: int) -> None:
@@ -113,32 +113,32 @@ class SequencerMachine(RuleBasedStateMachine):
         self.made_ids += 1
         self.ids[client] = f"client-{client}-{self.made_ids}"
 
-    @rule(which=st.integers(0, 1000))
+    @rule(index=st.integers(0, 1000))
     @precondition(lambda self: self.sent)
-    def put_a_letter_again(self, which: int) -> None:
-        """The very same letter, as a mailbox has it after a loss of power."""
-        client_id, _ = key = sorted(self.sent)[which % len(self.sent)]
+    def put_a_letter_again(self, index: int) -> None:
+        """Put the very same letter again, as a mailbox may have it after a loss of power."""
+        client_id, _ = key = sorted(self.sent)[index % len(self.sent)]
         if key not in self.open | self.repeats and client_id in self.model.clients:
             self.put(key)
             self.repeats.add(key)
 
     def put(self, key: tuple[str, int]) -> None:
         requests, inline = [], []
-        for asked in self.sent[key]:
-            request = asked.request
-            if asked.inline and isinstance(request, Produce):
+        for draft in self.sent[key]:
+            request = draft.request
+            if draft.inline and isinstance(request, Produce):
                 request = msgspec.structs.replace(request, first_row=len(inline))
-                inline += asked.inline
+                inline += draft.inline
             requests.append(request)
         self.world.put(*key, requests, inline)
 
     def flush(self) -> None:
-        """Each client's drafts leave; a client has one letter under way."""
+        """Send the drafts of every client. A client has one letter under way."""
         for client in sorted(self.drafts):
             self.send(client)
 
     def send(self, client: int) -> None:
-        """The client's drafts leave as one letter."""
+        """Send the client's drafts as one letter."""
         drafts = self.drafts.pop(client, [])
         if drafts:
             client_id = self.ids[client]
@@ -148,7 +148,7 @@ class SequencerMachine(RuleBasedStateMachine):
             self.open.add(key)
             self.put(key)
 
-    # -- what the sequencer does ------------------------------------------------------------------------
+    # -- the sequencer ----------------------------------------------------------------------------------
 
     @rule()
     def step(self) -> None:
@@ -156,12 +156,12 @@ class SequencerMachine(RuleBasedStateMachine):
         self.step_without_letters()
 
     def step_without_letters(self) -> None:
-        """Only such as wait already. When this returns, every letter is decided and answered."""
+        """Decide letters that wait already. Afterwards every letter is decided and answered."""
         for _ in range(4):
             try:
                 self.leader.step()
                 break
-            except NotLeader:  # a zombie's last projection got in between: it must lead again
+            except NotLeader:  # a zombie's last projection came in between, so it must lead again
                 assert self.zombies
                 self.world.lead(self.leader)
         else:
@@ -169,7 +169,7 @@ class SequencerMachine(RuleBasedStateMachine):
         self.settle()
         assert not self.open
         for key in sorted(self.unanswered):
-            self.hold_against_the_reply(key)
+            self.check_reply(key)
         assert not self.unanswered
 
     @rule(ms=st.sampled_from([0, 1, 150, 400, 1500]))
@@ -179,7 +179,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule(late=st.none() | st.integers(0, CLIENTS - 1))
     def let_all_expire(self, late: int | None) -> None:
-        """But for the one whose letter comes in the very step in which they expire."""
+        """All clients expire, except one whose letter comes in the very step in which the others do."""
         self.step()
         self.step()
         spared = [] if late is None else [self.ids[late]]
@@ -196,7 +196,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule(resigned=st.booleans(), finished=st.booleans())
     def restart(self, resigned: bool, finished: bool) -> None:
-        """A new sequencer in place of one that handed over, or was killed with work in the background or without."""
+        """Start a new sequencer after one that resigned, or was killed with or without work in the background."""
         if resigned:
             self.leader.resign()
         elif finished:
@@ -207,7 +207,9 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule(point=st.sampled_from(POINTS))
     def die(self, point: str) -> None:
-        """Killed at a point of a step or of a projection; what readers see is right meanwhile and afterwards."""
+        """The leader is killed at a point of a step or a projection. Readers see the right messages before and
+        after.
+        """
         self.world.doomed = point
         self.flush()
         try:
@@ -227,7 +229,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule(projected=st.booleans())
     def take_over(self, projected: bool) -> None:
-        """Another one leads; the one that led does not know yet, and has work in the background."""
+        """Another sequencer leads. The last leader does not know yet, and has work in the background."""
         self.zombies.append((self.leader, self.background))
         self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
@@ -239,7 +241,7 @@ class SequencerMachine(RuleBasedStateMachine):
     @rule(background_first=st.booleans())
     @precondition(lambda self: self.zombies)
     def wake_a_zombie(self, background_first: bool) -> None:
-        """It takes letters and decides them, and must not get further."""
+        """The zombie takes letters and decides them, and must not get further."""
         zombie, background = self.zombies.pop(0)
         if background_first:
             background.run()
@@ -262,41 +264,41 @@ class SequencerMachine(RuleBasedStateMachine):
 
     @rule()
     def leave_a_gap(self) -> None:
-        """Letter 2 without letter 1: it waits, then that client is at an end; so it is for letter 3."""
+        """Letter 2 comes without letter 1. It waits, then the client is ended, and so is letter 3."""
         self.step()
         self.made_ids += 1
-        gone = f"gap-{self.made_ids}"
+        client_id = f"gap-{self.made_ids}"
         for number in (2, 3):
-            self.world.put(gone, number, [InitProducer()], [])
+            self.world.put(client_id, number, [InitProducer()], [])
         self.step()
-        assert self.world.take_reply(gone, 2) is None
+        assert self.world.take_reply(client_id, 2) is None
         self.world.clock.sleep(GAP_MS + 1)
         self.step()
         for number in (2, 3):
-            (refusal,) = self.world.take_reply(gone, number) or [None]
+            (refusal,) = self.world.take_reply(client_id, number) or [None]
             assert refusal.error == "CLIENT_ENDED"
 
-    # -- what must hold ---------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Give the journal's new steps to the model, and hold its answers against the replies."""
+        """Give the journal's new steps to the model, and compare its answers with the replies."""
         self.world.remember_steps()
         for step in self.world.history[self.settled_steps :]:
             self.model.step = step.step
             for entry in step.entries:
-                self.settle_one(entry.record, step.decided_at_ms)
+                self.settle_record(entry.record, step.decided_at_ms)
         self.settled_steps = len(self.world.history)
         for client_id, number in self.repeats:
-            known = self.model.clients.get(client_id)
-            replied = self.world.take_reply(client_id, number)
-            if replied is not None:
-                assert known
-                assert (number, outcomes(replied)) == (known.number, known.results)
+            client = self.model.clients.get(client_id)
+            results = self.world.take_reply(client_id, number)
+            if results is not None:
+                assert client
+                assert (number, outcomes(results)) == (client.number, client.results)
         self.repeats = {
             key for key in self.repeats if any(key[0] in n for n in self.world.namespace.files.list("mailbox"))
         }
 
-    def settle_one(self, record: Any, now_ms: int) -> None:
+    def settle_record(self, record: Any, now_ms: int) -> None:
         if isinstance(record, Answered) and not record.client_id.startswith("gap-"):
             key = (record.client_id, record.number)
             assert key in self.open, "decided twice"
@@ -315,20 +317,20 @@ class SequencerMachine(RuleBasedStateMachine):
             producer = self.model.producers.pop(record.producer_id)
             assert now_ms - producer.seen_at_ms > EXPIRATION_MS
 
-    def hold_against_the_reply(self, key: tuple[str, int]) -> None:
-        replied = self.world.take_reply(*key)
-        assert replied is not None
-        assert outcomes(replied) == self.model.clients[key[0]].results
+    def check_reply(self, key: tuple[str, int]) -> None:
+        results = self.world.take_reply(*key)
+        assert results is not None
+        assert outcomes(results) == self.model.clients[key[0]].results
         self.unanswered.remove(key)
 
     @rule()
     def read_everything(self) -> None:
-        """A reader that was there all along, and one that just came, see every message at its offset."""
+        """A reader that was there all along, and one that has just started, see every message at its offset."""
         for reader in (self.world.reader, self.world.new_reader()):
             self.world.check_reader(reader, ["read_committed"])
 
     @invariant()
-    def the_state_in_memory_is_the_models(self) -> None:
+    def the_state_equals_the_model(self) -> None:
         if hasattr(self, "leader"):
             self.world.check_state(self.leader.state)
 
@@ -346,7 +348,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
 
 def outcomes(results: list[Any]) -> list[Any]:
-    """Results as the model gives them: a refusal is the name of its error."""
+    """Return results in the model's form: a refusal is the name of its error."""
     return [r.error if isinstance(r, Refusal) else r for r in results]
 
 

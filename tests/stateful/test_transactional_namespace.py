@@ -1,9 +1,9 @@
-"""Clients' transactions on a real store, with a real sequencer stepped by hand, against a model; whatever is lost.
+"""Transactions of clients on a real store, with a real sequencer stepped by hand, against a model.
 
-The real TransactionManager and ArrowPublisher ask through a requester without threads, whose answers get lost and
-whose sequencer is killed. Checked after every step: a reader that was there all along sees of each partition what the
-model says, committed (I3, I4) and not; stable offsets and high watermarks only go forward (I6); at the end of every
-run a fresh reader sees the same, and projections equal the replay (I11, I12).
+The real TransactionManager and ArrowPublisher send through a requester without threads. Its answers get lost, and its
+sequencer is killed. After every step a reader that was there all along sees in each partition what the model has,
+committed (I3, I4) and not. Stable offsets and high watermarks only go forward (I6). At the end of every run a fresh
+reader sees the same, and projections equal the replay (I11, I12).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ mishaps = st.sampled_from([None, None, None, None, "unsent", "unanswered", *(f"s
 
 
 @dataclass
-class Client:
+class TransactionalClient:
     """A process that has taken a transactional id."""
 
     manager: TransactionManager
@@ -71,7 +71,9 @@ class Client:
 
 
 class SteppedRequester:
-    """Asks and steps the sequencer. mishap: what happens to the next letter, once; a point is where it is killed."""
+    """A requester that steps the sequencer itself. mishap: what happens to the next letter; a crash point kills the
+    sequencer.
+    """
 
     def __init__(self, machine: TransactionsMachine) -> None:
         self._machine, self.mishap = machine, None
@@ -86,14 +88,14 @@ class SteppedRequester:
         waiting = [PendingRequest.of(request, rows) for request, rows in requests]
         mishap, self.mishap = self.mishap, None
         results: list[Any] = [] if mishap == "unsent" else self._exchange(waiting, mishap)
-        for i, one in enumerate(waiting):
+        for i, pending in enumerate(waiting):
             if mishap in ("unsent", "unanswered"):
-                one.future.set_exception(RequestTimedOut())
+                pending.future.set_exception(RequestTimedOut())
             elif isinstance(results[i], Refusal):
-                one.future.set_exception(error_from_refusal(results[i]))
+                pending.future.set_exception(error_from_refusal(results[i]))
             else:
-                one.future.set_result(results[i])
-        return [one.future for one in waiting]
+                pending.future.set_result(results[i])
+        return [pending.future for pending in waiting]
 
     def _exchange(self, waiting: list[PendingRequest], mishap: str | None) -> list[Any]:
         world, client_id = self._machine.world, self._machine.world.new_id()
@@ -115,14 +117,14 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.world = World()
         self.model = self.world.model
         self.requester = SteppedRequester(self)
-        self.clients: dict[str, Client] = {}
-        self.zombies: list[Client] = []
+        self.clients: dict[str, TransactionalClient] = {}
+        self.zombies: list[TransactionalClient] = []
         self.messages = 0
-        self.counted: set[str] = set()
+        self.events: set[str] = set()
         self.publisher = ArrowPublisher(
             self.world.namespace.files,
             self.requester,  # type: ignore[arg-type]
-            RouteCache(lambda what: what(self.world.reader.refresh())),
+            RouteCache(lambda find_routes: find_routes(self.world.reader.refresh())),
             self.world.clock,
             self.world.new_file_id,
             INLINE_MAX_BYTES,
@@ -139,7 +141,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.take_the_id(name, None)
 
     def ask(self, request: AnyRequest) -> None:
-        """Of topics, which the model decides, too. What becomes of messages and transactions the client is to say."""
+        """Send a request about topics, which the model decides too. Callers keep track of messages and transactions."""
         result = self.requester.ask(request)
         self.model.step = self.leader.state.step
         assert result == self.model.decide(request, [], self.world.clock.now_ms())
@@ -150,13 +152,13 @@ class TransactionsMachine(RuleBasedStateMachine):
         try:
             self.leader.step()
         except Killed:
-            self.counted.add("killed")
+            self.events.add("killed")
             self.background.alive = False
-            self.restart_it()
+            self.start_another_sequencer()
         self.world.doomed = ""
         self.world.remember_steps()
 
-    def restart_it(self) -> None:
+    def start_another_sequencer(self) -> None:
         self.leader, self.background = self.world.sequencer()
         self.world.lead(self.leader)
 
@@ -167,7 +169,7 @@ class TransactionsMachine(RuleBasedStateMachine):
         elif how == "killed":
             self.background.run()
         self.background.alive = False
-        self.restart_it()
+        self.start_another_sequencer()
 
     @rule(ms=st.sampled_from([1, 400, 1500]))
     def project_and_merge(self, ms: int) -> None:
@@ -177,41 +179,41 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     @rule(name=names, topic=topics, picks=picks)
     def let_transactions_time_out(self, name: str, topic: str, picks: list[int]) -> None:
-        """One at least."""
+        """At least one transaction times out."""
         self.publish_inside(name, topic, picks, None)
         self.world.clock.sleep(TIMEOUT_MS + 1)
         self.step()
         for name in sorted(self.clients):
             transaction = self.clients[name].transaction
-            # nobody has heard of one that holds offsets only: they travel with the commit
+            # the sequencer does not know a transaction that holds only offsets: they travel with the commit
             if transaction is not None and self.is_in_a_log(transaction) and transaction.outcome == "open":
                 self.end(transaction, "aborted")
-                self.counted.add("timeout")
+                self.events.add("timeout")
 
     # -- topics and plain messages ----------------------------------------------------------------------
 
-    def placed(self, topic: str, picks: list[int]) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """New messages as a table, and the partition and value of each; some are too long to ride in a letter."""
+    def build_messages(self, topic: str, picks: list[int]) -> tuple[pa.Table, list[tuple[int, str]]]:
+        """Return new messages as a table, and the partition and value of each. Some are too long for a letter."""
         self.messages += len(picks)
-        count = self.model.named(topic).partitions
+        count = self.model.find_topic(topic).partitions
         rows = [(p % count, f"m{self.messages - i}" + "." * (p * 40)) for i, p in enumerate(picks)]
         return pa.table({"partition": [p for p, _ in rows], "value": [v for _, v in rows]}), rows
 
     def append(self, topic: str, rows: list[tuple[int, str]], transaction: Transaction | None) -> None:
         for partition, value in rows:
-            self.model.named(topic).logs[partition].add([value], transaction)
+            self.model.find_topic(topic).logs[partition].add([value], transaction)
 
     def is_in_a_log(self, transaction: Transaction) -> bool:
         return any(log.holds(transaction) for log in self.model.logs().values())
 
     @rule(topic=topics, picks=picks)
     def publish_plain(self, topic: str, picks: list[int]) -> None:
-        table, rows = self.placed(topic, picks)
+        table, rows = self.build_messages(topic, picks)
         self.publisher.publish(Publication(topic), *build_body(table, topic, self.world.clock.now_ms()))
         self.append(topic, rows, None)
 
     def add_a_partition(self, topic: str) -> None:
-        self.ask(AlterTopic(topic, {}, self.model.named(topic).partitions + 1))
+        self.ask(AlterTopic(topic, {}, self.model.find_topic(topic).partitions + 1))
 
     @rule(topic=topics, partitions=st.integers(1, 3))
     def change_partitions(self, topic: str, partitions: int) -> None:
@@ -219,7 +221,7 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     @rule(topic=topics, partition=st.integers(0, 3), share=st.sampled_from([0.3, 1.0]))
     def delete_records(self, topic: str, partition: int, share: float) -> None:
-        logs = self.model.named(topic).logs
+        logs = self.model.find_topic(topic).logs
         partition %= len(logs)
         self.ask(DeleteRecords(topic, {partition: int(len(logs[partition]) * share)}))
 
@@ -228,27 +230,27 @@ class TransactionsMachine(RuleBasedStateMachine):
     def end(self, transaction: Transaction | None, outcome: str) -> None:
         if transaction is not None and transaction.outcome == "open":
             transactions.close(self.model, transaction, outcome)
-            self.counted.add(outcome)
+            self.events.add(outcome)
 
     @rule(name=names, mishap=mishaps)
     def take_the_id(self, name: str, mishap: str | None) -> None:
-        """As a new process; the one before becomes a zombie."""
+        """Take the id as a new process. The process before becomes a zombie."""
         manager = TransactionManager(
             self.requester,  # type: ignore[arg-type]
             self.world.clock,
             name,
             TIMEOUT_MS,
             1,
-            lambda _: None,  # the sequencer is to judge
+            lambda _: None,  # the sequencer decides
         )
         self.requester.mishap = mishap
         manager.initialize()
         if before := self.clients.get(name):
             self.end(before.transaction, "aborted")
             self.zombies.append(before)
-        self.clients[name] = Client(manager)
+        self.clients[name] = TransactionalClient(manager)
 
-    def begun(self, client: Client) -> Transaction:
+    def ensure_transaction(self, client: TransactionalClient) -> Transaction:
         if not client.manager.is_open:
             ref = client.manager.begin()
             client.sequences = SequenceCounters(ref.producer_id, ref.producer_epoch)
@@ -256,17 +258,19 @@ class TransactionsMachine(RuleBasedStateMachine):
         assert client.transaction is not None
         return client.transaction
 
-    def publish_part(self, client: Client, topic: str, table: pa.Table) -> None:
-        """As a producer does."""
-        body, asked = build_body(table, topic, self.world.clock.now_ms())
+    def publish_part(self, client: TransactionalClient, topic: str, table: pa.Table) -> None:
+        """Publish a part as a producer does."""
+        body, partitions = build_body(table, topic, self.world.clock.now_ms())
         with client.manager.add_part() as ref:
-            self.publisher.send(Publication(topic, "fail", transaction=ref, sequences=client.sequences), body, asked)
+            self.publisher.send(
+                Publication(topic, "fail", transaction=ref, sequences=client.sequences), body, partitions
+            )
 
     @rule(name=names, topic=topics, picks=picks, mishap=mishaps)
     def publish_inside(self, name: str, topic: str, picks: list[int], mishap: str | None) -> None:
         client = self.clients[name]
-        transaction = self.begun(client)
-        table, rows = self.placed(topic, picks)
+        transaction = self.ensure_transaction(client)
+        table, rows = self.build_messages(topic, picks)
         self.requester.mishap = mishap
         if transaction.outcome == "aborted":
             with pytest.raises(TransactionAbortable):
@@ -279,23 +283,26 @@ class TransactionsMachine(RuleBasedStateMachine):
     @rule(name=names, topic=topics, share=st.floats(0, 1))
     def send_offsets(self, name: str, topic: str, share: float) -> None:
         client = self.clients[name]
-        transaction = self.begun(client)
-        topic_id, log = self.model.named(topic).topic_id, self.model.named(topic).logs[0]
+        transaction = self.ensure_transaction(client)
+        topic_id, log = self.model.find_topic(topic).topic_id, self.model.find_topic(topic).logs[0]
         offset = int(len(log) * share)
         client.manager.add_offsets(f"group-{name}", {(topic, 0): offset})
         transaction.offsets.setdefault(f"group-{name}", {})[topic_id, 0] = offset
 
     @rule(name=names, topic=topics, picks=st.just([]) | picks, mishap=mishaps, refused=rarely, grows=rarely)
     def commit(self, name: str, topic: str, picks: list[int], mishap: str | None, refused: bool, grows: bool) -> None:
-        """What is picked travels with the commit. refused: so does an offset that cannot be; grows: the topic does."""
+        """Commit together with the picked messages.
+
+        refused: an offset that cannot be committed travels with them. grows: the topic gets a partition meanwhile.
+        """
         client = self.clients[name]
-        transaction = self.begun(client)
-        table, rows = self.placed(topic, picks)
-        if grows and not refused and len(self.model.named(topic).logs) < 5:
+        transaction = self.ensure_transaction(client)
+        table, rows = self.build_messages(topic, picks)
+        if grows and not refused and len(self.model.find_topic(topic).logs) < 5:
             self.publisher._routes.find(topic)
             self.add_a_partition(topic)
         if refused:
-            self.publisher.forget_routes()  # so that what is picked is accepted all the same
+            self.publisher.forget_routes()  # so that the picked messages are accepted all the same
             client.manager.add_offsets("refused", {(topic, 0): 1 << 40})
         self.requester.mishap = mishap
         if transaction.outcome == "aborted":
@@ -313,35 +320,35 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.end(transaction, "committed")
             client.transaction = None
 
-    def commit_with(self, client: Client, topic: str, table: pa.Table) -> None:
-        """As a producer does, until it is answered."""
+    def commit_with(self, client: TransactionalClient, topic: str, table: pa.Table) -> None:
+        """Commit as a producer does, until there is an answer."""
         assert client.sequences is not None
         ref = client.manager.ref()
         while True:
-            body, asked = build_body(table, topic, self.world.clock.now_ms())
+            body, partitions = build_body(table, topic, self.world.clock.now_ms())
             publication = Publication(topic, "fail", transaction=ref, sequences=client.sequences)
-            parts = [self.publisher.prepare(publication, body, asked)] if table.num_rows else []
+            parts = [self.publisher.prepare(publication, body, partitions)] if table.num_rows else []
             if self.is_committed(client, parts):
                 return
-            self.counted.add("stale")
+            self.events.add("stale")
             self.publisher.forget_routes()
 
-    def is_committed(self, client: Client, parts: list[Any]) -> bool:
-        """Asked until it is answered; False: topics have changed."""
+    def is_committed(self, client: TransactionalClient, parts: list[Any]) -> bool:
+        """Ask until there is an answer. Return False if topics have changed."""
         patience_ms, client.manager._answer_timeout_ms = client.manager._answer_timeout_ms, -1
         while True:
             try:
                 with client.manager.ending(commits=True):
                     return None not in client.manager.send_commit([(part.request, part.rows) for part in parts])
             except RequestTimedOut:
-                self.counted.add("unanswered")
+                self.events.add("unanswered")
             finally:
                 client.manager._answer_timeout_ms = patience_ms
 
     @rule(name=names, mishap=mishaps)
     def abort(self, name: str, mishap: str | None) -> None:
         client = self.clients[name]
-        transaction = self.begun(client)
+        transaction = self.ensure_transaction(client)
         self.requester.mishap = mishap
         client.manager.abort()
         self.end(transaction, "aborted")
@@ -349,7 +356,7 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def abort_as_an_operator(self, name: str) -> None:
-        """Its producer is fenced."""
+        """Abort as an operator does. The producer is fenced."""
         client = self.clients[name]
         transaction = client.transaction
         if transaction is None or not self.is_in_a_log(transaction) or transaction.outcome != "open":
@@ -362,12 +369,12 @@ class TransactionsMachine(RuleBasedStateMachine):
     @rule(topic=topics, picks=picks, how=st.sampled_from(["publish", "commit", "abort"]))
     @precondition(lambda self: self.zombies)
     def wake_a_zombie(self, topic: str, picks: list[int], how: str) -> None:
-        """Whatever it asks is refused, and changes nothing."""
+        """All requests of a zombie are refused, and change nothing."""
         zombie = self.zombies.pop()
         if how == "abort" and not zombie.manager.is_open:
             return
-        self.begun(zombie)
-        table, _ = self.placed(topic, picks)
+        self.ensure_transaction(zombie)
+        table, _ = self.build_messages(topic, picks)
         ask = {
             "publish": lambda: self.publish_part(zombie, topic, table),
             "commit": lambda: self.commit_with(zombie, topic, table),
@@ -377,13 +384,13 @@ class TransactionsMachine(RuleBasedStateMachine):
             ask()
         with pytest.raises((ProducerFenced, TransactionAbortable)):
             zombie.manager.ref()
-        self.counted.add("zombie")
+        self.events.add("zombie")
 
-    # -- what must hold ---------------------------------------------------------------------------------
+    # -- invariants -------------------------------------------------------------------------------------
 
     @invariant()
     def a_reader_sees_the_model(self) -> None:
-        self.requester.mishap = None  # where nothing was asked
+        self.requester.mishap = None  # no request has used it
         if hasattr(self, "leader"):
             self.world.check_reader(self.world.reader, ["read_committed"])
             self.world.check_marks(self.leader.state)
@@ -397,21 +404,21 @@ class TransactionsMachine(RuleBasedStateMachine):
                 self.world.remember_steps()
                 self.world.check_reader(self.world.new_reader())
                 assert_projections_are_the_replay(self.world.namespace.store, self.world.history)
-            SEEN.update(self.counted)
+            SEEN.update(self.events)
         finally:
             self.world.close()
 
 
 SEEN: set[str] = set()
-"""What has happened in some run; few of those that are drawn see everything."""
+"""Events of all runs so far. Few runs that are drawn have all of them."""
 
 
 def play_everything() -> None:
-    """So that it happens every day, whatever is drawn."""
+    """Play a run that has every event, so that drawn runs need not."""
     machine = TransactionsMachine()
     try:
         machine.begin()
-        for rule_of_it in (
+        for play_rule in (
             lambda: machine.send_offsets("x", "a", 1.0),
             lambda: machine.publish_inside("x", "a", [0, 1], None),
             lambda: machine.commit("x", "b", [0], "unanswered", False, False),
@@ -422,14 +429,14 @@ def play_everything() -> None:
             lambda: machine.wake_a_zombie("a", [0], "commit"),
             lambda: machine.let_transactions_time_out("x", "a", [0]),
         ):
-            rule_of_it()
+            play_rule()
             machine.a_reader_sees_the_model()
         assert machine.model.offsets["group-x"] == {(1, 0): 2}
     finally:
         machine.teardown()
 
 
-@pytest.mark.long  # the longest of them
+@pytest.mark.long  # the longest state machine
 def test_transactions_against_the_model() -> None:
     play_everything()
     run_state_machine_as_test(

@@ -1,13 +1,13 @@
-"""The pure protocol against the model, whatever producers, zombies, operators and time do to transactions.
+"""The pure protocol against the model, under random actions of producers, zombies, operators and time.
 
-Checked after every step: I1 and I2 (offsets are dense, each one row or marker for ever), I3 and I4 (what both
-isolations see), I6 (the last stable offset is the model's, at or below the end, and never moves back), I7 (committed
-offsets are the model's, and within the log), I8 (who was fenced is refused), one open transaction per id; at the end
-I4 (all of a transaction whose commit was acknowledged, nothing of any other) and I12 (a restart from the projections
-is a rule, so all of this holds across restarts).
+Checked after every step: I1 and I2 (offsets are dense, each stays one row or marker), I3 and I4 (what both isolations
+see), I6 (the last stable offset is the model's, at or below the end, and never moves back), I7 (committed offsets are
+the model's, and within the log), I8 (a fenced producer is refused), one open transaction per id. Checked at the end: I4
+(all of a transaction whose commit was acknowledged, nothing of any other). A restart from the projections (I12) is one
+of the rules, so all of this holds across restarts.
 
-LAKEMQ_STATEFUL_EXAMPLES=2000 looks further than the few examples of every day, and elsewhere each time;
-LAKEMQ_STATEFUL_SHRINK=1 makes what fails shorter, which takes minutes.
+LAKEMQ_STATEFUL_EXAMPLES=2000 tries more than the few examples of every day, and others each time.
+LAKEMQ_STATEFUL_SHRINK=1 shortens a failure, which takes minutes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ groups = st.sampled_from(["g", "h"])
 places = st.sampled_from(PLACES)
 counts_by_place = st.dictionaries(places, st.integers(1, 3), min_size=1)
 lag = st.sampled_from([0, 0, 0, 0, 1, 2])
-"""0 is the process that took the id over last."""
+"""0 is the process that took the id over last, 1 the one before."""
 
 little = st.sampled_from([0, 0, 1, 2, -1])
 usually = st.sampled_from([True] * 7 + [False])
 batches = st.sampled_from([None, None, 0, 1, 1])
-"""0 is the last micro-batch a process knows of, 1 the next."""
+"""0 is the last micro-batch that a process knows, 1 the next."""
 
 
 @dataclass
-class Process:
-    """What one producer's process knows: it may be long behind."""
+class ProducerProcess:
+    """The knowledge of one producer's process, which may be long out of date."""
 
     ref: TransactionRef
     parts: int = 0
@@ -73,7 +73,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.few_epochs.start()
         self.world = Core(TOPICS, LAST_EPOCH)
         self.model = self.world.model
-        self.processes: dict[str, list[Process]] = {}
+        self.processes: dict[str, list[ProducerProcess]] = {}
         self.accepted: dict[TransactionRef, set[str]] = {}
         self.committed: set[TransactionRef] = set()
 
@@ -93,15 +93,17 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(name=names, timeout_ms=st.sampled_from([5_000, 60_000, 900_000]))
     def start(self, name: str, timeout_ms: int) -> None:
-        """A new process takes the id over; the one before does not know yet."""
+        """A new process takes the id over. The process before does not know yet."""
         result = self.world.ask(InitProducer(name, timeout_ms))
         assert isinstance(result, ProducerDone)
-        process = Process(TransactionRef(name, result.producer_id, result.producer_epoch), batch_id=result.batch_id)
+        process = ProducerProcess(
+            TransactionRef(name, result.producer_id, result.producer_epoch), batch_id=result.batch_id
+        )
         self.processes[name] = [process, *self.processes.get(name, [])][:3]
 
-    def process(self, name: str, back: int) -> Process:
-        of_name = self.processes[name]
-        return of_name[min(back, len(of_name) - 1)]
+    def process(self, name: str, back: int) -> ProducerProcess:
+        processes = self.processes[name]
+        return processes[min(back, len(processes) - 1)]
 
     @rule(
         name=names,
@@ -122,9 +124,14 @@ class TransactionMachine(RuleBasedStateMachine):
         hears: bool,
         mishap: str,
     ) -> None:
-        """As producers do: who may not commit aborts, whose answer is lost asks again; commit: None leaves it open."""
-        known, process = self.model.ids.get(name), self.process(name, 0)
-        if known is None or (known.producer_id, known.epoch) != (process.ref.producer_id, process.ref.producer_epoch):
+        """Work as producers do: one that may not commit aborts, one without an answer repeats. commit: None leaves
+        it open.
+        """
+        transactional_id, process = self.model.ids.get(name), self.process(name, 0)
+        if transactional_id is None or (transactional_id.producer_id, transactional_id.epoch) != (
+            process.ref.producer_id,
+            process.ref.producer_epoch,
+        ):
             self.start(name, 60_000)
         for counts in publishes:
             self.publish(name, 0, counts, True)
@@ -162,7 +169,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(name=names, back=lag)
     def publish_again(self, name: str, back: int) -> None:
-        """As it was sent, though much may have happened since."""
+        """Repeat the request as it was sent, though much may have happened since."""
         process = self.process(name, back)
         if process.published and process.published.producer is not None:
             self.send(process, process.published)
@@ -171,21 +178,21 @@ class TransactionMachine(RuleBasedStateMachine):
     def publish_outside_of_transactions(self, counts: dict[Place, int]) -> None:
         self.world.ask(self.world.draft(None, counts, None))
 
-    def send(self, process: Process, request: Produce) -> None:
+    def send(self, process: ProducerProcess, request: Produce) -> None:
         result = self.world.ask(request)
         process.published = request
         if not isinstance(result, Published):
             return
         assert self.is_newest(process), "a zombie was told that it published"
-        ref, named = request.transaction, request.producer
+        ref, sequences = request.transaction, request.producer
         assert ref
         if result.duplicate:
             return
         self.accepted.setdefault(ref, set()).update(self.world.values[request.files[0].file_id])
         if ref == process.ref:
             process.parts += 1
-            for unit, base in zip(result.units, named.base_sequence, strict=True) if named else ():
-                process.sequences[self.model.named(unit.topic).topic_id, unit.partition] = base + unit.record_count
+            for unit, base in zip(result.units, sequences.base_sequence, strict=True) if sequences else ():
+                process.sequences[self.model.find_topic(unit.topic).topic_id, unit.partition] = base + unit.record_count
 
     @rule(name=names, back=lag, group=groups, place=places, before_end=little, inside=usually)
     def commit_offset(self, name: str, back: int, group: str, place: Place, before_end: int, inside: bool) -> None:
@@ -201,7 +208,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule(name=names, back=lag, commit=usually, parts_are_right=usually, batch=batches, hears=usually)
     def end(self, name: str, back: int, commit: bool, parts_are_right: bool, batch: int | None, hears: bool) -> None:
-        """Who does not hear of it asks again, or goes on as if it had not ended."""
+        """A process that does not hear of the end asks again, or goes on as if the transaction had not ended."""
         process = self.process(name, back)
         batch_id = None if batch is None else max(0, process.batch_id + batch)
         parts = process.parts + len(process.groups) + (not parts_are_right)
@@ -213,7 +220,7 @@ class TransactionMachine(RuleBasedStateMachine):
         if process.ended:
             self.send_end(process, process.ended, process.ended.transaction == process.ref)
 
-    def send_end(self, process: Process, request: EndTransaction, hears: bool) -> None:
+    def send_end(self, process: ProducerProcess, request: EndTransaction, hears: bool) -> None:
         ref, process.ended = request.transaction, request
         was_open = {id_.open.ref for id_ in self.model.ids.values() if id_.open}
         result = self.world.ask(request)
@@ -226,7 +233,7 @@ class TransactionMachine(RuleBasedStateMachine):
         if hears:
             process.begin(result.producer_id, result.producer_epoch)
 
-    def is_newest(self, process: Process) -> bool:
+    def is_newest(self, process: ProducerProcess) -> bool:
         return self.processes[process.ref.transactional_id][0] is process
 
     # -- others -----------------------------------------------------------------------------------------
@@ -256,25 +263,25 @@ class TransactionMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.world.restart()
 
-    # -- what holds after every step --------------------------------------------------------------------
+    # -- invariants after every step --------------------------------------------------------------------
 
     @invariant()
-    def all_is_as_the_model_says(self) -> None:
+    def logs_and_state_equal_the_model(self) -> None:
         self.world.check()
 
     @invariant()
-    def nothing_is_seen_whose_commit_was_not_acknowledged(self) -> None:
-        seen = self.world.seen("read_committed")
-        assert not any(values & seen for ref, values in self.accepted.items() if ref not in self.committed)
+    def only_committed_messages_are_visible(self) -> None:
+        visible = self.world.read_values("read_committed")
+        assert not any(values & visible for ref, values in self.accepted.items() if ref not in self.committed)
 
     def end_all(self) -> None:
-        """All that is left open is aborted: what was acknowledged is there as a whole, in every partition."""
-        for name in [name for name, one in self.model.ids.items() if one.open]:
+        """Abort all open transactions. Each acknowledged commit is then visible as a whole, in every partition."""
+        for name in [name for name, transactional_id in self.model.ids.items() if transactional_id.open]:
             self.operator_aborts(name)
         self.world.check()
-        seen, kept = self.world.seen("read_committed"), self.world.seen("read_uncommitted")
+        visible, stored = self.world.read_values("read_committed"), self.world.read_values("read_uncommitted")
         for ref, values in self.accepted.items():
-            assert values & seen == (values & kept if ref in self.committed else set())
+            assert values & visible == (values & stored if ref in self.committed else set())
         self.world.check_transitions()
 
 

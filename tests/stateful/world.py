@@ -1,4 +1,4 @@
-"""The world: a namespace in a folder, its sequencers, and time, all in the hands of the test; beside it its model."""
+"""A namespace in a folder with its sequencers and its time, all controlled by the test, and its model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CONFIG = {
     "journal.retention.ms": 0,
     "reader.grace.ms": 1000,
     "merge.grace.ms": GRACE_MS,
-    "retention.check.interval.ms": 86_400_000,  # messages bear times of long ago
+    "retention.check.interval.ms": 86_400_000,  # the timestamps of messages are old
     "checkpoint.interval": 5,
     "compact.min.files": 2,
     "journal.rows.max.bytes": 400,
@@ -66,26 +66,26 @@ CONFIG = {
 
 
 class TimedFiles(LocalFiles):
-    """A store whose time the test owns as well: an object was written when it was first looked at."""
+    """A store whose clock the test controls too. An object's time is that of the first look at it."""
 
     def __init__(self, root: str, clock: ManualClock) -> None:
         super().__init__(root)
-        self._clock, self._seen = clock, dict[str, int]()
+        self._clock, self._times_ms = clock, dict[str, int]()
 
     def time_ms(self) -> int:
         return self._clock.now_ms()
 
     def modified_ms(self, name: str) -> int | None:
-        found = super().modified_ms(name)
-        return None if found is None else self._seen.setdefault(name, self.time_ms())
+        modified = super().modified_ms(name)
+        return None if modified is None else self._times_ms.setdefault(name, self.time_ms())
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process is dead."""
 
 
 class LaterFuture(Future[Any]):
-    """Done when somebody runs it, at the latest who waits for it; not any more when its process is gone."""
+    """A future whose work is run by the test, or at the latest by `result`. It fails if its process is dead."""
 
     def __init__(self, work: Callable[[], Any], background: Background) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class LaterFuture(Future[Any]):
 
 
 class Background(Executor):
-    """A background thread that the test owns: work waits until it says so."""
+    """A background thread that the test controls: work waits for `run`."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -127,13 +127,13 @@ class Background(Executor):
 
 
 def _new_folder() -> str:
-    """On a memory disk where there is one."""
+    """Make a folder, in memory if there is a memory disk."""
     return tempfile.mkdtemp(prefix="lakemq-stateful-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
 
 
 @cache
 def _template() -> str:
-    """An empty namespace, made once by each process: a copy of it takes a fiftieth of the time."""
+    """Return an empty namespace, which each process makes once. A copy of it takes a fiftieth of the time."""
     folder = _new_folder()
     atexit.register(shutil.rmtree, folder)
     open_namespace(folder, EngineConfig(CONFIG), create=True)
@@ -141,7 +141,7 @@ def _template() -> str:
 
 
 class World(SideBySide):
-    """A namespace in a folder of its own; `close` removes it."""
+    """A namespace in a folder of its own, which `close` removes."""
 
     def __init__(self) -> None:
         super().__init__(Model())
@@ -157,15 +157,15 @@ class World(SideBySide):
         self.history: list[Step] = []
         self._steps = StepReader(files, 0, self.clock.steady_ms)
         self.doomed = ""
-        """The point at which the next sequencer to arrive is killed."""
+        """The crash point at which the next sequencer that reaches it is killed."""
         self.meanwhile: tuple[str, Callable[[], None]] | None = None
-        """Where the next sequencer to arrive is stopped, and what happens until it goes on."""
+        """The crash point at which the next sequencer stops, and what happens before it goes on."""
 
     def close(self) -> None:
         shutil.rmtree(self.folder)
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
-        """For sequencers made from now on."""
+        """Change the settings of sequencers that are made from now on."""
         self.namespace = replace(self.namespace, config=EngineConfig({**CONFIG, **settings}))
 
     def new_id(self) -> str:
@@ -175,7 +175,7 @@ class World(SideBySide):
         return next(self._ids)
 
     def sequencer(self, clock: Clock | None = None) -> tuple[Sequencer, Background]:
-        """clock: of its process, if it is not the world's."""
+        """Make a sequencer. clock: that of its process, if it is not the world's."""
         background = Background()
 
         def reached(point: str) -> None:
@@ -192,14 +192,14 @@ class World(SideBySide):
         return Sequencer(namespace, name, clock or self.clock, self.new_file_id, reached, background), background
 
     def lead(self, sequencer: Sequencer) -> None:
-        """It leads, when the lease of whoever led before has run out."""
+        """Let the sequencer lead, if need be after the lease of the last leader has run out."""
         if not sequencer.try_lead():
             self.clock.sleep(LEASE_MS + 1)
             assert sequencer.try_lead()
         self.remember_steps()
 
     def remember_steps(self) -> None:
-        """Keep the new steps: they are removed once they are projected, and leave the journal when they are old."""
+        """Keep the new steps. They are removed when they are projected, and leave the journal when they are old."""
         last, store = self.history[-1].step if self.history else 0, self.namespace.store
         try:
             self.history += self._steps.read()
@@ -231,7 +231,7 @@ class World(SideBySide):
         self.namespace.mailbox.put(client_id, number, letter_bytes(letter, rows), self.clock.now_ms())
 
     def take_reply(self, client_id: str, number: int) -> list[Any] | None:
-        """The results of a letter, None where there is no reply; a reply is taken once."""
+        """Return the results of a letter, or None without a reply. A reply can be taken once."""
         body = self.namespace.mailbox.poll_reply(client_id, number)
         if body is None:
             return None
@@ -243,18 +243,18 @@ class World(SideBySide):
     # -- a consumer -------------------------------------------------------------------------------------
 
     def logs(self, reader: Reader, topic: Topic, isolation: Isolation = "read_committed") -> Shown:
-        """Partition -> (offset, value) of all that can be read."""
-        found: Shown = {p: [] for p in range(topic.log_count)}
+        """Return partition -> (offset, value) of all that can be read."""
+        logs: Shown = {p: [] for p in range(topic.log_count)}
         plan = plan_fetch(reader, topic, isolation, beginning_offsets(topic), end_offsets(topic, isolation))
         for row in fetch_arrow(self.namespace.files, plan).to_pylist():
-            found[row["partition"]].append((row["offset"], row["value"].decode()))
-        return found
+            logs[row["partition"]].append((row["offset"], row["value"].decode()))
+        return logs
 
     def check_reader(self, reader: Reader, isolations: Sequence[Isolation] = ISOLATIONS) -> None:
-        """It sees what the model says, once it has looked."""
+        """Check that a reader sees what the model says, after it has looked."""
         state = reader.refresh()
-        self.check_shown(state, lambda topic, isolation: self.logs(reader, topic, isolation), isolations)
+        self.check_visible_messages(state, lambda topic, isolation: self.logs(reader, topic, isolation), isolations)
 
     def new_reader(self) -> Reader:
-        """Who just came."""
+        """Return a reader that has just started."""
         return Reader(self.namespace.store, self.clock)

@@ -1,7 +1,7 @@
-"""The model: what a namespace should hold and answer, in plain Python, to be read against docs/semantics.md.
+"""The model: what a namespace holds and answers, in plain Python that can be compared with docs/semantics.md.
 
-It shares with the engine the shapes of requests and results, and nothing else. A subject is a module, as in the core: a
-request kind is a line in `DECIDE` below and a function there; what it is about is in `namespace`.
+It shares the shapes of requests and results with the engine, and nothing else. Each subject is a module, as in the
+core. A kind of request is a line in `DECIDE` below and a function in the module. Its data are in `namespace`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ DECIDE: dict[type, Callable[..., Any]] = {
     CommitOffsets: offsets.commit,
     FetchOffsets: offsets.fetch,
 }
-"""All but publishes, which need their rows."""
+"""All requests but publishes, which need their rows."""
 
 
 class Model(Namespace):
     def decide(self, request: AnyRequest, rows: list[list[str]], now_ms: int) -> Any:
-        """The result of a request; of a refusal the error's name. rows: the messages of each file, or of the letter."""
+        """Return the result of a request, or the name of a refusal's error. rows: the messages of each file, or of
+        the letter.
+        """
         self.now_ms = now_ms
         try:
             if isinstance(request, Produce):
                 return log.produce(self, request, rows)
             return DECIDE[type(request)](self, request)
-        except Refused as refused:
-            transactions.hear_of_refusal(self, request, str(refused))
-            return str(refused)
+        except Refused as refusal:
+            transactions.note_refusal(self, request, str(refusal))
+            return str(refusal)
 
     def pass_time(self, now_ms: int, transactional_id_ms: int) -> None:
-        """What time alone brings about, but for clients and producers: whoever follows a journal is told of those."""
+        """Let time act on transactions and ids. Clients and producers are left to the caller, who follows the
+        journal.
+        """
         self.now_ms = now_ms
         transactions.pass_time(self, transactional_id_ms)

@@ -8,7 +8,7 @@ from stateful.model.namespace import Namespace, Refused
 from lakemq.engine.protocol.values.log import Produce, Published, Unit
 
 Messages = dict[tuple[int, int], list[str]]
-"""(index of topic, partition) -> what the request puts there, in order."""
+"""(index of topic, partition) -> the messages of the request for it, in order."""
 
 
 def produce(model: Namespace, request: Produce, rows: list[list[str]]) -> Published:
@@ -24,10 +24,10 @@ def produce(model: Namespace, request: Produce, rows: list[list[str]]) -> Publis
     if version and version.txn_version <= model.versions.get((version.txn_app_id, version.target), -1):
         return Published([], duplicate=True)
     messages = _messages(request, rows)
-    known = producers.appended_before(model, request, messages)
+    appended = producers.find_appended_before(model, request, messages)
     rejected = [rows[r.file][r.first_row + i] for r in request.rejected for i in range(r.record_count)]
-    rejected_before = bool(rejected) and producers.refused_before(model, request, len(rejected))
-    units = {unit: known.get(unit) for unit in sorted(messages)}
+    rejected_before = bool(rejected) and producers.is_rejection_repeated(model, request, len(rejected))
+    units = {unit: appended.get(unit) for unit in sorted(messages)}
     if (
         (units or rejected)
         and all(offset is not None for offset in units.values())
@@ -37,26 +37,26 @@ def produce(model: Namespace, request: Produce, rows: list[list[str]]) -> Publis
     _check_fresh(model, request)
     transaction = transactions.part(model, ref) if ref else None
     for unit, values in messages.items():
-        if known.get(unit) is None:
+        if appended.get(unit) is None:
             log = model.topics[request.topics[unit[0]].topic_id].logs[unit[1]]
             units[unit] = offset = log.add(values, transaction)
             producers.remember(model, request, unit, len(values), offset)
     if rejected and not rejected_before:
         model.rejected += rejected
-        producers.remember_refused(model, request, len(rejected))
+        producers.remember_rejection(model, request, len(rejected))
     if version:
         model.versions[version.txn_app_id, version.target] = version.txn_version
     return Published(_units(request, units, messages), len(rejected))
 
 
 def _messages(request: Produce, rows: list[list[str]]) -> Messages:
-    found: Messages = {}
+    messages: Messages = {}
     r = request.ranges
     columns = zip(r.topic_index, r.partition, r.file, r.first_row, r.record_count, strict=True)
     for topic, partition, file, first, count in columns:
         for row in range(first, first + count):
-            found.setdefault((topic, partition), []).append(rows[file][row])
-    return found
+            messages.setdefault((topic, partition), []).append(rows[file][row])
+    return messages
 
 
 def _check_fresh(model: Namespace, request: Produce) -> None:

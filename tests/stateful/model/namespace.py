@@ -1,4 +1,4 @@
-"""What a namespace holds, as the model sees it: lists and dicts, row by row. No numpy, no Arrow, no shortcuts."""
+"""The data of a namespace in the model: lists and dicts, row by row. No numpy, no Arrow, no shortcuts."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Transaction:
 
 
 class Log(list["str | None"]):
-    """A partition's messages by offset; a marker is None. What a reader sees is found by asking every one of them."""
+    """A partition's messages by offset; a marker is None. Readers look at every one of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.start = 0
         self.transactions: dict[int, Transaction] = {}
-        """By offset, of messages and markers that have one."""
+        """Offset -> the transaction of the message or marker, if it has one."""
 
     def add(self, values: Sequence[str | None], transaction: Transaction | None = None) -> int:
-        """The offset of the first."""
+        """Append the messages and return the offset of the first."""
         first = len(self)
         self += values
         if transaction is not None:
@@ -50,15 +50,15 @@ class Log(list["str | None"]):
         return first
 
     def holds(self, transaction: Transaction) -> bool:
-        return any(one is transaction for one in self.transactions.values())
+        return any(other is transaction for other in self.transactions.values())
 
     @property
     def stable(self) -> int:
-        opened = [offset for offset, one in self.transactions.items() if one.outcome == "open"]
-        return max(min(opened, default=len(self)), self.start)
+        open_offsets = [offset for offset, transaction in self.transactions.items() if transaction.outcome == "open"]
+        return max(min(open_offsets, default=len(self)), self.start)
 
-    def shown(self, isolation: str) -> list[tuple[int, str]]:
-        """Offset and message, of all that this isolation shows."""
+    def visible_messages(self, isolation: str) -> list[tuple[int, str]]:
+        """Return offset and message of all that this isolation shows."""
         committed = isolation == "read_committed"
         return [
             (offset, value)
@@ -73,7 +73,7 @@ class Log(list["str | None"]):
 
 @dataclass
 class Topic:
-    """partitions: those that take what is published, the first ones of all that there have ever been."""
+    """partitions: how many take publishes. They are the first ones of all partitions that ever existed."""
 
     topic_id: int
     topic: str
@@ -85,18 +85,18 @@ class Topic:
 
 @dataclass
 class Producer:
-    """transactional_id: with which it is forgotten."""
+    """transactional_id: the id to which the producer belongs."""
 
     epoch: int
     seen_at_ms: int
     transactional_id: str | None = None
     appended: dict[Place, list[tuple[int, int, int]]] = field(default_factory=dict)
-    """(sequence, count, offset) of the last five."""
+    """Place -> (sequence, count, offset) of its last five batches."""
 
 
 @dataclass
 class TransactionalId:
-    """batch_id: of the last micro-batch that was committed."""
+    """batch_id: the last micro-batch that was committed."""
 
     producer_id: int
     epoch: int
@@ -116,7 +116,7 @@ class Client:
 
 @dataclass
 class Namespace:
-    """last_epoch: the last one that is handed out; routing_step: of the last change of who subscribes to what."""
+    """last_epoch: the last epoch that a producer id gets; routing_step: the step that last changed subscriptions."""
 
     last_epoch: int = 2**15 - 2
     step: int = 0
@@ -131,9 +131,9 @@ class Namespace:
     lost_files: set[int] = field(default_factory=set)
     ids: dict[str, TransactionalId] = field(default_factory=dict)
     offsets: dict[str, dict[Place, int]] = field(default_factory=dict)
-    """Committed, by group."""
+    """Group -> its committed offsets."""
 
-    def named(self, name: str) -> Topic:
+    def find_topic(self, name: str) -> Topic:
         for topic in self.topics.values():
             if topic.topic == name and topic.active:
                 return topic
@@ -151,5 +151,5 @@ class Namespace:
         return self.topics[place[0]].logs[place[1]]
 
     def logs(self) -> dict[Place, Log]:
-        """Of all topics that are there."""
+        """Return the logs of all topics that exist."""
         return {(t.topic_id, p): log for t in self.active() for p, log in enumerate(t.logs)}

@@ -12,34 +12,38 @@ from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, O
 def commit(model: Namespace, request: CommitOffsets) -> Done:
     if request.transaction is not None:
         transactions.check_writer(model, request.transaction)
-    noted = {}
+    new_offsets = {}
     for offset in request.offsets:
         place = _place(model, offset)
         if not 0 <= offset.offset <= len(model.log(place)):
             raise Refused("OFFSET_OUT_OF_RANGE")
-        noted[place] = offset.offset
-    if not noted:
+        new_offsets[place] = offset.offset
+    if not new_offsets:
         return Done()
     committed = model.offsets
     if request.transaction is not None:
         committed = transactions.part(model, request.transaction, request.group).offsets
-    committed.setdefault(request.group, {}).update(noted)
+    committed.setdefault(request.group, {}).update(new_offsets)
     return Done()
 
 
 def fetch(model: Namespace, request: FetchOffsets) -> OffsetsFetched:
-    """Of all partitions, and stable ones: the model is asked for no other."""
+    """Return all stable offsets of a group. No test asks for other ones."""
     assert request.partitions is None
     assert request.require_stable
-    opened = [id_.open for id_ in model.ids.values() if id_.open]
-    if any(model.topics[topic_id].active for one in opened for topic_id, _ in one.offsets.get(request.group, ())):
+    open_transactions = [id_.open for id_ in model.ids.values() if id_.open]
+    if any(
+        model.topics[topic_id].active
+        for transaction in open_transactions
+        for topic_id, _ in transaction.offsets.get(request.group, ())
+    ):
         raise Refused("UNSTABLE_OFFSET_COMMIT")
     committed = sorted(model.offsets.get(request.group, {}).items())
     return OffsetsFetched([OffsetCommit(model.topics[t].topic, p, offset, None, t) for (t, p), offset in committed])
 
 
-def _place(model: Namespace, one: OffsetCommit) -> Place:
-    topic = model.named(one.topic) if one.topic_id is None else model.topics.get(one.topic_id)
+def _place(model: Namespace, offset: OffsetCommit) -> Place:
+    topic = model.find_topic(offset.topic) if offset.topic_id is None else model.topics.get(offset.topic_id)
     if topic is None or not topic.active:
         raise Refused("UNKNOWN_TOPIC_ID")
-    return model.place(topic, one.partition)
+    return model.place(topic, offset.partition)

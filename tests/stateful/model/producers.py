@@ -9,7 +9,7 @@ from lakemq.engine.protocol.values.producers import ProducerDone, ProducerSequen
 
 SEQUENCES = 2**31
 REFUSED = (0, -1)
-"""Where a producer's rejected rows count, beside its places."""
+"""The place under which a producer's rejected rows are counted."""
 
 
 def init(model: Namespace, transactional_id: str | None = None) -> ProducerDone:
@@ -19,39 +19,41 @@ def init(model: Namespace, transactional_id: str | None = None) -> ProducerDone:
     return ProducerDone(producer_id, 0)
 
 
-def check_outside(model: Namespace, named: ProducerSequences | None) -> None:
-    """Who has transactions publishes inside of them only."""
-    producer = model.producers.get(named.producer_id) if named else None
+def check_outside(model: Namespace, sequences: ProducerSequences | None) -> None:
+    """Refuse a publish outside of transactions by a producer that has a transactional id."""
+    producer = model.producers.get(sequences.producer_id) if sequences else None
     if producer and producer.transactional_id is not None:
         raise Refused("INVALID_TXN_STATE")
 
 
-def appended_before(
+def find_appended_before(
     model: Namespace, request: Produce, messages: dict[tuple[int, int], list[str]]
 ) -> dict[tuple[int, int], int]:
-    """(index of topic, partition) -> offset, of what was appended before under the same sequences."""
-    named = request.producer
-    if named is None:
+    """Return (index of topic, partition) -> offset, of units that were appended before under the same sequences."""
+    sequences = request.producer
+    if sequences is None:
         return {}
-    producer = model.producers.get(named.producer_id)
+    producer = model.producers.get(sequences.producer_id)
     if producer is None:
         raise Refused("UNKNOWN_PRODUCER_ID")
-    if named.producer_epoch < producer.epoch:
+    if sequences.producer_epoch < producer.epoch:
         raise Refused("INVALID_PRODUCER_EPOCH")
-    known = {}
+    appended = {}
     for unit in sorted(messages):
-        found = _found(model, named, _place(request, unit), _sequence(named, unit), len(messages[unit]))
-        if found is not None:
-            known[unit] = found
-    return known
+        offset = _find_appended_offset(
+            model, sequences, _place(request, unit), _sequence(sequences, unit), len(messages[unit])
+        )
+        if offset is not None:
+            appended[unit] = offset
+    return appended
 
 
-def refused_before(model: Namespace, request: Produce, count: int) -> bool:
-    named = request.producer
-    if named is None:
+def is_rejection_repeated(model: Namespace, request: Produce, count: int) -> bool:
+    sequences = request.producer
+    if sequences is None:
         return False
-    assert named.rejected_sequence is not None
-    return _found(model, named, REFUSED, named.rejected_sequence, count) is not None
+    assert sequences.rejected_sequence is not None
+    return _find_appended_offset(model, sequences, REFUSED, sequences.rejected_sequence, count) is not None
 
 
 def remember(model: Namespace, request: Produce, unit: tuple[int, int], count: int, offset: int) -> None:
@@ -59,7 +61,7 @@ def remember(model: Namespace, request: Produce, unit: tuple[int, int], count: i
         _note(model, request.producer, _place(request, unit), _sequence(request.producer, unit), count, offset)
 
 
-def remember_refused(model: Namespace, request: Produce, count: int) -> None:
+def remember_rejection(model: Namespace, request: Produce, count: int) -> None:
     if request.producer is not None:
         sequence = request.producer.rejected_sequence
         assert sequence is not None
@@ -70,15 +72,19 @@ def _place(request: Produce, unit: tuple[int, int]) -> Place:
     return request.topics[unit[0]].topic_id, unit[1]
 
 
-def _sequence(named: ProducerSequences, unit: tuple[int, int]) -> int:
-    units = list(zip(named.topic_index, named.partition, strict=True))
-    return named.base_sequence[units.index(unit)]
+def _sequence(sequences: ProducerSequences, unit: tuple[int, int]) -> int:
+    units = list(zip(sequences.topic_index, sequences.partition, strict=True))
+    return sequences.base_sequence[units.index(unit)]
 
 
-def _found(model: Namespace, named: ProducerSequences, place: Place, sequence: int, count: int) -> int | None:
-    """The offset of what was appended before under this sequence; None: it is the next."""
-    producer = model.producers[named.producer_id]
-    last = producer.appended.get(place, []) if named.producer_epoch == producer.epoch else []
+def _find_appended_offset(
+    model: Namespace, sequences: ProducerSequences, place: Place, sequence: int, count: int
+) -> int | None:
+    """Return the offset of a batch that was appended before under this sequence; None if the sequence is the next
+    one.
+    """
+    producer = model.producers[sequences.producer_id]
+    last = producer.appended.get(place, []) if sequences.producer_epoch == producer.epoch else []
     for s, n, offset in last:
         if (s, n) == (sequence, count):
             return offset
@@ -87,10 +93,10 @@ def _found(model: Namespace, named: ProducerSequences, place: Place, sequence: i
     return None
 
 
-def _note(model: Namespace, named: ProducerSequences, place: Place, sequence: int, count: int, offset: int) -> None:
-    producer = model.producers[named.producer_id]
-    if named.producer_epoch > producer.epoch:
-        producer.epoch, producer.appended = named.producer_epoch, {}
+def _note(model: Namespace, sequences: ProducerSequences, place: Place, sequence: int, count: int, offset: int) -> None:
+    producer = model.producers[sequences.producer_id]
+    if sequences.producer_epoch > producer.epoch:
+        producer.epoch, producer.appended = sequences.producer_epoch, {}
     producer.seen_at_ms = model.now_ms
     last = producer.appended.setdefault(place, [])
     last.append((sequence, count, offset))

@@ -20,7 +20,7 @@ def create(model: Namespace, request: CreateTopic) -> TopicDone:
 
 
 def alter(model: Namespace, request: AlterTopic) -> TopicDone:
-    topic = model.named(request.topic)
+    topic = model.find_topic(request.topic)
     partitions = request.partitions or topic.partitions
     if partitions < topic.partitions and not request.force:
         raise Refused("INVALID_PARTITIONS")
@@ -33,25 +33,25 @@ def alter(model: Namespace, request: AlterTopic) -> TopicDone:
 
 
 def delete(model: Namespace, request: DeleteTopic) -> Done:
-    topic = model.named(request.topic)
+    topic = model.find_topic(request.topic)
     topic.active = False
     for group, committed in list(model.offsets.items()):
-        left = {place: offset for place, offset in committed.items() if place[0] != topic.topic_id}
-        model.offsets[group] = left
-        if not left:
+        remaining = {place: offset for place, offset in committed.items() if place[0] != topic.topic_id}
+        model.offsets[group] = remaining
+        if not remaining:
             del model.offsets[group]
     return Done()
 
 
 def outgrow(model: Namespace, topic_id: int, cuts: dict[int, int]) -> None:
-    """A look has found that these logs are to begin there: they do, but for what is not stable."""
+    """Move log starts as a look at old messages demands, but not beyond the stable offset."""
     for partition, offset in cuts.items():
         log = model.topics[topic_id].logs[partition]
         log.start = max(log.start, min(offset, log.stable))
 
 
 def delete_records(model: Namespace, request: DeleteRecords) -> Done:
-    topic = model.named(request.topic)
+    topic = model.find_topic(request.topic)
     for partition, before in request.before.items():
         if before > len(model.log(model.place(topic, partition))):
             raise Refused("OFFSET_OUT_OF_RANGE")
