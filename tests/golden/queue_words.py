@@ -62,10 +62,10 @@ class QueueWords:
     ) -> AnyRequest:
         """Settle messages. settled: place -> ranges. epoch: by default that of the partition's assignment now."""
         parts = []
-        for text, listed in settled.items():
+        for text, ranges in settled.items():
             place = self._place(text)
             epoch_now = epoch or self._epoch_now(group, place)
-            parts.append(Acknowledgement(*place, epoch_now, outcome, _ranges(listed), delay_ms, delivery, error))
+            parts.append(Acknowledgement(*place, epoch_now, outcome, _ranges(ranges), delay_ms, delivery, error))
         return Acknowledge(group, member, parts, producer.ref if producer else None)
 
     def ask_ack(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
@@ -104,7 +104,7 @@ class QueueWords:
             for text, letters in deliveries.items()
         }
 
-    def partitions_of_lost(self, member: str, group: str = "g") -> list[Assigned]:
+    def list_lost_partitions(self, member: str, group: str = "g") -> list[Assigned]:
         """Return the partitions that a member had when it was lost."""
         assignments = sorted(self.mq.state.groups[group].assignments.items())
         return [Assigned(*place, assignment.epoch) for place, assignment in assignments if assignment.lost_by == member]
@@ -159,9 +159,9 @@ class QueueWords:
         return letters
 
 
-def _ranges(listed: Any) -> list[tuple[int, int]]:
+def _ranges(ranges: Any) -> list[tuple[int, int]]:
     """Return the ranges of a list, or of one range."""
-    return [range_of(text) for text in (listed if isinstance(listed, list) else [listed])]
+    return [range_of(text) for text in (ranges if isinstance(ranges, list) else [ranges])]
 
 
 def _format_stretch(stretch: Stretch) -> str:

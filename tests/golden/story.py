@@ -75,7 +75,7 @@ def _delayed_ranges(record: Any) -> list[DelayedRange]:
     return record.ranges.to_ranges() if isinstance(record, Delayed) else []
 
 
-class Producer:
+class StoryProducer:
     """A process: its identity, and the parts of its transaction that were accepted, which are publishes and groups."""
 
     def __init__(self) -> None:
@@ -91,49 +91,49 @@ class Story(QueueWords):
     def __init__(self) -> None:
         self.mq, self.reader = Harness(), Reader()
         self.values: dict[int, list[str]] = {}
-        self.producers: dict[str, Producer] = {}
+        self.producers: dict[str, StoryProducer] = {}
         self.published: list[Produce] = []
         self.due_times: dict[tuple[int, int], int] = {}
         self.read_steps = 0
         self.answers_at_once = True
-        self.asked: list[TargetComputed] = []
+        self.late_targets: list[TargetComputed] = []
 
     def tell(self, line: dict[str, Any]) -> None:
         line = dict(line)
         name, lost = line.pop("who", None), line.pop("answer_lost", None)
         answer = {word: line.pop(word, None) for word in ("gives", "found", "expected")}
-        producer = self.producers.setdefault(name, Producer()) if name else None
-        (word, given), *more = line.items()
+        producer = self.producers.setdefault(name, StoryProducer()) if name else None
+        (word, argument), *more = line.items()
         if word == "expect":
-            for subject, expected in given.items():
+            for subject, expected in argument.items():
                 assert getattr(self, f"see_{subject}")(expected) == expected, subject
         elif word == "wait_ms":
-            self.mq.now_ms += given
+            self.mq.now_ms += argument
             self.mq.expire(DAY_MS, DAY_MS, 7 * DAY_MS)
         elif word == "deliver":
-            self.mq.release(self.due_times, given or 1000)
+            self.mq.release(self.due_times, argument or 1000)
         elif word == "silent":
-            self.mq.see(MemberSilent(dict(more).get("group", "g"), given, dict(more).get("reason", "session")))
+            self.mq.see(MemberSilent(dict(more).get("group", "g"), argument, dict(more).get("reason", "session")))
         elif word == "bury":
-            self.bury(given, **dict(more))
+            self.bury(argument, **dict(more))
         elif word == "outgrown":
-            self._outgrow(given, **dict(more))
+            self._outgrow(argument, **dict(more))
         elif word == "assignor":
-            self.mq.see(*self.asked) if given == "answers" and self.asked else None
-            self.asked = self.mq.targets() if given == "asked" else []
-            self.answers_at_once = given == "answers"
+            self.mq.see(*self.late_targets) if argument == "answers" and self.late_targets else None
+            self.late_targets = self.mq.targets() if argument == "asked" else []
+            self.answers_at_once = argument == "answers"
         elif word == "as_if_in_epoch":
-            self._pretend_epoch(producer, given)
+            self._pretend_epoch(producer, argument)
         elif word == "as_if_appended":
-            self._pretend_to_have_appended(**given)
+            self._pretend_append(**argument)
         elif word == "is":
             assert producer
-            producer.ref = TransactionRef(given["id"], given["producer"], given["epoch"])
+            producer.ref = TransactionRef(argument["id"], argument["producer"], argument["epoch"])
         else:
-            result = self.mq.one(getattr(self, f"ask_{word}")(producer, given, **dict(more)))
+            result = self.mq.one(getattr(self, f"ask_{word}")(producer, argument, **dict(more)))
             self._check(result, **answer)
             if producer and not lost:
-                self._hear(producer, result, dict(more).get("group", "g"))
+                self._note_result(producer, result, dict(more).get("group", "g"))
         if self.answers_at_once:
             self.mq.assign()
 
@@ -152,7 +152,7 @@ class Story(QueueWords):
         settings = looked_by or {
             name: topic.setting(name) if topic else 0 for name in ("retention.ms", "retention.bytes")
         }
-        cuts = ({place_of(place)[1]: at for place, at in (ends or {}).items()} for ends in (by_age, by_size))
+        cuts = ({place_of(place)[1]: offset for place, offset in (ends or {}).items()} for ends in (by_age, by_size))
         self.mq.see(LogOutgrown(topic.topic_id if topic else int(of), *settings.values(), *cuts))
 
     def _check(self, result: AnyResult, gives: Any, found: Any, expected: Any) -> None:
@@ -168,7 +168,7 @@ class Story(QueueWords):
         if gives is not None:
             assert answer_of(result) == gives
 
-    def _hear(self, producer: Producer, result: AnyResult, group: str) -> None:
+    def _note_result(self, producer: StoryProducer, result: AnyResult, group: str) -> None:
         if isinstance(result, ProducerDone | TransactionEnded):
             identity = {"producer_id": result.producer_id, "producer_epoch": result.producer_epoch}
             producer.ref = msgspec.structs.replace(producer.ref, **identity)
@@ -178,14 +178,14 @@ class Story(QueueWords):
         elif isinstance(result, Published) and not result.duplicate:
             producer.publishes += 1
 
-    def _pretend_epoch(self, producer: Producer | None, epoch: int) -> None:
+    def _pretend_epoch(self, producer: StoryProducer | None, epoch: int) -> None:
         """Pretend that so many transactions of the id have ended before."""
         assert producer
         producer.ref = msgspec.structs.replace(producer.ref, producer_epoch=epoch)
         moved = TransactionMoved(*msgspec.structs.astuple(producer.ref), TransactionStatus.EMPTY, 60_000)
         machine.fold(self.mq.state, [JournalEntry(moved)])
 
-    def _pretend_to_have_appended(
+    def _pretend_append(
         self, topic: str, partition: int, producer: int, sequence: int, records: int, offset: int
     ) -> None:
         """Pretend that the producer has published up to here."""
@@ -194,8 +194,8 @@ class Story(QueueWords):
 
     # -- requests ---------------------------------------------------------------------------------------
 
-    def ask_create(self, _: Any, given: dict[str, int], **more: Any) -> AnyRequest:
-        ((topic, partitions),) = given.items()
+    def ask_create(self, _: Any, topic_partitions: dict[str, int], **more: Any) -> AnyRequest:
+        ((topic, partitions),) = topic_partitions.items()
         return CreateTopic(topic, partitions, **more)
 
     def ask_alter(self, _: Any, topic: str, **changes: Any) -> AnyRequest:
@@ -204,24 +204,26 @@ class Story(QueueWords):
     def ask_delete(self, _: Any, topic: str) -> AnyRequest:
         return DeleteTopic(topic)
 
-    def ask_delete_records(self, _: Any, given: dict[str, int]) -> AnyRequest:
-        before = {place_of(place): offset for place, offset in given.items()}
+    def ask_delete_records(self, _: Any, offsets: dict[str, int]) -> AnyRequest:
+        before = {place_of(place): offset for place, offset in offsets.items()}
         (topic,) = {topic for topic, _ in before}  # one topic at a time
         return DeleteRecords(topic, {partition: offset for (_, partition), offset in before.items()})
 
     def ask_init_producer(self, _: Any, given: None) -> AnyRequest:
         return InitProducer()
 
-    def ask_init(self, producer: Producer | None, given: Any, timeout_ms: int = 60_000) -> AnyRequest:
-        name = given["repeat"] * given["times"] if isinstance(given, dict) else given
+    def ask_init(self, producer: StoryProducer | None, name_or_repeat: Any, timeout_ms: int = 60_000) -> AnyRequest:
+        name = (
+            name_or_repeat["repeat"] * name_or_repeat["times"] if isinstance(name_or_repeat, dict) else name_or_repeat
+        )
         if producer:
             producer.ref = TransactionRef(name, 0, 0)
         return InitProducer(name, timeout_ms)
 
     def ask_publish(
         self,
-        process: Producer | None,
-        given: dict[str, list[str] | int],
+        process: StoryProducer | None,
+        values_by_place: dict[str, list[str] | int],
         sequence: int | None = None,
         producer: int | None = None,
         epoch: int = 0,
@@ -236,10 +238,12 @@ class Story(QueueWords):
     ) -> AnyRequest:
         """Publish values.
 
-        given: place -> the values, or only how many; producer, epoch: of a producer that is not a process of the story;
-        due: place -> when its values are due, in order.
+        values_by_place: place -> the values, or only how many; producer, epoch: those of a producer that is not a
+        process of the story; due: place -> when its values are due, in order.
         """
-        places = {place_of(place): _values(place, of) for place, of in given.items()}
+        places = {
+            place_of(place): _values(place, values_or_count) for place, values_or_count in values_by_place.items()
+        }
         file_id = len(self.values)
         self.values[file_id] = [value for values in places.values() for value in values]
         self.mq.missing = {file_id} if file_is_missing else set()
@@ -257,7 +261,11 @@ class Story(QueueWords):
             {place_of(place): (times[0], times[-1]) for place, times in (due or {}).items()},
         )
         if due:
-            times = [ms for place, of in given.items() for ms in due.get(place, [0] * len(_values(place, of)))]
+            times = [
+                ms
+                for place, values_or_count in values_by_place.items()
+                for ms in due.get(place, [0] * len(_values(place, values_or_count)))
+            ]
             self.due_times |= {(file_id, row): ms for row, ms in enumerate(times)}
         if rejected:
             rows = [RejectedRows("t", 0, 0, rejected, "MESSAGE_TOO_LARGE", "big")]
@@ -278,8 +286,8 @@ class Story(QueueWords):
 
     def ask_commit_offsets(
         self,
-        producer: Producer | None,
-        given: dict[str, int],
+        producer: StoryProducer | None,
+        offsets_by_place: dict[str, int],
         group: str = "g",
         metadata: str | None = None,
         member: str | None = None,
@@ -290,7 +298,7 @@ class Story(QueueWords):
         note = metadata * 5_000 if metadata else None
         offsets = [
             OffsetCommit(*place_of(place), offset, note, epoch=self._epoch(group, place) if epoch is None else epoch)
-            for place, offset in given.items()
+            for place, offset in offsets_by_place.items()
         ]
         current = self.mq.state.groups.get(group)
         if generation is None and current is not None and member is not None:
@@ -321,7 +329,7 @@ class Story(QueueWords):
         assignors: Sequence[str] = (),
     ) -> AnyRequest:
         """Join a group. knows: the process was lost, and says which partitions it had."""
-        bound = self.partitions_of_lost(member, group) if knows else []
+        bound = self.list_lost_partitions(member, group) if knows else []
         settings = dict(config or {})
         if group not in self.mq.state.groups:
             settings = {"group.protocol": "cooperative", **settings}
@@ -377,18 +385,18 @@ class Story(QueueWords):
         dry_run: bool = False,
     ) -> AnyRequest:
         """Reset offsets. of: partitions or topics -> the new offset; by default all that the group has."""
-        pairs = [(place_of(text) if "-" in text else (text, None), at) for text, at in (of or {}).items()]
-        places = None if of is None else [ResetPlace(*place, at) for place, at in pairs]
+        pairs = [(place_of(text) if "-" in text else (text, None), offset) for text, offset in (of or {}).items()]
+        places = None if of is None else [ResetPlace(*place, offset) for place, offset in pairs]
         return ResetOffsets(group, to, by, places, dry_run)  # type: ignore[arg-type]
 
     def ask_fetch_offsets(self, _: Any, group: str, of: str | None = None, stable: bool = True) -> AnyRequest:
         return FetchOffsets(group, [place_of(of)] if of else None, stable)
 
-    def ask_commit(self, producer: Producer, batch_id: int | None, parts: int | None = None) -> AnyRequest:
+    def ask_commit(self, producer: StoryProducer, batch_id: int | None, parts: int | None = None) -> AnyRequest:
         return EndTransaction(producer.ref, True, producer.parts if parts is None else parts, batch_id)
 
-    def ask_abort(self, producer: Producer, given: None) -> AnyRequest:
-        return EndTransaction(producer.ref, False, producer.parts, given)
+    def ask_abort(self, producer: StoryProducer, batch_id: None) -> AnyRequest:
+        return EndTransaction(producer.ref, False, producer.parts, batch_id)
 
     def ask_operator_aborts(self, _: Any, transactional_id: str) -> AnyRequest:
         return AbortTransaction(transactional_id)
@@ -400,7 +408,7 @@ class Story(QueueWords):
         return RescheduleDelays(*self._receipts(values, reschedules), list(to))
 
     def _receipts(self, values: list[str], reschedules: int) -> list[list[int]]:
-        """Return the columns of the messages' receipts, as they are after so many reschedules."""
+        """Return the columns of the messages' receipts after so many reschedules."""
         rows = [
             (file_id, row)
             for value in values
@@ -418,7 +426,7 @@ class Story(QueueWords):
         ]
         return list(map(list, zip(*receipts, strict=True)))
 
-    # -- what can be seen -------------------------------------------------------------------------------
+    # -- views for expect -------------------------------------------------------------------------------
 
     def see_states(self, expected: dict[str, str]) -> dict[str, str]:
         transactions = self.mq.state.transactions
@@ -529,8 +537,8 @@ class Story(QueueWords):
         }
 
 
-def _values(place: str, of: list[str] | int) -> list[str]:
-    return [f"{place}#{i}" for i in range(of)] if isinstance(of, int) else of
+def _values(place: str, values_or_count: list[str] | int) -> list[str]:
+    return [f"{place}#{i}" for i in range(values_or_count)] if isinstance(values_or_count, int) else values_or_count
 
 
 def answer_of(result: AnyResult) -> Any:

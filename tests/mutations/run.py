@@ -1,11 +1,11 @@
-"""Every comparison and number in the rules of groups, changed one at a time: does a test notice?
+"""Change every comparison and number in the rules of groups, one at a time, and see whether a test notices.
 
     .venv/bin/python tests/mutations/run.py [MODULE[.FUNCTION]]... [--list]
 
 Each change is made to the code of one function, in a forked process, so that no file changes and nothing is imported
-again. There the stories run, and, if they notice nothing, the state machines and unit tests. What nothing notices must
-be listed in `allowed.yaml`, with the reason why it may be so; a line there that is noticed, or changes nothing that
-is there any more, is to go. Ends with 1 where the list and what was found differ.
+again. There the stories run, and, if they pass, the state machines and unit tests. A change that no test notices must
+be listed in `allowed.yaml`, with the reason why this is right. A line there must go if a test notices its change, or if
+its change no longer exists. The exit code is 1 if the list and the result differ.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ THOROUGH = (
     "tests/unit/test_protocol_projection.py",
 )
 MOST_S = 60
-"""Of processor time: what takes as long without end is noticed."""
+"""Processor time. A change is noticed if it makes the tests run as long without an end."""
 
 _OTHER: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -82,7 +82,9 @@ _SIGNS = {
 
 
 class Change(NamedTuple):
-    """name: as it stands in the list; function: of the module, whose code it is; code: with the change."""
+    """A change. name: its name in the list; module, function: the changed function; code: the function's code with
+    the change.
+    """
 
     name: str
     module: str
@@ -91,28 +93,30 @@ class Change(NamedTuple):
 
 
 def changes_of(module: str) -> Iterator[Change]:
-    """All of a module, in order. What stands outside of functions, and defaults of arguments, are left as they are."""
+    """Yield all changes of a module, in order. Code outside of functions and defaults of arguments are not changed."""
     path = CHECKOUT / "engine/protocol/rules" / f"{module}.py"
     source = path.read_text(encoding="utf-8")
-    lines, seen = source.splitlines(), Counter[str]()
+    lines, counts = source.splitlines(), Counter[str]()
     tree = ast.parse(source)
     for position, function in enumerate(tree.body):
         if not isinstance(function, ast.FunctionDef):
             continue
-        for place in range(sum(1 for _ in _changed(function))):
-            changed = deepcopy(tree)
-            told, line = next(one for at, one in enumerate(_changed(changed.body[position])) if at == place)
-            name = f"{module}.{function.name}: {told} in `{lines[line - 1].strip()}`"
-            seen[name] += 1
-            if seen[name] > 1:
-                name += f" ({seen[name]})"
-            compiled = compile(changed, str(path), "exec")
+        for place in range(sum(1 for _ in _make_changes(function))):
+            changed_tree = deepcopy(tree)
+            description, line = next(
+                change for index, change in enumerate(_make_changes(changed_tree.body[position])) if index == place
+            )
+            name = f"{module}.{function.name}: {description} in `{lines[line - 1].strip()}`"
+            counts[name] += 1
+            if counts[name] > 1:
+                name += f" ({counts[name]})"
+            compiled = compile(changed_tree, str(path), "exec")
             code = next(c for c in compiled.co_consts if isinstance(c, CodeType) and c.co_name == function.name)
             yield Change(name, module, function.name, code)
 
 
-def _changed(function: ast.AST) -> Iterator[tuple[str, int]]:
-    """Make one change after the other, each undone before the next; what it is, and its line."""
+def _make_changes(function: ast.AST) -> Iterator[tuple[str, int]]:
+    """Make one change after the other, and undo each before the next. Yield its description and its line."""
     body = function.body if isinstance(function, ast.FunctionDef) else []
     for node in (node for statement in body for node in ast.walk(statement)):
         if isinstance(node, ast.Compare):
@@ -128,7 +132,7 @@ def _changed(function: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def is_noticed(change: Change, tests: Sequence[str]) -> bool:
-    """Whether these tests fail, or do not end, with the change."""
+    """Return whether these tests fail, or do not end, with the change."""
     child = os.fork()
     if child == 0:
         try:
@@ -150,47 +154,47 @@ def _run(tests: Sequence[str], *more: str) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     os.chdir(CHECKOUT)
-    chosen = [one for one in arguments if not one.startswith("-")] or MODULES
-    wanted = [
-        one
+    chosen = [argument for argument in arguments if not argument.startswith("-")] or MODULES
+    changes = [
+        change
         for module in MODULES
-        for one in changes_of(module)
-        if any(f"{one.module}.{one.function}".startswith(name) for name in chosen)
+        for change in changes_of(module)
+        if any(f"{change.module}.{change.function}".startswith(name) for name in chosen)
     ]
     if "--list" in arguments:
-        print(*(one.name for one in wanted), sep="\n")
+        print(*(change.name for change in changes), sep="\n")
         return 0
-    # that something fails is enough
+    # a failure is enough, it need not be shortened
     settings.register_profile("mutations", phases=(Phase.explicit, Phase.generate), database=None)
     settings.load_profile("mutations")
-    for tests in (QUICK, THOROUGH):  # what they import is imported once; and without a change they pass
+    for tests in (QUICK, THOROUGH):  # so their imports happen once; without a change they pass
         if _run(tests):
             print("The tests fail as they are.")
             return 1
-    allowed = {one["change"]: one["why"] for one in yaml.safe_load(ALLOWED.read_text(encoding="utf-8")) or ()}
-    began_s, unnoticed = time.monotonic(), set[str]()
-    for number, one in enumerate(wanted, 1):
-        if not is_noticed(one, QUICK) and not is_noticed(one, THOROUGH):
-            unnoticed.add(one.name)
-            print(f"{number} {'allowed' if one.name in allowed else 'NOT NOTICED'}: {one.name}", flush=True)
+    allowed = {entry["change"]: entry["why"] for entry in yaml.safe_load(ALLOWED.read_text(encoding="utf-8")) or ()}
+    start_s, missed = time.monotonic(), set[str]()
+    for number, change in enumerate(changes, 1):
+        if not is_noticed(change, QUICK) and not is_noticed(change, THOROUGH):
+            missed.add(change.name)
+            print(f"{number} {'allowed' if change.name in allowed else 'NOT NOTICED'}: {change.name}", flush=True)
         elif number % 10 == 0:
-            print(f"{number} of {len(wanted)}", flush=True)
-    names = {one.name for one in wanted}
-    modules = {one.module for one in wanted}
-    stale = [name for name in allowed if name not in unnoticed and (name in names or _is_gone(name, modules))]
+            print(f"{number} of {len(changes)}", flush=True)
+    names = {change.name for change in changes}
+    modules = {change.module for change in changes}
+    stale = [name for name in allowed if name not in missed and (name in names or _is_gone(name, modules))]
     for name in stale:
         print(f"To go from {ALLOWED.name}: {name}")
-    new = unnoticed - allowed.keys()
+    new = missed - allowed.keys()
     print(
-        f"{len(wanted)} changes, {len(unnoticed)} unnoticed, {len(new)} of them new; {time.monotonic() - began_s:.0f} s"
+        f"{len(changes)} changes, {len(missed)} unnoticed, {len(new)} of them new; {time.monotonic() - start_s:.0f} s"
     )
     return int(bool(new or stale))
 
 
 def _is_gone(name: str, modules: set[str]) -> bool:
-    """Whether it changes nothing that is there any more, of a module that was looked at as a whole or in part."""
+    """Return whether a listed change no longer exists, although its module was looked at in whole or in part."""
     module = name.partition(".")[0]
-    return module not in MODULES or (module in modules and all(one.name != name for one in changes_of(module)))
+    return module not in MODULES or (module in modules and all(change.name != name for change in changes_of(module)))
 
 
 if __name__ == "__main__":
