@@ -1,4 +1,4 @@
-"""Files that look old by the times of the store; and waiting until a log entry or a step is removed."""
+"""Files that look old to the store, and waits for the removal of a log entry or a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.step_objects import list_steps
 
 HOUR_S = 3600
-KEPT = 5
-"""Of a log these newest entries keep their time: they are being followed and appended to."""
+NEWEST_COUNT = 5
+"""The newest entries of a log that keep their time, because they are followed and appended to."""
 
 
 def log_entries(table: Path) -> list[Path]:
@@ -25,23 +25,23 @@ def newest_version(table: Path) -> int:
     return int(log_entries(table)[-1].stem)
 
 
-def age_log(table: Path, seconds: float = 2 * HOUR_S, kept: int = KEPT) -> None:
-    """Make entries and checkpoints look as if they were written so long ago, except the newest `kept` versions."""
-    newest = newest_version(table)
+def age_log(table: Path, seconds: float = 2 * HOUR_S, newest_count: int = NEWEST_COUNT) -> None:
+    """Make all but the newest `newest_count` entries and checkpoints look as if they were written so long ago."""
+    last = newest_version(table)
     for path in (table / "_delta_log").iterdir():
         version = path.name.partition(".")[0]
-        if version.isdigit() and int(version) <= newest - kept:
+        if version.isdigit() and int(version) <= last - newest_count:
             _age(path, seconds)
 
 
 def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
-    """Its data files look as if they were written so long ago."""
+    """Make the table's data files look as if they were written so long ago."""
     for path in table.glob("*.parquet"):
         _age(path, seconds)
 
 
-def until_expired(table: Path, version: int, timeout_s: float = 60) -> None:
-    """Wait until the log has no entry up to this version. Somebody must commit to the table meanwhile."""
+def wait_for_log_removal(table: Path, version: int, timeout_s: float = 60) -> None:
+    """Wait until the log has no entry up to this version. Another process must commit to the table meanwhile."""
 
     def is_removed() -> bool:
         age_log(table)
@@ -55,8 +55,8 @@ def newest_step(path: str) -> int:
     return max(list_steps(LocalFiles(path)))
 
 
-def until_steps_are_removed(path: str, step: int, timeout_s: float = 120) -> None:
-    """Wait until the steps up to this one are removed, which takes a minute. Somebody must lead meanwhile."""
+def wait_for_step_removal(path: str, step: int, timeout_s: float = 120) -> None:
+    """Wait until the steps up to this one are removed, which takes a minute. A sequencer must lead meanwhile."""
     until(lambda: min(list_steps(LocalFiles(path))) > step, timeout_s, f"removal of the steps up to {step}")
 
 

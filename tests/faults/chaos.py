@@ -1,7 +1,7 @@
 """The chaos run: sequencers, producers, a pipeline of transactions, members of a classic group and a tail are stopped
-and killed; what must hold.
+and killed, and the invariants are checked.
 
-The schedule of faults follows from the seed; what the machine makes of it does not.
+The schedule of faults follows from the seed. The effects also depend on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from faults.processes import start
 import lakemq
 
 PATIENCE_S = 180
-"""For what takes a second or two on an idle machine."""
+"""Limit of waits that take a second or two on an idle machine."""
 
 CONFIG: dict[str, Any] = {
     "lease.ms": LEASE_MS,
@@ -35,10 +35,10 @@ CONFIG: dict[str, Any] = {
     "checkpoint.interval": 10,
     "compact.min.files": 8,
     "reader.grace.ms": 10_000,
-    # less than a lease, so that clients ask again what was decided before
+    # less than a lease, so that clients repeat requests that were decided before
     "request.timeout.ms": 1500,
     "request.gap.ms": 2000,
-    # of every step, so that the tables can be compared with a replay of all
+    # longer than any run, so that the tables can be compared with a replay of every step
     "journal.retention.ms": 30 * 86_400_000,
 }
 
@@ -53,7 +53,7 @@ ROLES = {
 
 @dataclass
 class Figures:
-    """Counts of what has happened so far."""
+    """Counts of faults, messages and transactions so far."""
 
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ class Figures:
 
 
 class Chaos:
-    """A run in an empty folder. `run` raises AssertionError where an invariant is broken."""
+    """A run in an empty folder. `run` raises AssertionError if an invariant is broken."""
 
     def __init__(self, folder: Path, seed: int, lasts_s: float) -> None:
         self.folder, self.seed, self._lasts_s = folder, seed, lasts_s
@@ -91,7 +91,7 @@ class Chaos:
         self._figures = Figures(seed)
 
     def run(self, report: Callable[[Figures], None] = lambda figures: None, every_s: float = 60) -> Figures:
-        """All of it; report: called with the figures now and then."""
+        """Do the whole run. report: called with the figures now and then."""
         try:
             self._begin()
             self._go_through(schedule(self.seed, int(self._lasts_s * 1000)), report, every_s)
@@ -105,11 +105,11 @@ class Chaos:
             self._kill_all()
 
     def read_log(self) -> str:
-        """Return the end of what the processes have logged."""
+        """Return the end of the processes' log."""
         return (self.folder / "children.log").read_text()[-4000:]
 
     def figures(self) -> Figures:
-        """Count what has happened so far."""
+        """Count faults, messages and transactions so far."""
         figures, notes = self._figures, [read_notes(self.folder / f"{name}.notes") for name in PRODUCERS]
         figures.acknowledged = sum(len(note[1]) for lines in notes for note in lines if note[0] == "acknowledged")
         ends = Counter(note[0] for note in read_notes(self.folder / f"{PIPELINE}.notes"))
@@ -144,7 +144,7 @@ class Chaos:
         self._current[name] = start(role, self._log, **arguments)
 
     def _look_after(self) -> None:
-        """Check that no process ends by itself. A pipeline may, if another one took its id: then start the next one."""
+        """Check that no process ends by itself. A pipeline may if another one took its id. Then start the next one."""
         for name, child in list(self._current.items()):
             code = child.poll()
             if name == PIPELINE and code == FENCED:
@@ -166,11 +166,11 @@ class Chaos:
     # -- faults -----------------------------------------------------------------------------------------
 
     def _go_through(self, faults: Iterable[Fault], report: Callable[[Figures], None], every_s: float) -> None:
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         for fault in faults:
-            self._plan(begun_s + fault.at_ms / 1000, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
-        report_at_s = begun_s + every_s
-        while self._agenda or time.monotonic() < begun_s + self._lasts_s:
+            self._plan(start_s + fault.at_ms / 1000, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+        report_at_s = start_s + every_s
+        while self._agenda or time.monotonic() < start_s + self._lasts_s:
             while self._agenda and self._agenda[0][0] <= time.monotonic():
                 heapq.heappop(self._agenda)[2]()
             self._look_after()
@@ -184,7 +184,7 @@ class Chaos:
 
     def _befall(self, fault: Fault) -> None:
         child, over_s = self._current.get(fault.target), time.monotonic() + fault.for_ms / 1000
-        if child is None:  # late: the one before has not started yet
+        if child is None:  # the process has not started again yet
             return
         self._figures.faults[fault.kind] += 1
         if fault.kind == "kill":
@@ -205,7 +205,7 @@ class Chaos:
     def _settle(self) -> None:
         """Let all processes finish in time: those that send, then those that copy or read, then those that watch."""
         with lakemq.connect(self.path, config={"request.timeout.ms": PATIENCE_S * 1000}) as mq:
-            mq.topics.create("settled")  # answered after all letters that the dead have left behind
+            mq.topics.create("settled")  # its answer comes after all letters of dead processes
         for names in (PRODUCERS, (PIPELINE,), MEMBERS, (TAIL,)):
             for name in names:
                 (self.folder / f"{name}.end").touch()

@@ -18,8 +18,8 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.jobs.audit import audit
 
 
-class Row(NamedTuple):
-    """A message where it is."""
+class StoredMessage(NamedTuple):
+    """A message and its place."""
 
     partition: int
     offset: int
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def check(path: str, folder: Path) -> None:
-    """All of it, of a namespace that nobody serves any more; and that something happened."""
+    """Check all invariants after the last sequencer has ended, and that the run did something."""
     with lakemq.connect(path) as mq:
         mq.step_until_idle(wait_ms=60_000)
         assert mq.namespace.mailbox.list_waiting(10) == []
@@ -47,18 +47,20 @@ def check(path: str, folder: Path) -> None:
         assert not broken, broken
 
 
-def rows_of(messages: pa.Table) -> list[Row]:
+def rows_of(messages: pa.Table) -> list[StoredMessage]:
     """Return the messages as rows, ordered by partition and offset."""
-    columns = [messages.column(name).to_pylist() for name in Row._fields]
+    columns = [messages.column(name).to_pylist() for name in StoredMessage._fields]
     return [
-        Row(partition, offset, value.decode(), key.decode())
+        StoredMessage(partition, offset, value.decode(), key.decode())
         for partition, offset, value, key in zip(*columns, strict=True)
     ]
 
 
-def check_producers(rows: list[Row], folder: Path) -> None:
-    """I1, I2, I5: acknowledged once, there exactly once, where it was said; order per key and producer."""
-    row_of: dict[str, Row] = {}
+def check_producers(rows: list[StoredMessage], folder: Path) -> None:
+    """I1, I2, I5: each acknowledged message is there exactly once, in the acknowledged place, in order per key and
+    producer.
+    """
+    row_of: dict[str, StoredMessage] = {}
     partition_of: dict[str, int] = {}
     last: dict[str, int] = {}
     expected: Counter[int] = Counter()
@@ -91,8 +93,8 @@ class Copy(NamedTuple):
     value: str
 
 
-def check_pipeline(read: list[Row], written: list[Row], folder: Path) -> None:
-    """I3, I4, I5: each message is copied exactly once, in order; of a transaction all is there, or nothing."""
+def check_pipeline(read: list[StoredMessage], written: list[StoredMessage], folder: Path) -> None:
+    """I3, I4, I5: each message is copied exactly once, in order; a transaction is there as a whole or not at all."""
     copies = [_copy(row) for row in written]
     counts = Counter((copy.partition, copy.offset, copy.value) for copy in copies)
     twice = [copy for copy, count in counts.items() if count > 1]
@@ -117,13 +119,13 @@ def check_pipeline(read: list[Row], written: list[Row], folder: Path) -> None:
     assert not lost, f"committed and not seen: {sorted(lost)[:3]}"
 
 
-def _copy(row: Row) -> Copy:
+def _copy(row: StoredMessage) -> Copy:
     attempt, partition, offset, value = row.value.split("|", 3)
     return Copy(attempt, int(partition), int(offset), value)
 
 
-def check_members(rows: list[Row], folder: Path) -> None:
-    """Each message is read as it is there. No member commits again what another one has committed."""
+def check_members(rows: list[StoredMessage], folder: Path) -> None:
+    """Check that members read exactly the stored messages, and that no offset is committed by two members."""
     notes = [note for name in MEMBERS for note in read_notes(folder / f"{name}.notes")]
     read = {tuple(message) for kind, *details in notes if kind == "read" for message in details[0]}
     assert read == {(row.partition, row.offset, row.value) for row in rows}, "read is not what is there"
@@ -132,37 +134,37 @@ def check_members(rows: list[Row], folder: Path) -> None:
         for partition, (first, end) in details[0].items() if kind == "committed" else ():
             stretches[partition].append((first, end))
     assert stretches, "nothing was ever committed by a member"
-    for partition, listed in stretches.items():
-        for (_, end), (first, _) in pairwise(sorted(listed)):
+    for partition, ranges in stretches.items():
+        for (_, end), (first, _) in pairwise(sorted(ranges)):
             assert end <= first, f"of {INPUT}-{partition} offsets {first} to {end} were committed by two"
 
 
-def check_progress(mq: Connection, group: str, read: list[Row]) -> None:
-    """I7: the group has come to the end, for all that it has read."""
+def check_progress(mq: Connection, group: str, read: list[StoredMessage]) -> None:
+    """I7: the group has committed everything that it has read."""
     ends = Counter(row.partition for row in read)
     lags = [lag for lag in mq.groups.lag(group) if lag.committed_offset is not None]
     assert {lag.partition: lag.committed_offset for lag in lags} == dict(ends), f"committed {lags}, read {ends}"
 
 
-def check_tail(topic: str, rows: list[Row], folder: Path) -> None:
-    """I2, I3, I5: what the tail saw is what is there, all of it, each once and in the order of offsets."""
+def check_tail(topic: str, rows: list[StoredMessage], folder: Path) -> None:
+    """I2, I3, I5: the tail saw exactly the stored messages, each once, in the order of offsets."""
     tailed: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for partition, offsets, values in read_notes(tail_notes(folder, topic)):
         tailed[partition] += zip(offsets, values, strict=True)
-    there: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    stored: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for row in rows:
-        there[row.partition].append((row.offset, row.value))
-    for partition, fetched in there.items():
+        stored[row.partition].append((row.offset, row.value))
+    for partition, fetched in stored.items():
         differs = next((pair for pair in zip(tailed[partition], fetched, strict=False) if pair[0] != pair[1]), None)
         assert differs is None, f"{topic}-{partition}: the tail saw {differs[0]} where {differs[1]} is"  # type: ignore[index]
         assert len(tailed[partition]) == len(fetched), (
             f"{topic}-{partition}: {len(tailed[partition])} tailed of {len(fetched)}"
         )
-    assert tailed.keys() == there.keys()
+    assert tailed.keys() == stored.keys()
 
 
-def check_sql(mq: Connection, topic: str, rows: list[Row]) -> None:
-    """SQL sees what a fetch sees."""
+def check_sql(mq: Connection, topic: str, rows: list[StoredMessage]) -> None:
+    """Check that SQL shows the messages of a fetch."""
     _, selected = run_query(
         mq.namespace, f"""SELECT "partition", "offset", "value" FROM log_committed WHERE topic = '{topic}'"""
     )

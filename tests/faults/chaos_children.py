@@ -1,6 +1,7 @@
-"""The processes of the chaos run: what each does until it is told to end, and what it notes.
+"""The processes of the chaos run. Each works until it gets the sign to end, and takes notes.
 
-Notes are lines of JSON, appended by one incarnation after the other; what a check relies on is synced before it counts.
+Notes are lines of JSON that all incarnations append. Notes on which checks depend are synced before the process goes
+on.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ PARTITIONS = 4
 KEYS = 20
 TRANSACTIONAL_ID, TIMEOUT_MS = "pipeline", 10_000
 ABORTS = 0.25
-"""Of the transactions, on purpose."""
+"""Share of the transactions that are aborted on purpose."""
 FENCED = 9
-"""Exit code of a pipeline whose transactional id another one has."""
+"""Exit code of a pipeline that has lost its transactional id to another one."""
 
 
 T = TypeVar("T")
 
 
 class Notes:
-    """A file of notes; what `add` was given survives the death of the process and, durable, a loss of power."""
+    """A file of notes. A note survives the death of the process and, if durable, a loss of power."""
 
     def __init__(self, path: Path, durable: bool = True) -> None:
         self._file, self._durable = path.open("ab", buffering=0), durable
 
-    def add(self, *what: Any) -> None:
-        self._file.write(json.dumps(what).encode() + b"\n")  # one call: a kill cuts no line in two
+    def add(self, *fields: Any) -> None:
+        self._file.write(json.dumps(fields).encode() + b"\n")  # one call: a kill cuts no line in two
         if self._durable:
             os.fsync(self._file.fileno())
 
@@ -78,7 +79,7 @@ def goes_on(folder: Path, name: str) -> Callable[[], bool]:
 
 
 def produce(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
-    """Keyed records, numbered per key. Notes which were acknowledged, and where: [values, {partition: [first, last]}].
+    """Send keyed records, numbered per key, and note acknowledgements: [values, {partition: [first, last]}].
 
     A value is `name.incarnation/key/number`. Records that were not acknowledged are not sent again.
     """
@@ -106,22 +107,23 @@ def produce(path: str, config: dict[str, Any], folder: str, name: str, incarnati
 
 
 def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
-    """Copy what comes in, in transactions with the offsets of the group; end when it is told to and all is copied.
+    """Copy messages in transactions with the offsets of the group, until the sign to end, and then to the end of the
+    log.
 
     A value is `attempt|partition|offset|value`. Notes of an attempt: `begins` with the number of its rows, then
-    `aborts` before it asks for that, `committed`, or `failed`.
+    `aborts` (before it asks for that), `committed` or `failed`.
     """
     chance, notes = random.Random(f"{seed}/{name}/{incarnation}"), Notes(Path(folder, f"{name}.notes"))
     may_go_on = goes_on(Path(folder), name)
     with lakemq.connect(path, config=config) as mq:
         print("ready", flush=True)
         try:
-            # first the id, so that what others have on the way cannot move the group any more; then where the group is
+            # take the id first, so that older requests cannot move the group any more; then look where the group is
             copying = _Scoped(mq) if incarnation % 2 else _Produced(mq)
             consumer = mq.consumer(GROUP, assign=[INPUT])
             for number in itertools.count():
                 is_last, count = not may_go_on(), chance.randint(1, 400)
-                batch = _ask_until_answered(lambda: consumer.poll(max_records=count, timeout_ms=300))  # noqa: B023
+                batch = _repeat_until_answer(lambda: consumer.poll(max_records=count, timeout_ms=300))  # noqa: B023
                 if not batch:
                     if is_last:
                         return
@@ -137,17 +139,17 @@ def pipe(path: str, config: dict[str, Any], folder: str, name: str, incarnation:
                     consumer = mq.consumer(GROUP, assign=[INPUT])
         except (ProducerFenced, InvalidProducerEpoch) as error:
             notes.add("fenced", incarnation, error.name)
-            os._exit(FENCED)  # what is open belongs to who has the id now
+            os._exit(FENCED)  # the owner of the id decides about the open transaction
 
 
-def _ask_until_answered(ask: Callable[[], T]) -> T:
+def _repeat_until_answer(ask: Callable[[], T]) -> T:
     while True:
         with suppress(RequestTimedOut, UnstableOffsetCommit):
             return ask()
 
 
 class Aborted(Exception):
-    """On purpose."""
+    """An abort on purpose."""
 
 
 def _copies(batch: ConsumerBatch, attempt: str) -> pa.Table:
@@ -173,16 +175,18 @@ class _Scoped:
                 raise Aborted
 
     def recover(self) -> None:
-        """Leaving the block has aborted it; where nobody knows, taking the id again ends it."""
+        """Do nothing if leaving the block has aborted the transaction. Taking the id again ends it if the outcome
+        is unknown.
+        """
         take = partial(self._mq.transaction, TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS)
-        self._transaction = _ask_until_answered(take)
+        self._transaction = _repeat_until_answer(take)
 
 
 class _Produced:
     """Copy with a transactional producer, whose calls are Kafka's."""
 
     def __init__(self, mq: Connection) -> None:
-        self._producer = _ask_until_answered(lambda: mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS))
+        self._producer = _repeat_until_answer(lambda: mq.producer(TRANSACTIONAL_ID, transaction_timeout_ms=TIMEOUT_MS))
 
     def copy(self, batch: ConsumerBatch, attempt: str, abort: Callable[[], None] | None) -> None:
         producer, copies = self._producer, _copies(batch, attempt)
@@ -198,16 +202,16 @@ class _Produced:
 
     def recover(self) -> None:
         try:
-            _ask_until_answered(self._producer.abort_transaction)
-        except InvalidTxnState:  # the commit that was not answered has committed it
-            _ask_until_answered(self._producer.commit_transaction)
+            _repeat_until_answer(self._producer.abort_transaction)
+        except InvalidTxnState:  # the unanswered commit has committed it
+            _repeat_until_answer(self._producer.commit_transaction)
 
 
 # -- members of a classic group --------------------------------------------------------------------------
 
 
 def share(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
-    """Read as a static member what the others do not; end when it is told to and the group has read all.
+    """Read messages as a static member, until the sign to end, and then until the group has read everything.
 
     Notes: `read` with [partition, offset, value] of each message; then `committed` with {partition: [first, end]}, or
     `refused` or `unknown`.
@@ -219,17 +223,17 @@ def share(path: str, config: dict[str, Any], folder: str, name: str, incarnation
         "heartbeat_interval_ms": 500,
         "max_poll_interval_ms": 10_000,
         "auto_offset_reset": "earliest",
-        # back under its id it has its share again; else a kill would stop the group for a session
+        # a killed member gets its share back under its id; else a kill would stop the group for a session
         "instance_id": name,
     }
     with lakemq.connect(path, config=config) as mq:
         print("ready", flush=True)
-        with _ask_until_answered(
+        with _repeat_until_answer(
             lambda: mq.consumer(CLASSIC, topics=[INPUT], protocol="classic", **options)
         ) as consumer:
             while may_go_on() or not _has_read_all(mq):
                 count = chance.randint(1, 200)
-                batch = _ask_until_answered(lambda: consumer.poll(max_records=count, timeout_ms=100))  # noqa: B023
+                batch = _repeat_until_answer(lambda: consumer.poll(max_records=count, timeout_ms=100))  # noqa: B023
                 if not batch:
                     continue
                 notes.add("read", [(m.partition, m.offset, (m.value or b"").decode()) for m in batch])
@@ -253,9 +257,9 @@ def _has_read_all(mq: Connection) -> bool:
 
 
 def watch(path: str, config: dict[str, Any], folder: str, name: str, incarnation: int, seed: int) -> None:
-    """Tail both topics, from where the incarnation before was killed; and look that offsets never go back.
+    """Tail both topics, from where the last incarnation was killed, and check that offsets never go back.
 
-    Notes of a topic: [partition, offsets, values]. It ends when it is told to and has seen all there is.
+    Notes of a topic: [partition, offsets, values]. The process ends after the sign to end, when it has seen everything.
     """
     counts = {topic: sum(len(note[1]) for note in read_notes(tail_notes(folder, topic))) for topic in (INPUT, OUTPUT)}
     may_go_on = goes_on(Path(folder), name)
@@ -266,7 +270,7 @@ def watch(path: str, config: dict[str, Any], folder: str, name: str, incarnation
         _in_background(_look_at_bounds, path, config)
         while may_go_on() or any(mq.fetch(topic).record_count > count for topic, count in counts.items()):
             time.sleep(0.1)
-    os._exit(0)  # with threads that would go on
+    os._exit(0)  # although its threads would go on
 
 
 def _in_background(act: Callable[..., None], *arguments: Any) -> None:
@@ -285,7 +289,7 @@ def tail_notes(folder: str | Path, topic: str) -> Path:
 
 
 def _follow(path: str, config: dict[str, Any], folder: str, topic: str, counts: dict[str, int]) -> None:
-    """Note a line per table and partition. What a kill leaves out is read again."""
+    """Note a line per table and partition. Messages without a note because of a kill are read again."""
     start = dict.fromkeys(range(PARTITIONS), 0)
     for partition, offsets, _ in read_notes(tail_notes(folder, topic)):
         start[partition] = offsets[-1] + 1
@@ -293,17 +297,19 @@ def _follow(path: str, config: dict[str, Any], folder: str, topic: str, counts: 
     with lakemq.connect(path, config=config) as mq:
         for table in mq.tail(topic, start=start):
             for partition in pc.unique(table["partition"]).to_pylist():
-                of_partition = table.filter(pc.field("partition") == partition)
+                rows = table.filter(pc.field("partition") == partition)
                 notes.add(
                     partition,
-                    of_partition["offset"].to_pylist(),
-                    [v.decode() for v in of_partition["value"].to_pylist()],
+                    rows["offset"].to_pylist(),
+                    [v.decode() for v in rows["value"].to_pylist()],
                 )
             counts[topic] += table.num_rows
 
 
 def _look_at_bounds(path: str, config: dict[str, Any]) -> None:
-    """I6, I7: last stable offset <= high watermark; neither goes back, nor does what a group has committed."""
+    """I6, I7: last stable offset <= high watermark. Neither of them goes back, nor do the committed offsets of a
+    group.
+    """
     before: dict[tuple[str, str, int], int] = {}
 
     def look(figure: str, topic: str, offsets: Mapping[int, int]) -> None:

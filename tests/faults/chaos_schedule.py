@@ -17,7 +17,7 @@ Kind = Literal["stop", "kill", "replace"]
 
 
 class Fault(NamedTuple):
-    """at_ms: after the beginning; for_ms: until it goes on, or another one starts."""
+    """A fault. at_ms: after the start of the run; for_ms: until the process goes on, or another one starts."""
 
     at_ms: int
     target: str
@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
 
 class Habit(NamedTuple):
-    """How often a fault befalls a target: the mean time between two, and the chances of each kind."""
+    """How often faults happen to a target: the mean time between two of them, and the chances of each kind."""
 
     targets: tuple[str, ...]
     every_ms: int
@@ -44,7 +44,7 @@ SHORTEST_MS, LONGEST_MS = 100, LEASE_MS * 3 // 2
 
 
 def schedule(seed: int, lasts_ms: int) -> list[Fault]:
-    """All faults of a run, in order. Those of one target never overlap, and all are over when the time is."""
+    """Return all faults of a run, in order. Faults of a target never overlap, and all are over at the end."""
     faults = [fault for habit in HABITS for target in habit.targets for fault in _faults(seed, habit, target, lasts_ms)]
     return sorted(faults)
 
@@ -53,7 +53,7 @@ def _faults(seed: int, habit: Habit, target: str, lasts_ms: int) -> Iterator[Fau
     chance, at_ms = random.Random(f"{seed}/{target}"), 0.0
     while True:
         at_ms += chance.expovariate(1 / habit.every_ms)
-        # short ones as often as long ones: each decade has its own way to hurt
+        # Short faults are as frequent as long ones: each order of magnitude does other harm
         for_ms = SHORTEST_MS * (LONGEST_MS / SHORTEST_MS) ** chance.random()
         (kind,) = chance.choices([*habit.kinds], [*habit.kinds.values()])
         if at_ms + for_ms > lasts_ms:

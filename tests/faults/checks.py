@@ -21,7 +21,8 @@ from lakemq.tables.specs.registry import TABLES
 
 
 def check_log(mq: Connection, topic: str, acknowledged: Iterable[Acknowledged]) -> pa.Table:
-    """I1, I2, I5: acknowledged once, readable exactly once, where it was said; dense offsets; a publisher's order.
+    """I1, I2, I5: acknowledged messages are there exactly once, in the acknowledged place; dense offsets; order per
+    publisher.
 
     Returns the messages.
     """
@@ -37,8 +38,13 @@ def check_log(mq: Connection, topic: str, acknowledged: Iterable[Acknowledged]) 
         partitions[partition].append(value)
     for message in acknowledged:
         assert message.value in place_of, f"{message} was acknowledged and is not there"
-        where = (message.partition, message.offset if message.offset is not None else place_of[message.value][1])
-        assert place_of[message.value] == where, f"{message} was acknowledged elsewhere: {place_of[message.value]}"
+        acknowledged_place = (
+            message.partition,
+            message.offset if message.offset is not None else place_of[message.value][1],
+        )
+        assert place_of[message.value] == acknowledged_place, (
+            f"{message} was acknowledged elsewhere: {place_of[message.value]}"
+        )
     for partition, values in partitions.items():
         assert_in_order(partition, values)
     assert {p: len(v) for p, v in partitions.items()} == {p: e for p, e in mq.end_offsets(topic).items() if e}
@@ -46,7 +52,7 @@ def check_log(mq: Connection, topic: str, acknowledged: Iterable[Acknowledged]) 
 
 
 def assert_in_order(partition: int, values: Iterable[str]) -> None:
-    """I5: of each publisher, what it sent earlier has the lower offset."""
+    """I5: the earlier of two messages of a publisher has the lower offset."""
     last: dict[str, str] = {}
     for value in values:
         publisher = value.partition("/")[0]
@@ -55,10 +61,10 @@ def assert_in_order(partition: int, values: Iterable[str]) -> None:
 
 
 def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa.Table:
-    """All invariants of a namespace that nobody serves any more; returns the messages.
+    """Check all invariants after the last sequencer has ended, and return the messages.
 
-    I12: the projections are the replay of all steps, which `journal` must hold (journal.retention.ms); SQL sees what
-    a fetch sees; and no letter waits.
+    I12: the projections are the replay of all steps, which `journal` must hold (journal.retention.ms). SQL shows the
+    messages of a fetch. No letter waits.
     """
     with lakemq.connect(path) as mq:
         mq.step_until_idle(wait_ms=20_000)
@@ -75,16 +81,16 @@ def check_all(path: str, topic: str, acknowledged: Iterable[Acknowledged]) -> pa
 
 
 def assert_whole(path: str) -> None:
-    """Check that every file that a table names exists, whatever the leader is doing."""
+    """Check that every file that a table names exists, even while a leader works."""
     for spec in TABLES:
         folder = Path(path, spec.name)
-        named = DeltaTable(folder).file_uris()
-        missing = [uri for uri in named if not Path(unquote(uri.removeprefix("file://"))).exists()]
-        assert not missing, f"{spec.name} misses {len(missing)} of {len(named)} files, {Path(missing[0]).name} first"
+        uris = DeltaTable(folder).file_uris()
+        missing = [uri for uri in uris if not Path(unquote(uri.removeprefix("file://"))).exists()]
+        assert not missing, f"{spec.name} misses {len(missing)} of {len(uris)} files, {Path(missing[0]).name} first"
 
 
 def check_projections(mq: Connection) -> None:
-    """I12, of a namespace in which everything is projected; and no step was decided twice, or by two leaders."""
+    """I12, of a namespace in which everything is projected. No step was decided twice, or by two leaders."""
     store = mq.namespace.store
     rows = store.open(JOURNAL).read(["step", "position"])
     places = zip(*(rows.column(c).to_pylist() for c in rows.column_names), strict=True)

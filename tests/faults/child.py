@@ -1,7 +1,7 @@
-"""A process of a test: `python child.py ROLE <JSON of its arguments>`; the roles are in `play`.
+"""A process of a test: `python child.py ROLE <JSON of its arguments>`. `play` has the roles.
 
-It lives until it is stopped or killed, or has done its work. A line on stdout says that it is at work: `ready`.
-A role imports what it alone needs: most of what a child costs is its start.
+It lives until it is stopped or killed, or has done its work. The line `ready` on stdout says that it is at work. Each
+role imports only the modules that it needs, because most of a child's cost is its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from faults.messages import value_of
 import lakemq
 from lakemq.engine.namespace.extras import hide_pandas
 
-with hide_pandas():  # no role has a frame, and pandas is half of what a child loads
+with hide_pandas():  # no role uses frames, and pandas is half of a child's imports
     from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.config import load_config
@@ -37,21 +37,25 @@ ROWS = 4
 
 
 def connect(path: str, config: dict[str, Any], stop_at: str | None = None) -> Connection:
-    """stop_at: where the process stops itself, once (SIGSTOP); it dies where LAKEMQ_CRASH_AT says.
+    """Connect. stop_at: where the process stops itself, once (SIGSTOP). LAKEMQ_CRASH_AT says where it dies.
 
-    `point` or `point:n`, the n-th arrival there; `point:name`, the first one at which the namespace has that file.
+    `point` or `point:n`, the n-th arrival there; `point:name`, the first arrival at which the namespace has that file.
     """
-    reached = _stopping_at(stop_at, Path(path)) if stop_at else None
+    reached = _build_stop(stop_at, Path(path)) if stop_at else None
     return Connection(open_namespace(path, load_config(overrides=config)), reached=reached)
 
 
-def _stopping_at(place: str, folder: Path) -> crash.Reached:
-    point, _, when = place.partition(":")
+def _build_stop(place: str, folder: Path) -> crash.Reached:
+    point, _, condition = place.partition(":")
     assert point in crash.POINTS, point
     arrivals, has_stopped = itertools.count(1), False
 
     def is_time() -> bool:
-        return next(arrivals) == int(when or 1) if when.isdigit() or not when else (folder / when).exists()
+        return (
+            next(arrivals) == int(condition or 1)
+            if condition.isdigit() or not condition
+            else (folder / condition).exists()
+        )
 
     def reached(name: str) -> None:
         nonlocal has_stopped
@@ -63,7 +67,9 @@ def _stopping_at(place: str, folder: Path) -> crash.Reached:
 
 
 def serve(path: str, config: dict[str, Any], stop_at: str | None = None, packs: bool = False) -> None:
-    """Run a sequencer, as `lakemq serve` does. packs: also what is due within a second is packed, in tiny blocks."""
+    """Run a sequencer, as `lakemq serve` does. packs: delays that are due within a second are packed too, in tiny
+    blocks.
+    """
     from lakemq.jobs.logs import log_to_stderr
     from lakemq.jobs.serve import serve_until_signal
 
@@ -89,9 +95,9 @@ def _pack_tiny_blocks() -> None:
 def publish(
     path: str, config: dict[str, Any], topic: str, publisher: str, count: int, acknowledged: str, by: str
 ) -> None:
-    """Publish `count` messages one by one, noting each acknowledgement in a file; go on after what it notes.
+    """Publish `count` messages one by one, and note each acknowledgement in a file. Go on after the last note.
 
-    by: `producer` (idempotent; partition and offset are noted) or `application` (txn_app_id; only that it is there).
+    by: `producer` (idempotent; notes have partition and offset) or `application` (txn_app_id; notes have no offset).
     """
     notes = Path(acknowledged)
     first = len(notes.read_text().splitlines()) if notes.exists() else 0
@@ -100,8 +106,8 @@ def publish(
         send = _by_producer(mq, topic) if by == "producer" else _by_application(mq, topic, publisher)
         for number in range(first, count):
             value = value_of(publisher, number)
-            where = send(value, number)
-            file.write(json.dumps([value, *where]) + "\n")
+            place = send(value, number)
+            file.write(json.dumps([value, *place]) + "\n")
             file.flush()
 
 
@@ -122,8 +128,8 @@ def _by_application(mq: Connection, topic: str, publisher: str) -> Any:
 
     def send(value: str, number: int) -> tuple[int, int | None]:
         table = pa.table({"value": [value], "partition": [number % 2]})
-        done = mq.publish(topic, table, txn_app_id=publisher, txn_version=number)
-        assert done.duplicate or len(done.units) == 1
+        published = mq.publish(topic, table, txn_app_id=publisher, txn_version=number)
+        assert published.duplicate or len(published.units) == 1
         return number % 2, None
 
     return send
@@ -136,15 +142,15 @@ def transact(
     transactional_id: str,
     count: int,
     timeout_ms: int,
-    told: str,
+    outcomes_file: str,
     stop_at: str | None = None,
 ) -> None:
-    """Commit `count` transactions of ROWS messages in two partitions, and note in a file what each was told.
+    """Commit `count` transactions of ROWS messages in two partitions, and note the outcome of each in a file.
 
     A transaction is two letters: its messages, and the commit with the offset of a group. The first letter is for the
     transactional id.
     """
-    notes = Path(told)
+    notes = Path(outcomes_file)
     with connect(path, config, stop_at) as mq, notes.open("a") as file:
         print("ready", flush=True)
         producer = mq.producer(transactional_id, transaction_timeout_ms=timeout_ms, linger_ms=60_000)
@@ -172,9 +178,9 @@ def consume(
     session_ms: int,
     protocol: str = "cooperative",
 ) -> None:
-    """A member of a group until SIGTERM: it notes what it reads, commits it, and notes what was committed.
+    """Read as a member of a group until SIGTERM. Note the messages, commit them, and note the committed offsets.
 
-    A line is `read`, `committed` or `fenced`, and [partition, offset] pairs; for `read` with the values.
+    A line is `read`, `committed` or `fenced`, and [partition, offset] pairs, for `read` with the values.
     """
     from lakemq.errors import FencedMemberEpoch, IllegalGeneration, UnknownMemberId
 
@@ -193,19 +199,19 @@ def consume(
                 if not batch:
                     continue
                 note("read", [[m.partition, m.offset, m.value.decode()] for m in batch])
-                done = [[partition, offset] for (_, partition), offset in batch.offsets.items()]
+                places = [[partition, offset] for (_, partition), offset in batch.offsets.items()]
                 try:
                     consumer.commit(batch)
-                    note("committed", done)
+                    note("committed", places)
                 except (FencedMemberEpoch, IllegalGeneration, UnknownMemberId):
-                    note("fenced", done)
+                    note("fenced", places)
 
 
 def drain(path: str, config: dict[str, Any], topic: str, group: str, notes: str, session_ms: int) -> None:
-    """A member of a queue until SIGTERM: it notes what it is given, acknowledges each message, and notes that.
+    """Consume as a member of a queue until SIGTERM. Note the messages, acknowledge each, and note that.
 
-    A line is `given`, [partition, offset, value, delivery count], or `done`, [partition, offset]; or `fenced`: what it
-    has acknowledged last was refused in part.
+    A line is `given`, [partition, offset, value, delivery count], or `done`, [partition, offset], or `fenced`: the last
+    acknowledgements were refused in part.
     """
     from lakemq.errors import FencedMemberEpoch, UnknownMemberId
 
@@ -234,9 +240,9 @@ def drain(path: str, config: dict[str, Any], topic: str, group: str, notes: str,
 
 
 def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: int, count: int, notes: str) -> None:
-    """Make a namespace and publish to it, with one sequencer after the other, noting what is acknowledged.
+    """Make a namespace and publish to it, with one sequencer after the other. Note acknowledgements.
 
-    Between two of them the logs of all tables grow old, so that the next one removes entries.
+    Between two sequencers the logs of all tables get old, so that the next one removes entries.
     """
     from faults.ageing import age_log, log_entries, newest_version
     from faults.power import tell
@@ -259,7 +265,7 @@ def fill(path: str, config: dict[str, Any], topic: str, publisher: str, rounds: 
             else:  # a checkpoint that is not the newest version, so that it can grow old
                 _create_topics_until(mq, lambda: newest_version(clients) > 2 * config["checkpoint.interval"])
         for spec in TABLES:
-            age_log(Path(path, spec.name), kept=1)  # no sequencer runs now
+            age_log(Path(path, spec.name), newest_count=1)  # no sequencer runs now
 
 
 def _create_topics_until(mq: Connection, condition: Callable[[], bool]) -> None:

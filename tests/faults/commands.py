@@ -23,18 +23,18 @@ LEASE_MS = 1000
 PATIENCE_S = 30
 
 
-def _hear_interrupts() -> None:
-    # a shell makes what it starts in the background deaf to them, and the tests may have been started so
+def _restore_interrupts() -> None:
+    # a shell makes background processes ignore interrupts, and the tests may run in the background
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Process:
-    """A command that runs, with the lines it has said so far."""
+    """A running command, with the lines of its output so far."""
 
     def __init__(self, *arguments: str) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1, preexec_fn=_hear_interrupts
+            arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1, preexec_fn=_restore_interrupts
         )
         assert self._process.stdin
         self.stdin = self._process.stdin
@@ -86,9 +86,9 @@ def where(path: Path) -> list[str]:
 
 def lakemq(path: Path, *arguments: str, stdin: str = "") -> list[dict[str, Any]]:
     """Run a command that must succeed in this process, and return what it prints."""
-    done = CliRunner().invoke(app, [*where(path), *arguments, "--output", "json"], input=stdin)
-    assert (done.exit_code, done.stderr) == (0, ""), done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    result = CliRunner().invoke(app, [*where(path), *arguments, "--output", "json"], input=stdin)
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def values(path: Path, topic: str = "t") -> list[str]:
@@ -104,6 +104,6 @@ def until(holds: Callable[[], bool]) -> None:
 
 def leader(path: Path) -> str:
     """Return the doctor's finding about the sequencer."""
-    done = CliRunner().invoke(app, [*where(path), "doctor", "--no-spark", "--output", "json"])
-    findings = map(json.loads, done.stdout.splitlines())
+    result = CliRunner().invoke(app, [*where(path), "doctor", "--no-spark", "--output", "json"])
+    findings = map(json.loads, result.stdout.splitlines())
     return next(str(f["found"]) for f in findings if f["check"] == "sequencer")

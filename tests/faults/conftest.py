@@ -28,15 +28,15 @@ def family(tmp_path: Path, template: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts a command on the namespace; whatever still runs in the end is killed."""
-    started: list[Process] = []
+    """A function that starts a command on the namespace. Commands that still run in the end are killed."""
+    commands: list[Process] = []
 
     def start(*arguments: str, command: list[str] = LAKEMQ) -> Process:
-        started.append(Process(*command, *where(path), *arguments))
-        return started[-1]
+        commands.append(Process(*command, *where(path), *arguments))
+        return commands[-1]
 
     yield start
-    for process in started:
+    for process in commands:
         process.kill()
 
 

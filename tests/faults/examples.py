@@ -16,15 +16,15 @@ import lakemq
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_S = 240
-"""Limit of waits that take seconds on a machine with nothing else to do."""
+"""Limit of waits that take seconds on an idle machine."""
 
 CONFIG = "lease.ms: 1000\nrebalance.delay.ms: 200\n"
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], description: str) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {WAIT_S} s: {description}"
         time.sleep(0.05)
 
 
@@ -58,7 +58,7 @@ class Program:
         self._process.kill()
         self._process.wait(WAIT_S)
 
-    def wait_until_ended(self) -> None:
+    def wait_for_success(self) -> None:
         """Wait until the program has ended, without an error."""
         assert self._process.wait(WAIT_S) == 0, self.text()
 

@@ -1,4 +1,4 @@
-"""Messages as publishers of tests make and note them. It imports nothing that a child process would have to load."""
+"""Messages of test publishers, and their notes. The module imports nothing, so that child processes start quickly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Acknowledged(NamedTuple):
-    """A message that a publisher was told to be published; offset None where it was not told which one."""
+    """A message with an acknowledgement. offset is None if the acknowledgement did not name it."""
 
     value: str
     partition: int
@@ -14,5 +14,5 @@ class Acknowledged(NamedTuple):
 
 
 def value_of(publisher: str, number: int) -> str:
-    """A value no other message has; those of a publisher are numbered in the order it sent them."""
+    """Return a value that no other message has. A publisher's values are numbered in the order of its sends."""
     return f"{publisher}/{number:06d}"

@@ -1,6 +1,7 @@
-"""A disk that loses power: the notes of a process (disk_shim.c), and what may remain of them at any moment.
+"""A disk that loses power: what a process does to it (noted by disk_shim.c), and what remains of it at any moment.
 
-A file's content survives once it was synced after its last write, a name once its folder was synced after the change.
+A file's content survives if it was synced after its last write. A name survives if its folder was synced after the
+change.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Literal, NamedTuple
 from faults.shims import preloading
 
 Loss = Literal["names lost", "removals only", "contents lost"]
-"""What becomes of the changes that were not synced: undone; undone but for removals; done, with empty files."""
+"""The fate of changes that were not synced: undone; undone except for removals; done, with empty files."""
 
 LOSSES: tuple[Loss, ...] = ("names lost", "removals only", "contents lost")
 
 
 class Note(NamedTuple):
-    """kind: write, name, folder (that was made), gone, sync, or told: its `path` is what the process was told."""
+    """A note. kind: write, name, folder (a new one), gone, sync, or told: `path` is a message to the process."""
 
     kind: str
     inode: int
@@ -31,7 +32,7 @@ class Note(NamedTuple):
 
 @dataclass
 class Disk:
-    """The names and contents as they are, and as they would be after a loss of power."""
+    """The names and contents now, and after a loss of power."""
 
     names: dict[str, int] = field(default_factory=dict)
     synced_names: dict[str, int] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Disk:
         elif note.kind in ("name", "folder"):
             self.names[note.path] = note.inode
             if note.kind == "folder":
-                # inodes are used again, that of a file may have been
+                # inodes are reused: a file may have had it before
                 self.unsynced.discard(note.inode)
                 self.folders.add(note.path)
         elif note.kind == "gone" and self.names.get(note.path) == note.inode:
@@ -61,7 +62,7 @@ class Disk:
                     self.synced_names[path] = self.names[path]
 
     def survives(self, path: str, root: str) -> bool:
-        """Tell whether the path, as it is now, would be there with its content after a loss of power."""
+        """Return whether the path would be there with its content after a loss of power."""
         inode = self.names.get(path)
         if inode is None or inode in self.unsynced or self.synced_names.get(path) != inode:
             return False
@@ -69,7 +70,7 @@ class Disk:
         return parent == root or self.survives(parent, root)
 
     def list_remaining(self, loss: Loss) -> Iterator[tuple[str, int, bool]]:
-        """Paths, folders before what is in them, with their inodes and whether they have kept their content."""
+        """Yield paths, folders before their contents, with their inodes and whether they have kept their contents."""
         if loss == "contents lost":
             paths = self.names
         elif loss == "names lost":
@@ -80,13 +81,13 @@ class Disk:
             yield path, paths[path], paths[path] not in self.unsynced
 
 
-class Recorded:
-    """The disk of one process, in a folder, and all that the process did to it."""
+class RecordedDisk:
+    """The disk of one process, in a folder, and everything that the process did to it."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self.root, self._kept, self.notes_file = folder / "disk", folder / "kept", folder / "notes"
-        for made in (self.root, self._kept):
-            made.mkdir()
+        for folder_ in (self.root, self._kept):
+            folder_.mkdir()
         self.environ = preloading(
             library,
             LAKEMQ_TEST_DISK=str(self.root),
@@ -99,7 +100,7 @@ class Recorded:
         return [Note(kind, int(inode), path) for kind, inode, path in (line.split("\t", 2) for line in lines)]
 
     def restore(self, disk: Disk, loss: Loss, to: Path) -> None:
-        """Write to an empty folder what remains."""
+        """Write the remaining files to an empty folder."""
         contents = {path.stat().st_ino: path for path in self.root.rglob("*") if path.is_file()}
         contents |= {int(path.name): path for path in self._kept.iterdir()}
         for path, inode, is_whole in disk.list_remaining(loss):
@@ -115,7 +116,7 @@ class Recorded:
 
 
 def disk_after(notes: list[Note]) -> Disk:
-    """Return the disk after these notes, from an empty folder on."""
+    """Return the disk after these notes. It starts as an empty folder."""
     disk = Disk()
     for note in notes:
         disk.follow(note)
@@ -127,10 +128,10 @@ def read_tellings(notes: list[Note]) -> list[list[object]]:
     return [json.loads(note.path) for note in notes if note.kind == "told"]
 
 
-def tell(notes_file: str, what: list[object]) -> None:
-    """Note in the process that it was told this."""
+def tell(notes_file: str, fields: list[object]) -> None:
+    """Note that the process got this message."""
     file = os.open(notes_file, os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(file, f"told\t0\t{json.dumps(what)}\n".encode())
+        os.write(file, f"told\t0\t{json.dumps(fields)}\n".encode())
     finally:
         os.close(file)

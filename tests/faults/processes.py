@@ -1,4 +1,4 @@
-"""Starting, stopping and killing the processes of a test; publishing from a thread meanwhile."""
+"""Processes of a test that are started, stopped and killed, and publishers in threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUICK: dict[str, Any] = {
     "merge.grace.ms": 2000,
     "request.timeout.ms": 1000,
 }
-"""Settings with which a second sees what else takes hours."""
+"""Settings that do within a second what otherwise takes hours."""
 
 
 MERGING_POINTS = (
@@ -47,8 +47,8 @@ MERGING_POINTS = (
 )
 
 
-def on_the_way_to(point: str) -> dict[str, Any]:
-    """Settings with which a sequencer comes by a crash point at all."""
+def settings_that_reach(point: str) -> dict[str, Any]:
+    """Return settings with which a sequencer reaches a crash point."""
     if point.startswith(MERGING_POINTS):
         return {"merge.grace.ms": 100}
     return {"journal.rows.max.bytes": 0} if point.startswith("sequencer.rows_written") else {}
@@ -61,7 +61,7 @@ def start(
     environ: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> subprocess.Popen[str]:
-    """A child process that has begun its work; what it says goes to `log`. environ: added to the environment."""
+    """Start a child process. Its stderr goes to `log`. environ: added to the environment."""
     variables = {**{k: v for k, v in os.environ.items() if k != crash.VARIABLE}, **(environ or {})}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHILD.parents[1]), os.environ.get("PYTHONPATH")]))
     if crash_at:
@@ -71,7 +71,7 @@ def start(
 
 
 class Processes:
-    """The children of a test, on one namespace; none outlives it."""
+    """The children of a test, on one namespace. None of them outlives the test."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.folder, self.config = folder, config
@@ -93,12 +93,12 @@ class Processes:
     def publish(
         self, publisher: str, count: int, by: str = "producer", crash_at: str | None = None, **config: Any
     ) -> subprocess.Popen[str]:
-        """A publisher that is at work; see `acknowledged`."""
+        """Start a publisher, and wait until it is at work. `read_acknowledgements` reads its notes."""
         notes = str(self._notes(publisher))
         arguments = {"topic": TOPIC, "publisher": publisher, "count": count, "acknowledged": notes, "by": by}
         return self._start("publish", crash_at, config, **arguments)
 
-    def acknowledged(self, publisher: str) -> list[Acknowledged]:
+    def read_acknowledgements(self, publisher: str) -> list[Acknowledged]:
         """Return the messages whose acknowledgement the publisher has noted by now."""
         notes = self._notes(publisher)
         lines = notes.read_text().splitlines() if notes.exists() else []
@@ -112,10 +112,10 @@ class Processes:
         crash_at: str | None = None,
         stop_at: str | None = None,
     ) -> subprocess.Popen[str]:
-        """A transactional producer that is at work; see `outcomes`."""
+        """Start a transactional producer, and wait until it is at work. `outcomes` reads its notes."""
         notes = str(self._notes(transactional_id))
         arguments = {"topic": TOPIC, "transactional_id": transactional_id, "count": count, "timeout_ms": timeout_ms}
-        return self._start("transact", crash_at, {}, **arguments, told=notes, stop_at=stop_at)
+        return self._start("transact", crash_at, {}, **arguments, outcomes_file=notes, stop_at=stop_at)
 
     def outcomes(self, transactional_id: str) -> list[tuple[int, str]]:
         """Return for each transaction its number, and `committed` or the name of an error."""
@@ -125,7 +125,9 @@ class Processes:
     def consume(
         self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any
     ) -> subprocess.Popen[str]:
-        """A member of a group, of a queue with the role drain; see `read_notes_of`. more: as the role takes it."""
+        """Start a member of a group, or of a queue with the role `drain`. `read_notes_of` reads its notes. more: as
+        the role takes it.
+        """
         arguments = {"topic": TOPIC, "group": group, "session_ms": session_ms, **more}
         return self._start(role, None, {}, **arguments, notes=str(self._notes(name)))
 
@@ -169,7 +171,7 @@ class Processes:
 
 @contextmanager
 def processes(folder: Path, template: Path, config: dict[str, Any]) -> Iterator[Processes]:
-    """Children on a copy of a namespace."""
+    """Run children on a copy of a namespace."""
     shutil.copytree(template, folder / "namespace")
     family = Processes(folder, config)
     try:
@@ -179,7 +181,7 @@ def processes(folder: Path, template: Path, config: dict[str, Any]) -> Iterator[
 
 
 def make_template(folder: Path) -> Path:
-    """A namespace with an empty topic, to be copied: making one takes longer."""
+    """Make a namespace with an empty topic. Tests copy it, because making one takes longer."""
     path = folder / "template"
     with lakemq.connect(str(path), create=True) as mq:
         mq.serving()
@@ -190,9 +192,9 @@ def make_template(folder: Path) -> Path:
 class Publishing:
     """A thread that publishes one message after the other; a context manager.
 
-    idempotent: it asks again when an answer is lost. Else it puts each letter once and waits, so that all hangs on the
-    letter being decided once and answered in the end.
-    by_mailbox: its letters are files, as those of a client on another machine. Else they go on a line.
+    idempotent: it repeats requests without an answer. Otherwise it puts each letter once and waits, so each letter must
+    be decided once and answered in the end. by_mailbox: its letters are files, like those of a client on another
+    machine. Otherwise they go on a line.
     """
 
     def __init__(
@@ -213,7 +215,7 @@ class Publishing:
         self._stop.set()
         self._thread.join(1 if kind else 60)
         if kind:
-            return  # what the test has failed with matters more
+            return  # the failure of the test matters more
         assert not self._thread.is_alive(), "the publisher waits for an answer that never comes"
         if self._error is not None:
             raise self._error
@@ -239,49 +241,49 @@ class Publishing:
 
     def wait_for(self, more: int, timeout_s: float = 30) -> float:
         """Wait until so many more are acknowledged. Return how long that took, in seconds."""
-        begun_s, expected = time.monotonic(), len(self.acknowledged) + more
+        start_s, expected = time.monotonic(), len(self.acknowledged) + more
         until(lambda: len(self.acknowledged) >= expected or self._error is not None, timeout_s, "acknowledgements")
-        return time.monotonic() - begun_s
+        return time.monotonic() - start_s
 
 
-def until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+def until(condition: Callable[[], bool], timeout_s: float, event: str) -> None:
     """Wait for something to happen."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"no {what} within {timeout_s} s"
+        assert time.monotonic() < deadline_s, f"no {event} within {timeout_s} s"
         time.sleep(0.005)
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether the process is stopped by SIGSTOP."""
+    """Return whether the process is stopped by SIGSTOP."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def stands_by(family: Processes, pid: int) -> bool:
-    """Tell whether the sequencer of this process has said that it stands by."""
+    """Return whether the sequencer of this process has logged that it stands by."""
     return any(
         f"-{pid}-" in line.partition(" stands by")[0] for line in family.read_log().splitlines() if "stands by" in line
     )
 
 
 def until_it_stands_by(family: Processes, pid: int, timeout_s: float) -> None:
-    """Its first look at the namespace may not be over then."""
+    """Wait until the sequencer stands by. Its first look at the namespace may not be over then."""
     until(lambda: stands_by(family, pid), timeout_s, "standby")
 
 
 def assert_killed(child: subprocess.Popen[str], timeout_s: float = 30) -> None:
-    """The process has killed itself with SIGKILL: it has reached its crash point."""
+    """Check that the process has killed itself with SIGKILL at its crash point."""
     assert child.wait(timeout_s) == -signal.SIGKILL
 
 
 def terminate(child: subprocess.Popen[str]) -> None:
-    """SIGTERM, and a clean end."""
+    """Send SIGTERM, and check that the process ends without an error."""
     child.terminate()
     assert child.wait(20) == 0
 
 
 def kill_one(children: list[subprocess.Popen[str]], chance: random.Random) -> None:
-    """SIGKILL for one of them, which leaves the list."""
+    """Kill one of the children with SIGKILL, and remove it from the list."""
     child = children.pop(chance.randrange(len(children)))
     child.kill()
     child.wait(10)

@@ -1,4 +1,4 @@
-"""Libraries that are preloaded into the children of a test: a clock that is off, a record of what a disk was told."""
+"""Libraries that children of a test preload: a clock that is off, and a record of all changes of a disk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ HERE = Path(__file__).parent
 
 
 def compile_library(name: str, folder: Path) -> Path:
-    """The library of `name`.c, made in the folder. Skips the test where nothing compiles it."""
+    """Compile `name`.c into a library in the folder. Skip the test if this is not possible."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler to make the shim with")
     library = folder / f"{name}.so"
     command = [compiler, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(library), str(HERE / f"{name}.c"), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"{name}.c does not compile here: {done.stderr.strip()[-300:]}")
+    completed = subprocess.run(command, capture_output=True, text=True)
+    if completed.returncode:
+        pytest.skip(f"{name}.c does not compile here: {completed.stderr.strip()[-300:]}")
     return library
 
 

@@ -37,7 +37,7 @@ def sell(till: str, batches: int) -> None:
                     txn.publish("orders", pa.table({"key": customers, "value": names}))
                     reminders = pa.table({"key": names, "value": names})
                     txn.publish("reminders", reminders, delay_ms=REMINDER_DELAY_MS)
-            # every third order is paid at once: nobody needs to be reminded of it
+            # every third order is paid at once: it needs no reminder
             for name in names[::3]:
                 for outcome in mq.delayed.cancel_where("reminders", key=name).to_pylist():
                     print(json.dumps({"order": name, "outcome": outcome["outcome"]}), flush=True)

@@ -13,7 +13,7 @@ from faults.chaos import Chaos
 
 
 def main() -> None:
-    """Prints the figures once a minute and in the end; where an invariant is broken, all files are left to look at."""
+    """Print the figures once a minute and in the end. If an invariant is broken, all files are kept for a look."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="how long processes are stopped and killed")
     parser.add_argument("--seed", type=int, help="of the schedule of faults; random by default")

@@ -16,11 +16,11 @@ SECONDS = 20
 SEED = "LAKEMQ_CHAOS_SEED"
 
 
-@pytest.mark.long  # half a minute of it
+@pytest.mark.long  # it takes half a minute
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_20_seconds_of_chaos(tmp_path: Path):
-    """The seed is told when it fails; the variable takes it, for the same faults at the same times."""
+    """A failure prints the seed. With the seed in the variable, the same faults come at the same times."""
     seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1_000_000))
     print(f"seed {seed}")
     print(Chaos(tmp_path, seed, SECONDS).run())
@@ -34,9 +34,11 @@ def test_a_schedule_follows_from_its_seed():
     assert faults == schedule(7, lasts_ms)
     assert faults != schedule(8, lasts_ms)
     for target in {fault.target for fault in faults}:
-        of_target = [fault for fault in faults if fault.target == target]
-        assert all(fault.at_ms + fault.for_ms <= following.at_ms for fault, following in itertools.pairwise(of_target))
-        assert of_target[-1].at_ms + of_target[-1].for_ms <= lasts_ms
+        faults_of_target = [fault for fault in faults if fault.target == target]
+        assert all(
+            fault.at_ms + fault.for_ms <= following.at_ms for fault, following in itertools.pairwise(faults_of_target)
+        )
+        assert faults_of_target[-1].at_ms + faults_of_target[-1].for_ms <= lasts_ms
     assert {(fault.target, fault.kind) for fault in faults} == {
         (target, kind) for habit in HABITS for target in habit.targets for kind in habit.kinds
     }

@@ -1,4 +1,4 @@
-"""A command whose answer does not come: it says who does not give it, and a signal ends it within two seconds."""
+"""A command that waits for an answer says which sequencer it waits for, and a signal ends it within two seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNKNOWN = "Interrupted while waiting for an answer. The outcome is unknown: the 
 
 
 @pytest.fixture
-def stuck(path: Path, start: Callable[..., Process]) -> Process:
-    """A leader that stands still, with a lease of minutes."""
+def stopped_leader(path: Path, start: Callable[..., Process]) -> Process:
+    """A leader that is stopped, with a lease of minutes."""
     lakemq(path, "topics", "create", "t")
     path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
     serving = start("serve")
@@ -29,15 +29,15 @@ def stuck(path: Path, start: Callable[..., Process]) -> Process:
 @pytest.mark.parametrize("number", extended_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize("command", [("publish", "--topic", "t"), ("topics", "create", "new")])
 def test_it_says_who_is_waited_for_and_a_signal_ends_it(
-    path: Path, start: Callable[..., Process], stuck: Process, command: tuple[str, ...], number: int
+    path: Path, start: Callable[..., Process], stopped_leader: Process, command: tuple[str, ...], number: int
 ) -> None:
-    name = stuck.wait_for_line("leads with").split()[2]
+    name = stopped_leader.wait_for_line("leads with").split()[2]
     waiting = start(*command)
     waiting.stdin.write("1\n")
     waiting.stdin.close()
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     line = waiting.wait_for_line("^no answer for ")
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - start_s < 10
     assert f"{name} leads (epoch " in line
     assert "this command takes over" in line
     assert f"lakemq --path {path} doctor" in line
@@ -58,9 +58,9 @@ def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callab
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.close()
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     assert publish.wait_for_exit() == 0
-    assert time.monotonic() - began_s < LEASE_MS / 1000 + 10
+    assert time.monotonic() - start_s < LEASE_MS / 1000 + 10
     assert values(path) == ["1"]
 
 
@@ -68,7 +68,7 @@ def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callab
 def test_a_query_is_interrupted(path: Path, start: Callable[..., Process], number: int) -> None:
     endless = "SELECT count(*) FROM range(1000000000000000) numbers WHERE range % 7 = 3"
     query = start("sql", "--dialect", "duckdb", f"SELECT 1; {endless}")
-    # To start takes less than a second of processor time, so DuckDB is at work.
+    # DuckDB starts within less than a second of processor time, so it is at work now.
     until(lambda: query.processor_s() > 2)
     query.signal(number)
     assert query.wait_for_exit() == 128 + number

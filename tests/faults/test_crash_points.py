@@ -1,4 +1,4 @@
-"""A process dies at every named point, and at random moments: nothing is lost, doubled, moved or half done."""
+"""A process dies at every named point, and at random moments. No message is lost, doubled, moved or half done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from faults.processes import (
     Publishing,
     assert_killed,
     kill_one,
-    on_the_way_to,
+    settings_that_reach,
     terminate,
     until,
 )
@@ -47,15 +47,15 @@ SEQUENCER_POINTS = {
     "housekeeping.step_removed": 20,
     **dict.fromkeys(MERGING_POINTS, 2),
 }
-"""Point -> at which arrival the sequencer dies there: in the middle of things."""
+"""Point -> the arrival at which the sequencer dies there, in the middle of its work."""
 
 OFTEN = ("housekeeping.segments_swapped", "housekeeping.old_removed")
-"""Of the points of a merge, which comes by seldom. At each of them one dies, and stops, in tests/stateful, too."""
+"""Two of the points of a merge, which are reached seldom. tests/stateful tests deaths and stops at each of them."""
 
 AFTER_A_MINUTE = "housekeeping.step_removed"
 
 QUICKLY = ("sequencer.step_put", "sequencer.step_landed", "projector.table_appended")
-"""After what counts: the put of a step, the look behind it, and the append to a table."""
+"""Points right after an important write: the put of a step, the look behind it, and the append to a table."""
 
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
@@ -76,67 +76,71 @@ def long_where_rare(point: str) -> Any:
 
 @pytest.mark.parametrize("point", extended_but(QUICKLY, map(long_where_rare, SEQUENCER_POINTS)))
 def test_a_sequencer_dies_at(point: str, family: Processes):
-    with publishers(family.path) as (one, two):
-        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **on_the_way_to(point)), KILLED_S)
-        fresh = family.serve()
-        one.wait_for(8)
-        two.wait_for(8)
-    terminate(fresh)
-    check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
+    with publishers(family.path) as (repeating, waiting):
+        assert_killed(
+            family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **settings_that_reach(point)), KILLED_S
+        )
+        successor = family.serve()
+        repeating.wait_for(8)
+        waiting.wait_for(8)
+    terminate(successor)
+    check_all(family.path, TOPIC, [*repeating.acknowledged, *waiting.acknowledged])
 
 
 @pytest.mark.extended
 def test_a_sequencer_dies_after_handing_over_its_lease(family: Processes):
-    with publishers(family.path) as (one, two):
+    with publishers(family.path) as (repeating, waiting):
         first = family.serve(crash_at=RESIGNED)
-        one.wait_for(3)
+        repeating.wait_for(3)
         first.terminate()
         assert_killed(first)
-        fresh = family.serve()
-        one.wait_for(3)
-        two.wait_for(3)
-    terminate(fresh)
-    check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
+        successor = family.serve()
+        repeating.wait_for(3)
+        waiting.wait_for(3)
+    terminate(successor)
+    check_all(family.path, TOPIC, [*repeating.acknowledged, *waiting.acknowledged])
 
 
 @contextmanager
 def publishers(path: str) -> Iterator[tuple[Publishing, Publishing]]:
-    """Start a publisher that repeats what is not answered, on a line, and one that only waits, by the mailbox."""
+    """Start two publishers: one that repeats unanswered requests, on a line, and one that only waits, by the
+    mailbox.
+    """
     with (
-        Publishing(path, "p", QUICK) as one,
-        Publishing(path, "q", QUICK, idempotent=False, by_mailbox=True) as two,
+        Publishing(path, "p", QUICK) as repeating,
+        Publishing(path, "q", QUICK, idempotent=False, by_mailbox=True) as waiting,
     ):
-        yield one, two
+        yield repeating, waiting
 
 
 @pytest.mark.parametrize("point", extended_but(["publish.letter_put"], PUBLISHER_POINTS))
 def test_a_publisher_dies_at(point: str, family: Processes):
-    """The publisher comes back and repeats what was not acknowledged, under the same txn_version."""
+    """The publisher starts again and repeats the unacknowledged message, under the same txn_version."""
     count, inline = 12, {"inline.max.bytes": 0} if point == "publish.file_written" else {}
     with lakemq.connect(family.path, config=QUICK) as mq:
         mq.serving()
         assert_killed(family.publish("p", count, "application", crash_at=f"{point}:7", **inline))
-        assert 0 < len(family.acknowledged("p")) < count
+        assert 0 < len(family.read_acknowledgements("p")) < count
         assert family.publish("p", count, "application", **inline).wait(30) == 0
-    acknowledged = family.acknowledged("p")
+    acknowledged = family.read_acknowledgements("p")
     assert len(acknowledged) == count
     assert check_all(family.path, TOPIC, acknowledged).num_rows == count
 
 
-class Watching(threading.Thread):
-    """Reads everything, again and again: what was there stays where it was, and nothing comes twice."""
+class LogWatcher(threading.Thread):
+    """A reader that reads everything again and again. Messages must stay where they are, and none may come twice."""
 
     def __init__(self, path: str) -> None:
         super().__init__(name="reader")
         self._path = path
         self.stop = threading.Event()
         self.reads, self.error = 0, None
-        self._seen: dict[tuple[int, int], bytes] = {}
+        self._before: dict[tuple[int, int], bytes] = {}
 
     def run(self) -> None:
         try:
             with lakemq.connect(self._path) as mq:
-                while not self.stop.wait(0.05):  # those at work need the machine, too
+                while not self.stop.wait(0.05):  # other processes need the machine, too
                     self._look(mq)
         except BaseException as error:
             self.error = error
@@ -144,36 +148,38 @@ class Watching(threading.Thread):
     def _look(self, mq: Any) -> None:
         messages = mq.fetch(TOPIC).to_arrow()
         columns = (messages.column(c).to_pylist() for c in ("partition", "offset", "value"))
-        now = {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
-        assert len(set(now.values())) == len(now) == messages.num_rows, "a message came twice"
-        changed = {at: (value, now.get(at)) for at, value in self._seen.items() if now.get(at) != value}
+        current = {(partition, offset): value for partition, offset, value in zip(*columns, strict=True)}
+        assert len(set(current.values())) == len(current) == messages.num_rows, "a message came twice"
+        changed = {
+            place: (value, current.get(place)) for place, value in self._before.items() if current.get(place) != value
+        }
         assert not changed, f"messages vanished or moved: {dict(list(changed.items())[:3])}"
-        for partition in {p for p, _ in now}:
-            log = [value.decode() for (p, _), value in now.items() if p == partition]
+        for partition in {p for p, _ in current}:
+            log = [value.decode() for (p, _), value in current.items() if p == partition]
             assert_in_order(partition, log)
-            assert [o for p, o in now if p == partition] == list(range(len(log)))
-        self._seen, self.reads = now, self.reads + 1
+            assert [o for p, o in current if p == partition] == list(range(len(log)))
+        self._before, self.reads = current, self.reads + 1
 
 
-@pytest.mark.long  # half a minute of it
+@pytest.mark.long  # it takes half a minute
 def test_sequencers_die_at_random_under_load(family: Processes):
-    chance, watching = random.Random(7), Watching(family.path)
-    with publishers(family.path) as (one, two):
+    chance, watching = random.Random(7), LogWatcher(family.path)
+    with publishers(family.path) as (repeating, waiting):
         watching.start()
         serving = [family.serve(), family.serve()]
         for _ in range(KILLS):
             time.sleep(chance.uniform(0.05, 0.8))
             kill_one(serving, chance)
             serving.append(family.serve())
-        one.wait_for(5)
-        two.wait_for(5)
+        repeating.wait_for(5)
+        waiting.wait_for(5)
         until(lambda: watching.reads >= 20 or watching.error is not None, 60, "reads")
         watching.stop.set()
         watching.join(30)
     for child in serving:
         terminate(child)
     assert watching.error is None, watching.error
-    check_all(family.path, TOPIC, [*one.acknowledged, *two.acknowledged])
+    check_all(family.path, TOPIC, [*repeating.acknowledged, *waiting.acknowledged])
 
 
 def test_a_crash_point_that_is_none_is_refused():

@@ -1,4 +1,4 @@
-"""A leader that was killed is noticed by its lock: nobody on its machine waits for its lease."""
+"""A killed leader is noticed by its lock, so processes on its machine do not wait for its lease."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SOON_S = 60
 """On a loaded machine a command takes seconds to start. The lease is far longer."""
 
 
-def long_lease(path: Path) -> None:
+def set_long_lease(path: Path) -> None:
     path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
 
 
-def killed(path: Path, start: Callable[..., Process]) -> float:
-    """Kill a leader with a long lease, and return when, by the steady clock."""
-    long_lease(path)
+def kill_leader(path: Path, start: Callable[..., Process]) -> float:
+    """Kill a leader with a long lease, and return the moment, by the steady clock."""
+    set_long_lease(path)
     serving = start("serve")
     serving.wait_for_line("leads with epoch ")
     lakemq(path, "topics", "create", "t")
@@ -32,7 +32,7 @@ def killed(path: Path, start: Callable[..., Process]) -> float:
 
 
 def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[..., Process]) -> None:
-    long_lease(path)
+    set_long_lease(path)
     first = start("serve")
     name = first.wait_for_line("leads with epoch 1").split()[2]
     second = start("serve")
@@ -46,7 +46,7 @@ def test_a_standby_leads_when_the_leader_is_killed(path: Path, start: Callable[.
 
 
 def test_step_takes_over_from_a_killed_leader(path: Path, start: Callable[..., Process]) -> None:
-    killed_s = killed(path, start)
+    killed_s = kill_leader(path, start)
     assert lakemq(path, "step", "--until-idle") == [{"letters": 0}]
     assert lakemq(path, "step", "--wait-ms", "0") == [{"letters": 0}]
     assert time.monotonic() - killed_s < SOON_S
@@ -55,7 +55,7 @@ def test_step_takes_over_from_a_killed_leader(path: Path, start: Callable[..., P
 
 @pytest.mark.extended
 def test_a_command_serves_itself_when_the_leader_was_killed(path: Path, start: Callable[..., Process]) -> None:
-    killed_s = killed(path, start)
+    killed_s = kill_leader(path, start)
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.close()
@@ -73,7 +73,7 @@ def test_step_waits_out_the_lease_of_a_stopped_leader(path: Path, start: Callabl
     assert lakemq(path, "step") == [{"letters": 0}]
     assert time.monotonic() - stopped_s > LEASE_MS / 1000
     serving.signal(signal.SIGCONT)
-    serving.wait_for_line("leads with epoch 3")  # its process lives: it leads again as soon as nobody else does
+    serving.wait_for_line("leads with epoch 3")  # its process lives, so it leads again as soon as no other one does
 
 
 FORKS = """

@@ -1,4 +1,6 @@
-"""Sequencers die while messages wait and are released: each comes once, none early, what is cancelled never (I9)."""
+"""Sequencers die while messages wait and are released. Each message comes once, none early, a cancelled one never
+(I9).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from faults.checks import check_projections
-from faults.processes import QUICK, Processes, assert_killed, kill_one, on_the_way_to, terminate, until
+from faults.processes import QUICK, Processes, assert_killed, kill_one, settings_that_reach, terminate, until
 from targets import extended_but
 
 import lakemq
@@ -30,7 +32,7 @@ POINTS = {
 }
 WAVES, WAVE = 12, 6
 STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
-"""So that a message bears the time of its release."""
+"""With these settings the timestamp of a message is the time of its release."""
 
 
 @pytest.mark.parametrize("point", extended_but(["sequencer.step_put"], [*POINTS, "at random", "at random, packed"]))
@@ -39,7 +41,7 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
     crash_at = f"{point}:{POINTS[point]}" if point in POINTS else None
     packing: dict[str, Any] = {"packs": True, "delay.load.ahead.ms": 50} if point == "at random, packed" else {}
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq:
-        serving = [family.serve(crash_at=crash_at, **on_the_way_to(point), **packing), family.serve(**packing)]
+        serving = [family.serve(crash_at=crash_at, **settings_that_reach(point), **packing), family.serve(**packing)]
         mq.topics.create("later", 2, config=STAMPED)
         sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance, packing))
         due = len(sent) - len(cancelled)
@@ -61,7 +63,7 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
 
 @pytest.mark.extended
 def test_release_jobs_are_killed_and_others_go_on(family: Processes) -> None:
-    """Two copies at once: one is active, and the other takes over from it."""
+    """Two jobs run at once. One is active, and the other takes over from it."""
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq, mq.serving():
         mq.topics.create("later", 2, config=STAMPED)
         start_ms = time.time_ns() // 1_000_000 + 4_000
@@ -79,9 +81,9 @@ def test_release_jobs_are_killed_and_others_go_on(family: Processes) -> None:
         rows = mq.fetch("later").to_arrow().select(["value", "timestamp"]).to_pylist()
         assert Counter(row["value"].decode() for row in rows) == Counter(due_ms.keys())
         assert not [row for row in rows if row["timestamp"].timestamp() * 1000 < due_ms[row["value"].decode()]]
-    again = release_job(family)
-    assert "nothing released; none wait" in again.communicate(timeout=60)[1]
-    assert again.returncode == 0
+    second_run = release_job(family)
+    assert "nothing released; none wait" in second_run.communicate(timeout=60)[1]
+    assert second_run.returncode == 0
 
 
 def release_job(family: Processes, *words: str) -> subprocess.Popen[str]:
@@ -101,14 +103,16 @@ def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None
             }
             for value, future in futures.items():
                 sent[value] = future.result().deliver_at_ms or 0
-            some, other = chance.sample(sorted(futures), 2)
-            if mq.delayed.cancel(futures[some].result().receipt or "") == "cancelled":
-                cancelled.add(some)
-            moved = mq.delayed.reschedule(futures[other].result().receipt or "", delay_ms=chance.choice([50, 500]))
+            cancelled_value, moved_value = chance.sample(sorted(futures), 2)
+            if mq.delayed.cancel(futures[cancelled_value].result().receipt or "") == "cancelled":
+                cancelled.add(cancelled_value)
+            moved = mq.delayed.reschedule(
+                futures[moved_value].result().receipt or "", delay_ms=chance.choice([50, 500])
+            )
             if moved.receipt is not None:
-                sent[other] = moved.deliver_at_ms or 0
+                sent[moved_value] = moved.deliver_at_ms or 0
                 if chance.random() < 0.3 and mq.delayed.cancel(moved.receipt) == "cancelled":
-                    cancelled.add(other)
+                    cancelled.add(moved_value)
             each()
     return sent, cancelled
 

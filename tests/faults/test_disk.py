@@ -1,4 +1,4 @@
-"""A disk that is full, cannot be written to, or has lost a file: clear errors, nothing half done, and it goes on."""
+"""A disk that is full, read-only, or has lost a file: errors are clear, no work is half done, and it goes on."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ CONFIG = {**QUICK, "request.timeout.ms": 500, "inline.max.bytes": 65_536}
 
 
 @contextmanager
-def mounted(folder: Path) -> Iterator[Path]:
-    """A small disk in memory."""
+def mount_small_disk(folder: Path) -> Iterator[Path]:
+    """Mount a small disk in memory."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        completed = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
         pytest.skip(f"nothing can be mounted here: {error}")
-    if done.returncode:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    if completed.returncode:
+        pytest.skip(f"nothing can be mounted here: {completed.stderr.strip()}")
     try:
         yield folder
     finally:
@@ -54,7 +54,7 @@ def mounted(folder: Path) -> Iterator[Path]:
 @pytest.fixture
 def disk(tmp_path: Path, template: Path) -> Iterator[Path]:
     """A small disk with a namespace on it."""
-    with mounted(tmp_path / "disk") as folder:
+    with mount_small_disk(tmp_path / "disk") as folder:
         shutil.copytree(template, folder / "namespace")
         yield folder
 
@@ -64,7 +64,7 @@ def fill(disk: Path, leave: int) -> Path:
     path = disk / "filler"
 
     def fill_up() -> bool:
-        """False when the sequencer, which goes on meanwhile, has taken some of what was free."""
+        """Return False if the sequencer, which goes on meanwhile, has taken some of the free space."""
         file = os.open(path, os.O_CREAT | os.O_WRONLY)
         try:
             os.posix_fallocate(file, 0, free(disk) - leave)
@@ -93,7 +93,7 @@ def free(disk: Path) -> int:
 
 
 class Sender:
-    """Sends messages of their own numbers, one by one."""
+    """Sends numbered messages, one by one."""
 
     def __init__(self, mq: Connection) -> None:
         self.producer = mq.producer(linger_ms=0, delivery_timeout_ms=500)
@@ -107,7 +107,7 @@ class Sender:
         self.acknowledged.append(Acknowledged(value, partition, offset))
 
     def send_when_possible(self) -> None:
-        """The sequencer may not have noticed yet that it can write again."""
+        """Send, and repeat that if the sequencer has not noticed yet that it can write again."""
         for _ in range(20):
             with suppress(RequestTimedOut):
                 return self.send()
@@ -116,7 +116,9 @@ class Sender:
 
 @pytest.mark.parametrize("leave", extended_but([12_288], [0, 12_288, 40_960]))
 def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, caplog: pytest.LogCaptureFixture):
-    """The letter finds no room with so many bytes left; or the rows, the journal, the projections or the answer."""
+    """The bytes left do not suffice for the letter, the rows, the journal, the projections or the
+    answer.
+    """
     path, refused = str(disk / "namespace"), []
     with lakemq.connect(path, config=CONFIG) as mq, caplog.at_level(logging.ERROR, "lakemq.serve"):
         serving, sender = mq.serving(), Sender(mq)
@@ -141,7 +143,7 @@ def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, c
 
 @pytest.mark.extended
 def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
-    """Its data file does not fit: refused before anything is asked for."""
+    """Its data file does not fit, so the publish is refused before it sends a request."""
     path = str(disk / "namespace")
     with lakemq.connect(path, config=CONFIG) as mq:
         mq.serving()
@@ -157,7 +159,7 @@ def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
 
 @pytest.mark.extended
 def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixture):
-    """Publishing is refused, reading goes on; when it can be written to again, so does publishing."""
+    """Publishing is refused, and reading goes on. Publishing goes on when the disk can be written again."""
     path = str(disk / "namespace")
     with lakemq.connect(path, config=CONFIG) as mq:
         serving, sender = mq.serving(), Sender(mq)

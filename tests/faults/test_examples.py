@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    opened = Shop(tmp_path)
-    yield opened
-    opened.stop()
+    shop_ = Shop(tmp_path)
+    yield shop_
+    shop_.stop()
 
 
 def test_a_killed_producer_service_publishes_every_file_once(shop: Shop) -> None:
@@ -36,9 +36,9 @@ def test_a_killed_producer_service_publishes_every_file_once(shop: Shop) -> None
     service.kill()
     # killed after the publish and before the file was deleted
     (outbox / "000001.jsonl").write_text(json.dumps({"id": "1-0", "customer": "customer-0"}))
-    again = shop.start("producer_service", str(outbox))
+    second_run = shop.start("producer_service", str(outbox))
     wait_until(lambda: not any(outbox.iterdir()), "every file was published and deleted")
-    assert "000001.jsonl: published before" in again.text()
+    assert "000001.jsonl: published before" in second_run.text()
     assert shop.read("orders") == expected
 
 
@@ -53,9 +53,9 @@ def test_the_other_members_write_the_invoices_of_a_killed_one(shop: Shop) -> Non
     members[0].kill()
     orders += shop.order(200, prefix="later")
     wait_until(lambda: len([*invoices.glob("*.txt")]) == len(orders), "an invoice for each order")
-    found = {file.stem: file.read_text() for file in invoices.glob("*.txt")}
-    assert found == {order: f"Invoice for order {order} of {customer}\n" for order, customer in orders_of(shop)}
-    assert set(found) == set(orders)
+    texts = {file.stem: file.read_text() for file in invoices.glob("*.txt")}
+    assert texts == {order: f"Invoice for order {order} of {customer}\n" for order, customer in orders_of(shop)}
+    assert set(texts) == set(orders)
 
 
 @pytest.mark.extended
@@ -64,10 +64,10 @@ def test_a_killed_pipeline_that_runs_again_ships_every_order_once(shop: Shop) ->
     run = shop.start("exactly_once_pipeline")
     run.wait_for("100 shipped")
     run.kill()
-    shop.start("exactly_once_pipeline").wait_until_ended()
+    shop.start("exactly_once_pipeline").wait_for_success()
     assert shop.read("shipments") == Counter(json.dumps({"ship": order}) for order in orders)
     last = shop.start("exactly_once_pipeline")  # nothing is left, and nothing is shipped twice
-    last.wait_until_ended()
+    last.wait_for_success()
     assert last.text() == ""
 
 
@@ -79,12 +79,12 @@ def test_every_unpaid_order_gets_one_reminder_though_the_scheduler_is_killed(sho
     run.wait_for("scheduled")
     run.kill()
     mailers = [shop.start("delayed_reminders", "send")]
-    again = shop.start("delayed_reminders", "schedule", str(delay_ms))
-    again.wait_until_ended()
+    second_run = shop.start("delayed_reminders", "schedule", str(delay_ms))
+    second_run.wait_for_success()
     shop.order(1, prefix="paid")
-    shop.start("delayed_reminders", "schedule", "3600000").wait_until_ended()
+    shop.start("delayed_reminders", "schedule", "3600000").wait_for_success()
     payment = shop.start("delayed_reminders", "pay", "paid-0")
-    payment.wait_until_ended()
+    payment.wait_for_success()
     assert payment.text() == "paid-0: cancelled\n"
     expected = Counter(f"Please pay {order}." for order in orders)
     wait_until(lambda: shop.read("reminders").total() >= len(expected), "all reminders are due")
@@ -93,14 +93,14 @@ def test_every_unpaid_order_gets_one_reminder_though_the_scheduler_is_killed(sho
     mailers[0].kill()
     mailers.append(shop.start("delayed_reminders", "send"))
 
-    def count_sent() -> Counter[str]:
+    def count_sent_mails() -> Counter[str]:
         lines = [line for mailer in mailers for line in mailer.text().splitlines()]
         return Counter(line.split(": ")[1] for line in lines)
 
-    # what the killed one had not acknowledged is sent once more
-    wait_until(lambda: count_sent().keys() == expected.keys(), "all reminders are sent")
-    time.sleep(1)  # more of them would come now
-    assert max(count_sent().values()) <= 2
+    # mails that the killed process had not acknowledged are sent once more
+    wait_until(lambda: count_sent_mails().keys() == expected.keys(), "all reminders are sent")
+    time.sleep(1)  # a third copy would come now
+    assert max(count_sent_mails().values()) <= 2
 
 
 @pytest.mark.extended
@@ -114,25 +114,25 @@ def test_a_killed_packer_leaves_no_order_unpacked_and_rejected_ones_come_back_on
     first.kill()
     second = shop.start("dead_letters", "pack")
 
-    def count_packed() -> Counter[str]:
+    def count_packed_orders() -> Counter[str]:
         lines = (first.text() + second.text()).splitlines()
         return Counter(line.removeprefix("packed ") for line in lines)
 
-    wait_until(lambda: len(count_packed()) >= 60, "all orders of a known product are packed")
+    wait_until(lambda: len(count_packed_orders()) >= 60, "all orders of a known product are packed")
     wait_until(lambda: "orders.dlq" in topics(shop) and shop.read("orders.dlq").total() == 6, "six are rejected")
     catalog.write_text(json.dumps(["tea", "an unknown tea"]))
     redrives = [shop.start("dead_letters", "redrive") for _ in range(2)]  # two at once
     for redrive in redrives:
-        redrive.wait_until_ended()
+        redrive.wait_for_success()
     assert sum(int(redrive.text().split()[0]) for redrive in redrives) == 6
-    wait_until(lambda: len(count_packed()) == len(orders), "the rejected orders are packed")
-    packed = count_packed()
+    wait_until(lambda: len(count_packed_orders()) == len(orders), "the rejected orders are packed")
+    packed = count_packed_orders()
     assert packed.keys() == set(orders)
     assert [packed[order] for order in orders[60:]] == [1] * 6
 
 
 def owners(shop: Shop, group: str) -> set[str]:
-    """Return the members that have partitions of a group; none while there is no group, or partitions change hands."""
+    """Return the members that have partitions of a group; none before the group exists, or during a handoff."""
     with lakemq.connect(shop.path) as mq:
         if group not in mq.groups.list():
             return set()

@@ -1,4 +1,6 @@
-"""Members of a group as processes that are killed and stopped: nothing is lost, and nobody commits for another."""
+"""Members of a group as processes that are killed and stopped. No message is lost, and no member commits for
+another.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ SESSION_S = 6.0
 GROUP = "g"
 
 
-class Members:
+class GroupNotes:
     """The notes of members."""
 
     def __init__(self, family: Processes, *names: str) -> None:
@@ -30,7 +32,7 @@ class Members:
     def words(self, name: str) -> Counter[str]:
         return Counter(word for word, _ in self.family.read_notes_of(name))
 
-    def count_read(self) -> Counter[tuple[int, int, str]]:
+    def count_reads(self) -> Counter[tuple[int, int, str]]:
         return Counter(message for name in self.names for message in self.read(name))
 
     def partitions(self, name: str, since: int) -> set[int]:
@@ -38,28 +40,29 @@ class Members:
         return {partition for partition, _, _ in self.read(name)[since:]}
 
 
-def check_group(family: Processes, members: Members, acknowledged: list[Any], twice: set[str]) -> None:
-    """All that was acknowledged was read, in order within an assignment, and twice only by whom it may have been.
+def check_group(family: Processes, members: GroupNotes, acknowledged: list[Any], twice: set[str]) -> None:
+    """Check that all acknowledged messages were read, in order within an assignment, and twice only by members in
+    `twice`.
 
-    twice: members that were killed or stopped: what they read and did not commit is read again.
+    twice: members that were killed or stopped. Messages that they read and did not commit are read again.
     """
     rows = check_all(family.path, TOPIC, acknowledged)
-    there = {(r["partition"], r["offset"], r["value"].decode()) for r in rows.to_pylist()}
-    read = members.count_read()
-    assert read.keys() == there
-    again = {message for message, count in read.items() if count > 1}
-    assert again <= {message for name in twice for message in members.read(name)}
-    assert len(again) <= 7 * len(twice)  # a batch
+    stored = {(r["partition"], r["offset"], r["value"].decode()) for r in rows.to_pylist()}
+    read = members.count_reads()
+    assert read.keys() == stored
+    read_twice = {message for message, count in read.items() if count > 1}
+    assert read_twice <= {message for name in twice for message in members.read(name)}
+    assert len(read_twice) <= 7 * len(twice)  # a batch
     with lakemq.connect(family.path) as mq:
         lag = mq.groups.lag(GROUP)
         assert [partition.lag for partition in lag] == [0] * len(lag)
 
 
 def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> None:
-    """The sequencer is killed, too, and its successor thinks nobody dead who lives."""
+    """The sequencer is killed, too, and its successor does not think living members dead."""
     first = family.serve()
-    one, two = family.consume("one", GROUP), family.consume("two", GROUP)
-    members = Members(family, "one", "two")
+    first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
+    members = GroupNotes(family, "one", "two")
     with Publishing(family.path, "p", family.config) as publishing:
         publishing.wait_for(20)
         until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
@@ -67,14 +70,14 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
         serving = family.serve()
         publishing.wait_for(10)
         since = len(members.read("two"))
-        one.kill()
+        first_member.kill()
         killed_s = time.monotonic()
         until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
-        # its process has ended on the sequencer's machine, which is seen at once; its session would end later
+        # its process has ended on the sequencer's machine, which notices that at once; its session would end later
         assert time.monotonic() - killed_s < SESSION_S + 6
         publishing.wait_for(5)
-    until(lambda: len(members.count_read()) == len(publishing.acknowledged), 20, "reading of the rest")
-    terminate(two)
+    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
+    terminate(second_member)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one"})
 
@@ -82,20 +85,20 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
 @pytest.mark.long
 def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_anew(family: Processes) -> None:
     serving = family.serve()
-    one, two = family.consume("one", GROUP), family.consume("two", GROUP)
-    members = Members(family, "one", "two")
+    first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
+    members = GroupNotes(family, "one", "two")
     with Publishing(family.path, "p", family.config) as publishing:
         until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
         since = len(members.read("two"))
-        os.kill(one.pid, signal.SIGSTOP)
-        until(lambda: is_stopped(one.pid), 5, "stop")
+        os.kill(first_member.pid, signal.SIGSTOP)
+        until(lambda: is_stopped(first_member.pid), 5, "stop")
         until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
         read = len(members.read("one"))
-        os.kill(one.pid, signal.SIGCONT)
+        os.kill(first_member.pid, signal.SIGCONT)
         until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
-    until(lambda: len(members.count_read()) == len(publishing.acknowledged), 20, "reading of the rest")
-    terminate(one)
-    terminate(two)
+    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
+    terminate(first_member)
+    terminate(second_member)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one"})
     words = members.words("one")
@@ -105,20 +108,20 @@ def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_an
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_without_it(family: Processes) -> None:
-    """The sequencer is killed while all wait, and its successor waits for the same member, and for no other."""
+    """The sequencer is killed while all wait. Its successor waits for the same member, and for no other."""
     serving = family.serve()
     with lakemq.connect(family.path) as mq:
         mq.groups.create(GROUP, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 0})
-        # the third one is to come while it is thought to live, however long that takes beside other tests
-        one = family.consume("one", GROUP, session_ms=15_000, protocol="classic")
-        two = family.consume("two", GROUP, protocol="classic")
-        members = Members(family, "one", "two", "three")
+        # the third member comes while the first is thought to live, even if other tests make that slow
+        first_member = family.consume("one", GROUP, session_ms=15_000, protocol="classic")
+        second_member = family.consume("two", GROUP, protocol="classic")
+        members = GroupNotes(family, "one", "two", "three")
         with Publishing(family.path, "p", family.config) as publishing:
             until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
             until(lambda: mq.groups.describe(GROUP).state == "Stable", 20, "rest")
-            os.kill(one.pid, signal.SIGSTOP)
-            until(lambda: is_stopped(one.pid), 5, "stop")
-            three = family.consume("three", GROUP, protocol="classic")
+            os.kill(first_member.pid, signal.SIGSTOP)
+            until(lambda: is_stopped(first_member.pid), 5, "stop")
+            third_member = family.consume("three", GROUP, protocol="classic")
             until(lambda: len(mq.groups.describe(GROUP).waits_for) == 1, 20, "waiting for one alone")
             before = mq.groups.describe(GROUP)
             assert before.state == "PreparingRebalance"
@@ -132,14 +135,14 @@ def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_with
             until(lambda: bool(members.partitions("two", since) and members.read("three")), 30, "going on")
             assert mq.groups.describe(GROUP).generation == before.generation + 1
             assert mq.groups.describe(GROUP).members == 2
-            os.kill(one.pid, signal.SIGCONT)
+            os.kill(first_member.pid, signal.SIGCONT)
             until(lambda: mq.groups.describe(GROUP).members == 3, 20, "return")
             read = len(members.read("one"))
-            three.kill()
+            third_member.kill()
             until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
-        until(lambda: len(members.count_read()) == len(publishing.acknowledged), 20, "reading of the rest")
-    terminate(one)
-    terminate(two)
+        until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
+    terminate(first_member)
+    terminate(second_member)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one", "three"})
     words = members.words("one")

@@ -1,4 +1,4 @@
-"""Sequencers whose idea of age is wrong, or of what is live is old: no file that is needed is deleted."""
+"""Sequencers with a wrong clock, or an old view of the live files. No file that is needed is deleted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from faults.ageing import HOUR_S, age_data, age_log, newest_version, until_expired
+from faults.ageing import HOUR_S, age_data, age_log, newest_version, wait_for_log_removal
 from faults.checks import assert_whole, check_all
 from faults.processes import (
     MERGING_POINTS,
@@ -16,7 +16,7 @@ from faults.processes import (
     Processes,
     Publishing,
     is_stopped,
-    on_the_way_to,
+    settings_that_reach,
     terminate,
     until,
     until_it_stands_by,
@@ -54,7 +54,7 @@ def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, cl
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedClock):
-    """While it leads, forth and back."""
+    """The clock jumps forth and back while the leader leads."""
     with Publishing(family.path, "p", QUICK) as publishing:
         serving = family.serve(environ=clock.environ)
         for ahead_s in (2 * HOUR_S, -2 * HOUR_S, 0):
@@ -70,7 +70,7 @@ def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedC
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["journal", "segments", "producers"])
 def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, family: Processes):
-    """Another one has led meanwhile: what that one wrote is unknown to it, looks old, and is live."""
+    """Another leader has written files meanwhile. The stopped one does not know them; they look old, and are live."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=f"housekeeping.checkpointed:{table}/_delta_log/_last_checkpoint")
         until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
@@ -93,15 +93,17 @@ def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, famil
 @pytest.mark.slow
 @pytest.mark.parametrize("point", MERGING_POINTS)
 def test_a_leader_stopped_in_the_middle_of_a_merge_goes_on_hours_later(point: str, family: Processes):
-    """Another one has merged and removed files since, and of the log that it commits to next nothing is as it was."""
+    """Another leader has merged and removed files meanwhile. The next log that the stopped one commits to has
+    changed.
+    """
     messages = Path(family.path, MESSAGES.name)
     with Publishing(family.path, "p", QUICK) as publishing:
-        stopped = family.serve(stop_at=point, **on_the_way_to(point))
+        stopped = family.serve(stop_at=point, **settings_that_reach(point))
         until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
         begun_at = newest_version(messages)
-        successor = family.serve(**on_the_way_to(point))
+        successor = family.serve(**settings_that_reach(point))
         publishing.wait_for(20, WAIT_S)
-        until_expired(messages, begun_at)
+        wait_for_log_removal(messages, begun_at)
         for name in TABLES_LOOKED_AT:
             age_log(Path(family.path, name))
         os.kill(stopped.pid, signal.SIGCONT)

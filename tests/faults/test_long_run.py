@@ -1,4 +1,4 @@
-"""A sequencer that serves for long: a step stays as quick, and what is stored beside the data stays as little."""
+"""A sequencer that serves for long: steps stay quick, and the tables stay small."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def namespace(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -
     shutil.rmtree(path)
 
 
-class Client:
-    """Puts one letter at a time, with one message in it, and lets a sequencer of its own take a step."""
+class SteppingClient:
+    """A client that puts one letter with one message at a time, and lets a sequencer of its own take a step."""
 
     def __init__(self, namespace: Path, **config: int) -> None:
         self._mq = lakemq.connect(str(namespace), config={**CONFIG, **config})
@@ -67,9 +67,9 @@ class Client:
         assert self._sequencer.try_lead()
         topic = self._mq.state().topic(TOPIC)
         self._ref, self._step = TopicRef(TOPIC, topic.topic_id, topic.partition_count), self._mq.state().step
-        self.asked = 0
+        self.ask_count = 0
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> SteppingClient:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -77,20 +77,22 @@ class Client:
         self._mq.close()
 
     def ask(self) -> float:
-        """Return the processor time of the step, in seconds. Unlike its duration, it leaves out who else runs."""
+        """Return the processor time of the step, in seconds. Unlike its duration, it does not depend on other
+        processes.
+        """
         now_ms = self._clock.now_ms()
-        body, _ = build_body(pa.table({"value": [value_of("p", self.asked + 1)]}), TOPIC, now_ms)
+        body, _ = build_body(pa.table({"value": [value_of("p", self.ask_count + 1)]}), TOPIC, now_ms)
         ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
         request = Produce([self._ref], ranges, self._step)
-        letter = Letter("c", self.asked + 1, [request], now_ms)
+        letter = Letter("c", self.ask_count + 1, [request], now_ms)
         self._mailbox.put("c", letter.number, letter_bytes(letter, body), now_ms)
-        began_s = time.thread_time()
+        start_s = time.thread_time()
         assert self._sequencer.step().letters == 1
-        took_s = time.thread_time() - began_s
+        took_s = time.thread_time() - start_s
         result = self._result(letter.number)
         assert isinstance(result, Published), result
-        assert result.units[0].base_offset == self.asked
-        self.asked += 1
+        assert result.units[0].base_offset == self.ask_count
+        self.ask_count += 1
         return took_s
 
     def _result(self, number: int) -> AnyResult:
@@ -101,16 +103,18 @@ class Client:
         return result
 
 
-def compare_with_new(client: Client, path: Path) -> None:
-    """Check that a step is as quick as in a new namespace. They alternate: a processor can get slower by half."""
-    with Client(path) as new:
+def compare_with_new(client: SteppingClient, path: Path) -> None:
+    """Check that a step is as quick as in a new namespace. They alternate, because a processor can get slower by
+    half.
+    """
+    with SteppingClient(path) as new:
         pairs = [(client.ask(), new.ask()) for _ in range(5 * SAMPLE)][SAMPLE:]
     late_s, early_s = (statistics.median(took_s) for took_s in zip(*pairs, strict=True))
     assert late_s <= 2 * early_s, f"a step took {early_s * 1000:.1f} ms, and {late_s * 1000:.1f} ms in the end"
 
 
 def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
-    """Per table: live files, data files on disk, log entries."""
+    """Return for each table the number of live files, data files on disk, and log entries."""
     return {
         spec.name: (
             len(open_table(store, spec).files()),
@@ -121,41 +125,43 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
-@pytest.mark.long  # beside others it could not tell its own time from theirs
+@pytest.mark.long  # beside other tests its times would be wrong
 def test_2000_steps(namespace: Path, template: Path):
-    seen: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    with Client(namespace) as client:
+    samples: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    with SteppingClient(namespace) as client:
         for number in range(STEPS):
             client.ask()
             if (number + 1) % SAMPLE == 0:
-                for name, found in sizes(client.store, namespace).items():
-                    seen[name].append(found)
+                for name, sizes_now in sizes(client.store, namespace).items():
+                    samples[name].append(sizes_now)
         compare_with_new(client, Path(shutil.copytree(template, namespace.with_name("new"))))
-        asked = client.asked
-    half = len(seen["journal"]) // 2
-    for name, found in seen.items():
-        for what, first, second in zip(
-            ("live files", "data files", "log entries"), _most(found[:half]), _most(found[half:]), strict=True
+        ask_count = client.ask_count
+    half = len(samples["journal"]) // 2
+    for name, sizes_now in samples.items():
+        for kind, first, second in zip(
+            ("live files", "data files", "log entries"), _most(sizes_now[:half]), _most(sizes_now[half:]), strict=True
         ):
-            assert second <= 1.3 * first + 20, f"{name} had up to {first} {what}, and up to {second} later"
-    begun_s = time.perf_counter()
+            assert second <= 1.3 * first + 20, f"{name} had up to {first} {kind}, and up to {second} later"
+    start_s = time.perf_counter()
     with lakemq.connect(str(namespace), config=CONFIG) as mq:
-        fresh = Sequencer(mq.namespace, "fresh", SystemClock(), new_file_id)
-        assert fresh.try_lead()
-        assert time.perf_counter() - begun_s < 3
-        fresh.resign()
-    assert check_all(str(namespace), TOPIC, []).num_rows == asked
+        new_sequencer = Sequencer(mq.namespace, "fresh", SystemClock(), new_file_id)
+        assert new_sequencer.try_lead()
+        assert time.perf_counter() - start_s < 3
+        new_sequencer.resign()
+    assert check_all(str(namespace), TOPIC, []).num_rows == ask_count
 
 
-def _most(found: list[tuple[int, int, int]]) -> list[int]:
-    return [max(column) for column in zip(*found, strict=True)]
+def _most(samples: list[tuple[int, int, int]]) -> list[int]:
+    return [max(column) for column in zip(*samples, strict=True)]
 
 
 @pytest.mark.extended
 def test_a_reader_whose_files_were_merged_away(namespace: Path):
-    """It looked at the tables longer ago than reader.grace.ms: it looks again, and sees the same and what is new."""
+    """The reader looked at the tables longer ago than reader.grace.ms. It looks again, and sees old and new
+    messages.
+    """
     config = {"project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
-    with Client(namespace, **config) as client:
+    with SteppingClient(namespace, **config) as client:
         for _ in range(20):
             client.ask()
         with lakemq.connect(str(namespace)) as other:
@@ -165,14 +171,14 @@ def test_a_reader_whose_files_were_merged_away(namespace: Path):
             while files & set((namespace / "segments").glob("*.parquet")):
                 client.ask()
                 other.state()  # so that it follows the journal, and has no other reason to look again
-                assert client.asked < 1000, "nothing is ever removed"
+                assert client.ask_count < 1000, "nothing is ever removed"
             after = other.fetch(TOPIC).to_arrow()
-            assert after.num_rows == client.asked
+            assert after.num_rows == client.ask_count
             assert after.slice(0, 20).equals(before)
 
 
 def open_table(store: Store, spec: TableSpec) -> TableHandle:
-    """The table. Its log's entries go a second after they were written, maybe while it is being opened: look again."""
+    """Open a table. Its log entries are removed after a second, maybe during the opening. Then try again."""
     for _ in range(20):
         try:
             return store.open(spec)
@@ -183,15 +189,17 @@ def open_table(store: Store, spec: TableSpec) -> TableHandle:
 
 @pytest.mark.extended
 def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
-    """Hours after they were written; what may be about to be committed stays, and so do all message files."""
+    """Files are removed hours after they were written. Young ones may be about to be committed and stay, as do
+    message files.
+    """
     strays = {(table, hours): namespace / table / f"merged-{hours}.parquet" for table in MERGED for hours in (0, 2)}
     for (_, hours), path in strays.items():
         path.write_bytes(b"stray")
         os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
-    with Client(namespace, **{"project.interval.ms": 0, "checkpoint.interval": 5}) as client:
-        # each table has had its turn: passes may be of many steps
+    with SteppingClient(namespace, **{"project.interval.ms": 0, "checkpoint.interval": 5}) as client:
+        # a pass may hold many steps: wait until each table has had its turn
         while any(open_table(client.store, BY_NAME[name]).version < 12 for name in MERGED):
             client.ask()
-    left = {place for place, path in strays.items() if path.exists()}
-    assert left == {*((table, 0) for table in MERGED), ("messages", 2)}
+    remaining = {place for place, path in strays.items() if path.exists()}
+    assert remaining == {*((table, 0) for table in MERGED), ("messages", 2)}
     check_all(str(namespace), TOPIC, [])

@@ -1,4 +1,4 @@
-"""Loss of power, at any moment: what was acknowledged is there, and so is everything it rests on."""
+"""Loss of power at any moment: acknowledged messages are there, and so are all files on which they depend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from faults.checks import check_all
 from faults.messages import Acknowledged
-from faults.power import LOSSES, Disk, Loss, Note, Recorded, disk_after, read_tellings
+from faults.power import LOSSES, Disk, Loss, Note, RecordedDisk, disk_after, read_tellings
 from faults.processes import QUICK, TOPIC, start
 from faults.shims import compile_library
 
@@ -20,10 +20,10 @@ CHECKPOINT = re.compile(r"/_delta_log/(\d{20})\.checkpoint.*\.parquet$")
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """A namespace that was made and filled by a process, and all that the disk was told meanwhile."""
+def recorded_disk(tmp_path_factory: pytest.TempPathFactory) -> RecordedDisk:
+    """A namespace that a process has made and filled, and a record of all changes of its disk."""
     folder = tmp_path_factory.mktemp("power")
-    disk = Recorded(compile_library("disk_shim", folder), folder)
+    disk = RecordedDisk(compile_library("disk_shim", folder), folder)
     arguments = {"topic": TOPIC, "publisher": "p", "rounds": ROUNDS, "count": COUNT, "notes": str(disk.notes_file)}
     with (
         (folder / "children.log").open("w") as log,
@@ -34,34 +34,36 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def notes(recorded: Recorded) -> list[Note]:
-    notes = recorded.notes()
+def notes(recorded_disk: RecordedDisk) -> list[Note]:
+    notes = recorded_disk.notes()
     assert len(read_tellings(notes)) == ROUNDS * COUNT
     assert any(note.kind == "gone" and ENTRY.search(note.path) for note in notes), "no log entry was ever removed"
     return notes
 
 
-def test_a_table_survives_before_anything_rests_on_it(recorded: Recorded, notes: list[Note]):
+def test_a_table_survives_before_anything_rests_on_it(recorded_disk: RecordedDisk, notes: list[Note]):
     """The first acknowledgement comes when the first version of every table would survive."""
     first = next(i for i, note in enumerate(notes) if note.kind == "told")
     disk = disk_after(notes[:first])
     versions = [path for path in disk.names if path.endswith(f"/_delta_log/{0:020d}.json")]
     assert len(versions) > 10
-    assert [path for path in versions if not disk.survives(path, str(recorded.root))] == []
+    assert [path for path in versions if not disk.survives(path, str(recorded_disk.root))] == []
 
 
-def test_a_log_entry_goes_when_a_checkpoint_that_covers_it_would_survive(recorded: Recorded, notes: list[Note]):
-    """So would the name of that checkpoint, in `_last_checkpoint`."""
-    root, disk, too_early = str(recorded.root), Disk(), set[str]()
+def test_a_log_entry_goes_when_a_checkpoint_that_covers_it_would_survive(
+    recorded_disk: RecordedDisk, notes: list[Note]
+):
+    """The checkpoint's name in `_last_checkpoint` would survive, too."""
+    root, disk, too_early = str(recorded_disk.root), Disk(), set[str]()
     for note in notes:
         disk.follow(note)
         entry = ENTRY.search(note.path) if note.kind == "gone" else None
-        if entry and not _is_covered(disk, note.path.rpartition("/")[0], int(entry[1]), root):
+        if entry and not _covers_entry(disk, note.path.rpartition("/")[0], int(entry[1]), root):
             too_early.add("/".join(note.path.split("/")[-3:]))
     assert not too_early, f"{len(too_early)} entries: {sorted(too_early)[:3]}"
 
 
-def _is_covered(disk: Disk, log: str, version: int, root: str) -> bool:
+def _covers_entry(disk: Disk, log: str, version: int, root: str) -> bool:
     checkpoints = [path for path in disk.names if path.startswith(f"{log}/") and CHECKPOINT.search(path)]
     whole = [path for path in checkpoints if disk.survives(path, root)]
     return any(int(CHECKPOINT.search(path)[1]) >= version for path in whole) and disk.survives(  # type: ignore[index]
@@ -71,11 +73,13 @@ def _is_covered(disk: Disk, log: str, version: int, root: str) -> bool:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("after", [1, COUNT + 1, ROUNDS * COUNT])
-def test_what_was_acknowledged_survives(loss: Loss, after: int, recorded: Recorded, notes: list[Note], tmp_path: Path):
-    """Power is lost right after so many acknowledgements; the namespace goes on, and nothing is missing in it."""
+def test_what_was_acknowledged_survives(
+    loss: Loss, after: int, recorded_disk: RecordedDisk, notes: list[Note], tmp_path: Path
+):
+    """Power is lost right after so many acknowledgements. The namespace goes on, and no message is missing."""
     moments = [i for i, note in enumerate(notes) if note.kind == "told"]
     until = notes[: moments[after - 1] + 1]
-    recorded.restore(disk_after(until), loss, tmp_path)
+    recorded_disk.restore(disk_after(until), loss, tmp_path)
     acknowledged = [Acknowledged(*fields) for fields in read_tellings(until)]  # type: ignore[arg-type]
     assert len(acknowledged) == after
     check_all(str(tmp_path / "namespace"), TOPIC, acknowledged)
@@ -83,10 +87,10 @@ def test_what_was_acknowledged_survives(loss: Loss, after: int, recorded: Record
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_namespace_survives_the_moment_after_entries_went(
-    loss: Loss, recorded: Recorded, notes: list[Note], tmp_path: Path
+    loss: Loss, recorded_disk: RecordedDisk, notes: list[Note], tmp_path: Path
 ):
-    """Power is lost right after the last removal of a log entry, of whichever table."""
+    """Power is lost right after the last removal of a log entry, in any table."""
     last = max(i for i, note in enumerate(notes) if note.kind == "gone" and ENTRY.search(note.path))
     until = notes[: last + 1]
-    recorded.restore(disk_after(until), loss, tmp_path)
+    recorded_disk.restore(disk_after(until), loss, tmp_path)
     check_all(str(tmp_path / "namespace"), TOPIC, [Acknowledged(*fields) for fields in read_tellings(until)])  # type: ignore[arg-type]

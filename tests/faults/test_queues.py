@@ -1,4 +1,4 @@
-"""Members of a queue that are killed and stopped: no message is lost, and none that is done with comes again."""
+"""Members of a queue that are killed and stopped. No message is lost, and no message that is done comes again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import lakemq
 GROUP = "q"
 
 
-class Members:
+class QueueNotes:
     """The notes of members."""
 
     def __init__(self, family: Processes, *names: str) -> None:
@@ -25,9 +25,9 @@ class Members:
             mq.groups.create(GROUP, {"rebalance.delay.ms": 500, "max.handoff.ms": 1_000})
 
     def notes(self, word: str, name: str) -> list[Any]:
-        return [tuple(place) for kind, listed in self.family.read_notes_of(name) if kind == word for place in listed]
+        return [tuple(place) for kind, places in self.family.read_notes_of(name) if kind == word for place in places]
 
-    def done(self) -> Counter[tuple[int, int]]:
+    def count_done(self) -> Counter[tuple[int, int]]:
         return Counter(place for name in self.names for place in self.notes("done", name))
 
     def partitions(self, name: str, since: int) -> set[int]:
@@ -39,43 +39,45 @@ class Members:
             return mq.groups.describe(GROUP).lag
 
 
-def check_queue(members: Members, acknowledged: list[Any], interrupted: set[str]) -> None:
-    """Each message was given under each of its counts once, in order the first time; what was done came no more.
+def check_queue(members: QueueNotes, acknowledged: list[Any], interrupted: set[str]) -> None:
+    """Check that each message came once with each delivery count, in order the first time, and never after it was done.
 
-    interrupted: members that were killed or stopped, who may have done what they did not note.
+    interrupted: members that were killed or stopped. They may have done work without a note.
     """
     rows = check_all(members.family.path, TOPIC, acknowledged)
-    there = {(r["partition"], r["offset"]) for r in rows.to_pylist()}
-    done = members.done()
-    assert all(count == 1 for count in done.values())
-    missing = there - done.keys()
-    assert missing <= {(p, at) for name in interrupted for p, at, *_ in members.notes("given", name)}
+    stored = {(r["partition"], r["offset"]) for r in rows.to_pylist()}
+    done_counts = members.count_done()
+    assert all(count == 1 for count in done_counts.values())
+    missing = stored - done_counts.keys()
+    assert missing <= {(p, offset) for name in interrupted for p, offset, *_ in members.notes("given", name)}
     assert len(missing) <= 7 * len(interrupted)  # a batch
-    deliveries = Counter((p, at, count) for name in members.names for p, at, _, count in members.notes("given", name))
+    deliveries = Counter(
+        (p, offset, count) for name in members.names for p, offset, _, count in members.notes("given", name)
+    )
     assert all(times == 1 for times in deliveries.values())
     for name in members.names:
-        first = [(p, at) for p, at, _, count in members.notes("given", name) if count == 1]
+        first = [(p, offset) for p, offset, _, count in members.notes("given", name) if count == 1]
         for partition in (0, 1):
-            offsets = [at for p, at in first if p == partition]
+            offsets = [offset for p, offset in first if p == partition]
             assert offsets == sorted(offsets)
 
 
 def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes) -> None:
     """The sequencer is killed, too."""
     first = family.serve()
-    members = Members(family, "one", "two")
-    one, two = (family.consume(name, GROUP, role="drain") for name in members.names)
+    members = QueueNotes(family, "one", "two")
+    first_member, second_member = (family.consume(name, GROUP, role="drain") for name in members.names)
     with Publishing(family.path, "p", family.config) as publishing:
         until(lambda: bool(members.notes("done", "one") and members.notes("done", "two")), 30, "work by both")
         first.kill()
         serving = family.serve()
         publishing.wait_for(10)
         since = len(members.notes("given", "two"))
-        one.kill()
+        first_member.kill()
         until(lambda: members.partitions("two", since) == {0, 1}, 40, "the other's partition")
         publishing.wait_for(5)
     until(lambda: members.lag() == 0, 30, "work on the rest")
-    terminate(two)
+    terminate(second_member)
     terminate(serving)
     check_queue(members, publishing.acknowledged, interrupted={"one"})
 
@@ -83,20 +85,20 @@ def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes)
 @pytest.mark.long
 def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that_counts(family: Processes) -> None:
     serving = family.serve()
-    members = Members(family, "one", "two")
-    one, two = (family.consume(name, GROUP, role="drain") for name in members.names)
+    members = QueueNotes(family, "one", "two")
+    first_member, second_member = (family.consume(name, GROUP, role="drain") for name in members.names)
     with Publishing(family.path, "p", family.config) as publishing:
         until(lambda: bool(members.notes("done", "one") and members.notes("done", "two")), 30, "work by both")
         since = len(members.notes("given", "two"))
-        os.kill(one.pid, signal.SIGSTOP)
-        until(lambda: is_stopped(one.pid), 5, "stop")
+        os.kill(first_member.pid, signal.SIGSTOP)
+        until(lambda: is_stopped(first_member.pid), 5, "stop")
         until(lambda: members.partitions("two", since) == {0, 1}, 40, "the other's partition")
         count = len(members.notes("given", "one"))
-        os.kill(one.pid, signal.SIGCONT)
+        os.kill(first_member.pid, signal.SIGCONT)
         until(lambda: len(members.notes("given", "one")) > count + 7, 30, "work after the stop")
     until(lambda: members.lag() == 0, 30, "work on the rest")
-    terminate(one)
-    terminate(two)
+    terminate(first_member)
+    terminate(second_member)
     terminate(serving)
     check_queue(members, publishing.acknowledged, interrupted={"one"})
 
@@ -105,7 +107,7 @@ def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that
 def test_whatever_is_killed_each_message_that_is_given_up_is_one_dead_letter_and_goes_back_once(
     family: Processes,
 ) -> None:
-    """The sequencer, time and again: while it looks for where they are, and when it has decided."""
+    """The sequencer is killed time and again: while it looks for the messages, and when it has decided."""
     count = 60
     serving = family.serve()
     with lakemq.connect(family.path) as mq:

@@ -25,6 +25,6 @@ def test_four_publishers_and_two_sequencers(family: Processes):
         assert child.wait(120) == 0, family.read_log()
     for child in serving:
         terminate(child)
-    acknowledged = [message for name in names for message in family.acknowledged(name)]
+    acknowledged = [message for name in names for message in family.read_acknowledgements(name)]
     assert len(acknowledged) == PUBLISHERS * PUBLISHES
     assert check_all(family.path, TOPIC, acknowledged).num_rows == PUBLISHERS * PUBLISHES

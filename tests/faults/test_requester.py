@@ -1,4 +1,4 @@
-"""A client whose letters the sequencer knows nothing of any more: it starts over, at the latest when told so."""
+"""A client that the sequencer has forgotten starts over, at the latest when the sequencer says so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_idle_client_starts_over_before_it_is_forgotten(family: Processes):
 
 
 def test_a_forgotten_client_is_told_so_and_works_again(family: Processes):
-    """Forgotten while it was on its way, by a clock that has jumped."""
+    """The client is forgotten while a letter is on its way, because a clock has jumped."""
     clock = AheadClock()
     namespace = lakemq.connect(family.path, config=CONFIG).namespace
     sequencer = Sequencer(namespace, "s", clock, new_file_id)

@@ -1,4 +1,4 @@
-"""Jobs that are killed and run again, where no sequencer lives longer than a job: nothing they left is left undone."""
+"""Jobs that are killed and run again, without a sequencer that outlives them. All their work is done in the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """A namespace with orders, which nobody serves."""
+    """A namespace with orders, without a sequencer."""
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("orders", 4)
@@ -55,14 +55,14 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-def run_until_killed(path: str, protocol: str) -> None:
+def run_until_kill(path: str, protocol: str) -> None:
     """Run a consumer that reads some orders and is killed."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, path, protocol], timeout=120, check=False)
-    assert ended.returncode == -9
+    process = subprocess.run([sys.executable, "-c", KILLED, path, protocol], timeout=120, check=False)
+    assert process.returncode == -9
 
 
 def move_elsewhere(path: str, age_s: int) -> None:
-    """Let all beats be those of another machine, put so long ago."""
+    """Make all beats those of another machine, put so long ago."""
     for beat in Path(path, "beats").iterdir():
         members = decode_beat(beat.read_bytes())
         beat.write_bytes(encode_beat([msgspec.structs.replace(member, process="elsewhere") for member in members]))
@@ -113,7 +113,7 @@ for name, members in {
 
 
 def run(code: str, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own, with a short lease."""
+    """Run a program in a process of its own."""
     environ = {**os.environ, **environ}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
@@ -161,8 +161,8 @@ def test_the_billing_job_of_the_docs_is_killed_midway_and_run_again(tmp_path: Pa
     assert code != billing
     code = f"{DIE}\n{code}"
     assert run(code, folder=tmp_path, LAKEMQ_CONF=conf, DIE_AT="2").returncode == -signal.SIGKILL
-    again = run(code, folder=tmp_path, LAKEMQ_CONF=conf)
-    assert (again.returncode, again.stdout) == (0, "1000 0\n"), again.stderr
+    second = run(code, folder=tmp_path, LAKEMQ_CONF=conf)
+    assert (second.returncode, second.stdout) == (0, "1000 0\n"), second.stderr
 
 
 @pytest.mark.extended
@@ -172,9 +172,9 @@ def test_the_task_of_the_airflow_page_is_killed_midway_and_tried_again(path: str
     assert code != dag
     environ = {"LAKEMQ_CONF": conf, "NAMESPACE": path}
     assert run(AIRFLOW + DIE + code, **environ, DIE_AT="1").returncode == -signal.SIGKILL
-    again = run(AIRFLOW + DIE + code, **environ)
-    assert again.returncode == 0, again.stderr
-    assert sorted(map(int, again.stdout.split())) == list(range(COUNT))
+    second = run(AIRFLOW + DIE + code, **environ)
+    assert second.returncode == 0, second.stderr
+    assert sorted(map(int, second.stdout.split())) == list(range(COUNT))
     with lakemq.connect(path) as mq:
         assert mq.groups.describe("invoicing").lag == 0
 
@@ -186,7 +186,7 @@ def member_count(mq: Connection) -> int:
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
 def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str, protocol: str) -> None:
-    run_until_killed(path, protocol)
+    run_until_kill(path, protocol)
     with lakemq.connect(path, config=CONFIG) as mq:
         assert member_count(mq) == 1
         mq.step_until_idle(wait_ms=20_000)
@@ -196,7 +196,7 @@ def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["cooperative", "static"])
 def test_a_run_of_step_frees_what_was_killed_elsewhere_a_session_ago(path: str, protocol: str) -> None:
-    run_until_killed(path, protocol)
+    run_until_kill(path, protocol)
     move_elsewhere(path, HOUR_S)
     with lakemq.connect(path, config=CONFIG) as mq:
         mq.step_until_idle(wait_ms=20_000)
@@ -205,10 +205,10 @@ def test_a_run_of_step_frees_what_was_killed_elsewhere_a_session_ago(path: str, 
 
 @pytest.mark.extended
 def test_a_run_of_step_leaves_alone_who_may_live(path: str) -> None:
-    run_until_killed(path, "cooperative")
+    run_until_kill(path, "cooperative")
     move_elsewhere(path, 0)
     with lakemq.connect(path, config=CONFIG) as mq:
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         mq.step_until_idle(wait_ms=20_000)
-        took_s = time.monotonic() - begun_s
+        took_s = time.monotonic() - start_s
         assert member_count(mq) == 1 or took_s > 6, "its session was not over"

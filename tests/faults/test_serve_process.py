@@ -1,4 +1,4 @@
-"""The real command in real processes: stopped, interrupted, killed; and what its callers see of it."""
+"""The real command in real processes that are stopped, interrupted and killed, and what its callers see."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_serve_answers_until_a_signal_and_hands_the_lease_over(path: Path, start
     serving.wait_for_line(f"{name} has stopped; the lease is handed over")
     assert serving.out == []
     assert leader(path).startswith("no sequencer leads")
-    # all of it was projected
+    # everything was projected
     assert lakemq(path, "sql", "SELECT count(*) AS n FROM log_committed") == [{"n": 2}]
 
 
@@ -209,28 +209,28 @@ def test_the_scripts_for_spark_submit_do_the_same(path: Path, start: Callable[..
 
 @pytest.mark.extended
 def test_serve_ends_when_the_spark_submit_that_started_it_is_killed(path: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    log_path = tmp_path / "told"
     script = f"""
 import os, subprocess, sys, time
 environ = dict(os.environ, PYSPARK_GATEWAY_PORT="1")
 command = [sys.executable, {str(JOBS / "serve.py")!r}, *{where(path)!r}]
-subprocess.Popen(command, env=environ, stderr=open({str(told)!r}, "w"))
+subprocess.Popen(command, env=environ, stderr=open({str(log_path)!r}, "w"))
 time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:
-        until(lambda: told.exists() and "leads with epoch 1" in told.read_text())
+        until(lambda: log_path.exists() and "leads with epoch 1" in log_path.read_text())
     finally:
         parent.kill()
         parent.wait()
-    until(lambda: "has stopped; the lease is handed over" in told.read_text())
+    until(lambda: "has stopped; the lease is handed over" in log_path.read_text())
 
 
 @pytest.mark.extended
 def test_a_second_signal_ends_it_at_once(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.wait_for_line("leads with epoch 1")
-    # both wait when it goes on, so that it has no time to end in good order in between
+    # both signals wait when it goes on, so it has no time to end in good order in between
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         serving.signal(number)
     assert serving.wait_for_exit() in (-signal.SIGTERM, -signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The libraries that tests of clocks and of power loss preload do what they say."""
+"""The libraries that tests of clocks and of power loss preload work as described."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ times(sys.argv[1] + "/two")
 def test_a_shifted_clock_is_that_of_python_and_of_delta(
     shifts_s: tuple[float, float], clock: ShiftedClock, tmp_path: Path
 ):
-    """At once, also while the process runs; its steady clocks and its waits are as ever."""
+    """The clock shifts at once, even while the process runs. Steady clocks and waits do not change."""
     clock.shift(round(shifts_s[0] * 1000))
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     environ = {**os.environ, **clock.environ}

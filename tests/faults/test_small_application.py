@@ -1,4 +1,6 @@
-"""A small application, written from the pages alone, does its work exactly once, though everything in it is killed."""
+"""A small application, written from the pages alone, does its work exactly once, although all its processes are
+killed.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ pytestmark = pytest.mark.long
 SHOP = Path(__file__).with_name("shop.py")
 BATCHES = 6
 WAIT_S = 240
-"""For anything that takes seconds on a machine that does nothing else."""
+"""Limit of waits that take seconds on an idle machine."""
 
 
-class Shop:
+class Application:
     """The processes of the application, each with a log of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -59,25 +61,25 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    application = Shop(tmp_path)
+def shop(tmp_path: Path) -> Iterator[Application]:
+    application = Application(tmp_path)
     yield application
     for process in application.processes:
         process.kill()
         process.wait(WAIT_S)
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert time.monotonic() < deadline, f"not in {WAIT_S} s: {what}"
+        assert time.monotonic() < deadline, f"not in {WAIT_S} s: {description}"
         time.sleep(0.2)
 
 
 @pytest.mark.timeout(1_800)
-def test_everything_is_done_once_though_everything_is_killed(shop: Shop) -> None:
+def test_everything_is_done_once_though_everything_is_killed(shop: Application) -> None:
     shop.run("setup")
-    # a producer without anybody who serves waits; it does not say that it has sent
+    # a producer without a sequencer waits, and does not report success
     till = shop.start("sell", "a", str(BATCHES))
     time.sleep(2)
     assert till.poll() is None
@@ -95,14 +97,14 @@ def test_everything_is_done_once_though_everything_is_killed(shop: Shop) -> None
     wait_until(lambda: shop.read("invoices").total() > 0 or billing.poll() is not None, "invoices")
     billing.kill()
     server.kill()
-    time.sleep(2)  # nobody serves
+    time.sleep(2)  # no sequencer serves now
     server = shop.serve()
     assert [till.wait(WAIT_S) for till in tills] == [0, 0]
 
     orders = {f"{till}-{batch}-{n}" for till in "ab" for batch in range(BATCHES) for n in range(10)}
     assert shop.read("orders") == Counter(orders)
-    # run again as a scheduler does: a run that says that nothing is left has billed everything
-    wait_until(lambda: bill_until_nothing_is_left(shop), "a billing run without lag")
+    # run again as a scheduler does, until a run reports no lag
+    wait_until(lambda: bill_the_rest(shop), "a billing run without lag")
     assert shop.read("invoices") == Counter(orders)
     wait_until(lambda: shop.read("shipments").total() >= len(orders), "all shipments")
     assert shop.read("shipments") == Counter(orders)
@@ -113,7 +115,7 @@ def test_everything_is_done_once_though_everything_is_killed(shop: Shop) -> None
         if entry["outcome"] == "cancelled"
     }
     wait_until(lambda: shop.read("reminders").total() >= len(orders - cancelled), "the reminders that are left")
-    # a killed till may have cancelled a reminder and not lived to write it down
+    # a killed till may have cancelled a reminder without a note of it
     reminded = shop.read("reminders")
     assert max(reminded.values()) == 1
     assert not cancelled & reminded.keys()
@@ -123,6 +125,6 @@ def test_everything_is_done_once_though_everything_is_killed(shop: Shop) -> None
     assert server.wait(WAIT_S) == 0
 
 
-def bill_until_nothing_is_left(shop: Shop) -> bool:
+def bill_the_rest(shop: Application) -> bool:
     shop.run("bill")
     return int(shop.log("bill")[-1]["lag"]) == 0

@@ -1,4 +1,6 @@
-"""A process that reads or puts steps finds that unread ones were removed. That does not mean "not yet"."""
+"""A process that reads or puts steps finds that unread steps were removed. This is different from steps that do not
+exist yet.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from faults.ageing import newest_step, until_steps_are_removed
+from faults.ageing import newest_step, wait_for_step_removal
 from faults.checks import check_all
 from faults.messages import Acknowledged
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until, until_it_stands_by
@@ -19,11 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 WAIT_S = 60
 AHEAD_MS = 120_000
-"""By so much the clocks of leaders are ahead of the store's: more than steps are kept."""
+"""How far the clocks of leaders are ahead of the store's: longer than steps are kept."""
 
 
 class Following:
-    """Connections that live for long: one that looks now and then, one that tails all the time."""
+    """Connections that live for long: one that looks now and then, and one that tails all the time."""
 
     def __init__(self, path: str) -> None:
         self._mq, self._tailing = (lakemq.connect(path) for _ in range(2))
@@ -41,7 +43,7 @@ class Following:
             self._error = error
 
     def look(self, acknowledged: list[Acknowledged]) -> None:
-        """All that was acknowledged before it looks is there, for whoever asks."""
+        """Check that every reader sees all messages that were acknowledged before."""
         sent = {(message.partition, message.offset, message.value) for message in acknowledged}
         ends = self._mq.end_offsets(TOPIC)
         missed = {message for message in sent if message[1] >= ends[message[0]]}
@@ -63,7 +65,7 @@ def rows_of(table: object) -> set[tuple[int, int, str]]:
 
 
 def test_readers_that_live_for_long_miss_nothing(family: Processes, clock: ShiftedClock):
-    """The leaders' clocks are ahead, so that what was just written looks old to them."""
+    """The leaders' clocks are ahead, so that new files look old to them."""
     clock.shift(AHEAD_MS)
     with Publishing(family.path, "p", QUICK) as publishing:
         serving = family.serve(environ=clock.environ)
@@ -77,7 +79,7 @@ def test_readers_that_live_for_long_miss_nothing(family: Processes, clock: Shift
             publishing.wait_for(40, WAIT_S)
         step = newest_step(family.path)
         following.look(list(publishing.acknowledged))
-        until_steps_are_removed(family.path, step)
+        wait_for_step_removal(family.path, step)
         following.look(list(publishing.acknowledged))
     terminate(serving)
     following.close()
@@ -93,7 +95,7 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_steps_are_kept(family:
         os.kill(standby.pid, signal.SIGSTOP)
         step = newest_step(family.path)
         publishing.wait_for(30, WAIT_S)
-        until_steps_are_removed(family.path, step + 1)
+        wait_for_step_removal(family.path, step + 1)
         leading.kill()
         leading.wait(10)
         os.kill(standby.pid, signal.SIGCONT)
@@ -104,14 +106,14 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_steps_are_kept(family:
 
 @pytest.mark.parametrize("point", ["sequencer.letters_taken:40", "sequencer.step_put:20"])
 def test_a_leader_stopped_until_the_step_it_would_put_was_there_and_is_gone(point: str, family: Processes):
-    """A free name proves nothing. The leader finds that others have led, and has answered nobody wrongly."""
+    """A free name proves nothing. The leader finds that others have led, and has given no wrong answer."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=point)
         until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
         step = newest_step(family.path)
         successor = family.serve()
         publishing.wait_for(30, WAIT_S)
-        until_steps_are_removed(family.path, step + 1)
+        wait_for_step_removal(family.path, step + 1)
         os.kill(stopped.pid, signal.SIGCONT)
         until_it_stands_by(family, stopped.pid, WAIT_S)
         publishing.wait_for(20, WAIT_S)

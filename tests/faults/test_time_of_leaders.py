@@ -1,4 +1,4 @@
-"""Leaders whose wall clocks differ by hours: who is silent, and what is open for too long, goes by time that passed."""
+"""Leaders whose wall clocks differ by hours. Silence and open transactions are measured by the time that passes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ AHEAD_MS, BEHIND_MS = 2 * HOUR_MS, -2 * HOUR_MS
 SILENCE = {f"{name}.expiration.ms": HOUR_MS for name in ("client", "producer.id", "transactional.id")}
 SEQUENCER = {**SILENCE, "request.gap.ms": 2000}
 CLIENT = {**QUICK, "request.timeout.ms": 10_000}
-"""It waits for longer than a letter after a gap does, so that it sees the refusal."""
+"""Its timeout is longer than the wait of a letter after a gap, so that it sees the refusal."""
 WAIT_S = 60
 TIMEOUT_MS = 4000
 """transaction.timeout.ms: longer than it takes to fail over."""
 
 FAIL_OVERS = [(0, AHEAD_MS), (AHEAD_MS, 0), (0, BEHIND_MS)]
-"""The clock of the leader before, and of the one after."""
+"""The clocks of the leader before, and of the leader after."""
 
 
 class Leaders:
@@ -42,7 +42,7 @@ class Leaders:
         self._count = 0
 
     def stand_by(self, ahead_ms: int) -> None:
-        """Another one is ready to take over; its clock is ahead. The first one leads."""
+        """Start a sequencer that stands by, with a clock that is ahead. The first sequencer leads."""
         self._count += 1
         clock = ShiftedClock(self._library, self._folder, f"clock{self._count}")
         clock.shift(ahead_ms)
@@ -53,7 +53,7 @@ class Leaders:
             until(lambda: stands_by(self._family, self._following.pid), WAIT_S, "standby")
 
     def change(self) -> None:
-        """The leader is killed; who stands by takes over when the lease has run out."""
+        """Kill the leader. The standby takes over when the lease has run out."""
         self._leading.kill()
         self._leading.wait(10)
         self._leading = self._following
@@ -64,7 +64,7 @@ class Leaders:
             self.change()
 
     def settle(self) -> None:
-        """Wait until the leader has decided something, and with it what time asks for at the beginning of its term."""
+        """Wait until the leader has decided something, and with it the work that is due at the start of its term."""
         with lakemq.connect(self._family.path, config=CLIENT) as mq:
             mq.topics.create(f"settled-{self._count}")
             mq.topics.create(f"settled-again-{self._count}")
@@ -82,7 +82,7 @@ def send(producer: TransactionalProducer, value: str) -> None:
 
 @pytest.mark.parametrize("hours_off_ms", [AHEAD_MS, BEHIND_MS], ids=["ahead", "behind"])
 def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes, leaders: Leaders):
-    """Neither a client, nor a producer, nor a transactional id, when the lease goes there and back."""
+    """Clients, producers and transactional ids are kept when the lease changes hands, there and back."""
     leaders.follow(0)
     with lakemq.connect(family.path, config=CLIENT) as mq:
         producer, transactional = mq.producer(linger_ms=0), mq.producer("p", linger_ms=0)
@@ -94,17 +94,17 @@ def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes,
             transactional.commit_transaction()
             leaders.follow(ahead_ms)
             leaders.settle()
-        assert forgotten(mq) == []
+        assert find_removals(mq) == []
 
 
-def forgotten(mq: Connection) -> list[object]:
-    decided = [entry.record for step in read_steps(mq.namespace.store) for entry in step.entries]
+def find_removals(mq: Connection) -> list[object]:
+    records = [entry.record for step in read_steps(mq.namespace.store) for entry in step.entries]
     kinds: dict[str, Callable[..., bool]] = {
         "client_removed": lambda record: True,
         "producer_expired": lambda record: True,
         "transaction_moved": lambda record: record.status == "Dead",
     }
-    return [record for record in decided if record.kind in kinds and kinds[record.kind](record)]
+    return [record for record in records if record.kind in kinds and kinds[record.kind](record)]
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), FAIL_OVERS)
@@ -133,11 +133,11 @@ def test_a_transaction_is_aborted_when_its_timeout_has_passed(
     with lakemq.connect(family.path, config=CLIENT) as mq:
         producer = mq.producer("p", transaction_timeout_ms=TIMEOUT_MS, linger_ms=0)
         producer.begin_transaction()
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         send(producer, "open")
         leaders.change()
         until(lambda: mq.transactions.describe("p").state != "Ongoing", 2 * TIMEOUT_MS / 1000 + WAIT_S / 2, "abort")
-        assert time.monotonic() - begun_s > TIMEOUT_MS / 1000 - 0.1, "aborted early"
+        assert time.monotonic() - start_s > TIMEOUT_MS / 1000 - 0.1, "aborted early"
         assert mq.transactions.describe("p").state == "CompleteAbort"
         until(lambda: mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted"), WAIT_S, "stable end")
 
@@ -146,7 +146,7 @@ def test_a_transaction_is_aborted_when_its_timeout_has_passed(
 def test_what_is_open_for_too_long_is_named_and_nothing_else(
     before_ms: int, after_ms: int, family: Processes, leaders: Leaders
 ):
-    """A reader whose clock is right finds it, whatever the leader's clock says."""
+    """A reader whose clock is right finds the transaction, even if the leader's clock is wrong."""
     leaders.follow(before_ms)
     leaders.settle()
     leaders.follow(after_ms)
@@ -154,9 +154,9 @@ def test_what_is_open_for_too_long_is_named_and_nothing_else(
         producer.begin_transaction()
         send(producer, "open")
 
-        def hanging(max_open_ms: int) -> list[str]:
+        def list_hanging(max_open_ms: int) -> list[str]:
             return [transaction.transactional_id for transaction in mq.transactions.find_hanging(max_open_ms)]
 
-        assert hanging(900_000) == []
-        until(lambda: hanging(1000) == ["p"], WAIT_S / 2, "transaction found hanging")
-        assert hanging(900_000) == []
+        assert list_hanging(900_000) == []
+        until(lambda: list_hanging(1000) == ["p"], WAIT_S / 2, "transaction found hanging")
+        assert list_hanging(900_000) == []

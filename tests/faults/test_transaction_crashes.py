@@ -1,4 +1,4 @@
-"""Processes die, or stop and go on, in the middle of transactions: each is fetch_values as a whole, or never."""
+"""Processes die, or stop and go on, in the middle of transactions. Each transaction is fetched as a whole, or never."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from faults.checks import check_projections
 from faults.child import ROWS
 from faults.messages import value_of
-from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, on_the_way_to, until
+from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, settings_that_reach, until
 from targets import extended_but
 
 import lakemq
@@ -41,13 +41,14 @@ STEP_POINTS = {
     "projector.tables_appended": 1,
     "projector.watermark_written": 1,
 }
-"""Point -> its arrival in the step of a sequencer that finds one letter, or in the projection of that step; the first
-thing a sequencer puts is that it leads."""
+"""Point -> its arrival in the step of a sequencer that finds one letter, or in its projection. A
+sequencer's first step says that it leads.
+"""
 BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written")
 
 
 def rows_of(name: str, number: int) -> list[str]:
-    """The messages of a transaction."""
+    """Return the messages of a transaction."""
     return [value_of(name, number * ROWS + i) for i in range(ROWS)]
 
 
@@ -56,16 +57,16 @@ def fetch_values(mq: Connection) -> list[str]:
 
 
 def offset_of(mq: Connection, group: str) -> int | None:
-    """Return the committed offset of partition 0, as the steps say it."""
+    """Return the committed offset of partition 0, by the steps."""
     state = Reader(mq.namespace.store, SystemClock(), WHOLE).refresh()
     committed = state.offsets.get(group, {}).get((state.topic_ids[TOPIC], 0))
     return committed.offset if committed else None
 
 
 def check_all(path: str, transactions: dict[str, list[int]]) -> None:
-    """I1, I3, I4, I12: of each transactional id, these transactions are there, whole and once, and nothing else.
+    """I1, I3, I4, I12: exactly these transactions of each transactional id are there, whole and once.
 
-    Their offsets are the group's; SQL sees what a fetch sees; the projections are the replay; no letter waits.
+    Their offsets are the group's. SQL shows the messages of a fetch. The projections are the replay. No letter waits.
     """
     with lakemq.connect(path) as mq:
         mq.step_until_idle(wait_ms=20_000)
@@ -82,8 +83,8 @@ def check_all(path: str, transactions: dict[str, list[int]]) -> None:
         check_projections(mq)
 
 
-class Watching(threading.Thread):
-    """Reads what is committed, again and again: of a transaction all or nothing, and what was there stays (I3, I4)."""
+class TransactionWatcher(threading.Thread):
+    """Reads committed messages again and again. Transactions come as a whole, and messages stay (I3, I4)."""
 
     def __init__(self, path: str) -> None:
         super().__init__(name="reader")
@@ -96,12 +97,12 @@ class Watching(threading.Thread):
                 before: set[str] = set()
                 while not self._ended.is_set():
                     values = fetch_values(mq)
-                    now = set(values)
-                    assert len(now) == len(values)
-                    assert before <= now
-                    whole = Counter((v.partition("/")[0], int(v.partition("/")[2]) // ROWS) for v in now)
+                    current = set(values)
+                    assert len(current) == len(values)
+                    assert before <= current
+                    whole = Counter((v.partition("/")[0], int(v.partition("/")[2]) // ROWS) for v in current)
                     assert set(whole.values()) <= {ROWS}, whole
-                    before, self.reads = now, self.reads + 1
+                    before, self.reads = current, self.reads + 1
                     self._ended.wait(0.02)
         except BaseException as error:
             self.error = error
@@ -115,7 +116,7 @@ class Watching(threading.Thread):
 
 @contextmanager
 def watching(path: str) -> Iterator[None]:
-    reader = Watching(path)
+    reader = TransactionWatcher(path)
     reader.start()
     try:
         yield
@@ -141,7 +142,7 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
         point = f"publish.letter_put:{4 if letter == 'messages' else 5}"
         assert_killed(family.transact("p", 3, timeout_ms, crash_at=point))
         assert family.outcomes("p") == [(0, "committed")]
-        # letters of two clients have no order: a look that began in between may find the later one only
+        # letters of two clients have no order: a look that began in between may find only the later one
         until(lambda: not mq.namespace.mailbox.list_waiting(1), 10, "end of the letter")
         if successor:
             with mq.producer("p") as following:
@@ -182,8 +183,10 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
     check_all(family.path, {"p": committed, "q": [0]})
 
 
-def ask_until_answered(ask: Callable[[], Answer]) -> Answer:
-    """Asks again and again; on a busy machine an answer takes longer than the shortest request.timeout.ms."""
+def repeat_until_answer(ask: Callable[[], Answer]) -> Answer:
+    """Repeat the request until there is an answer. A busy machine may take longer than the shortest
+    request.timeout.ms.
+    """
     while True:
         with suppress(RequestTimedOut):
             return ask()
@@ -203,13 +206,13 @@ def ask_until_answered(ask: Callable[[], Answer]) -> Answer:
     ),
 )
 def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: str, timeout_ms: int):
-    """The client waits, or asks again and again: it is told of the commit, and what it sent is there once.
+    """The client waits, or repeats its request. It hears of the commit, and its messages are there once.
 
     Some of its messages were sent before, some travel with the commit.
     """
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": timeout_ms}) as mq:
         before = mq.serving()
-        producer = ask_until_answered(lambda: mq.producer("p", linger_ms=60_000))
+        producer = repeat_until_answer(lambda: mq.producer("p", linger_ms=60_000))
         producer.begin_transaction()
         for i, value in enumerate(rows_of("p", 0)):
             producer.send(TOPIC, value, partition=i % 2)
@@ -218,10 +221,10 @@ def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: st
         producer.send_offsets_to_transaction({(TOPIC, 0): 1}, "p")
         before.close()
         with watching(family.path), ThreadPoolExecutor(1) as pool:
-            committing = pool.submit(ask_until_answered, producer.commit_transaction)
+            committing = pool.submit(repeat_until_answer, producer.commit_transaction)
             until(lambda: bool(mq.namespace.files.list("mailbox")), 10, "letter")
-            assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}", **on_the_way_to(point)))
-            if timeout_ms > 1000:  # else its letter may have been withdrawn just then
+            assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}", **settings_that_reach(point)))
+            if timeout_ms > 1000:  # otherwise its letter may have been withdrawn just then
                 landed = point not in BEFORE_THE_COMMIT
                 assert bool(fetch_values(mq)) == landed
             mq.serving()
@@ -231,5 +234,5 @@ def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: st
             for i, value in enumerate(rows_of("p", 1)):
                 producer.send(TOPIC, value, partition=i % 2)
             producer.send_offsets_to_transaction({(TOPIC, 0): 2}, "p")
-            ask_until_answered(producer.commit_transaction)
+            repeat_until_answer(producer.commit_transaction)
     check_all(family.path, {"p": [0, 1]})

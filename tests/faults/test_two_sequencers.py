@@ -1,4 +1,4 @@
-"""Two sequencers on one namespace: one leads, whatever happens to it; the other one is told nothing wrong."""
+"""Two sequencers on one namespace: one leads, and the other one gives no wrong answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import pytest
 from decided import read_steps
 from faults.checks import check_all
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, on_the_way_to, terminate, until
+from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, settings_that_reach, terminate, until
 from protocol_harness import letter_bytes
 from targets import extended_but
 
@@ -29,15 +29,15 @@ LEASE_MS = 500
 
 
 def leaders(mq: Connection) -> list[tuple[int, str]]:
-    """Epoch and name of each term, in order; steps that renew or end one are left out."""
+    """Return epoch and name of each term, in order. Steps that renew or end a term are left out."""
     steps = read_steps(mq.namespace.store)
-    elected = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
-    terms = [(record.epoch, record.leader) for record in elected if record.leader]
+    elections = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
+    terms = [(record.epoch, record.leader) for record in elections if record.leader]
     return [term for term, _ in itertools.groupby(terms)]
 
 
 def check_terms(path: str) -> list[tuple[int, str]]:
-    """Each epoch has one leader, and they follow each other without a gap."""
+    """Check that each epoch has one leader, and that epochs have no gap."""
     with lakemq.connect(path) as mq:
         terms = leaders(mq)
     assert [epoch for epoch, _ in terms] == list(range(1, len(terms) + 1))
@@ -45,7 +45,7 @@ def check_terms(path: str) -> list[tuple[int, str]]:
 
 
 class Rival:
-    """A second sequencer that takes over, and decides what waits, just when the first one reaches a point."""
+    """A second sequencer that takes over, and decides waiting letters, just when the first one reaches a point."""
 
     def __init__(self, mq: Connection, point: str) -> None:
         self._point, self.sequencer = point, sequencer_of(mq, "rival")
@@ -67,7 +67,7 @@ def sequencer_of(mq: Connection, name: str, rival: Rival | None = None) -> Seque
     "point", extended_but(["sequencer.step_landed"], ["sequencer.letters_taken", "sequencer.step_landed"])
 )
 def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processes):
-    """Both decide the same letter; one step lands, and its answer is the one that stays."""
+    """Both decide the same letter. One step lands, and its answer is the one that stays."""
     with lakemq.connect(family.path, config=QUICK) as mq:
         mailbox, now_ms = mq.namespace.mailbox, SystemClock().now_ms()
         rival = Rival(mq, point)
@@ -75,7 +75,7 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
         assert first.try_lead()
         rival.armed = True
         mailbox.put("c", 1, letter_bytes(Letter("c", 1, [CreateTopic("made-once", 3)], now_ms)), now_ms)
-        with pytest.raises(NotLeader):  # at the latest by the sign of life that was due before it answers
+        with pytest.raises(NotLeader):  # at the latest by the sign of life that is due before it answers
             first.step()
         assert rival.letters == (1 if point == "sequencer.letters_taken" else 0), "decided once, by one of the two"
         assert not first.leads
@@ -108,9 +108,9 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
     ),
 )
 def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Processes):
-    """It goes on in the middle of a step, or of a projection, when another one has long led. It stands by."""
+    """The sequencer goes on amid a step or a projection, long after another one leads. Then it stands by."""
     with Publishing(family.path, "p", QUICK) as publishing:
-        stopped = family.serve(stop_at=stop_at, **on_the_way_to(stop_at))
+        stopped = family.serve(stop_at=stop_at, **settings_that_reach(stop_at))
         until(lambda: is_stopped(stopped.pid), 30, "stop")
         successor = family.serve()
         publishing.wait_for(10)  # several leases' worth of steps, projections and merges
@@ -120,7 +120,7 @@ def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Pro
         with lakemq.connect(family.path) as mq:
             assert f"-{successor.pid}-" in mq.state().leader
         terminate(successor)
-        publishing.wait_for(5)  # the one that was stopped leads again
+        publishing.wait_for(5)  # the stopped one leads again
     terminate(stopped)
     pids = [int(name.split("-")[-3]) for _, name in check_terms(family.path)]
     assert [pid for pid, _ in itertools.groupby(pids[1:])] == [stopped.pid, successor.pid, stopped.pid]
@@ -153,10 +153,10 @@ def test_sigterm_hands_over_at_once(family: Processes):
         for _ in range(3):
             serving.append(family.serve(**lease))
             until(lambda: "stands by" in family.read_log().splitlines()[-1], 10, "standby")
-            begun_s = time.monotonic()
+            start_s = time.monotonic()
             terminate(serving.pop(0))
             publishing.wait_for(2)
-            assert time.monotonic() - begun_s < 5
+            assert time.monotonic() - start_s < 5
     terminate(serving[0])
     assert len(check_terms(family.path)) == 5
     check_all(family.path, TOPIC, publishing.acknowledged)

@@ -20,7 +20,7 @@ def test_a_killed_streaming_job_that_runs_again_counts_each_order_once(tmp_path:
         job = shop.start("streaming_job", str(tmp_path / "checkpoint"))
         job.wait_for("published batch 1")
         job.kill()
-        shop.start("streaming_job", str(tmp_path / "checkpoint")).wait_until_ended()
+        shop.start("streaming_job", str(tmp_path / "checkpoint")).wait_for_success()
         expected = Counter[str]()
         for number in range(200):
             expected[f"customer-{number % 5}"] += number
