@@ -1,4 +1,4 @@
-"""An audit holds where nothing is wrong, and names what somebody has broken by hand, and where."""
+"""An audit of a sound namespace holds. Otherwise it names the damage that a test has done, and its place."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def rows(count: int) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A namespace with some of everything, all of it projected, which nobody serves."""
+def sound_namespace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A namespace with a little of everything, projected, and without a sequencer."""
     path = tmp_path_factory.mktemp("audit") / "mq"
     config = {"engine.tick.ms": 1, "inline.max.bytes": 2000, "project.interval.ms": 50}
     with lakemq.connect(str(path), create=True, config=config) as mq, mq.serving():
@@ -71,36 +71,38 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def path(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be broken."""
-    return Path(shutil.copytree(sound, tmp_path / "mq"))
+def path(sound_namespace: Path, tmp_path: Path) -> Path:
+    """A copy of the sound namespace, for tests that break it."""
+    return Path(shutil.copytree(sound_namespace, tmp_path / "mq"))
 
 
-def audited(path: Path, docs: Path | None = None) -> Audit:
+def run_audit(path: Path, docs: Path | None = None) -> Audit:
     with Connection(open_namespace(str(path))) as mq:
         return audit(mq.namespace, docs)
 
 
-def broken(path: Path) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(table, measure) -> where, of what does not hold."""
+def find_broken(path: Path) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return (table, measure) -> places, for rules that do not hold."""
     return {
-        (outcome.rule.table, outcome.rule.column): outcome.where for outcome in audited(path).outcomes if outcome.broken
+        (outcome.rule.table, outcome.rule.column): outcome.where
+        for outcome in run_audit(path).outcomes
+        if outcome.broken
     }
 
 
-def test_nothing_is_wrong_where_nothing_is(sound: Path, tmp_path: Path) -> None:
-    found = audited(sound, tmp_path / "docs")
-    assert [outcome for outcome in found.outcomes if outcome.broken] == []
-    assert found.holds(strict=True)
-    assert found.after_step == 0
-    assert {outcome.rule for outcome in found.outcomes} == set(INVARIANTS)
-    assert all(outcome.rows for outcome in found.outcomes)
+def test_nothing_is_wrong_where_nothing_is(sound_namespace: Path, tmp_path: Path) -> None:
+    report = run_audit(sound_namespace, tmp_path / "docs")
+    assert [outcome for outcome in report.outcomes if outcome.broken] == []
+    assert report.holds(strict=True)
+    assert report.after_step == 0
+    assert {outcome.rule for outcome in report.outcomes} == set(INVARIANTS)
+    assert all(outcome.rows for outcome in report.outcomes)
     assert "Offsets are dense" in "".join(p.read_text() for p in (tmp_path / "docs").rglob("*.html"))
 
 
 def test_data_docs_show_each_query_and_the_rows_that_break_it(path: Path, tmp_path: Path) -> None:
     change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
-    assert not audited(path, tmp_path / "docs").holds()
+    assert not run_audit(path, tmp_path / "docs").holds()
     pages = [html.unescape(page.read_text()) for page in (tmp_path / "docs/validations").rglob("*.html")]
     page = re.sub(r"\s+", " ", next(page for page in pages if "Offsets are dense" in page))
     for invariant in INVARIANTS:
@@ -113,12 +115,12 @@ def test_data_docs_show_each_query_and_the_rows_that_break_it(path: Path, tmp_pa
 
 @pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda i: f"{i.table}.{i.column}")
 def test_a_query_names_the_figure_last_and_reads_prepared_relations(invariant: Invariant) -> None:
-    """No query of an expectation reads a file of the namespace, which could be replaced meanwhile."""
+    """Queries of expectations read no file of the namespace, because it could be replaced meanwhile."""
     relations = {*RELATIONS, "table_checks", "file_checks", "flawed_ranges"}
     text = invariant.query.format(batch=SUBJECTS[invariant.table])
-    read = {table.name for table in sqlglot.parse_one(text, dialect="duckdb").find_all(sqlglot.exp.Table)}
+    tables_read = {table.name for table in sqlglot.parse_one(text, dialect="duckdb").find_all(sqlglot.exp.Table)}
     local = {cte.alias for cte in sqlglot.parse_one(text, dialect="duckdb").find_all(sqlglot.exp.CTE)}
-    assert read - local <= relations
+    assert tables_read - local <= relations
     assert sqlglot.parse_one(text, dialect="duckdb").named_selects[-1] == invariant.column
 
 
@@ -128,44 +130,44 @@ def test_it_holds_while_a_sequencer_serves_and_merges(tmp_path: Path) -> None:
         mq.topics.create("t", 2)
         for _ in range(30):
             mq.publish("t", rows(10))
-        found = audit(mq.namespace)
-    assert [outcome for outcome in found.outcomes if outcome.broken] == []
-    assert found.step > (found.after_step or 0)
+        report = audit(mq.namespace)
+    assert [outcome for outcome in report.outcomes if outcome.broken] == []
+    assert report.step > (report.after_step or 0)
 
 
-def change(path: Path, table: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The same rows but for what `changed` makes of them, under the names of the files that hold them."""
+def change(path: Path, table: str, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Rewrite the files of a table with rows that `edit` returns, under the same names."""
     for name in DeltaTable(str(path / table)).file_uris():
         file = Path(name.removeprefix("file://"))
         before = pq.read_table(file)
-        pq.write_table(pa.Table.from_pylist([changed(row) for row in before.to_pylist()], before.schema), file)
+        pq.write_table(pa.Table.from_pylist([edit(row) for row in before.to_pylist()], before.schema), file)
 
 
 def set_where(column: str, value: Any, **where: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def changed(row: dict[str, Any]) -> dict[str, Any]:
+    def edit(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, column: value} if all(row[k] == v for k, v in where.items()) else row
 
-    return changed
+    return edit
 
 
 def test_a_data_file_that_is_gone_takes_its_messages_with_it(path: Path) -> None:
     biggest = max((path / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
     biggest.unlink()
-    found = broken(path)
-    assert found["data_files", "flaw"] == (f"{biggest.name}: gone",)
-    assert {place.partition(":")[0] for place in found["partitions", "rows_missing"]} == {"t-0", "t-1", "t-2"}
-    assert ("partitions", "messages_too_many") in found
+    places = find_broken(path)
+    assert places["data_files", "flaw"] == (f"{biggest.name}: gone",)
+    assert {place.partition(":")[0] for place in places["partitions", "rows_missing"]} == {"t-0", "t-1", "t-2"}
+    assert ("partitions", "messages_too_many") in places
 
 
 def test_a_row_whose_text_was_changed_is_found_by_its_file(path: Path) -> None:
     change(path, "messages", lambda row: {**row, "value": b"other" if row["value"] == b"v7" else row["value"]})
     biggest = max((path / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
-    assert f"{biggest.name}: rewritten or damaged" in broken(path)["data_files", "flaw"]
+    assert f"{biggest.name}: rewritten or damaged" in find_broken(path)["data_files", "flaw"]
 
 
 def test_a_file_of_the_tables_that_is_gone_is_told_and_nothing_else_can_be_measured(path: Path) -> None:
     Path(DeltaTable(str(path / "segments")).file_uris()[0].removeprefix("file://")).unlink()
-    assert broken(path) == {("tables", "files_gone"): ("segments: 1",)}
+    assert find_broken(path) == {("tables", "files_gone"): ("segments: 1",)}
 
 
 def segments(path: Path, **where: Any) -> pa.Table:
@@ -178,30 +180,31 @@ def segments(path: Path, **where: Any) -> pa.Table:
 def test_a_segment_that_stands_twice_is_found(path: Path) -> None:
     twice = segments(path, kind="data", topic="t", partition=1)
     write_deltalake(str(path / "segments"), twice.cast(BY_NAME["segments"].stored_schema), mode="append")
-    found = broken(path)
+    places = find_broken(path)
     count = twice.column("record_count")[0].as_py()
-    assert found["partitions", "offsets_twice"] == (f"t-1: {count}",)
-    assert found["partitions", "rows_twice"] == (f"t-1: {count}",)
-    assert found["partitions", "messages_too_many"] == (f"t-1: {count}",)
-    assert [where for where in found["tables", "rows_unlike_the_journal"] if where.startswith("segments")]
+    assert places["partitions", "offsets_twice"] == (f"t-1: {count}",)
+    assert places["partitions", "rows_twice"] == (f"t-1: {count}",)
+    assert places["partitions", "messages_too_many"] == (f"t-1: {count}",)
+    assert [where for where in places["tables", "rows_unlike_the_journal"] if where.startswith("segments")]
 
 
 def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
-    one = segments(path, kind="data", topic="t", partition=2)
-    at, count = one.column("base_offset")[0].as_py(), one.column("record_count")[0].as_py()
+    segment = segments(path, kind="data", topic="t", partition=2)
+    base_offset, count = segment.column("base_offset")[0].as_py(), segment.column("record_count")[0].as_py()
     table = pa.table(DeltaTable(str(path / "segments")).to_pyarrow_table())
-    is_it = pc.and_(
-        pc.and_(pc.equal(table["topic"], "t"), pc.equal(table["partition"], 2)), pc.equal(table["base_offset"], at)
+    is_segment = pc.and_(
+        pc.and_(pc.equal(table["topic"], "t"), pc.equal(table["partition"], 2)),
+        pc.equal(table["base_offset"], base_offset),
     )
-    left = table.filter(pc.invert(is_it)).cast(BY_NAME["segments"].stored_schema)
-    write_deltalake(str(path / "segments"), left, mode="overwrite")
-    found = broken(path)
-    assert found["partitions", "offsets_missing"] == (f"t-2: {count}",)
-    assert found["tables", "foreign_commits"] == ("segments: 1",)
+    remaining = table.filter(pc.invert(is_segment)).cast(BY_NAME["segments"].stored_schema)
+    write_deltalake(str(path / "segments"), remaining, mode="overwrite")
+    places = find_broken(path)
+    assert places["partitions", "offsets_missing"] == (f"t-2: {count}",)
+    assert places["tables", "foreign_commits"] == ("segments: 1",)
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "value", "where", "told"),
+    ("table", "column", "value", "where", "rule"),
     [
         ("segments", "kind", "commit", {"kind": "abort"}, ("partitions", "aborted_shown")),
         ("segments", "file_partition", 2, {"topic": "t", "partition": 1}, ("partitions", "rows_missing")),
@@ -223,17 +226,17 @@ def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
     ],
 )
 def test_a_row_of_a_table_that_was_changed_is_found(
-    path: Path, table: str, column: str, value: Any, where: dict[str, Any], told: tuple[str, str]
+    path: Path, table: str, column: str, value: Any, where: dict[str, Any], rule: tuple[str, str]
 ) -> None:
     change(path, table, set_where(column, value, **where))
-    assert told in broken(path)
+    assert rule in find_broken(path)
 
 
 @pytest.mark.parametrize(("table", "column", "value"), [("topics", "removed", True), ("topics", "config", "{}}")])
 def test_tables_that_cannot_be_read_back_are_damaged(path: Path, table: str, column: str, value: Any) -> None:
     change(path, table, set_where(column, value, topic="t"))
     with pytest.raises(TableDamaged):
-        audited(path)
+        run_audit(path)
 
 
 def test_files_that_were_replaced_while_it_looked_are_not_missing(
@@ -244,31 +247,31 @@ def test_files_that_were_replaced_while_it_looked_are_not_missing(
         mq.topics.create("t")
         mq.publish("t", rows(3))
         until(lambda: bool(mq.namespace.store.open(JOURNAL).files()))
-        begun = take_snapshot(mq.namespace.store)
+        first_snapshot = take_snapshot(mq.namespace.store)
 
-        def replaced() -> set[str]:
+        def list_replaced_files() -> set[str]:
             mq.publish("t", rows(3))
-            now = mq.namespace.store.open(JOURNAL).files()
-            return {file.path for file in begun.handles["journal"].files()} - {file.path for file in now}
+            current = mq.namespace.store.open(JOURNAL).files()
+            return {file.path for file in first_snapshot.handles["journal"].files()} - {file.path for file in current}
 
-        until(lambda: bool(replaced()))
-        for name in replaced():
-            (tmp_path / "mq" / "journal" / name).unlink(missing_ok=True)  # as it goes a minute later
-        snapshots = iter([begun])
+        until(lambda: bool(list_replaced_files()))
+        for name in list_replaced_files():
+            (tmp_path / "mq" / "journal" / name).unlink(missing_ok=True)  # as happens a minute later
+        snapshots = iter([first_snapshot])
         monkeypatch.setattr(
             audit_relations, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store)
         )
-        found = audit(mq.namespace)
-        assert [outcome for outcome in found.outcomes if outcome.broken] == []
-        assert found.step > begun.watermark.step
+        report = audit(mq.namespace)
+        assert [outcome for outcome in report.outcomes if outcome.broken] == []
+        assert report.step > first_snapshot.watermark.step
 
 
 def test_an_explicit_partition_is_a_warning(path: Path) -> None:
     with lakemq.connect(str(path)) as mq, mq.serving():
         mq.publish("t", pa.table({"key": ["k1"] * 3, "value": ["v"] * 3, "partition": [0, 1, 2]}))
-    found = audited(path)
-    assert {outcome.rule.column for outcome in found.outcomes if outcome.broken} == {"rows_elsewhere"}
-    assert (found.holds(), found.holds(strict=True)) == (True, False)
+    report = run_audit(path)
+    assert {outcome.rule.column for outcome in report.outcomes if outcome.broken} == {"rows_elsewhere"}
+    assert (report.holds(), report.holds(strict=True)) == (True, False)
 
 
 def run(path: Path, *options: str) -> Any:
@@ -277,14 +280,14 @@ def run(path: Path, *options: str) -> Any:
 
 def test_the_command_ends_with_a_code_and_writes_data_docs(path: Path, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
-    done = run(path, "--output", "json", "--docs", str(docs))
-    assert done.exit_code == 0, done.output
-    assert {json.loads(line)["state"] for line in done.stdout.splitlines()} == {"ok"}
+    result = run(path, "--output", "json", "--docs", str(docs))
+    assert result.exit_code == 0, result.output
+    assert {json.loads(line)["state"] for line in result.stdout.splitlines()} == {"ok"}
     assert (docs / "index.html").is_file()
     change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
-    done = run(path, "--output", "json")
-    assert done.exit_code == 1
-    states = {record["measured"]: record["state"] for record in map(json.loads, done.stdout.splitlines())}
+    result = run(path, "--output", "json")
+    assert result.exit_code == 1
+    states = {record["measured"]: record["state"] for record in map(json.loads, result.stdout.splitlines())}
     assert states["offsets_missing"] == "BROKEN"
 
 
@@ -294,17 +297,17 @@ def test_the_job_fails_where_something_is_wrong_and_says_what(path: Path, capsys
     assert (end["job"], end["exit_code"], end["rules"]) == ("audit", 0, len(INVARIANTS))
     change(path, "partitions", set_where("high_watermark", 5000, topic="t"))
     assert main(["--path", str(path)]) == 1
-    said = capsys.readouterr()
-    end = json.loads(said.out.splitlines()[-1])
+    captured = capsys.readouterr()
+    end = json.loads(captured.out.splitlines()[-1])
     assert (end["exit_code"], end["error"]) == (1, "TABLE_DAMAGED")
     assert "partitions.offsets_missing" in end["message"]
-    logged = [json.loads(line) for line in said.err.splitlines()]
+    logged = [json.loads(line) for line in captured.err.splitlines()]
     assert any(line["level"] == "ERROR" and "offsets_missing, in 3 of" in line["message"] for line in logged)
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is left in the working folder."""
+    """The test leaves no files in the working folder."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""A gate refuses what Great Expectations says is wrong: row by row, or all of it; and what it does not know."""
+"""A gate refuses rows, or a whole publish, that Great Expectations finds wrong, and suites that it does not support."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from quality.expectations import OF_ALL, OF_ROWS, TABLE, one
+from quality.expectations import OF_ALL, OF_ROWS, TABLE, expect
 from unit.served import CONFIG
 
 import lakemq
@@ -41,18 +41,22 @@ def gate_of(tmp_path: Path, *expectations: dict[str, Any], **more: Any) -> Gate:
     return gate
 
 
-def failed(gate: Gate, table: pa.Table) -> list[int]:
-    """The rows that a gate marks."""
-    asked = gate.mark_failed_rows(table, None)
-    return [] if asked is None else [row for row, partition in enumerate(asked.tolist()) if partition <= FIRST_FAILED]
+def find_failed_rows(gate: Gate, table: pa.Table) -> list[int]:
+    """Return the rows that a gate marks."""
+    partitions = gate.mark_failed_rows(table, None)
+    return (
+        []
+        if partitions is None
+        else [row for row, partition in enumerate(partitions.tolist()) if partition <= FIRST_FAILED]
+    )
 
 
 # -- the same as Great Expectations ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def great(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Great Expectations' own answer for an expectation over TABLE."""
+def validate_with_gx(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that returns Great Expectations' own answer for an expectation over TABLE."""
     context = create_ephemeral_context()
     from great_expectations.core.expectation_suite import ExpectationSuite
 
@@ -62,39 +66,39 @@ def great(tmp_path_factory: pytest.TempPathFactory) -> Any:
         frame = table.to_pandas()
         for name in ("s", 'odd name`"'):
             frame[name] = frame[name].astype(object)
-        (made,) = ExpectationSuite(name="one", expectations=[expectation]).expectations
-        return batches.get_batch({"dataframe": frame}).validate(made, result_format="COMPLETE")
+        (gx_expectation,) = ExpectationSuite(name="one", expectations=[expectation]).expectations
+        return batches.get_batch({"dataframe": frame}).validate(gx_expectation, result_format="COMPLETE")
 
     return answer
 
 
 @pytest.mark.parametrize("expectation", OF_ROWS, ids=lambda e: json.dumps(e["kwargs"]) + e["type"])
 def test_the_rows_that_fail_are_those_of_great_expectations(
-    expectation: dict[str, Any], great: Any, tmp_path: Path
+    expectation: dict[str, Any], validate_with_gx: Any, tmp_path: Path
 ) -> None:
     gate = gate_of(tmp_path, expectation, meta={"lakemq": {"most_failed": 1}})
-    expected = great(expectation).result["unexpected_index_list"]
-    assert failed(gate, TABLE) == sorted(expected or [])
+    expected = validate_with_gx(expectation).result["unexpected_index_list"]
+    assert find_failed_rows(gate, TABLE) == sorted(expected or [])
     assert 0 < len(expected) < 200
 
 
 @pytest.mark.parametrize("rows", ["one", "nulls", "few"])
-def test_they_are_the_same_of_odd_tables(rows: str, great: Any, tmp_path: Path) -> None:
-    """One row, nothing but nulls, and few rows of which some hold."""
+def test_they_are_the_same_of_odd_tables(rows: str, validate_with_gx: Any, tmp_path: Path) -> None:
+    """The tables have one row, nothing but nulls, or a few rows that partly hold."""
     nulls = pa.table({f.name: pa.nulls(5, f.type) for f in TABLE.schema})
     table = {"one": TABLE.slice(3, 1), "nulls": nulls, "few": TABLE.slice(90, 7)}[rows]
     for nth, expectation in enumerate(OF_ROWS):
         gate = gate_of(tmp_path / str(nth), expectation, meta={"lakemq": {"most_failed": 1}})
-        expected = sorted(great(expectation, table).result["unexpected_index_list"] or [])
-        assert failed(gate, table) == expected, expectation
+        expected = sorted(validate_with_gx(expectation, table).result["unexpected_index_list"] or [])
+        assert find_failed_rows(gate, table) == expected, expectation
 
 
 @pytest.mark.parametrize("expectation", OF_ALL, ids=lambda e: json.dumps(e["kwargs"]) + e["type"])
 def test_all_is_refused_where_great_expectations_says_so(
-    expectation: dict[str, Any], great: Any, tmp_path: Path
+    expectation: dict[str, Any], validate_with_gx: Any, tmp_path: Path
 ) -> None:
     gate = gate_of(tmp_path, expectation, meta={"lakemq": {"most_failed": 1}})
-    if great(expectation).success:
+    if validate_with_gx(expectation).success:
         gate.mark_failed_rows(TABLE, None)
     else:
         with pytest.raises(ExpectationFailed):
@@ -106,32 +110,32 @@ def test_every_kind_is_compared() -> None:
 
 
 def test_bytes_are_looked_at_as_text_and_what_is_none_fails(tmp_path: Path) -> None:
-    gate = gate_of(tmp_path, one("column_values_to_match_regex", column="value", regex="^v"), meta={})
-    assert failed(gate, pa.table({"value": [b"v1", None, b"w", b"v2", b"\xff\xfe"]})) == [2, 4]
+    gate = gate_of(tmp_path, expect("column_values_to_match_regex", column="value", regex="^v"), meta={})
+    assert find_failed_rows(gate, pa.table({"value": [b"v1", None, b"w", b"v2", b"\xff\xfe"]})) == [2, 4]
 
 
 def test_a_date_may_be_compared_with_text(tmp_path: Path) -> None:
-    gate = gate_of(tmp_path, one("column_values_to_be_between", column="at", min_value="2024-01-01"))
+    gate = gate_of(tmp_path, expect("column_values_to_be_between", column="at", min_value="2024-01-01"))
     times = [dt.datetime(2025, 1, 1), dt.datetime(2023, 1, 1), dt.datetime(2024, 1, 1)]
-    assert failed(gate, pa.table({"at": times})) == [1]
+    assert find_failed_rows(gate, pa.table({"at": times})) == [1]
 
 
 @pytest.mark.parametrize("percent", [7, 14, 29, 55, 57, 58])
 def test_a_share_that_is_just_reached_is_reached(percent: int, tmp_path: Path) -> None:
     share, table = percent / 100, pa.table({"n": [-1] * percent + [1] * (100 - percent)})
-    positive = one("column_values_to_be_between", column="n", min_value=0)
+    positive = expect("column_values_to_be_between", column="n", min_value=0)
     gate = gate_of(tmp_path / "failed", positive, meta={"lakemq": {"most_failed": share}})
-    assert len(failed(gate, table)) == percent
+    assert len(find_failed_rows(gate, table)) == percent
     with pytest.raises(ExpectationFailed):
         gate.mark_failed_rows(pa.table({"n": [-1] * (percent + 1) + [1] * (99 - percent)}), None)
-    mostly = one("column_values_to_be_between", column="n", max_value=0, mostly=share)
+    mostly = expect("column_values_to_be_between", column="n", max_value=0, mostly=share)
     gate = gate_of(tmp_path / "mostly", mostly, meta={"lakemq": {"most_failed": 1}})
-    assert len(failed(gate, table)) == 100 - percent
+    assert len(find_failed_rows(gate, table)) == 100 - percent
 
 
 @pytest.mark.parametrize("measured", ["mean", "sum", "stdev", "max"])
 def test_what_is_no_number_lies_within_no_bounds(measured: str, tmp_path: Path) -> None:
-    gate = gate_of(tmp_path, one(f"column_{measured}_to_be_between", column="n", max_value=1e9))
+    gate = gate_of(tmp_path, expect(f"column_{measured}_to_be_between", column="n", max_value=1e9))
     gate.mark_failed_rows(pa.table({"n": [1.0, 2.0]}), None)
     with pytest.raises(ExpectationFailed, match="nan for"):
         gate.mark_failed_rows(pa.table({"n": [1.0, NAN, 2.0]}), None)
@@ -139,15 +143,15 @@ def test_what_is_no_number_lies_within_no_bounds(measured: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("values", [["1", "2"], [b"1"], [dt.datetime(2025, 1, 1)]], ids=["text", "bytes", "times"])
 def test_bounds_of_a_column_without_numbers_are_a_mistake_in_the_suite(values: list[Any], tmp_path: Path) -> None:
-    gate = gate_of(tmp_path, one("column_max_to_be_between", column="c", max_value=5))
+    gate = gate_of(tmp_path, expect("column_max_to_be_between", column="c", max_value=5))
     with pytest.raises(InvalidRecord, match="cannot be evaluated on these rows"):
         gate.mark_failed_rows(pa.table({"c": values}), None)
 
 
 def test_columns_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
     rules = [
-        one("column_values_to_not_be_null", column="n"),
-        one("column_values_to_be_between", column="N", min_value=0),
+        expect("column_values_to_not_be_null", column="n"),
+        expect("column_values_to_be_between", column="N", min_value=0),
     ]
     with pytest.raises(InvalidRecord, match="differ by case alone"):
         gate_of(tmp_path, *rules).mark_failed_rows(pa.table({"n": [1, 2], "N": [-5, -5]}), None)
@@ -157,58 +161,67 @@ def test_columns_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "complaint"),
     [
         ("{", "Cannot read"),
         ("[]", "does not contain a suite"),
         ('{"expectations": {}}', "does not contain a suite"),
         ('{"expectations": [{"expectation_type": "expect_column_to_exist"}]}', "has no type"),
         (
-            json.dumps({"expectations": [one("column_values_to_be_unique", column="n")]}),
+            json.dumps({"expectations": [expect("column_values_to_be_unique", column="n")]}),
             "does not support this expectation",
         ),
-        (json.dumps({"expectations": [one("column_to_exist")]}), "lacks column"),
-        (json.dumps({"expectations": [one("column_to_exist", column=3)]}), "that is not text"),
-        (json.dumps({"expectations": [one("column_values_to_be_between", column="n")]}), "neither"),
-        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set=[])]}), "a list of"),
-        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set="EUR")]}), "a list of"),
-        (json.dumps({"expectations": [one("column_values_to_be_in_set", column="n", value_set=[NAN])]}), "found nan"),
-        (json.dumps({"expectations": [one("column_values_to_be_between", column="n", min_value=-INF)]}), "found -inf"),
-        (json.dumps({"expectations": [one("column_mean_to_be_between", column="n", max_value=NAN)]}), "found nan"),
+        (json.dumps({"expectations": [expect("column_to_exist")]}), "lacks column"),
+        (json.dumps({"expectations": [expect("column_to_exist", column=3)]}), "that is not text"),
+        (json.dumps({"expectations": [expect("column_values_to_be_between", column="n")]}), "neither"),
+        (json.dumps({"expectations": [expect("column_values_to_be_in_set", column="n", value_set=[])]}), "a list of"),
+        (
+            json.dumps({"expectations": [expect("column_values_to_be_in_set", column="n", value_set="EUR")]}),
+            "a list of",
+        ),
+        (
+            json.dumps({"expectations": [expect("column_values_to_be_in_set", column="n", value_set=[NAN])]}),
+            "found nan",
+        ),
+        (
+            json.dumps({"expectations": [expect("column_values_to_be_between", column="n", min_value=-INF)]}),
+            "found -inf",
+        ),
+        (json.dumps({"expectations": [expect("column_mean_to_be_between", column="n", max_value=NAN)]}), "found nan"),
         (
             json.dumps(
-                {"expectations": [one("column_max_to_be_between", column="n", max_value=1, strict_max="false")]}
+                {"expectations": [expect("column_max_to_be_between", column="n", max_value=1, strict_max="false")]}
             ),
             "strict_max='false'",
         ),
         ('{"expectations": [{"type": "expect_column_to_exist", "kwargs": ["n"]}]}', "kwargs of expect_column_to_exist"),
         (
-            json.dumps({"expectations": [{**one("column_to_exist", column="n"), "severity": "CRITICAL"}]}),
+            json.dumps({"expectations": [{**expect("column_to_exist", column="n"), "severity": "CRITICAL"}]}),
             "severity is unknown. Found 'CRITICAL'",
         ),
         ('{"expectations": [], "meta": ["lakemq"]}', "meta is not valid"),
         ('{"expectations": [], "meta": {"lakemq": "strict"}}', "meta.lakemq is not valid"),
-        (json.dumps({"expectations": [one("column_values_to_match_regex", column="n", regex=3)]}), "expected text"),
-        (json.dumps({"expectations": [one("column_max_to_be_between", column="n", max_value="x")]}), "a number"),
+        (json.dumps({"expectations": [expect("column_values_to_match_regex", column="n", regex=3)]}), "expected text"),
+        (json.dumps({"expectations": [expect("column_max_to_be_between", column="n", max_value="x")]}), "a number"),
         (
-            json.dumps({"expectations": [one("column_values_to_not_be_null", column="n", mostly=2)]}),
+            json.dumps({"expectations": [expect("column_values_to_not_be_null", column="n", mostly=2)]}),
             "mostly is not valid",
         ),
         (
-            json.dumps({"expectations": [one("column_to_exist", column="n", row_condition="x > 1")]}),
+            json.dumps({"expectations": [expect("column_to_exist", column="n", row_condition="x > 1")]}),
             "does not support. Found 'row_condition'",
         ),
         (json.dumps({"expectations": [], "meta": {"lakemq": {"most_faled": 1}}}), "most_faled"),
         (json.dumps({"expectations": [], "meta": {"lakemq": {"most_failed": 1.5}}}), "a share from 0 to 1"),
     ],
 )
-def test_what_a_gate_does_not_know_is_refused_when_it_is_loaded(text: str, told: str, tmp_path: Path) -> None:
+def test_what_a_gate_does_not_know_is_refused_when_it_is_loaded(text: str, complaint: str, tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     file.write_text(text)
-    with pytest.raises(InvalidConfig) as refused:
+    with pytest.raises(InvalidConfig) as refusal:
         load_suite(file)
-    assert told in str(refused.value)
-    assert str(file) in str(refused.value)
+    assert complaint in str(refusal.value)
+    assert str(file) in str(refusal.value)
 
 
 def test_a_suite_may_be_yaml_and_warnings_stop_nobody(tmp_path: Path) -> None:
@@ -238,8 +251,8 @@ def test_what_great_expectations_saves_is_read(tmp_path: Path) -> None:
     )
     file = tmp_path / "t.json"
     file.write_text(json.dumps(suite.to_json_dict()))
-    found = load_suite(file)
-    assert ([r.columns for r in found.rows], [r.high for r in found.table]) == ([("n",)], [9])
+    loaded = load_suite(file)
+    assert ([r.columns for r in loaded.rows], [r.high for r in loaded.table]) == ([("n",)], [9])
 
 
 def test_an_empty_suite_lets_all_pass(tmp_path: Path) -> None:
@@ -251,16 +264,16 @@ def test_an_empty_suite_lets_all_pass(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mq(tmp_path: Path) -> Iterator[Connection]:
-    """Served, with a suite for `t`: an amount is positive, and mostly small; a key is there; at least one row."""
+    """A served namespace with a suite for `t`: positive amounts, mostly small; a key; at least one row."""
     conf = tmp_path / "conf"
     conf.mkdir()
     (conf / "lakemq.yaml").write_text("")
     suite_of(
         conf / "expectations",
-        one("column_values_to_not_be_null", column="key"),
-        one("column_values_to_be_between", column="amount", min_value=0),
-        one("column_values_to_be_between", column="amount", max_value=1000, mostly=0.9),
-        one("table_row_count_to_be_between", min_value=1, max_value=10_000),
+        expect("column_values_to_not_be_null", column="key"),
+        expect("column_values_to_be_between", column="amount", min_value=0),
+        expect("column_values_to_be_between", column="amount", max_value=1000, mostly=0.9),
+        expect("table_row_count_to_be_between", min_value=1, max_value=10_000),
     )
     with lakemq.connect(tmp_path / "mq", create=True, conf=conf / "lakemq.yaml", config=CONFIG) as connection:
         connection.serving()
@@ -270,7 +283,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 
 def orders(count: int, bad: int = 0) -> pa.Table:
-    """The first of them fail: every third has no key, others a negative amount."""
+    """Return orders. The first `bad` ones fail: every third has no key, the others have a negative amount."""
     return pa.table(
         {
             "key": [None if i < bad and i % 3 == 0 else f"k{i}" for i in range(count)],
@@ -284,16 +297,16 @@ DEAD = """SELECT decode(m.value) AS v, d.error, d.reason FROM rejected_rows d JO
           ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"""
 
 
-def dead(mq: Connection) -> dict[str, tuple[str, str]]:
-    """Value -> error and reason, of all rejected rows, once they are projected."""
+def read_rejections(mq: Connection) -> dict[str, tuple[str, str]]:
+    """Return value -> error and reason, for all rejected rows that are projected."""
     with lakemq.connect(mq.namespace.path) as fresh:
         return {value: (error, reason) for value, error, reason in run_query(fresh.namespace, DEAD)[1]}
 
 
-@pytest.mark.parametrize("count", [30, 3000])  # rows that ride in the letter, and rows in a file
+@pytest.mark.parametrize("count", [30, 3000])  # rows in the letter, and rows in a file
 def test_rows_that_fail_are_rejected_with_the_expectation(mq: Connection, count: int) -> None:
-    done = mq.publish("t", orders(count, bad=9))
-    assert (done.record_count, done.rejected_count) == (count - 9, 9)
+    published = mq.publish("t", orders(count, bad=9))
+    assert (published.record_count, published.rejected_count) == (count - 9, 9)
     assert sorted(int(m.value[1:]) for m in mq.fetch("t")) == list(range(9, count))
     mq.close()
     expected = {
@@ -305,7 +318,7 @@ def test_rows_that_fail_are_rejected_with_the_expectation(mq: Connection, count:
         )
         for i in range(9)
     }
-    assert dead(mq) == expected
+    assert read_rejections(mq) == expected
 
 
 def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
@@ -340,16 +353,16 @@ def test_a_repeat_is_a_repeat_with_a_gate_too(mq: Connection) -> None:
 def test_columns_that_the_suite_names_must_be_there(mq: Connection) -> None:
     with pytest.raises(ExpectationFailed, match="amount"):
         mq.publish("t", pa.table({"key": ["k"], "value": ["v"]}))
-    with pytest.raises(InvalidRecord, match="cannot be evaluated on these rows") as refused:
+    with pytest.raises(InvalidRecord, match="cannot be evaluated on these rows") as refusal:
         mq.publish("t", pa.table({"key": ["k"], "value": ["v"], "amount": ["many"]}))
-    assert "many" not in str(refused.value)  # what is in rows is in no error
+    assert "many" not in str(refusal.value)  # errors show no values of rows
     assert mq.publish("other", pa.table({"value": ["v"]})).record_count == 1
 
 
 def test_an_explicit_partition_is_kept_and_none_that_is_negative_is_a_mark(mq: Connection) -> None:
-    asked = orders(4, bad=1).append_column("partition", pa.array([1, 1, -1000, 0]))
-    done = mq.publish("t", asked)
-    assert (done.record_count, done.rejected_count) == (2, 2)
+    table = orders(4, bad=1).append_column("partition", pa.array([1, 1, -1000, 0]))
+    published = mq.publish("t", table)
+    assert (published.record_count, published.rejected_count) == (2, 2)
     assert {(m.partition, m.value) for m in mq.fetch("t")} == {(1, b"v1"), (0, b"v3")}
     assert mq.publish("other", pa.table({"value": ["v"] * 3000, "partition": [-1001] * 3000})).rejected_count == 3000
 

@@ -1,4 +1,4 @@
-"""The suites in `conf/expectations`: Great Expectations and the gate read them, and say the same of the demo's data."""
+"""Great Expectations and the gate read the suites in `conf/expectations`, and agree about the demo's data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from quality.test_gate_rules import failed
+from quality.test_gate_rules import find_failed_rows
 
 import lakemq
 from lakemq.engine.client.publish.gate import Gate
@@ -28,19 +28,21 @@ def source() -> Source:
 
 
 def rows_refused_by_gx(topic: str, table: pa.Table) -> set[int]:
-    """Validate the file's suite with Great Expectations; return the rows that fail one that is not a warning."""
+    """Validate the file's suite with Great Expectations. Return the rows that fail an expectation other than a
+    warning.
+    """
     gx = import_great_expectations()
     loaded: dict[str, Any] = json.loads((FOLDER / f"{topic}.json").read_text())
     context = create_ephemeral_context()
     batches = context.data_sources.add_pandas("p").add_dataframe_asset(topic).add_batch_definition_whole_dataframe("a")
     suite = context.suites.add(gx.ExpectationSuite(**loaded))
     result = batches.get_batch({"dataframe": table.to_pandas()}).validate(suite, result_format="COMPLETE")
-    refused: set[int] = set()
-    for expectation, found in zip(loaded["expectations"], result.results, strict=True):
-        assert not found.exception_info.get("raised_exception"), found.exception_info
+    refused_rows: set[int] = set()
+    for expectation, outcome in zip(loaded["expectations"], result.results, strict=True):
+        assert not outcome.exception_info.get("raised_exception"), outcome.exception_info
         if expectation.get("severity") != "warning":
-            refused.update(found.result.get("unexpected_index_list") or ())
-    return refused
+            refused_rows.update(outcome.result.get("unexpected_index_list") or ())
+    return refused_rows
 
 
 @pytest.mark.parametrize("topic", ["flights", "weather"])
@@ -51,12 +53,12 @@ def test_great_expectations_and_the_gate_refuse_the_same_rows(topic: str, source
     )
     gate = Gate(topic, load_suite(FOLDER / f"{topic}.json"))
     for rows in (table, broken):
-        assert set(failed(gate, rows)) == rows_refused_by_gx(topic, rows)
-    assert set(failed(gate, broken)) - set(failed(gate, table)) == {0, 1, 2}
+        assert set(find_failed_rows(gate, rows)) == rows_refused_by_gx(topic, rows)
+    assert set(find_failed_rows(gate, broken)) - set(find_failed_rows(gate, table)) == {0, 1, 2}
 
 
 def test_the_demo_publishes_every_flight(source: Source) -> None:
-    assert failed(Gate("flights", load_suite(FOLDER / "flights.json")), source.flights) == []
+    assert find_failed_rows(Gate("flights", load_suite(FOLDER / "flights.json")), source.flights) == []
 
 
 def test_each_file_is_named_after_its_topic() -> None:

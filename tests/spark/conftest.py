@@ -1,4 +1,4 @@
-"""One Spark session and one served namespace serve all tests of this folder; each test has a topic name of its own."""
+"""All tests of this folder share a Spark session and a served namespace. Each test has a topic name of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lakemq.spark import spark_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # tries a task three times, as a cluster does: test_attempts.py
+    # it tries a task three times, as a cluster does: test_attempts.py
     session = spark_session(app_name="lakemq tests", master="local[2,3]")
     yield session
     session.stop()
@@ -26,7 +26,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the shared namespace is; its last part is the name of its database."""
+    """The folder of the shared namespace. Its last part is the name of the database."""
     return tmp_path_factory.mktemp("shared") / "mq"
 
 
@@ -44,8 +44,8 @@ def topic() -> str:
 
 
 @pytest.fixture
-def projected(mq: Connection) -> Callable[[], None]:
-    """Waits until the tables hold all that is decided by now."""
+def wait_for_projection(mq: Connection) -> Callable[[], None]:
+    """A function that waits until the tables hold all decisions so far."""
 
     def wait() -> None:
         step, deadline = mq.state().step, time.monotonic() + 60

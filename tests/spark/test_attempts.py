@@ -23,7 +23,7 @@ def test_tasks_that_fail_once_publish_once(
 ) -> None:
     # within the function: workers cannot import a module of this folder, whose name the checkout's spark.py has
     class Fails(WriteMessages):
-        """Dies after its file is there, as a task does whose executor is lost before the driver hears of it."""
+        """A task that dies after it wrote its file, like one whose executor is lost before the driver hears of it."""
 
         def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             written = list(super().__call__(batches))
@@ -37,9 +37,9 @@ def test_tasks_that_fail_once_publish_once(
     with Connection(open_namespace(str(tmp_path / "mq"), create=True), spark) as mq, mq.serving():
         mq.topics.create("t", partitions=3)
         df = spark.range(0, 4000, 1, 4).selectExpr("cast(id AS string) AS key", "cast(id AS string) AS value")
-        done = mq.publish("t", df)
+        published = mq.publish("t", df)
         values = sorted(int(message.value or b"") for message in mq.fetch("t"))
-    assert sum(unit.record_count for unit in done.units) == 4000
+    assert sum(unit.record_count for unit in published.units) == 4000
     assert values == list(range(4000))
     files = list((tmp_path / "mq" / "messages").glob("*.parquet"))
-    assert len(files) == 8  # every task left one behind
+    assert len(files) == 8  # every task left a file

@@ -1,4 +1,4 @@
-"""SQL sees what is decided: the views are dense, hide what is deleted, and never show a segment without its rows."""
+"""SQL shows decided messages: the views are dense, hide deleted messages, and never show a segment without its rows."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypa
     spark.sql("DROP DATABASE unread CASCADE")
 
 
-def described(spark: SparkSession, database: str) -> dict[str, dict[str, object]]:
-    """What the catalog says of each table and view, but for its time, and the columns that a query of it has."""
-    session_catalog, jvm, described = spark._jsparkSession.sessionState().catalog(), spark._jvm, {}
+def describe_entries(spark: SparkSession, database: str) -> dict[str, dict[str, object]]:
+    """Return the catalog's entries of tables and views, without their times, and the columns of a query of each."""
+    session_catalog, jvm, descriptions = spark._jsparkSession.sessionState().catalog(), spark._jvm, {}
     assert jvm is not None
     for name in [*(spec.name for spec in TABLES), *VIEWS]:
         table_identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(name, jvm.scala.Option.apply(database))
@@ -72,14 +72,14 @@ def described(spark: SparkSession, database: str) -> dict[str, dict[str, object]
         names = entry.productElementNames().mkString(",").split(",")
         fields = {field: entry.productElement(position) for position, field in enumerate(names)}
         del fields["createTime"]
-        kept = ("view.query.", "view.schemaMode", "view.sqlConfig.spark.sql.")
+        kept_properties = ("view.query.", "view.schemaMode", "view.sqlConfig.spark.sql.")
         lines = fields.pop("properties").mkString("\n").splitlines()
-        described[name] = {field: str(value) for field, value in fields.items()}
-        described[name]["properties"] = sorted(line for line in lines if line.startswith(kept))
-        # A declared column may be null, also where the query says that it never is.
-        described[name]["schema"] = str(fields["schema"]).replace(",false)", ",true)")
-        described[name]["queried"] = spark.table(f"{database}.{name}").schema
-    return described
+        descriptions[name] = {field: str(value) for field, value in fields.items()}
+        descriptions[name]["properties"] = sorted(line for line in lines if line.startswith(kept_properties))
+        # A declared column may be null, even if the query says that it never is.
+        descriptions[name]["schema"] = str(fields["schema"]).replace(",false)", ",true)")
+        descriptions[name]["queried"] = spark.table(f"{database}.{name}").schema
+    return descriptions
 
 
 @pytest.mark.extended
@@ -87,39 +87,41 @@ def test_the_entries_are_those_that_the_statements_make(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lakemq.connect(str(tmp_path / "alike"), spark=spark, create=True):
-        entries = described(spark, "alike")
+        entries = describe_entries(spark, "alike")
     spark.sql("DROP DATABASE alike CASCADE")
     monkeypatch.setattr(catalog, "has_delta_session_catalog", lambda spark: False)
     with lakemq.connect(str(tmp_path / "alike"), spark=spark):
-        assert described(spark, "alike") == entries
+        assert describe_entries(spark, "alike") == entries
     spark.sql("DROP DATABASE alike CASCADE")
 
 
 def test_the_views_hold_what_was_published(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=3)
     for first in range(0, 300, 100):
         mq.publish(topic, rows(100, first))
-    projected()
+    wait_for_projection()
     for view in ("log", "log_committed"):
-        seen = spark.table(f"mq.{view}").where(F.col("topic") == topic)
+        rows_in_view = spark.table(f"mq.{view}").where(F.col("topic") == topic)
         columns = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
-        in_sql = seen.select(columns).orderBy("partition", "offset").toArrow()
+        in_sql = rows_in_view.select(columns).orderBy("partition", "offset").toArrow()
         fetched = mq.fetch(topic).to_arrow().select(columns)
         assert in_sql.cast(fetched.schema).equals(fetched)
-        dense = seen.groupBy("partition").agg(F.count("*").alias("n"), F.max("offset").alias("last"))
+        dense = rows_in_view.groupBy("partition").agg(F.count("*").alias("n"), F.max("offset").alias("last"))
         assert dense.where("n != last + 1").count() == 0
 
 
-def neighbours(mq: Connection, topic: str) -> None:
-    """Files of which id + partition is the same for some rows, one with a rejected row before the others."""
+def publish_neighbouring_files(mq: Connection, topic: str) -> None:
+    """Publish files in which id + partition is the same for some rows. One of them has a rejected row before the
+    others.
+    """
     first_id, files = new_file_id() & ~3, []
     for file_id, partitions in enumerate([[2, 2, 2, 2], [-1, 1, 1, 1, 2, 2], [0, 0, 1]], first_id):
         rows = len(partitions)
-        given = {"partition": partitions, "value": [f"{file_id}.{row}".encode() for row in range(rows)]}
-        given |= {"topic": [topic] * rows, "timestamp": [0] * rows}
-        body = [pa.array(given.get(f.name, [None] * rows), f.type) for f in BODY_SCHEMA]
+        columns = {"partition": partitions, "value": [f"{file_id}.{row}".encode() for row in range(rows)]}
+        columns |= {"topic": [topic] * rows, "timestamp": [0] * rows}
+        body = [pa.array(columns.get(f.name, [None] * rows), f.type) for f in BODY_SCHEMA]
         files.append(DataFile(*write_data_file(mq.namespace.files, file_id, pa.table(body, BODY_SCHEMA))))
     ranges = Ranges([0] * 5, [2, 1, 2, 0, 1], [0, 1, 1, 2, 2], [0, 1, 4, 0, 2], [4, 3, 2, 2, 1], [0] * 5, [0] * 5)
     refused = [RejectedRows(topic, 1, 0, 1, "INVALID_RECORD", "made so")]
@@ -129,23 +131,23 @@ def neighbours(mq: Connection, topic: str) -> None:
 
 @pytest.mark.long  # a quarter of a minute
 def test_rows_of_files_with_neighbouring_ids_are_told_apart(
-    spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
-    """By a join whose key is one bigint, in a fetch as in the views."""
+    """Rows are joined by a key that is one bigint, in a fetch as in the views."""
     mq.topics.create(topic, partitions=3)
-    neighbours(mq, topic)
-    projected()
+    publish_neighbouring_files(mq, topic)
+    wait_for_projection()
     columns = ["partition", "offset", "value"]
     expected = mq.fetch(topic).to_arrow().select(columns)
     assert expected.num_rows == 12
     assert len(expected["value"].unique()) == 12
     stem = "lpad(lower(hex(file_id)), 16, '0') AS stem"
-    named = spark.sql(f"SELECT {stem} FROM mq.segments WHERE topic = '{topic}' AND kind = 'data'")
-    assert all((path / "messages" / f"{row.stem}.parquet").is_file() for row in named.collect())
+    segments = spark.sql(f"SELECT {stem} FROM mq.segments WHERE topic = '{topic}' AND kind = 'data'")
+    assert all((path / "messages" / f"{row.stem}.parquet").is_file() for row in segments.collect())
     in_views = [spark.table(f"mq.{view}").where(F.col("topic") == topic) for view in ("log", "log_committed")]
-    for seen in (*in_views, mq.fetch(topic).to_spark()):
-        assert seen.select(columns).orderBy("partition", "offset").toArrow().cast(expected.schema).equals(expected)
-        plan = seen._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    for frame in (*in_views, mq.fetch(topic).to_spark()):
+        assert frame.select(columns).orderBy("partition", "offset").toArrow().cast(expected.schema).equals(expected)
+        plan = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
         (keys,) = re.findall(r"\w+Join (\[[^]]*\], \[[^]]*\]), Inner", plan)
         one_key = r"\[\(file_id#\d+L \+ cast\({}#\d+ as bigint\)\)\]"
         sides = [one_key.format(name) for name in ("file_partition", "partition")]
@@ -154,40 +156,40 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(
 
 @pytest.mark.extended
 def test_an_idempotent_producer_and_its_sequences_are_seen(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=1, config={"message.timestamp.type": "LogAppendTime"})
     with mq.producer() as producer:
         for value in (b"a", b"b", b"c"):
             producer.send(topic, value=value)
-    projected()
-    seen = spark.table("mq.log").where(F.col("topic") == topic).orderBy("offset").collect()
-    assert [row.sequence for row in seen] == [0, 1, 2]
-    assert len({row.producer_id for row in seen}) == 1
-    assert [row.timestamp for row in seen] == [m.timestamp.replace(tzinfo=None) for m in mq.fetch(topic)]
+    wait_for_projection()
+    rows_in_view = spark.table("mq.log").where(F.col("topic") == topic).orderBy("offset").collect()
+    assert [row.sequence for row in rows_in_view] == [0, 1, 2]
+    assert len({row.producer_id for row in rows_in_view}) == 1
+    assert [row.timestamp for row in rows_in_view] == [m.timestamp.replace(tzinfo=None) for m in mq.fetch(topic)]
 
 
 @pytest.mark.extended
 def test_deleted_records_and_topics_are_not_seen(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=1)
     mq.publish(topic, rows(100))
     mq.topics.delete_records(topic, {0: 30})
-    projected()
-    seen = spark.table("mq.log_committed").where(F.col("topic") == topic)
-    assert (seen.count(), seen.agg(F.min("offset")).first()[0]) == (70, 30)
+    wait_for_projection()
+    rows_in_view = spark.table("mq.log_committed").where(F.col("topic") == topic)
+    assert (rows_in_view.count(), rows_in_view.agg(F.min("offset")).first()[0]) == (70, 30)
     mq.topics.delete(topic)
     mq.topics.create(topic, partitions=1)
     mq.publish(topic, rows(5))
-    projected()
+    wait_for_projection()
     assert spark.table("mq.log_committed").where(F.col("topic") == topic).count() == 5
 
 
 @pytest.mark.extended
 def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: SparkSession, tmp_path: Path) -> None:
     name = f"busy_{tmp_path.parent.name.replace('-', '_')}"
-    # it projects after every step: most queries take their snapshots while one is being written
+    # it projects after every step, so most queries take their snapshots during a projection
     busy = lakemq.connect(str(tmp_path / name), spark=spark, create=True, config={"project.interval.ms": 0})
     stop, published = threading.Event(), 0
 
@@ -210,11 +212,11 @@ def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: S
 
 
 def watch(spark: SparkSession, name: str) -> Iterator[int]:
-    """The number of messages in the view, again and again: as many as its own snapshot of `segments` has.
+    """Yield the number of messages in the view, again and again: as many as its own snapshot of `segments` has.
 
-    Of one query all scans of a table are of one snapshot. That there is no hole would say little: what is missing is
-    the newest. Three queries suffice: one takes long enough for passes to land between two of its snapshots, and with
-    `messages` before `segments` in the view the first one fails.
+    All scans of a table in one query use the same snapshot. A check for holes would show little, because the newest
+    rows are the ones that could be missing. Three queries suffice: one takes long enough for passes to land between two
+    of its snapshots, and with `messages` before `segments` in the view the first query fails.
     """
     query = f"""
         SELECT coalesce(n, 0) AS n, ends
@@ -235,13 +237,13 @@ def test_another_namespace_of_the_same_name_is_refused(spark: SparkSession, mq: 
         lakemq.connect(str(tmp_path / "default"), spark=spark, create=True)
 
 
-@pytest.mark.long  # a JVM of its own
+@pytest.mark.long  # it starts a JVM of its own
 def test_spark_sql_answers_with_the_generated_catalog(
-    mq: Connection, topic: str, tmp_path: Path, projected: Callable[[], None]
+    mq: Connection, topic: str, tmp_path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
     mq.publish(topic, rows(50))
-    projected()
+    wait_for_projection()
     script = tmp_path / "catalog.sql"
     script.write_text(catalog_sql(mq.namespace.path, mq.namespace.store))
     home = Path(pyspark.__file__).parent
@@ -255,7 +257,7 @@ def test_spark_sql_answers_with_the_generated_catalog(
         f"SELECT 'found', count(*), count(DISTINCT partition, offset) FROM log_committed WHERE topic = '{topic}'",
     ]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=tmp_path,
         env=inherited | {"SPARK_HOME": str(home)},
@@ -264,20 +266,24 @@ def test_spark_sql_answers_with_the_generated_catalog(
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "found\t50\t50" in done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "found\t50\t50" in completed.stdout
     assert mq.drain_inbox().record_count >= 1
     assert b"from spark-sql" in {m.value for m in mq.fetch(topic)}
 
 
-@pytest.mark.long  # a JVM of its own
+@pytest.mark.long  # it starts a JVM of its own
 def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
-    mq: Connection, topic: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, projected: Callable[[], None]
+    mq: Connection,
+    topic: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    wait_for_projection: Callable[[], None],
 ) -> None:
     mq.topics.create(topic, partitions=2)
     mq.publish(topic, rows(50))
-    projected()
-    # of the package's names the one by which Spark finds the format, as where the wheel is installed
+    wait_for_projection()
+    # the name under which Spark finds the format, as in an environment where the wheel is installed
     site = tmp_path_factory.mktemp("site")
     (site / "pyspark_lakemq").symlink_to(CHECKOUT / "pyspark_lakemq")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
@@ -291,9 +297,9 @@ def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
         "SELECT 'read', count(*) FROM part",
         "SELECT current_database()",
     ]
-    said = (mq.namespace.path, "spark-sql", "--as-of", str(mq.state().step), "--", "-e", ";".join(queries))
-    done = subprocess.run(
-        [sys.executable, "-m", "lakemq.jobs.cli", "--path", *said],
+    arguments = (mq.namespace.path, "spark-sql", "--as-of", str(mq.state().step), "--", "-e", ";".join(queries))
+    completed = subprocess.run(
+        [sys.executable, "-m", "lakemq.jobs.cli", "--path", *arguments],
         cwd=tmp_path,
         env=inherited,
         capture_output=True,
@@ -301,22 +307,22 @@ def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
         timeout=280,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["found\t50\t50", "read\t50", f"mq_at_{said[3]}"]
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == ["found\t50\t50", "read\t50", f"mq_at_{arguments[3]}"]
     assert list(tmp_path.iterdir()) == []
     assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.long  # half a minute
 def test_the_catalog_as_of_a_step_holds_what_was_there_then(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
     query = "SELECT count(*) AS n, max(step) AS last FROM {0}.log JOIN {0}.topics USING (topic) WHERE topic = '{1}'"
     steps = []
     for first in (0, 30):
         mq.publish(topic, rows(30, first))
-        projected()
+        wait_for_projection()
         steps.append(mq.state().step)
     store = mq.namespace.store
     for count, step in zip((30, 60), steps, strict=True):
@@ -326,10 +332,10 @@ def test_the_catalog_as_of_a_step_holds_what_was_there_then(
             spark.sql(statement)
         database = f"mq_at_{step}"
         assert {table.name for table in spark.catalog.listTables(database)} == {s.name for s in TABLES} | set(VIEWS)
-        (found,) = spark.sql(query.format(database, topic)).collect()
-        assert (found.n, found.last <= step) == (count, True)
+        (row,) = spark.sql(query.format(database, topic)).collect()
+        assert (row.n, row.last <= step) == (count, True)
     mq.publish(topic, rows(30, 60))
-    projected()
+    wait_for_projection()
     assert spark.table(f"{database}.log").where(F.col("topic") == topic).count() == 60
     assert spark.table("mq.log").where(F.col("topic") == topic).count() == 90
     for step in steps:

@@ -1,4 +1,4 @@
-"""On a real standalone cluster: jobs run as on one machine; what a task does twice, or half, is there once."""
+"""Jobs on a real standalone cluster run as on one machine, and tasks that run twice, or half, publish once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 CHECKOUT = Path(__file__).parents[2]
 TASKS, ROWS = 4, 4000
 
-# What the driver does: publish through tasks whose first attempt of partition 0 stays for long after it has written.
+# The driver's program publishes through tasks. The first attempt of partition 0 lingers after it has written.
 PUBLISH = """
 import os, sys, time
 from pathlib import Path
@@ -75,7 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[C
 
 @pytest.fixture
 def mq(cluster: Cluster, tmp_path: Path) -> Iterator[Connection]:
-    """A namespace that nobody serves yet, and a topic; whatever serves it in the end is gone afterwards."""
+    """A namespace without a sequencer, and with a topic. Sequencers that a test starts are gone afterwards."""
     with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
         with mq.serving():
             mq.topics.create("t", partitions=3)
@@ -88,18 +88,18 @@ def publish(cluster: Cluster, mq: Connection, note: Path, linger_s: float, **set
     return cluster.submit(job, mq.namespace.path, str(TASKS), str(ROWS), str(linger_s), str(note), **settings)
 
 
-def said_by(job: subprocess.Popen[str], timeout_s: int = 200) -> list[str]:
-    said, _ = job.communicate(timeout=timeout_s)
-    assert job.returncode == 0, said
-    return said.splitlines()
+def read_output(job: subprocess.Popen[str], timeout_s: int = 200) -> list[str]:
+    output, _ = job.communicate(timeout=timeout_s)
+    assert job.returncode == 0, output
+    return output.splitlines()
 
 
-def check_once(mq: Connection, said: list[str]) -> None:
-    """What the driver was told, and what Spark and this process find, is each message once."""
-    assert "topics 1" in said  # with Delta's jars, which the driver gave to the executors
-    assert f"published {ROWS} fetched {ROWS} distinct {ROWS}" in said
-    found = Counter(int(m.value or b"") for m in mq.fetch("t"))
-    assert found == Counter(range(ROWS))
+def check_once(mq: Connection, lines: list[str]) -> None:
+    """Check that the driver's figures, Spark's and this process's fetch have each message once."""
+    assert "topics 1" in lines  # it reads Delta with jars that the driver gave to the executors
+    assert f"published {ROWS} fetched {ROWS} distinct {ROWS}" in lines
+    counts = Counter(int(m.value or b"") for m in mq.fetch("t"))
+    assert counts == Counter(range(ROWS))
 
 
 def files_of(mq: Connection) -> int:
@@ -107,8 +107,8 @@ def files_of(mq: Connection) -> int:
 
 
 def end_of(job: subprocess.Popen[str]) -> dict[str, Any]:
-    """The last line of a job."""
-    return json.loads(said_by(job)[-1])  # type: ignore[no-any-return]
+    """Return the last line of a job's output."""
+    return json.loads(read_output(job)[-1])  # type: ignore[no-any-return]
 
 
 def until(path: Path) -> None:
@@ -121,9 +121,9 @@ def until(path: Path) -> None:
 def test_jobs_of_the_cluster_serve_publish_and_fetch(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
     path = mq.namespace.path
     serving = cluster.submit(CHECKOUT / "jobs" / "serve.py", "--path", path)
-    said = said_by(publish(cluster, mq, tmp_path / "note", 0))
-    check_once(mq, said)
-    (line,) = [line for line in said if line.startswith("executors ")]
+    lines = read_output(publish(cluster, mq, tmp_path / "note", 0))
+    check_once(mq, lines)
+    (line,) = [line for line in lines if line.startswith("executors ")]
     assert ".zip/lakemq/" in line
     drained = end_of(cluster.submit(CHECKOUT / "jobs" / "microbatch.py", "--path", path))
     assert (drained["exit_code"], drained["inbox_records"]) == (0, 0)
@@ -140,7 +140,7 @@ def test_jobs_of_the_cluster_serve_publish_and_fetch(cluster: Cluster, mq: Conne
 
 
 def test_a_speculative_attempt_publishes_nothing_twice(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
-    """The first attempt lingers after it wrote; another one on the other worker is quicker."""
+    """The first attempt lingers after it wrote. Another one, on the other worker, is quicker."""
     speculation = {
         "spark_speculation": "true",
         "spark_speculation_interval": "100ms",
@@ -148,21 +148,22 @@ def test_a_speculative_attempt_publishes_nothing_twice(cluster: Cluster, mq: Con
         "spark_speculation_multiplier": "1.1",
     }
     with mq.serving():
-        begun_s = time.monotonic()
-        said = said_by(publish(cluster, mq, tmp_path / "note", 150, **speculation))
-        assert time.monotonic() - begun_s < 150, "the slow attempt was waited for"
-        check_once(mq, said)
-    assert files_of(mq) == TASKS + 1  # what the slow one wrote is named by nobody
+        start_s = time.monotonic()
+        lines = read_output(publish(cluster, mq, tmp_path / "note", 150, **speculation))
+        assert time.monotonic() - start_s < 150, "the slow attempt was waited for"
+        check_once(mq, lines)
+    assert files_of(mq) == TASKS + 1  # no segment names the file of the slow one
 
 
 def test_a_worker_lost_during_a_publish_leaves_nothing_twice(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
-    """It dies with the only task that has written and is not heard of; the other worker does it again. The last test:
-    the cluster has one worker less.
+    """The worker dies with the only task that has written and has not reported. The other worker repeats it.
+
+    This is the last test, because the cluster has one worker less afterwards.
     """
     note = tmp_path / "note"
     with mq.serving():
         job = publish(cluster, mq, note, 150)
         until(note)
         cluster.lose_worker_of(int(note.read_text()))
-        check_once(mq, said_by(job))
+        check_once(mq, read_output(job))
     assert files_of(mq) > TASKS

@@ -1,4 +1,4 @@
-"""Dead letters in Spark: their headers, and the view that says why."""
+"""Dead letters in Spark: their headers, and the view that shows the reasons."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from lakemq.engine.client.connection import Connection
 
 @pytest.mark.extended
 def test_spark_shows_what_a_group_has_given_up_and_why(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic)
     mq.publish(topic, spark.createDataFrame([("a",), ("b",)], "value string"))
-    with mq.consumer(f"{topic}.g", topics=[topic], protocol="queue", auto_offset_reset="earliest") as one:
-        one.reject(one.poll(timeout_ms=10_000), error="late")
-        one.flush()
-        until(lambda: not any(one.lag().values()))
+    with mq.consumer(f"{topic}.g", topics=[topic], protocol="queue", auto_offset_reset="earliest") as consumer:
+        consumer.reject(consumer.poll(timeout_ms=10_000), error="late")
+        consumer.flush()
+        until(lambda: not any(consumer.lag().values()))
     rows = mq.fetch(f"{topic}.dlq").to_spark().orderBy("offset").collect()
     assert [bytes(row.value) for row in rows] == [b"a", b"b"]
-    told = [{header.key: bytes(header.value).decode() for header in row.headers} for row in rows]
-    assert [one["dead-letter.offset"] for one in told] == ["0", "1"]
-    assert told[0]["dead-letter.error"] == "late"
+    headers = [{header.key: bytes(header.value).decode() for header in row.headers} for row in rows]
+    assert [header["dead-letter.offset"] for header in headers] == ["0", "1"]
+    assert headers[0]["dead-letter.error"] == "late"
     assert mq.fetch(f"{topic}.dlq").to_arrow()["headers"].to_pylist() == [
         [{"key": header.key, "value": bytes(header.value)} for header in row.headers] for row in rows
     ]
-    projected()
+    wait_for_projection()
     view = spark.table("mq.dead_lettered").where(F.col("topic") == f"{topic}.dlq").orderBy("source_offset").collect()
     assert [(row.source_topic, row.source_offset, row.reason, row.error, row.delivery_count) for row in view] == [
         (topic, 0, "rejected", "late", 1),

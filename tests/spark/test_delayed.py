@@ -1,4 +1,4 @@
-"""Delayed messages from DataFrames: released when they are due, in order, and seen in SQL while they wait."""
+"""Delayed messages from DataFrames: released when they are due, in order, and shown in SQL while they wait."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_column_of_delays(spark: SparkSession, mq: Connection, topic: str) -> 
     start_ms = now_ms() + 3_000
     rows = spark.range(40).select(F.col("id").cast("string").alias("value"), "id")
     at = F.timestamp_millis(F.lit(start_ms) + (39 - F.col("id")) * 100)
-    told = mq.publish(topic, rows, deliver_at=F.when(F.col("id") > 0, at))
-    assert sum(unit.record_count for unit in told.waiting) == 39
+    published = mq.publish(topic, rows, deliver_at=F.when(F.col("id") > 0, at))
+    assert sum(unit.record_count for unit in published.waiting) == 39
     assert values(mq, topic) == ["0"] or now_ms() > start_ms
     wait_for(mq, topic, 40)
     assert values(mq, topic) == ["0", *(str(i) for i in range(39, 0, -1))]
@@ -49,15 +49,15 @@ def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic
     mq.topics.create(topic)
     far = datetime.now(timezone.utc) + timedelta(days=1)
     rows = spark.createDataFrame([("a", 86_400_000, int(far.timestamp() * 1000))], "value string, later long, at long")
-    given: Any = {
+    options: Any = {
         "delay_ms": {"delay_ms": "later"},
         "milliseconds": {"deliver_at": "at"},
         "for all": {"delay_ms": 86_400_000},
         "a time for all": {"deliver_at": far},
     }[how]
     before_ms = now_ms()
-    told = mq.publish(topic, rows, **given)
-    assert sum(unit.record_count for unit in told.waiting) == 1
+    published = mq.publish(topic, rows, **options)
+    assert sum(unit.record_count for unit in published.waiting) == 1
     (waiting,) = [range_.published for range_ in mq._whole_state().delays.ranges if range_.published.topic == topic]
     assert 86_390_000 < waiting.first_due_ms - before_ms < 86_440_000
 
@@ -65,11 +65,11 @@ def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic
 def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None), ("d", 10**9)], "value string, delay_ms long")
-    told = mq.publish(topic, rows)
-    assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (2, 1)
+    published = mq.publish(topic, rows)
+    assert (published.rejected_count, sum(unit.record_count for unit in published.waiting)) == (2, 1)
     assert values(mq, topic) == ["c"]
-    told = mq.publish(topic, rows.withColumn("deliver_at", F.lit(10**13)))
-    assert (told.rejected_count, sum(unit.record_count for unit in told.waiting)) == (3, 1)
+    published = mq.publish(topic, rows.withColumn("deliver_at", F.lit(10**13)))
+    assert (published.rejected_count, sum(unit.record_count for unit in published.waiting)) == (3, 1)
     with pytest.raises(InvalidRecord, match="both"):
         mq.publish(topic, rows, delay_ms=1, deliver_at=1)
     with pytest.raises(InvalidRecord, match="wrong type"):
@@ -79,27 +79,29 @@ def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> No
 
 
 @pytest.mark.extended
-def test_sql_shows_what_waits(spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]) -> None:
+def test_sql_shows_what_waits(
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
+) -> None:
     mq.topics.create(topic)
     mq.publish(topic, spark.createDataFrame([("a",), ("b",)], "value string"), delay_ms=10**9)
-    projected()
+    wait_for_projection()
     (row,) = spark.table("mq.pending_delayed").where(F.col("topic") == topic).collect()
     assert (row.state, row.messages) == ("waiting", 2)
     assert row.due_hour <= row.first_due <= row.last_due
     rows = spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).collect()
-    assert [(one.partition, one.key, one.deliver_at > one.timestamp) for one in rows] == [(0, None, True)] * 2
+    assert [(row.partition, row.key, row.deliver_at > row.timestamp) for row in rows] == [(0, None, True)] * 2
     mq.delayed.cancel_where(topic, predicate="deliver_at > '2000-01-01'")
-    projected()
+    wait_for_projection()
     assert spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).count() == 0
     ended = spark.table("mq.delayed_history").where(F.col("topic") == topic).collect()
-    assert {(one.state, one.late_ms) for one in ended} == {("cancelled", None)}
-    assert sum(one.messages for one in ended) == 2
+    assert {(row.state, row.late_ms) for row in ended} == {("cancelled", None)}
+    assert sum(row.messages for row in ended) == 2
 
 
 def test_headers_say_when(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
-    said = "array(named_struct('key', 'h', 'value', 'x'), named_struct('key', 'DELAY_MS', 'value', '1000000000'))"
-    rows = spark.sql(f"SELECT 'a' AS value, {said} AS headers UNION ALL SELECT 'b', array()")
+    headers = "array(named_struct('key', 'h', 'value', 'x'), named_struct('key', 'DELAY_MS', 'value', '1000000000'))"
+    rows = spark.sql(f"SELECT 'a' AS value, {headers} AS headers UNION ALL SELECT 'b', array()")
     assert sum(unit.record_count for unit in mq.publish(topic, rows).waiting) == 1
     assert values(mq, topic) == ["b"]
     assert mq.delayed.cancel_where(topic, predicate="headers[1].key = 'h' AND len(headers) = 1").num_rows == 1

@@ -1,4 +1,4 @@
-"""The demo runs over what is there, checks what it fetched, and leaves a report that needs no network."""
+"""The demo replaces its old namespace, checks what it fetched, and writes a report that needs no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lakemq.jobs.demo.tour import main
 FLIGHTS = 2000
 SENT = 1200
 RUN_TIMEOUT_S = 1_500
-"""A minute on a machine with nothing else to do; a machine that is loaded ten times needs more than ten minutes."""
+"""A minute on an idle machine. A machine with ten times the load needs more than ten minutes."""
 
 
 def run_demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -39,7 +39,7 @@ def run_demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 class Outline(HTMLParser):
-    """Headings of a page, and every address it names in a tag that loads something."""
+    """The headings of a page, and all addresses in tags that load something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,9 +49,9 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._in_heading = tag == "h2"
-        named = dict(attrs)
+        attributes = dict(attrs)
         if tag in ("script", "link", "img", "iframe"):
-            self.loads += [named[name] or "" for name in ("src", "href") if name in named]
+            self.loads += [attributes[name] or "" for name in ("src", "href") if name in attributes]
 
     def handle_data(self, data: str) -> None:
         if self._in_heading:
@@ -59,21 +59,21 @@ class Outline(HTMLParser):
             self._in_heading = False
 
 
-@pytest.mark.long  # a minute of it
+@pytest.mark.long  # it takes a minute
 @pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
     path = str(tmp_path / "kept" / NAMESPACE)
     with take_folder(tmp_path / "kept"), lakemq.connect(path, create=True) as mq, mq.serving():
         mq.topics.create("flights", partitions=3)
 
-    done = run_demo("--keep", "kept", "--rows", str(FLIGHTS), cwd=tmp_path)
+    completed = run_demo("--keep", "kept", "--rows", str(FLIGHTS), cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
     assert len([line for line in lines if "✓" in line]) == 16
-    assert f"{FLIGHTS:,} messages of {FLIGHTS:,} sent" in done.stdout
-    assert "Ben is killed with kill -9 in a transaction" in done.stdout
-    assert "\x1b" not in done.stdout
+    assert f"{FLIGHTS:,} messages of {FLIGHTS:,} sent" in completed.stdout
+    assert "Ben is killed with kill -9 in a transaction" in completed.stdout
+    assert "\x1b" not in completed.stdout
     report = Path(lines[-1])
     assert report == tmp_path / "kept" / "report.html"
     page = report.read_text()
@@ -99,20 +99,20 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
 def test_a_folder_with_other_files_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], foreign: str
 ) -> None:
-    mine = tmp_path / foreign
-    mine.parent.mkdir(parents=True, exist_ok=True)
-    mine.write_text("do not lose me")
+    own_file = tmp_path / foreign
+    own_file.parent.mkdir(parents=True, exist_ok=True)
+    own_file.write_text("do not lose me")
     assert main(["--keep", str(tmp_path)]) == 1
     assert "FolderTaken" in capsys.readouterr().err
-    assert mine.read_text() == "do not lose me"
-    assert main(["--keep", str(mine)]) == 1
+    assert own_file.read_text() == "do not lose me"
+    assert main(["--keep", str(own_file)]) == 1
     assert "is a file" in capsys.readouterr().err
 
 
 def test_what_a_killed_demo_left_is_removed(tmp_path: Path) -> None:
     with take_folder(tmp_path / "kept"):
-        for left in ("nyc/watermarks/part.parquet", "report.html"):
-            path = tmp_path / "kept" / left
+        for name in ("nyc/watermarks/part.parquet", "report.html"):
+            path = tmp_path / "kept" / name
             path.parent.mkdir(exist_ok=True, parents=True)
             path.touch()
     with take_folder(tmp_path / "kept"):
@@ -141,14 +141,14 @@ def source() -> Source:
 
 
 @pytest.fixture(scope="module")
-def sent(source: Source) -> pa.Table:
+def sent_flights(source: Source) -> pa.Table:
     return source.flights
 
 
-def received(sent: pa.Table) -> pa.Table:
+def with_positions(sent_flights: pa.Table) -> pa.Table:
     """Return flights as parse_flights does: all in one partition, in the order of the file."""
-    placed = sent.append_column("partition", pa.array([0] * sent.num_rows, pa.int32()))
-    return placed.append_column("offset", pa.array(range(sent.num_rows)))
+    with_partition = sent_flights.append_column("partition", pa.array([0] * sent_flights.num_rows, pa.int32()))
+    return with_partition.append_column("offset", pa.array(range(sent_flights.num_rows)))
 
 
 def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
@@ -157,14 +157,14 @@ def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
     return table.set_column(position, name, pa.array(values, table.schema.field(name).type))
 
 
-def test_a_missing_message_is_found(sent: pa.Table) -> None:
-    assert checks.check_count("flights", sent, SENT).evidence == "1,200 messages of 1,200 sent"
+def test_a_missing_message_is_found(sent_flights: pa.Table) -> None:
+    assert checks.check_count("flights", sent_flights, SENT).evidence == "1,200 messages of 1,200 sent"
     with pytest.raises(CheckFailed, match="1,199 messages of 1,200 sent"):
-        checks.check_count("flights", sent.slice(1), SENT)
+        checks.check_count("flights", sent_flights.slice(1), SENT)
 
 
-def test_a_gap_in_the_offsets_is_found(sent: pa.Table) -> None:
-    flights = received(sent)
+def test_a_gap_in_the_offsets_is_found(sent_flights: pa.Table) -> None:
+    flights = with_positions(sent_flights)
     checks.check_dense_offsets("flights", flights, {0: SENT, 1: 0})
     with pytest.raises(CheckFailed, match="without a gap"):
         checks.check_dense_offsets("flights", flights.slice(0, 100), {0: SENT, 1: 0})
@@ -173,15 +173,15 @@ def test_a_gap_in_the_offsets_is_found(sent: pa.Table) -> None:
         checks.check_dense_offsets("flights", twice, {0: SENT, 1: 0})
 
 
-def test_a_changed_value_is_found(sent: pa.Table) -> None:
-    checks.check_content(received(sent), sent)
-    changed = with_column(received(sent), "dest", ["XXX", *sent.column("dest").to_pylist()[1:]])
+def test_a_changed_value_is_found(sent_flights: pa.Table) -> None:
+    checks.check_content(with_positions(sent_flights), sent_flights)
+    changed = with_column(with_positions(sent_flights), "dest", ["XXX", *sent_flights.column("dest").to_pylist()[1:]])
     with pytest.raises(CheckFailed, match=r"\['dest'\]"):
-        checks.check_content(changed, sent)
+        checks.check_content(changed, sent_flights)
 
 
-def test_two_flights_of_an_aircraft_that_changed_places_are_found(sent: pa.Table) -> None:
-    flights = received(sent.sort_by([(name, "ascending") for name in checks.DEPARTURE]))
+def test_two_flights_of_an_aircraft_that_changed_places_are_found(sent_flights: pa.Table) -> None:
+    flights = with_positions(sent_flights.sort_by([(name, "ascending") for name in checks.DEPARTURE]))
     checks.check_key_order("flights", flights)
     tailnums = flights.column("tailnum").to_pylist()
     second = next(i for i in range(SENT) if tailnums[i] is not None and tailnums[i] in tailnums[:i])
@@ -200,11 +200,11 @@ def test_an_answer_that_differs_from_the_input_is_found(source: Source) -> None:
     joined = source.flights.join(source.weather, ["origin", "time_hour"], join_type="inner")
     joined = joined.filter(pc.field("dep_delay").is_valid() & pc.field("visib").is_valid())
     clear = joined.filter(pc.field("visib") >= 10)
-    others = joined.filter(pc.field("visib") < 10)
+    unclear = joined.filter(pc.field("visib") < 10)
     assert joined.num_rows > 0
     ranges = [(1, 3), (3, 6), (6, 10)]
-    parts = [others.filter((pc.field("visib") >= low) & (pc.field("visib") < high)) for low, high in ranges]
-    parts = [others.filter(pc.field("visib") < 1), *parts, clear]
+    parts = [unclear.filter((pc.field("visib") >= low) & (pc.field("visib") < high)) for low, high in ranges]
+    parts = [unclear.filter(pc.field("visib") < 1), *parts, clear]
     labels = ("below 1", "1 to 3", "3 to 6", "6 to 10", "10")
     rows = [
         {"visibility": label, "flights": part.num_rows, "delay_minutes": pc.sum(part.column("dep_delay")).as_py()}
@@ -247,10 +247,10 @@ FENCED = {"transactional_id": "alerts-Ben", "state": "CompleteAbort", "reason": 
     ],
 )
 def test_what_went_wrong_with_alerts_is_found(
-    sent: pa.Table, missing: int, twice: int, lag: int, ended: list[dict[str, str]], wrong: str
+    sent_flights: pa.Table, missing: int, twice: int, lag: int, ended: list[dict[str, str]], wrong: str
 ) -> None:
-    ordered = sent.sort_by([(name, "ascending") for name in checks.DEPARTURE])
-    flights = checks.parse_flights(as_messages(ordered), sent.schema)
+    ordered = sent_flights.sort_by([(name, "ascending") for name in checks.DEPARTURE])
+    flights = checks.parse_flights(as_messages(ordered), sent_flights.schema)
     alerts = as_messages(ordered.filter(pc.field("arr_delay") > DELAY_MINUTES))
     passed = check_alerts(alerts, flights, 0, pa.Table.from_pylist([ENDED, FENCED]))
     assert passed[2].evidence == "1 transactions committed, 1 aborted"
@@ -259,7 +259,7 @@ def test_what_went_wrong_with_alerts_is_found(
         check_alerts(changed, flights, lag, pa.Table.from_pylist(ended))
 
 
-def reminded(**changes: Any) -> tuple[Reminders, pa.Table]:
+def build_reminders(**changes: Any) -> tuple[Reminders, pa.Table]:
     """Return five reminders, a second apart, which came 10 ms late; number 4 was cancelled."""
     reminders = Reminders(np.arange(5) * 1_000, {4}, set(), [0, 2, 1, 3])
     times = [datetime.fromtimestamp(second + 0.01, timezone.utc) for second in range(4)]
@@ -267,7 +267,7 @@ def reminded(**changes: Any) -> tuple[Reminders, pa.Table]:
 
 
 def test_reminders_that_came_as_they_should_pass() -> None:
-    evidence = [check.evidence for check in check_reminders(*reminded())]
+    evidence = [check.evidence for check in check_reminders(*build_reminders())]
     assert evidence == ["4 taken, 1 cancelled, 0 rescheduled", "late by 10 ms (median), 10 ms (99 %)"]
 
 
@@ -283,4 +283,4 @@ def test_reminders_that_came_as_they_should_pass() -> None:
 )
 def test_what_went_wrong_with_reminders_is_found(changes: dict[str, Any], wrong: str) -> None:
     with pytest.raises(CheckFailed, match=wrong):
-        check_reminders(*reminded(**changes))
+        check_reminders(*build_reminders(**changes))

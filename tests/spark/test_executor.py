@@ -1,4 +1,4 @@
-"""What travels to executors needs pyarrow, numpy and xxhash, and nothing else of LakeMQ's dependencies."""
+"""Code that travels to executors needs pyarrow, numpy and xxhash, and no other dependency of LakeMQ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# of the packages that setup.cfg requires, those that an executor need not have
+# the packages of setup.cfg that an executor need not have
 MISSING = ("msgspec", "deltalake", "typer", "rich", "yaml", "duckdb", "plotly", "pandas", "delta")
 
 BLOCK = f"""
@@ -55,9 +55,9 @@ def test_the_executor_runs_where_only_arrow_and_numpy_are(tmp_path: Path, wheel:
         archive.write_bytes(wheel.read_bytes())
         environment["PYTHONPATH"] = str(archive)
         code += "\nimport lakemq\nassert '.zip/' in lakemq.__file__, lakemq.__file__"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environment
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "12"
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip() == "12"
     assert len(list((tmp_path / "messages").iterdir())) == 1

@@ -24,11 +24,11 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def registered(spark: SparkSession) -> None:
+def register_format(spark: SparkSession) -> None:
     register(spark)
 
 
-def reading(spark: SparkSession, path: Path, **options: str) -> DataFrame:
+def read_topic(spark: SparkSession, path: Path, **options: str) -> DataFrame:
     reader = spark.read.format("lakemq").option("path", str(path))
     return reader.options(**options).load()
 
@@ -43,28 +43,28 @@ def test_a_batch_is_what_a_fetch_is(spark: SparkSession, mq: Connection, path: P
     mq.publish(topic, numbers(1000))
     with mq.producer() as producer:
         producer.send(topic, value="rides", headers=[("h", b"1")])
-    found = reading(spark, path, subscribe=topic, includeHeaders="true")
+    frame = read_topic(spark, path, subscribe=topic, includeHeaders="true")
     fetched = mq.fetch(topic).to_spark()
-    assert found.dtypes == fetched.dtypes
-    assert found.exceptAll(fetched).count() == fetched.exceptAll(found).count() == 0
-    part = found.where("partition = 1 and offset >= 10 and offset < 20").select("partition", "offset")
+    assert frame.dtypes == fetched.dtypes
+    assert frame.exceptAll(fetched).count() == fetched.exceptAll(frame).count() == 0
+    part = frame.where("partition = 1 and offset >= 10 and offset < 20").select("partition", "offset")
     assert sorted(map(tuple, part.collect())) == [(1, offset) for offset in range(10, 20)]
-    at = found.agg({"timestamp": "max"}).first()[0]  # type: ignore[index]
-    assert found.where(found.timestamp == at).count() >= 1
+    newest = frame.agg({"timestamp": "max"}).first()[0]  # type: ignore[index]
+    assert frame.where(frame.timestamp == newest).count() >= 1
 
 
 @pytest.mark.long
 def test_what_cannot_be_read_is_said(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     with pytest.raises(PySparkException, match="did you mean subscribe"):
-        reading(spark, path, subscrbe=topic)
+        read_topic(spark, path, subscrbe=topic)
     with pytest.raises(PySparkException, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        reading(spark, path, subscribe=topic).count()
+        read_topic(spark, path, subscribe=topic).count()
     with pytest.raises(PySparkException, match="has one schema"):
         spark.read.format("lakemq").schema("value string").option("path", str(path)).load().count()
 
 
-def drained(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
-    """What the stream has by now: number of each batch -> its values."""
+def read_batches(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
+    """Return the batches of the stream so far: number -> values."""
     batches: dict[int, list[str]] = {}
 
     def look(batch: DataFrame, number: int) -> None:
@@ -76,9 +76,9 @@ def drained(stream: DataFrame, checkpoint: Path) -> dict[int, list[str]]:
 
 
 def undo_last_batch(checkpoint: Path) -> None:
-    """As if the driver had been killed before it could note that the batch was done with."""
-    done = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
-    for name in (f"{max(done)}", f".{max(done)}.crc") if done else ():
+    """Change the checkpoint as if the driver had been killed before it noted the end of the batch."""
+    batch_numbers = [int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")]
+    for name in (f"{max(batch_numbers)}", f".{max(batch_numbers)}.crc") if batch_numbers else ():
         (checkpoint / "commits" / name).unlink()
 
 
@@ -90,19 +90,19 @@ def test_a_stream_goes_on_from_its_checkpoint(
     mq.publish(topic, numbers(5))
     reader = spark.readStream.format("lakemq").option("path", str(path)).option("subscribe", topic)
     stream = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
-    assert drained(stream, tmp_path) == {0: ["0", "1", "2"], 1: ["3", "4"]}
-    assert drained(stream, tmp_path) == {}
+    assert read_batches(stream, tmp_path) == {0: ["0", "1", "2"], 1: ["3", "4"]}
+    assert read_batches(stream, tmp_path) == {}
     undo_last_batch(tmp_path)
     mq.publish(topic, numbers(1, begin=5))
-    assert drained(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
+    assert read_batches(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
 
 
 @pytest.mark.long
 def test_a_batch_is_published_once_whatever_becomes_of_tasks(
     spark: SparkSession, mq: Connection, path: Path, topic: str
 ) -> None:
-    def tried_twice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The first attempt of a task fails, when it has given all it has."""
+    def fail_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fail at the first attempt of a task, after it has given all its rows."""
         yield from batches
         context = TaskContext.get()
         if context is not None and context.attemptNumber() == 0:
@@ -110,7 +110,7 @@ def test_a_batch_is_published_once_whatever_becomes_of_tasks(
 
     mq.topics.create(topic, partitions=3)
     df = spark.range(0, 100, 1, 2).selectExpr("string(id) AS key", "string(id) AS value")
-    df = df.mapInArrow(tried_twice, "key string, value string")
+    df = df.mapInArrow(fail_first_attempt, "key string, value string")
     write = df.write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic)
     for _ in range(2):
         write.option("txnAppId", topic).option("txnVersion", "1").save()
@@ -124,7 +124,7 @@ def values(mq: Connection, topic: str) -> list[str]:
 
 
 def copying(spark: SparkSession, path: str, source: str, target: str, checkpoint: str) -> StreamingQuery:
-    """From one topic to another, three messages a batch, until nothing is left."""
+    """Copy from one topic to another, three messages a batch, until nothing is left."""
     reader = spark.readStream.format("lakemq").option("path", path).option("subscribe", source)
     rows = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "3").load()
     writer = rows.select("key", "value").writeStream.format("lakemq").option("path", path).option("topic", target)
@@ -139,13 +139,13 @@ def test_a_stream_is_published_once_though_its_driver_is_killed(
     for name in (topic, target):
         mq.topics.create(name, partitions=2)
     mq.publish(topic, numbers(15))
-    given = (str(path), topic, target, checkpoint)
+    arguments = (str(path), topic, target, checkpoint)
     code = f"""
 from lakemq.spark import spark_session
 from spark.test_format import copying
-copying(spark_session(master="local[2]"), *{given!r}).awaitTermination()
+copying(spark_session(master="local[2]"), *{arguments!r}).awaitTermination()
 """
-    # found by its package's name, as where the wheel is installed: nobody registers it
+    # Spark finds it by the package's name, as in an environment where the wheel is installed: no code registers it
     installed = tmp_path / "site"
     installed.mkdir()
     (installed / "pyspark_lakemq").symlink_to(CHECKOUT / "pyspark_lakemq")
@@ -162,5 +162,5 @@ copying(spark_session(master="local[2]"), *{given!r}).awaitTermination()
     copied = mq.fetch(target).record_count
     assert copied < 15
     undo_last_batch(Path(checkpoint))  # as if it had been killed a moment earlier
-    copying(spark, *given).awaitTermination()
+    copying(spark, *arguments).awaitTermination()
     assert values(mq, target) == values(mq, topic)

@@ -1,4 +1,4 @@
-"""docs/structured-streaming.md: the job that moves from Kafka is another in its marked lines alone, and runs."""
+"""docs/structured-streaming.md: the job that moves from Kafka differs only in its marked lines, and runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[2] / "docs/structured-streaming.md").read_text(encoding="utf-8")
 
 KAFKAS = {"kafka.bootstrap.servers", "subscribe", "startingOffsets", "topic", "checkpointLocation"}
-"""What Spark's guide to Kafka has of the job's options. Its jar is not here: that it takes them is not tried."""
+"""The job's options in Spark's guide to Kafka. Kafka's jar is not here, so they are not tried."""
 
 
-class Told:
-    """Stands for the session of the job as it was: notes its formats and options, and does nothing."""
+class RecordingSession:
+    """Stands for the session of the old job: it notes formats and options, and does nothing."""
 
     def __init__(self) -> None:
         self.formats: list[str] = []
@@ -31,26 +31,26 @@ class Told:
     def __getattr__(self, name: str) -> Any:
         return self
 
-    def __call__(self, *_: object, **__: object) -> Told:
+    def __call__(self, *_: object, **__: object) -> RecordingSession:
         return self
 
-    def format(self, name: str) -> Told:
+    def format(self, name: str) -> RecordingSession:
         self.formats.append(name)
         return self
 
-    def option(self, name: str, value: str) -> Told:
+    def option(self, name: str, value: str) -> RecordingSession:
         self.options[name] = value
         return self
 
 
 def job(mark: str) -> str:
-    """The lines of the one side of the change, and those that stay."""
+    """Return the job with the lines of one side of the change."""
     (changed,) = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     return "".join(line[1:] + "\n" for line in changed.splitlines() if line[0] in f" {mark}")
 
 
 def test_one_job_runs_with_either_lines(spark: SparkSession, mq: Connection, path: Path, tmp_path: Path) -> None:
-    before = Told()
+    before = RecordingSession()
     exec(job("-"), {"spark": before, "checkpoint": "checkpoint"})
     assert before.formats == ["kafka", "kafka"]
     assert before.options.keys() == KAFKAS

@@ -1,4 +1,4 @@
-"""A DataFrame passes the gate in the job that writes it, and fares there as an Arrow table does."""
+"""A DataFrame passes the gate in the job that writes it, with the same outcome as an Arrow table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import NumberFormatException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from quality.expectations import OF_ALL, OF_ROWS, TABLE, one
+from quality.expectations import OF_ALL, OF_ROWS, TABLE, expect
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -23,10 +23,10 @@ from lakemq.engine.client.publish.suites import load_suite
 from lakemq.errors import ExpectationFailed, InvalidRecord
 
 SUITE = [
-    one("column_values_to_not_be_null", column="k"),
-    one("column_values_to_be_between", column="amount", min_value=0),
-    one("column_values_to_be_between", column="amount", max_value=1000, mostly=0.9),
-    one("column_mean_to_be_between", column="amount", max_value=100),
+    expect("column_values_to_not_be_null", column="k"),
+    expect("column_values_to_be_between", column="amount", min_value=0),
+    expect("column_values_to_be_between", column="amount", max_value=1000, mostly=0.9),
+    expect("column_mean_to_be_between", column="amount", max_value=100),
 ]
 
 
@@ -38,31 +38,35 @@ def gate_of(folder: Path, expectations: list[dict[str, Any]]) -> Gate:
 
 @pytest.mark.long
 def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """Each expectation by itself, of all kinds; what Arrow's marks are, Great Expectations says (tests/unit)."""
+    """Each expectation runs alone, of all kinds. tests/unit compares Arrow's marks with Great Expectations."""
     table = TABLE.append_column("i", pa.array(range(TABLE.num_rows)))
     df = spark.createDataFrame(table).repartition(3)
     gates = [gate_of(tmp_path, [expectation]) for expectation in OF_ROWS]
     marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
-    found = df.select("i", *marks).orderBy("i").toPandas()
+    marked = df.select("i", *marks).orderBy("i").toPandas()
     for nth, gate in enumerate(gates):
-        asked = gate.mark_failed_rows(table, None)
-        assert asked is not None
-        assert (found[f"m{nth}"] == FIRST_FAILED).tolist() == (asked == FIRST_FAILED).tolist(), OF_ROWS[nth]
+        arrow_marks = gate.mark_failed_rows(table, None)
+        assert arrow_marks is not None
+        assert (marked[f"m{nth}"] == FIRST_FAILED).tolist() == (arrow_marks == FIRST_FAILED).tolist(), OF_ROWS[nth]
 
 
 @pytest.mark.long
 def test_spark_and_arrow_measure_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    expectations = [one for one in OF_ALL if one["kwargs"].get("column") != "gone"]
+    expectations = [expectation for expectation in OF_ALL if expectation["kwargs"].get("column") != "gone"]
     gate = gate_of(tmp_path, expectations)
-    of_spark = SparkGate(gate, spark.createDataFrame(TABLE).repartition(3))
-    of_spark.df.count()
-    _, of_arrow = gate._evaluate(TABLE)
-    assert [pytest.approx(float(one)) for one in of_arrow] == list(map(float, of_spark._read_measures(TABLE.num_rows)))
-    assert list(map(float, of_spark._read_measures(0))) == [pytest.approx(float(one)) for one in of_arrow]  # anew
+    spark_gate = SparkGate(gate, spark.createDataFrame(TABLE).repartition(3))
+    spark_gate.df.count()
+    _, arrow_measures = gate._evaluate(TABLE)
+    assert [pytest.approx(float(measure)) for measure in arrow_measures] == list(
+        map(float, spark_gate._read_measures(TABLE.num_rows))
+    )
+    assert list(map(float, spark_gate._read_measures(0))) == [
+        pytest.approx(float(measure)) for measure in arrow_measures
+    ]  # computed again
 
 
 @pytest.fixture(scope="module")
-def gated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+def gated_mq(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     folder = tmp_path_factory.mktemp("gated")
     (folder / "conf" / "expectations").mkdir(parents=True)
     (folder / "conf" / "lakemq.yaml").write_text("")
@@ -78,7 +82,7 @@ def gated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def orders(spark: SparkSession, count: int, bad: int = 0, amount: int = 5) -> DataFrame:
-    """The first of them have no key, or a negative amount."""
+    """Return orders. The first `bad` ones have no key, or a negative amount."""
     return spark.range(0, count, 1, 3).select(
         F.when(~((F.col("id") < bad) & (F.col("id") % 3 == 0)), F.concat(F.lit("k"), "id")).alias("k"),
         F.concat(F.lit("v"), "id").alias("v"),
@@ -87,65 +91,65 @@ def orders(spark: SparkSession, count: int, bad: int = 0, amount: int = 5) -> Da
     )
 
 
-def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSession, gated: Connection) -> None:
+def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSession, gated_mq: Connection) -> None:
     spark.sparkContext.setJobGroup("gated publish", "")
-    done = gated.publish("t", orders(spark, 60, bad=9), key="k", value="v")
+    published = gated_mq.publish("t", orders(spark, 60, bad=9), key="k", value="v")
     jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("gated publish")
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
     assert len(jobs) == 1
-    assert (done.record_count, done.rejected_count) == (51, 9)
-    assert sorted(int(m.value[1:]) for m in gated.fetch("t")) == list(range(9, 60))
-    done = gated.publish("t", orders(spark, 60, bad=9), key="k", value="v", order_by="id")
-    assert (done.record_count, done.rejected_count) == (51, 9)
+    assert (published.record_count, published.rejected_count) == (51, 9)
+    assert sorted(int(m.value[1:]) for m in gated_mq.fetch("t")) == list(range(9, 60))
+    published = gated_mq.publish("t", orders(spark, 60, bad=9), key="k", value="v", order_by="id")
+    assert (published.record_count, published.rejected_count) == (51, 9)
 
 
 @pytest.mark.long
-def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated: Connection) -> None:
-    before = gated.fetch("t").record_count
-    for df, told in [
+def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated_mq: Connection) -> None:
+    before = gated_mq.fetch("t").record_count
+    for df, reason in [
         (orders(spark, 60, bad=31), "31 of 60 rows fail"),
         (orders(spark, 60, amount=2000), "max_value=1000"),
         (orders(spark, 60, amount=500), "column_mean"),
         (orders(spark, 60).drop("amount"), "amount"),
     ]:
-        with pytest.raises(ExpectationFailed, match=told):
-            gated.publish("t", df, key="k", value="v")
+        with pytest.raises(ExpectationFailed, match=reason):
+            gated_mq.publish("t", df, key="k", value="v")
     with pytest.raises(ExpectationFailed, match="hence all"):
-        gated.publish("t", orders(spark, 60, bad=1), key="k", value="v", on_error="fail")
+        gated_mq.publish("t", orders(spark, 60, bad=1), key="k", value="v", on_error="fail")
     with pytest.raises(InvalidRecord, match="cannot be evaluated"):
-        gated.publish("t", orders(spark, 60).withColumn("amount", F.array("id")), key="k", value="v")
-    with pytest.raises(InvalidRecord, match=r"CAST_INVALID_INPUT in .*amount") as refused:
-        gated.publish("t", orders(spark, 60).withColumn("amount", F.lit("many")), key="k", value="v")
-    assert "'many'" not in str(refused.value)  # what is in rows is in no error
-    with pytest.raises(NumberFormatException, match="'mine'"):  # the DataFrame's own mistakes are told as they are
-        gated.publish(
+        gated_mq.publish("t", orders(spark, 60).withColumn("amount", F.array("id")), key="k", value="v")
+    with pytest.raises(InvalidRecord, match=r"CAST_INVALID_INPUT in .*amount") as refusal:
+        gated_mq.publish("t", orders(spark, 60).withColumn("amount", F.lit("many")), key="k", value="v")
+    assert "'many'" not in str(refusal.value)  # errors show no values of rows
+    with pytest.raises(NumberFormatException, match="'mine'"):  # the DataFrame's own errors come through unchanged
+        gated_mq.publish(
             "t", orders(spark, 60).withColumn("amount", F.expr("cast('mine' || id AS INT)")), key="k", value="v"
         )
-    assert gated.fetch("t").record_count == before
+    assert gated_mq.fetch("t").record_count == before
 
 
 @pytest.mark.long
-def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated: Connection, tmp_path: Path) -> None:
+def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated_mq: Connection, tmp_path: Path) -> None:
     source = tmp_path / "source"
     orders(spark, 60, bad=9).coalesce(1).write.json(str(source))
     stream = spark.readStream.schema("k string, v string, amount int, id long").json(str(source))
-    done: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
     failures: list[Exception] = []
 
     def publish(batch: DataFrame, number: int) -> None:
         try:
-            rows = gated.publish("streamed", batch, key="k", value="v", txn_app_id="orders", txn_version=number)
+            rows = gated_mq.publish("streamed", batch, key="k", value="v", txn_app_id="orders", txn_version=number)
         except ExpectationFailed as failure:
             failures.append(failure)
             raise
-        done.append((rows.record_count, rows.rejected_count))
+        counts.append((rows.record_count, rows.rejected_count))
 
     def run(stream: DataFrame, checkpoint: str) -> None:
         writer = stream.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path / checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
 
     run(stream, "checkpoint")
-    assert done == [(51, 9)]
+    assert counts == [(51, 9)]
     orders(spark, 60, bad=60).coalesce(1).write.mode("append").json(str(source))
     for _ in range(2):
         with pytest.raises(PySparkException, match="60 of 60"):
@@ -153,5 +157,5 @@ def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated: Conn
     with pytest.raises(PySparkException, match="amount"):
         run(stream.drop("amount"), "another")
     assert len(failures) == 3
-    assert done == [(51, 9)]
-    assert gated.fetch("streamed").record_count == 51
+    assert counts == [(51, 9)]
+    assert gated_mq.fetch("streamed").record_count == 51

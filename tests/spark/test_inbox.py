@@ -1,4 +1,4 @@
-"""Rows that SQL inserts are published exactly once, whatever else is done to the table and whoever drains."""
+"""Rows that SQL inserts are published exactly once, in spite of other changes of the table and several drains."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lakemq.tables.storage.insertions import read_insertion
 
 
 @pytest.fixture(autouse=True)
-def drained(mq: Connection) -> None:
-    """Nothing is left from the test before."""
+def drain_leftovers(mq: Connection) -> None:
+    """Publish rows that the last test has left."""
     mq.drain_inbox()
 
 
@@ -42,8 +42,8 @@ def test_a_drain_publishes_each_row_to_its_topic_and_once(spark: SparkSession, m
     mq.topics.create(f"{topic}-fan", partitions=2, subscriptions=[f"{topic}/*"])
     insert(spark, topic, "a", "b")
     insert(spark, f"{topic}/x", "c")
-    done = mq.drain_inbox()
-    assert (done.record_count, done.rejected_count) == (3, 0)
+    drained = mq.drain_inbox()
+    assert (drained.record_count, drained.rejected_count) == (3, 0)
     assert values(mq, topic) == ["a", "b"]
     assert values(mq, f"{topic}-fan") == ["c"]
     assert mq.drain_inbox().record_count == 0
@@ -71,14 +71,14 @@ def test_rows_wait_for_their_time(spark: SparkSession, mq: Connection, topic: st
             ('{topic}', 'now', NULL, NULL), ('{topic}', 'later', timestamp'2222-02-02', NULL),
             ('{topic}', 'late', NULL, 1000000000), ('{topic}', 'both', timestamp'2222-02-02', 1)"""
     )
-    done = mq.drain_inbox()
-    assert (done.record_count, done.rejected_count) == (3, 1)
+    drained = mq.drain_inbox()
+    assert (drained.record_count, drained.rejected_count) == (3, 1)
     assert values(mq, topic) == ["now"]
     assert mq.delayed.cancel_where(topic).column("outcome").to_pylist() == ["cancelled"] * 2
 
 
 def test_bad_rows_are_rejected_and_the_rest_is_published(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
     spark.sql(
@@ -88,13 +88,13 @@ def test_bad_rows_are_rejected_and_the_rest_is_published(
             ('{topic}', 'late', timestamp'+12000-01-01'), ('{topic}', NULL, NULL),
             (repeat('x', 5000), '{topic}-long', NULL)"""
     )
-    done = mq.drain_inbox()
-    assert (done.record_count, done.rejected_count) == (2, 6)
+    drained = mq.drain_inbox()
+    assert (drained.record_count, drained.rejected_count) == (2, 6)
     assert sorted(m.value or b"" for m in mq.fetch(topic)) == [b"", b"good"]
-    projected()
+    wait_for_projection()
     dead, messages = spark.table("mq.rejected_rows").alias("d"), spark.table("mq.messages").alias("m")
     inside = F.expr("m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count")
-    found = {
+    rejected = {
         (bytes(r.value).decode(), r.source, r.error)
         for r in messages.join(dead, inside).select("value", "source", "error").collect()
     }
@@ -105,7 +105,7 @@ def test_bad_rows_are_rejected_and_the_rest_is_published(
         ("bad name", f"../{topic}", "INVALID_TOPIC_EXCEPTION"),
         ("early", topic, "INVALID_TIMESTAMP"),
         ("late", topic, "INVALID_TIMESTAMP"),
-    } <= found
+    } <= rejected
 
 
 @pytest.mark.long
@@ -145,7 +145,7 @@ def test_two_drains_at_once_publish_once(
     slow = inbox(mq, spark)
     publish = slow._publish
 
-    def overtaken(batch, table_id):  # type: ignore[no-untyped-def]
+    def publish_after_another(batch, table_id):  # type: ignore[no-untyped-def]
         if batch.after == first:
             insert(spark, topic, "b")
             assert mq.drain_inbox().record_count == 2
@@ -153,7 +153,7 @@ def test_two_drains_at_once_publish_once(
         return publish(batch, table_id)
 
     first = slow._drained_version(mq.namespace.store.open(INBOX).table_id)
-    monkeypatch.setattr(slow, "_publish", overtaken)
+    monkeypatch.setattr(slow, "_publish", publish_after_another)
     slow.drain()
     mq.drain_inbox()
     assert values(mq, topic) == ["a", "b", "c"]
@@ -204,8 +204,8 @@ def test_an_insertion_is_what_a_commit_put_in(spark: SparkSession, mq: Connectio
     mq.topics.create(topic, partitions=1)
     insert(spark, topic, "a")
     newest = mq.namespace.store.open(INBOX).version
-    found = read_insertion(mq.namespace.files, INBOX, newest)
-    assert found.version == newest
-    assert found.size_bytes == sum(mq.namespace.files.size(name) or 0 for name in found.files) > 0
+    insertion = read_insertion(mq.namespace.files, INBOX, newest)
+    assert insertion.version == newest
+    assert insertion.size_bytes == sum(mq.namespace.files.size(name) or 0 for name in insertion.files) > 0
     spark.sql("DELETE FROM mq.inbox")
     assert read_insertion(mq.namespace.files, INBOX, newest + 1).files == ()

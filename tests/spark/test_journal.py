@@ -25,25 +25,25 @@ def test_spark_reads_the_journal_over_its_checkpoints(spark: SparkSession, tmp_p
     with lakemq.connect(str(tmp_path / "ns"), create=True, config=CONFIG) as mq:
         with mq.serving():
             mq.topics.create("t", partitions=2)
-            published = publish_until_merged(mq, tmp_path / "ns" / "journal" / "_delta_log")
+            published = publish_until_merge(mq, tmp_path / "ns" / "journal" / "_delta_log")
         handle = mq.namespace.store.open(JOURNAL)
         expected = handle.read().sort_by([("step", "ascending"), ("position", "ascending")])
         journal = spark.read.format("delta").load(mq.namespace.store.uri(JOURNAL))
-        # of statistics alone, where they are exact
+        # Spark answers from statistics alone, where they are exact
         assert journal.agg(F.min("step"), F.max("step"), F.count("*")).first() == (
             expected["step"][0].as_py(),
             expected["step"][-1].as_py(),
             expected.num_rows,
         )
-        seen = journal.orderBy("step", "position").toArrow()
-        assert seen.select(expected.column_names).cast(expected.schema).equals(expected)
+        in_spark = journal.orderBy("step", "position").toArrow()
+        assert in_spark.select(expected.column_names).cast(expected.schema).equals(expected)
         assert journal.where("kind = 'produced'").selectExpr("sum(size(segments))").first()[0] == published
         half = handle.version - 3
         before = spark.read.format("delta").option("versionAsOf", half).load(mq.namespace.store.uri(JOURNAL))
         assert before.count() < expected.num_rows
 
 
-def publish_until_merged(mq: Connection, log: Path) -> int:
+def publish_until_merge(mq: Connection, log: Path) -> int:
     """Publish messages until the log has a checkpoint, and files of the table were merged. Return how many."""
     for number in range(3000):
         mq.publish("t", pa.table({"value": [f"{number}"]}))
@@ -54,7 +54,9 @@ def publish_until_merged(mq: Connection, log: Path) -> int:
 
 
 def test_a_dataframe_has_what_rides_in_the_journal_and_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
-    """What is in no file yet is taken along; the rest is read by Spark. Later passes change nothing of it."""
+    """The DataFrame takes along rows that are in no file yet. Spark reads the others. Later passes change nothing
+    of it.
+    """
     config = {"project.interval.ms": 3_600_000, "inline.max.bytes": 1000}
     headers = pa.array([[("a", b"1")], None, [], [("b", None), ("c", b"3")]], HEADERS)
     with lakemq.connect(str(tmp_path / "ns"), create=True, config=config, spark=spark) as mq:
@@ -69,13 +71,13 @@ def test_a_dataframe_has_what_rides_in_the_journal_and_keeps_it(spark: SparkSess
             expected, early = planned.to_arrow(), planned.to_spark()
             part = mq.fetch("t", partitions=[1], start=1).to_spark()
             assert expected.num_rows == 55
-            assert in_order(early) == expected
+            assert sort_messages(early) == expected
         assert len(mq.namespace.store.open(MESSAGES).files()) == 2
-        assert in_order(early) == in_order(planned.to_spark()) == expected
-        of_one = expected.filter(pc.equal(expected["partition"], 1))
-        assert in_order(part) == of_one.slice(1)
+        assert sort_messages(early) == sort_messages(planned.to_spark()) == expected
+        rows_of_partition = expected.filter(pc.equal(expected["partition"], 1))
+        assert sort_messages(part) == rows_of_partition.slice(1)
 
 
-def in_order(messages: DataFrame) -> pa.Table:
+def sort_messages(messages: DataFrame) -> pa.Table:
     table = messages.orderBy("partition", "offset").toArrow()
     return table.cast(FETCHED)

@@ -1,4 +1,4 @@
-"""One text asks Spark and DuckDB, and the answers are the same: every query of README and docs, and some over JSON."""
+"""Spark and DuckDB give the same answers to the same SQL: every query of README and docs, and some over JSON."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ pytestmark = pytest.mark.long
 CHECKOUT = Path(__file__).parents[2]
 NAME = "one_sql"
 NOW = ("open_ms", "age_ms")
-"""Columns that hold how long it is since something."""
+"""Columns with the time since an event."""
 
 
 def queries_of_the_docs() -> list[str]:
-    """All that asks something, in blocks of SQL and in calls of the command, but for the definitions of views."""
-    found: list[str] = []
+    """Return all queries in blocks of SQL and in calls of the command, but no definitions of views."""
+    queries: list[str] = []
     for page in [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]:
         if page.name == "tables.md":
             continue
         text = page.read_text(encoding="utf-8")
         blocks = re.findall(r"^```sql\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        found += [one for block in blocks for one in block.split(";") if one.strip().startswith("SELECT")]
-        found += re.findall(r'^lakemq .* sql "(SELECT .*)"$', text, re.MULTILINE)
-    return found
+        queries += [
+            statement for block in blocks for statement in block.split(";") if statement.strip().startswith("SELECT")
+        ]
+        queries += re.findall(r'^lakemq .* sql "(SELECT .*)"$', text, re.MULTILINE)
+    return queries
 
 
 JSON = [
@@ -69,7 +71,7 @@ JSON = [
 
 @pytest.fixture(scope="module")
 def one_sql(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """JSON payloads, transactions, groups, delays, dead letters; all of it projected, and nobody serves."""
+    """A projected namespace without a sequencer: JSON payloads, transactions, groups, delays, dead letters."""
     path = tmp_path_factory.mktemp("sql") / NAME
     with lakemq.connect(path, create=True) as mq, mq.serving():
         for topic in ("orders", "clicks", "odd", "flights"):
@@ -106,13 +108,13 @@ def one_sql(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def plain(value: Any) -> Any:
-    """The same value of either engine."""
+    """Return the value in a form that is the same for both engines."""
     if isinstance(value, Row):
-        return {name: plain(one) for name, one in value.asDict().items()}
+        return {name: plain(field) for name, field in value.asDict().items()}
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(field) for name, field in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(element) for element in value]
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, datetime) and value.tzinfo is not None:
@@ -121,21 +123,23 @@ def plain(value: Any) -> Any:
 
 
 def answer(columns: list[str], rows: list[Any]) -> tuple[list[str], list[str]]:
-    kept = [nth for nth, name in enumerate(columns) if name not in NOW]
-    return [columns[nth] for nth in kept], sorted(repr([plain(row[nth]) for nth in kept]) for row in rows)
+    positions = [nth for nth, name in enumerate(columns) if name not in NOW]
+    return [columns[nth] for nth in positions], sorted(repr([plain(row[nth]) for nth in positions]) for row in rows)
 
 
 @pytest.mark.parametrize("query", [*queries_of_the_docs(), *JSON])
 def test_both_engines_answer_alike(spark: SparkSession, one_sql: Connection, query: str) -> None:
     query = query.replace("mq.log_committed", "log_committed")
     spark.sql(f"USE {NAME}")
-    asked = spark.sql(query)
-    expected = answer(asked.columns, [tuple(row) for row in asked.collect()])
+    in_spark = spark.sql(query)
+    expected = answer(in_spark.columns, [tuple(row) for row in in_spark.collect()])
     columns, rows = run_query(one_sql.namespace, query, dialect=SqlDialect.spark)
-    names, found = answer(columns, list(rows))
-    assert found == expected[1]
-    named = [one for one in expected[0] if "(" not in one]  # what is not named has a name of each engine's own
-    assert [name for name in names if name in named] == named
+    names, answers = answer(columns, list(rows))
+    assert answers == expected[1]
+    named_columns = [
+        column for column in expected[0] if "(" not in column
+    ]  # columns without a name get one of each engine's own
+    assert [name for name in names if name in named_columns] == named_columns
 
 
 def test_the_docs_have_queries() -> None:

@@ -1,4 +1,4 @@
-"""A DataFrame is published as it stands, and fetched as it was published; what cannot be a message says why."""
+"""A DataFrame is published and fetched unchanged. A row that cannot be a message says why."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def frame(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str = SCHEMA
     return spark.createDataFrame(rows, schema)
 
 
-def keyed(spark: SparkSession, count: int) -> DataFrame:
-    """`count` rows: key k0 .. k99 in turn, value the row's number."""
+def build_keyed_rows(spark: SparkSession, count: int) -> DataFrame:
+    """Return `count` rows: keys k0 to k99 in turn, the row's number as value."""
     key = F.concat(F.lit("k"), F.col("id") % 100)
     return spark.range(0, count, 1, 4).select(key.alias("key"), F.col("id").cast("string").alias("value"), "id")
 
@@ -57,8 +57,8 @@ def messages(fetched: DataFrame) -> list[tuple[Any, ...]]:
 
 def test_what_is_published_is_fetched(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=3)
-    done = mq.publish(topic, frame(spark, ROWS))
-    assert sum(unit.record_count for unit in done.units) == len(ROWS)
+    published = mq.publish(topic, frame(spark, ROWS))
+    assert sum(unit.record_count for unit in published.units) == len(ROWS)
     fetched = mq.fetch(topic).to_spark()
     expected = [(k or k, v or v, h or None, t.replace(tzinfo=None)) for k, v, h, t in ROWS]
     assert sorted(map(repr, messages(fetched))) == sorted(map(repr, expected))
@@ -69,7 +69,7 @@ def test_spark_and_arrow_fetch_the_same_in_the_schema_of_the_kafka_source(
 ) -> None:
     mq.topics.create(topic, partitions=4)
     for _ in range(2):
-        mq.publish(topic, keyed(spark, 500))
+        mq.publish(topic, build_keyed_rows(spark, 500))
     fetched = mq.fetch(topic, start={0: 10, 1: 0, 2: 5, 3: 7})
     in_spark = fetched.to_spark()
     assert in_spark.schema.simpleString() == spark.createDataFrame([], FETCHED_DDL).schema.simpleString()
@@ -83,9 +83,9 @@ def test_an_empty_frame_publishes_nothing_and_counts_as_its_version(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:
     mq.topics.create(topic, partitions=2)
-    empty = keyed(spark, 10).where("id < 0")
+    empty = build_keyed_rows(spark, 10).where("id < 0")
     assert mq.publish(topic, empty, txn_app_id="a", txn_version=0).units == []
-    assert mq.publish(topic, keyed(spark, 10), txn_app_id="a", txn_version=0).duplicate
+    assert mq.publish(topic, build_keyed_rows(spark, 10), txn_app_id="a", txn_version=0).duplicate
     assert mq.fetch(topic).to_spark().count() == 0
 
 
@@ -93,7 +93,7 @@ def test_an_empty_frame_publishes_nothing_and_counts_as_its_version(
 def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connection, topic: str, path: Path) -> None:
     mq.topics.create(topic, partitions=1)
     before = set((path / "messages").glob("*.parquet"))
-    mq.publish(topic, keyed(spark, 10).coalesce(1))
+    mq.publish(topic, build_keyed_rows(spark, 10).coalesce(1))
     file = (set((path / "messages").glob("*.parquet")) - before).pop()
     elsewhere = file.rename(path / "elsewhere.parquet")
     with pytest.raises(FileTruncated, match="gone"):
@@ -106,7 +106,7 @@ def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connect
 
 def test_keys_are_placed_as_spark_hashes_them(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=7)
-    mq.publish(topic, keyed(spark, 300))
+    mq.publish(topic, build_keyed_rows(spark, 300))
     wrong = mq.fetch(topic).to_spark().where(F.pmod(F.xxhash64("key"), F.lit(7)) != F.col("partition"))
     assert wrong.count() == 0
 
@@ -126,18 +126,18 @@ def test_an_explicit_partition_wins_and_one_that_is_not_there_is_refused(
 ) -> None:
     mq.topics.create(topic, partitions=3)
     rows = [("k", "a", 2), ("k", "b", 0), ("k", "c", None), ("k", "d", 3), ("k", "e", -1), ("k", "f", -2)]
-    done = mq.publish(topic, spark.createDataFrame(rows, "key string, value string, p int"), partition="p")
-    assert done.rejected_count == 2
-    found = {bytes(r.value).decode(): r.partition for r in mq.fetch(topic).to_spark().collect()}
-    assert (found["a"], found["b"]) == (2, 0)
-    assert found["c"] == found["e"]
-    assert set(found) == set("abce")
+    published = mq.publish(topic, spark.createDataFrame(rows, "key string, value string, p int"), partition="p")
+    assert published.rejected_count == 2
+    partitions = {bytes(r.value).decode(): r.partition for r in mq.fetch(topic).to_spark().collect()}
+    assert (partitions["a"], partitions["b"]) == (2, 0)
+    assert partitions["c"] == partitions["e"]
+    assert set(partitions) == set("abce")
 
 
 @pytest.mark.extended
 def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=4)
-    mq.publish(topic, keyed(spark, 1000).select("value"))
+    mq.publish(topic, build_keyed_rows(spark, 1000).select("value"))
     counts = [row["count"] for row in mq.fetch(topic).to_spark().groupBy("partition").count().collect()]
     assert len(counts) == 4
     assert max(counts) - min(counts) <= 8
@@ -154,8 +154,8 @@ def test_a_header_gives_the_key_where_there_is_none(spark: SparkSession, mq: Con
         (None, b"4", [("QUEUE_PARTITION_KEY", None), ("JMSXGroupID", b"only")]),
     ]
     mq.publish(topic, frame(spark, rows, "key binary, value binary, headers array<struct<key:string,value:binary>>"))
-    found = {bytes(r.value): bytes(r.key) for r in mq.fetch(topic).to_spark().collect()}
-    assert found == {b"1": b"g", b"2": b"own", b"3": b"s", b"4": b"only"}
+    keys = {bytes(r.value): bytes(r.key) for r in mq.fetch(topic).to_spark().collect()}
+    assert keys == {b"1": b"g", b"2": b"own", b"3": b"s", b"4": b"only"}
 
 
 @pytest.mark.extended
@@ -163,9 +163,9 @@ def test_order_by_keeps_the_order_of_a_key_after_a_file_scan(
     spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
 ) -> None:
     mq.topics.create(topic, partitions=4)
-    # files of unlike size: a scan reads the largest first
+    # files of different sizes: a scan reads the largest first
     for first, last in ((0, 100), (100, 4000), (4000, 4500)):
-        keyed(spark, 4500).where(f"id >= {first} AND id < {last}").coalesce(1).write.mode("append").parquet(
+        build_keyed_rows(spark, 4500).where(f"id >= {first} AND id < {last}").coalesce(1).write.mode("append").parquet(
             str(tmp_path / "source")
         )
     mq.publish(topic, spark.read.parquet(str(tmp_path / "source")), order_by="id")
@@ -186,7 +186,7 @@ def test_fan_out_stores_one_copy_per_partition_count(
     for name, partitions in zip(names, (4, 4, 3), strict=True):
         mq.topics.create(name, partitions=partitions, subscriptions=[f"{topic}/>"])
     before = set((path / "messages").glob("*.parquet"))
-    mq.publish(f"{topic}/jfk", keyed(spark, 400))
+    mq.publish(f"{topic}/jfk", build_keyed_rows(spark, 400))
     values = [sorted(r.value for r in mq.fetch(name).to_spark().collect()) for name in names]
     assert len(values[0]) == 400
     assert values[0] == values[1] == values[2]
@@ -197,7 +197,7 @@ def test_fan_out_stores_one_copy_per_partition_count(
 
 
 @pytest.mark.parametrize(
-    ("columns", "found"),
+    ("columns", "complaint"),
     [
         (["1 AS value"], "int"),
         (["'v' AS value", "1.5 AS key"], "decimal"),
@@ -210,40 +210,40 @@ def test_fan_out_stores_one_copy_per_partition_count(
     ],
 )
 def test_columns_that_make_no_message_are_refused_by_name(
-    spark: SparkSession, mq: Connection, topic: str, columns: list[str], found: str
+    spark: SparkSession, mq: Connection, topic: str, columns: list[str], complaint: str
 ) -> None:
     mq.topics.create(topic, partitions=2)
-    with pytest.raises(InvalidRecord, match=re.escape(found)):
+    with pytest.raises(InvalidRecord, match=re.escape(complaint)):
         mq.publish(topic, spark.range(3).selectExpr(*columns))
     assert mq.end_offsets(topic) == {0: 0, 1: 0}
 
 
 @pytest.mark.parametrize(
-    "named", [{"value": "nope"}, {"value": "id", "key": "nope"}, {"value": "id", "order_by": "nope"}]
+    "column_options", [{"value": "nope"}, {"value": "id", "key": "nope"}, {"value": "id", "order_by": "nope"}]
 )
 def test_columns_that_are_not_there_are_refused(
-    spark: SparkSession, mq: Connection, topic: str, named: dict[str, str]
+    spark: SparkSession, mq: Connection, topic: str, column_options: dict[str, str]
 ) -> None:
     mq.topics.create(topic, partitions=1)
     with pytest.raises(InvalidRecord, match="nope"):
-        mq.publish(topic, spark.range(3), **named)
+        mq.publish(topic, spark.range(3), **column_options)
 
 
 @pytest.mark.parametrize("name", ["../x", "a'; DROP TABLE y--", "a" * 250, "a\0b", "", "a//b", "."])
 def test_a_bad_topic_name_is_refused(spark: SparkSession, mq: Connection, name: str) -> None:
     with pytest.raises(InvalidTopic):
-        mq.publish(name, keyed(spark, 1))
+        mq.publish(name, build_keyed_rows(spark, 1))
 
 
 def test_an_unknown_topic_is_refused(spark: SparkSession, mq: Connection) -> None:
     with pytest.raises(UnknownTopicOrPartition, match="nope"):
-        mq.publish("nope", keyed(spark, 1))
+        mq.publish("nope", build_keyed_rows(spark, 1))
 
 
 def test_half_an_application_version_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=1)
     with pytest.raises(InvalidRequest, match="txn_version"):
-        mq.publish(topic, keyed(spark, 1), txn_app_id="a")
+        mq.publish(topic, build_keyed_rows(spark, 1), txn_app_id="a")
 
 
 BAD = [
@@ -255,18 +255,18 @@ BAD = [
 
 @pytest.mark.extended
 def test_rows_that_cannot_be_messages_are_rejected_and_the_rest_is_published(
-    spark: SparkSession, mq: Connection, topic: str, path: Path, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=2)
     late = frame(spark, [(b"late", b"v", None, TIMES[0])]).withColumn(
         "timestamp", F.expr("timestamp_micros(253402300800000000)")
     )
-    done = mq.publish(topic, frame(spark, [row[:4] for row in BAD] + ROWS).unionByName(late))
-    assert done.rejected_count == 4
-    assert sum(unit.record_count for unit in done.units) == len(ROWS) == mq.fetch(topic).record_count
-    projected()
+    published = mq.publish(topic, frame(spark, [row[:4] for row in BAD] + ROWS).unionByName(late))
+    assert published.rejected_count == 4
+    assert sum(unit.record_count for unit in published.units) == len(ROWS) == mq.fetch(topic).record_count
+    wait_for_projection()
     dead = spark.table("mq.rejected_rows").where(F.col("source") == topic)
-    refused = (
+    rejected = (
         spark.table("mq.messages")
         .alias("m")
         .join(
@@ -274,9 +274,11 @@ def test_rows_that_cannot_be_messages_are_rejected_and_the_rest_is_published(
             F.expr("m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count"),
         )
     )
-    found = {bytes(r.key).decode(): (r.error, r.source) for r in refused.select("key", "error", "source").collect()}
+    rejections = {
+        bytes(r.key).decode(): (r.error, r.source) for r in rejected.select("key", "error", "source").collect()
+    }
     expected = {row[0].decode(): (row[4], topic) for row in BAD} | {"late": ("INVALID_TIMESTAMP", topic)}
-    assert found == expected
+    assert rejections == expected
 
 
 @pytest.mark.parametrize(
@@ -293,9 +295,11 @@ def test_on_error_fail_refuses_all(
 
 def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=2)
-    first = [mq.publish(topic, keyed(spark, 10), txn_app_id="a", txn_version=v).duplicate for v in (3, 3, 2, 4)]
+    first = [
+        mq.publish(topic, build_keyed_rows(spark, 10), txn_app_id="a", txn_version=v).duplicate for v in (3, 3, 2, 4)
+    ]
     assert first == [False, True, True, False]
-    assert not mq.publish(topic, keyed(spark, 10), txn_app_id="b", txn_version=0).duplicate
+    assert not mq.publish(topic, build_keyed_rows(spark, 10), txn_app_id="b", txn_version=0).duplicate
     assert mq.fetch(topic).record_count == 30
 
 
@@ -315,12 +319,12 @@ def test_partitions_added_while_tasks_write_are_heeded(
         return ask(request, rows)
 
     monkeypatch.setattr(mq.requester, "submit", add_partitions_first)
-    mq.publish(topic, keyed(spark, 300))
+    mq.publish(topic, build_keyed_rows(spark, 300))
     assert stale
     fetched = mq.fetch(topic).to_spark()
     assert fetched.count() == 300
     assert fetched.where(F.pmod(F.xxhash64("key"), F.lit(5)) != F.col("partition")).count() == 0
-    assert {unit.partition for unit in mq.publish(topic, keyed(spark, 300)).units} == set(range(5))
+    assert {unit.partition for unit in mq.publish(topic, build_keyed_rows(spark, 300)).units} == set(range(5))
 
 
 @pytest.mark.extended
@@ -338,5 +342,5 @@ def test_topics_that_never_stand_still_end_in_an_error(
 
     monkeypatch.setattr(mq.requester, "submit", add_a_partition_first)
     with pytest.raises(StaleTopicMetadata):
-        mq.publish(topic, keyed(spark, 10))
+        mq.publish(topic, build_keyed_rows(spark, 10))
     assert mq.fetch(topic).record_count == 0

@@ -1,4 +1,4 @@
-"""Publishers in Spark and Python and two sequencers race, one of them is killed: all is there once."""
+"""Publishers in Spark and Python and two sequencers race, and one sequencer is killed. Each message is there once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ ROWS = 3
 SPARK, PYTHON = "s0", {"p0", "p1", "p2", "p3"}
 SPARK_THREADS = 8
 MORE = 24
-"""What each publishes at least once the leader is gone: all of them are at work when it dies, however long they took to
-start, which a number of publishes alone does not see to."""
+"""How many publishes each publisher makes at least after the leader's death. So all of them are at work when it
+dies, even if they start slowly.
+"""
 
 SEQUENCER = """
 import sys, time, lakemq
@@ -56,32 +57,32 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 class InSpark:
-    """Publishes from threads of this process, whose Spark session it takes."""
+    """Publishes from threads of this process, with its Spark session."""
 
     def __init__(self, mq: Connection, spark: SparkSession) -> None:
-        self._mq, self._spark, self._told, self._numbers = mq, spark, threading.Event(), itertools.count()
+        self._mq, self._spark, self._leader_is_gone, self._numbers = mq, spark, threading.Event(), itertools.count()
         self._pool = ThreadPoolExecutor(SPARK_THREADS)
         self._work: list[Future[list[int]]] = [self._pool.submit(self._go_on) for _ in range(SPARK_THREADS)]
 
     def _go_on(self) -> list[int]:
-        left, published = MORE // SPARK_THREADS, list[int]()
-        while left > 0:
-            left -= self._told.is_set()
+        remaining, published = MORE // SPARK_THREADS, list[int]()
+        while remaining > 0:
+            remaining -= self._leader_is_gone.is_set()
             number = next(self._numbers)
-            listed = [(f"{SPARK}-{i}", f"{SPARK}/{number}/{i}") for i in range(ROWS)]
-            done = self._mq.publish("t", self._spark.createDataFrame(listed, "key string, value string").coalesce(1))
-            assert sum(unit.record_count for unit in done.units) == ROWS
+            rows = [(f"{SPARK}-{i}", f"{SPARK}/{number}/{i}") for i in range(ROWS)]
+            result = self._mq.publish("t", self._spark.createDataFrame(rows, "key string, value string").coalesce(1))
+            assert sum(unit.record_count for unit in result.units) == ROWS
             published.append(number)
         return published
 
     def end(self) -> list[str]:
-        """The numbers of what it published."""
-        self._told.set()
+        """Return the numbers of the publishes."""
+        self._leader_is_gone.set()
         self._pool.shutdown()
-        return [str(number) for one in self._work for number in one.result()]
+        return [str(number) for future in self._work for number in future.result()]
 
 
-@pytest.mark.long  # half a minute
+@pytest.mark.long  # it takes half a minute
 def test_every_acknowledged_publish_is_there_once(tmp_path: Path, spark: SparkSession) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():
@@ -91,9 +92,9 @@ def test_every_acknowledged_publish_is_there_once(tmp_path: Path, spark: SparkSe
         with Connection(open_namespace(str(path)), spark) as mq:
             in_spark = InSpark(mq, spark)
             try:
-                until_seen(mq, {SPARK})
+                wait_for_publishers(mq, {SPARK})
                 publishers = {name: start(PUBLISHER, path, name, ROWS, MORE) for name in PYTHON}
-                until_seen(mq, {SPARK} | PYTHON)
+                wait_for_publishers(mq, {SPARK} | PYTHON)
                 epoch = kill_the_leader(mq, sequencers)
             finally:
                 answered = {SPARK: in_spark.end()}
@@ -109,8 +110,8 @@ def test_every_acknowledged_publish_is_there_once(tmp_path: Path, spark: SparkSe
     check(path, {f"{name}/{number}/{i}" for name in answered for number in answered[name] for i in range(ROWS)}, epoch)
 
 
-def until_seen(mq: Connection, names: set[str]) -> None:
-    """Until a message of each publisher is there."""
+def wait_for_publishers(mq: Connection, names: set[str]) -> None:
+    """Wait until a message of each publisher is there."""
     deadline = time.monotonic() + 120
     while not names <= {(m.value or b"").decode().partition("/")[0] for m in mq.fetch("t")}:
         assert time.monotonic() < deadline
@@ -118,7 +119,7 @@ def until_seen(mq: Connection, names: set[str]) -> None:
 
 
 def kill_the_leader(mq: Connection, sequencers: list[subprocess.Popen[str]]) -> int:
-    """Its epoch."""
+    """Kill the leader, and return its epoch."""
     state = mq.state()
     (process,) = [sequencer for sequencer in sequencers if f"-{sequencer.pid}-" in state.leader]
     process.kill()
@@ -126,13 +127,13 @@ def kill_the_leader(mq: Connection, sequencers: list[subprocess.Popen[str]]) -> 
     return state.leader_epoch
 
 
-def check(path: Path, wanted: set[str], epoch: int) -> None:
-    """epoch: of the leader that was killed."""
+def check(path: Path, expected: set[str], epoch: int) -> None:
+    """Check the messages. epoch: that of the leader that was killed."""
     with lakemq.connect(str(path)) as mq:
         assert mq.state().leader_epoch > epoch
         table = mq.fetch("t").to_arrow()
     counts = Counter(value.decode() for value in table.column("value").to_pylist())
-    assert set(counts) == wanted
+    assert set(counts) == expected
     assert set(counts.values()) == {1}
     for partition in range(4):
         offsets = sorted(

@@ -1,4 +1,4 @@
-"""docs/sql.md: as a table of SQL the format reads the files alone that hold a range; the views of the log read all."""
+"""docs/sql.md: the format as a table reads only the files that hold a range. The views of the log read all files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ NAME, FILES, ROWS = "ranges", 8, 500
 
 @pytest.fixture(scope="module")
 def ranges(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    """A topic of two partitions in eight files, of which all but the third and fourth, with offsets from 1000 on, are
-    damaged."""
+    """A topic of two partitions in eight files. All are damaged except the third and fourth, with offsets from 1000
+    on.
+    """
     path = tmp_path_factory.mktemp("ranges") / NAME
     with lakemq.connect(path, create=True, config={"inline.max.bytes": 0}) as mq, mq.serving():
         mq.topics.create("clicks", 2)
@@ -48,13 +49,13 @@ def ranges(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_the_format_as_a_table_reads_what_where_asks_for(spark: SparkSession, ranges: Connection) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)
     code = code.replace("data/mq", ranges.namespace.path).replace("2000", "1999").replace(".show()", "")
-    # its last statement is the query
+    # the last statement is the query
     lines = code.rstrip().splitlines()
     names = {"spark": spark}
     exec("\n".join([*lines[:-1], f"found = {lines[-1]}"]), names)
-    found = names["found"]
-    assert sorted(row.offset for row in found.collect()) == list(range(1000, 2000))
-    assert found.rdd.getNumPartitions() <= 2
+    frame = names["found"]
+    assert sorted(row.offset for row in frame.collect()) == list(range(1000, 2000))
+    assert frame.rdd.getNumPartitions() <= 2
     with pytest.raises(PySparkException):
         spark.sql("SELECT count(value) FROM clicks WHERE partition = 1").collect()
 
@@ -62,8 +63,8 @@ def test_the_format_as_a_table_reads_what_where_asks_for(spark: SparkSession, ra
 def test_the_range_may_be_said_by_options(spark: SparkSession, ranges: Connection) -> None:
     (statement,) = re.findall(r"^(CREATE TEMPORARY VIEW part .*?);$", SECTION, re.DOTALL | re.MULTILINE)
     spark.sql(statement.replace("data/mq", ranges.namespace.path).replace("2001", "2000"))
-    found = spark.sql("SELECT partition, min(offset), max(offset), count(*) FROM part GROUP BY partition").collect()
-    assert [tuple(row) for row in found] == [(1, 1000, 1999, 1000)]
+    rows = spark.sql("SELECT partition, min(offset), max(offset), count(*) FROM part GROUP BY partition").collect()
+    assert [tuple(row) for row in rows] == [(1, 1000, 1999, 1000)]
 
 
 def test_the_views_of_the_log_read_all_whatever_is_asked(spark: SparkSession, ranges: Connection) -> None:

@@ -1,4 +1,4 @@
-"""What README shows of Spark runs as it stands, on what its Python example left; so does its SQL."""
+"""The Spark code and the SQL of README run unchanged after its Python example."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The database the examples make, which no other test's is."""
+    """The database that the examples make. No other test uses it."""
     monkeypatch.chdir(tmp_path)
     spark.sql("DROP DATABASE IF EXISTS shop CASCADE")
     yield "shop"
@@ -30,12 +30,12 @@ def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -> None:
     python, in_spark = blocks("python")
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         names: dict[str, object] = {}
         exec(compile(python, "README.md", "exec"), names)
         exec(compile(in_spark, "README.md", "exec"), names)
-    counts = [int(count) for count in re.findall(r"^\|\s+\d+\|\s*(\d+)\|$", said.getvalue(), re.MULTILINE)]
+    counts = [int(count) for count in re.findall(r"^\|\s+\d+\|\s*(\d+)\|$", output.getvalue(), re.MULTILINE)]
     assert sum(counts) == 101_000
 
     spark.sql(f"USE {database}")

@@ -1,4 +1,4 @@
-"""A session knows Delta, is quiet, leaves nothing behind, and lets what spark-submit was told win."""
+"""A session knows Delta, is quiet, leaves nothing behind, and gives way to options of spark-submit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lakemq.jobs.jars import kept_jars
 from lakemq.spark import spark_session
 
 CHECKOUT = Path(__file__).parents[2]
-# Said by the JVM itself before any logging exists: Spark asks for a module that Java calls an incubator.
-# And `java` says that it heeds the variable with which tests start it.
+# The JVM itself prints these before any logging exists: Spark asks for a module that Java calls an incubator, and
+# `java` reports the variable with which tests start it.
 JVM_NOTICES = ("WARNING: Using incubator modules: jdk.incubator.vector", f"NOTE: Picked up {jvm.VARIABLE}: ")
 
 
@@ -54,7 +54,9 @@ def script(folder: Path, code: str) -> str:
 
 
 def test_the_session_knows_the_format_at_once(spark: SparkSession, mq: Connection, topic: str) -> None:
-    """Nothing else registers it for the session of these tests; from a checkout Spark does not find it by itself."""
+    """Only the session itself registers the format in these tests. From a checkout Spark does not find it by
+    itself.
+    """
     mq.topics.create(topic)
     mq.publish(topic, pa.table({"value": ["a", "b"]}))
     rows = spark.read.format("lakemq").option("path", mq.namespace.path).option("subscribe", topic).load()
@@ -89,8 +91,8 @@ def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:
 
 
 def test_workers_import_the_functions_of_a_test_module(spark: SparkSession) -> None:
-    # By name, not by value: cloudpickle sends a module's function as a reference. Not one of this folder, whose name
-    # the checkout's spark.py has where workers look first.
+    # By name, not by value: cloudpickle sends a module's function as a reference. The function is not of this folder,
+    # because workers first look in the checkout, where spark.py has the folder's name.
     assert spark.sparkContext.parallelize(["t"], 1).map(new_name).first().startswith("t")
 
 
@@ -107,10 +109,10 @@ def test_a_plain_start_is_quiet_and_leaves_nothing_behind(cwd: Path) -> None:
         print(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20)
         """,
     )
-    done = run([sys.executable, job], cwd)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 1024
-    assert [line for line in done.stderr.splitlines() if not line.startswith(JVM_NOTICES)] == []
+    completed = run([sys.executable, job], cwd)
+    assert completed.returncode == 0, completed.stderr
+    assert int(completed.stdout) <= 1024
+    assert [line for line in completed.stderr.splitlines() if not line.startswith(JVM_NOTICES)] == []
     assert list(cwd.iterdir()) == []
     assert list(cwd.parent.glob("lakemq-spark-*")) == []
 
@@ -147,16 +149,16 @@ def test_spark_submit_ships_the_wheel_as_zip_and_wins_over_the_defaults(wheel: P
     ]
     submit += ["--conf", "spark.sql.session.timeZone=Asia/Tokyo", "--conf", "spark.sql.shuffle.partitions=7"]
     submit += ["--jars", ",".join(map(str, kept_jars())), "--py-files", str(archive), job]
-    done = run(submit, cwd, SPARK_HOME=str(Path(pyspark.__file__).parent), PYSPARK_PYTHON=sys.executable)
-    assert done.returncode == 0, done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert ".zip/lakemq/engine/" in said["driver"]
-    assert ".zip/lakemq/engine/" in said["worker"]
-    assert said["spark.master"] == "local[1]"
-    assert said["spark.sql.session.timeZone"] == "Asia/Tokyo"
-    assert said["spark.sql.shuffle.partitions"] == "7"
-    # a worker of PySpark's that is told to stop while it writes may leave a trace; what is logged is ours to quiet
-    assert [line for line in done.stderr.splitlines() if " WARN " in line or " INFO " in line] == []
+    completed = run(submit, cwd, SPARK_HOME=str(Path(pyspark.__file__).parent), PYSPARK_PYTHON=sys.executable)
+    assert completed.returncode == 0, completed.stderr
+    values = dict(line.split(" ", 1) for line in completed.stdout.splitlines())
+    assert ".zip/lakemq/engine/" in values["driver"]
+    assert ".zip/lakemq/engine/" in values["worker"]
+    assert values["spark.master"] == "local[1]"
+    assert values["spark.sql.session.timeZone"] == "Asia/Tokyo"
+    assert values["spark.sql.shuffle.partitions"] == "7"
+    # PySpark's workers may leave a trace if they are stopped while they write; only log lines count
+    assert [line for line in completed.stderr.splitlines() if " WARN " in line or " INFO " in line] == []
     assert list(cwd.iterdir()) == []
 
 
@@ -165,8 +167,8 @@ def test_spark_submit_without_jars_that_are_kept_says_how_to_fetch_them(cwd: Pat
     job = script(cwd.parent, "from lakemq.spark import spark_session; spark_session()")
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", job]
     home = str(Path(pyspark.__file__).parent)
-    done = run(submit, cwd, SPARK_HOME=home, PYSPARK_PYTHON=sys.executable, LAKEMQ_JARS=str(cwd))
-    assert done.returncode != 0
+    completed = run(submit, cwd, SPARK_HOME=home, PYSPARK_PYTHON=sys.executable, LAKEMQ_JARS=str(cwd))
+    assert completed.returncode != 0
     # spark-submit sends both streams of Python to its own stdout.
-    assert "MissingJars: Delta's jars" in done.stdout
-    assert "-m lakemq.jobs.jars" in done.stdout
+    assert "MissingJars: Delta's jars" in completed.stdout
+    assert "-m lakemq.jobs.jars" in completed.stdout

@@ -102,7 +102,7 @@ def test_a_stream_without_its_checkpoint_is_another_stream_and_no_row_is_skipped
 
 def test_a_stream_goes_on_over_many_batches(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
     mq.topics.create(topic, partitions=1)
-    for number in range(12):  # Structured Streaming merges its list of files at the tenth
+    for number in range(12):  # Structured Streaming merges its list of files at the tenth batch
         source.add(str(number))
     stream = source.stream(maxFilesPerTrigger=1)
     publish_by_sink(mq, topic, stream, tmp_path / "checkpoint")
@@ -173,11 +173,11 @@ def test_what_cannot_be_published_ends_the_stream(mq: Connection, topic: str, so
 
 @pytest.mark.extended
 def test_a_stream_with_state_is_published_once(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
-    """Its state is in the checkpoint, as its progress is."""
+    """The state is in the checkpoint, like the progress."""
     mq.topics.create(topic, partitions=1)
     source.add("a", "a")
 
-    def distinct() -> DataFrame:
+    def remove_duplicates() -> DataFrame:
         return (
             source.stream()
             .withColumn("at", F.lit("2026-01-01").cast("timestamp"))
@@ -185,7 +185,7 @@ def test_a_stream_with_state_is_published_once(mq: Connection, topic: str, sourc
             .dropDuplicates(["value", "at"])
         )
 
-    publish_by_sink(mq, topic, distinct(), tmp_path / "checkpoint")
+    publish_by_sink(mq, topic, remove_duplicates(), tmp_path / "checkpoint")
     source.add("a", "b")
-    publish_by_sink(mq, topic, distinct(), tmp_path / "checkpoint")
+    publish_by_sink(mq, topic, remove_duplicates(), tmp_path / "checkpoint")
     assert values(mq, topic) == ["a", "b"]

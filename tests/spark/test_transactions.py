@@ -1,4 +1,4 @@
-"""Transactions of DataFrames: seen with their commit, in Spark, in Arrow and in SQL alike."""
+"""Transactions of DataFrames show with their commit, in Spark, in Arrow and in SQL alike."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def numbers(spark: SparkSession, first: int, count: int) -> DataFrame:
     return ids.select(F.col("id").cast("string").alias("value"), F.expr("cast(id % 7 AS string)").alias("key"))
 
 
-def in_arrow(mq: Connection, topic: str, isolation: Isolation) -> list[int]:
+def read_in_arrow(mq: Connection, topic: str, isolation: Isolation) -> list[int]:
     return sorted(int(m.value or b"") for m in mq.fetch(topic, isolation=isolation))
 
 
-def in_spark(mq: Connection, topic: str, isolation: Isolation) -> list[int]:
-    found = mq.fetch(topic, isolation=isolation).to_spark().select(F.col("value").cast("string").cast("int"))
-    return sorted(row[0] for row in found.collect())
+def read_in_spark(mq: Connection, topic: str, isolation: Isolation) -> list[int]:
+    rows = mq.fetch(topic, isolation=isolation).to_spark().select(F.col("value").cast("string").cast("int"))
+    return sorted(row[0] for row in rows.collect())
 
 
-def in_sql(spark: SparkSession, view: str, topic: str) -> list[int]:
-    found = spark.sql(f"SELECT CAST(CAST(value AS STRING) AS INT) FROM mq.{view} WHERE topic = '{topic}'")
-    return sorted(row[0] for row in found.collect())
+def read_in_sql(spark: SparkSession, view: str, topic: str) -> list[int]:
+    rows = spark.sql(f"SELECT CAST(CAST(value AS STRING) AS INT) FROM mq.{view} WHERE topic = '{topic}'")
+    return sorted(row[0] for row in rows.collect())
 
 
 @pytest.mark.long  # a third of a minute
 def test_all_ways_to_read_see_what_was_committed(
-    spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, partitions=3)
     mq.publish(topic, numbers(spark, 0, 10))
@@ -57,18 +57,20 @@ def test_all_ways_to_read_see_what_was_committed(
     with suppress(Undo), mq.transaction(topic) as txn:
         txn.publish(topic, numbers(spark, 50, 10))
         mq.publish(topic, numbers(spark, 60, 10))
-        projected()
-        assert in_arrow(mq, topic, "read_committed") == in_spark(mq, topic, "read_committed") == committed
-        assert in_sql(spark, "log_committed", topic) == committed
-        assert in_arrow(mq, topic, "read_uncommitted") == in_spark(mq, topic, "read_uncommitted") == [*range(70)]
-        assert in_sql(spark, "log", topic) == [*range(70)]
-        (one,) = spark.sql(f"SELECT * FROM mq.open_transactions WHERE transactional_id = '{topic}'").collect()
-        assert sorted(one.topics) == [f"{topic}-{p}" for p in range(3)]
+        wait_for_projection()
+        assert read_in_arrow(mq, topic, "read_committed") == read_in_spark(mq, topic, "read_committed") == committed
+        assert read_in_sql(spark, "log_committed", topic) == committed
+        assert (
+            read_in_arrow(mq, topic, "read_uncommitted") == read_in_spark(mq, topic, "read_uncommitted") == [*range(70)]
+        )
+        assert read_in_sql(spark, "log", topic) == [*range(70)]
+        (row,) = spark.sql(f"SELECT * FROM mq.open_transactions WHERE transactional_id = '{topic}'").collect()
+        assert sorted(row.topics) == [f"{topic}-{p}" for p in range(3)]
         raise Undo
-    projected()
+    wait_for_projection()
     committed += range(60, 70)
-    assert in_arrow(mq, topic, "read_committed") == in_spark(mq, topic, "read_committed") == committed
-    assert in_sql(spark, "log_committed", topic) == committed
+    assert read_in_arrow(mq, topic, "read_committed") == read_in_spark(mq, topic, "read_committed") == committed
+    assert read_in_sql(spark, "log_committed", topic) == committed
     states = spark.sql(
         "SELECT state, reason, count(*) AS n FROM mq.transaction_history"
         f" WHERE transactional_id = '{topic}' AND state LIKE 'Complete%' GROUP BY 1, 2"
@@ -87,12 +89,12 @@ def test_a_bad_row_refuses_the_publish_and_the_transaction(spark: SparkSession, 
             txn.publish(topic, rows)
         with pytest.raises(TransactionAbortable):
             txn.publish(topic, numbers(spark, 0, 5))
-    assert in_arrow(mq, topic, "read_committed") == []
+    assert read_in_arrow(mq, topic, "read_committed") == []
 
 
 @pytest.mark.extended
 def test_a_large_transaction_stays_open_across_steps_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
-    """Its parts are in the log for long; with the commit they are seen, all in one step."""
+    """Its parts stay in the log for long. With the commit all of them show in one step."""
     name = "restarted"
     with lakemq.connect(str(tmp_path / name), spark=spark, create=True, config={"lease.ms": 500}) as mq:
         with mq.serving():
@@ -107,13 +109,13 @@ def test_a_large_transaction_stays_open_across_steps_and_restarts(spark: SparkSe
         with mq.serving():
             mq.publish("t", pa.table({"value": ["150000"]}))
             txn.__exit__(None, None, None)
-            assert in_arrow(mq, "t", "read_committed") == [*range(150_001)]
+            assert read_in_arrow(mq, "t", "read_committed") == [*range(150_001)]
 
 
 def test_a_stream_whose_commits_carry_the_batch_publishes_each_batch_once(
     spark: SparkSession, mq: Connection, topic: str, tmp_path: Path
 ) -> None:
-    """Also when the commit was decided and the checkpoint never heard of it."""
+    """Each batch is published once even if the checkpoint does not know about a decided commit."""
     mq.topics.create(topic, partitions=2)
     source = tmp_path / "source"
     for part in range(3):
@@ -135,5 +137,5 @@ def test_a_stream_whose_commits_carry_the_batch_publishes_each_batch_once(
     with pytest.raises(Exception, match="before the checkpoint"):
         stream(stop_after=1)
     stream(stop_after=None)
-    assert in_arrow(mq, topic, "read_committed") == [*range(30)]
+    assert read_in_arrow(mq, topic, "read_committed") == [*range(30)]
     assert replays.count(True) == 1

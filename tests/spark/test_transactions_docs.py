@@ -1,4 +1,4 @@
-"""What docs/transactions.md shows of Spark runs as it stands, on what its other examples left; so do its queries."""
+"""The Spark code and the queries of docs/transactions.md run unchanged after its other examples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def names(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The names that all examples have left; those of Spark were run last, on the same namespace."""
+    """The names that all examples define. Those of Spark ran last, on the same namespace."""
     spark.sql("DROP DATABASE IF EXISTS bank CASCADE")
     defined: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -52,8 +52,8 @@ def messages(names: dict[str, Any], topic: str) -> list[tuple[str | None, str]]:
 def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, Any]) -> None:
     assert messages(names, "totals") == [("ann", "10"), ("cleo", "5")]
     assert sum(row.lag for row in names["mq"].groups.lag("totals")) == 0
-    again = names["mq"].consumer("totals", assign=["transfers"]).poll()
-    assert again.to_spark().count() == 0
+    next_batch = names["mq"].consumer("totals", assign=["transfers"]).poll()
+    assert next_batch.to_spark().count() == 0
 
 
 @pytest.mark.extended
@@ -76,14 +76,14 @@ def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path
         (key, value) for key, value in messages(names, "accounts") if key and key.startswith("a") and key != "ann"
     ]
     assert booked == [("a0", "+0"), ("a1", "+1"), ("a2", "+2")]
-    seen = [value for _, value in messages(names, "transfers") if value.startswith("seen ")]
-    assert sorted(seen) == ["seen +0", "seen +1", "seen +2"]
+    notes = [value for _, value in messages(names, "transfers") if value.startswith("seen ")]
+    assert sorted(notes) == ["seen +0", "seen +1", "seen +2"]
     assert names["mq"].transactions.describe("etl").batch_id == 2
 
 
 @pytest.mark.long  # a quarter of a minute
 def test_the_queries_run_in_spark(spark: SparkSession, names: dict[str, Any]) -> None:
-    names["mq"].close()  # all is projected then
+    names["mq"].close()  # everything is projected then
     spark.sql("USE bank")
     history, still_open, lag = (spark.sql(query).collect() for query in blocks("sql"))
     assert [(row.transactional_id, row.state) for row in history][:2] == [

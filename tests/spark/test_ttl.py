@@ -1,4 +1,4 @@
-"""Time to live through Spark: given as a column or for all, passed over in DataFrames, shown by the views."""
+"""Time to live in Spark: set by a column or for all rows, heeded by DataFrames, shown by the views."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def age(mq: Connection, topic: str) -> None:
 @pytest.mark.parametrize("ttl_ms", ["lives", "column", "number"])
 def test_a_dataframe_says_how_long_its_rows_live(spark: SparkSession, mq: Connection, topic: str, ttl_ms: str) -> None:
     mq.topics.create(topic)
-    given: Any = {"lives": "lives", "column": F.col("lives") + 0, "number": SHORT_MS}[ttl_ms]
+    ttl: Any = {"lives": "lives", "column": F.col("lives") + 0, "number": SHORT_MS}[ttl_ms]
     rows = spark.createDataFrame([("a", SHORT_MS), ("b", LONG_MS), ("c", None)], "value string, lives int")
-    mq.publish(topic, rows, ttl_ms=given)
+    mq.publish(topic, rows, ttl_ms=ttl)
     age(mq, topic)
     expected = [] if ttl_ms == "number" else ["b", "c"]
     assert values(mq, topic) == expected
@@ -38,12 +38,14 @@ def test_a_dataframe_says_how_long_its_rows_live(spark: SparkSession, mq: Connec
     assert mq.fetch(topic, include_expired=True).to_spark().count() == 3
 
 
-def test_a_topics_own_and_views(spark: SparkSession, mq: Connection, topic: str, projected: Callable[[], None]) -> None:
+def test_a_topics_own_and_views(
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
+) -> None:
     mq.topics.create(topic, config={"ttl.ms": SHORT_MS})
     spark.sql(f"INSERT INTO mq.inbox (topic, value, ttl_ms) VALUES ('{topic}', 'a', NULL), ('{topic}', 'b', {LONG_MS})")
     mq.drain_inbox()
     age(mq, topic)
-    projected()
+    wait_for_projection()
     assert values(mq, topic) == ["b"]
     shown = spark.table("mq.log_committed").where(F.col("topic") == topic).orderBy("expires_at").collect()
     assert [bytes(row.value) for row in shown] == [b"a", b"b"]

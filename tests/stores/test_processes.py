@@ -28,7 +28,7 @@ ObjectServer: TypeAlias = S3Server | AzureServer
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
 WITHIN_S = 120
-"""Bound of every wait; a machine may be slow."""
+"""Bound of every wait, because a machine may be slow."""
 
 
 @pytest.fixture
@@ -38,16 +38,16 @@ def path(object_server: ObjectServer) -> str:
 
 @pytest.fixture
 def children(tmp_path: Path) -> Iterator[Children]:
-    started = Children(tmp_path)
+    children_ = Children(tmp_path)
     try:
-        yield started
+        yield children_
     finally:
-        started.kill_all()
+        children_.kill_all()
         print((tmp_path / "children.log").read_text()[-20_000:])
 
 
 class Children:
-    """Processes that none of the tests leaves behind."""
+    """Processes that end with their test."""
 
     def __init__(self, folder: Path) -> None:
         self._settings = folder / "lakemq.yaml"
@@ -74,22 +74,22 @@ class Children:
         self._log.close()
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
+def until(holds: Callable[[], bool], failure: str) -> None:
     deadline_s = time.monotonic() + WITHIN_S
     while not holds():
-        assert time.monotonic() < deadline_s, what
+        assert time.monotonic() < deadline_s, failure
         time.sleep(0.1)
 
 
 def terms(mq: Connection) -> list[tuple[int, str]]:
     """Return epoch and leader of each term, in order."""
     steps = read_steps(mq.namespace.store)
-    elected = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
-    return list(dict.fromkeys((record.epoch, record.leader) for record in elected if record.leader))
+    elections = [entry.record for step in steps for entry in step.entries if isinstance(entry.record, LeaderElected)]
+    return list(dict.fromkeys((record.epoch, record.leader) for record in elections if record.leader))
 
 
 class Sending(threading.Thread):
-    """Sends numbered messages one after the other until it is told to end."""
+    """Sends numbered messages one after the other until `end`."""
 
     def __init__(self, mq: Connection) -> None:
         super().__init__(daemon=True)
@@ -113,7 +113,7 @@ class Sending(threading.Thread):
         if self.error is not None:
             raise self.error
 
-    def until_more(self, count: int) -> None:
+    def wait_for_more(self, count: int) -> None:
         """Wait until so many more messages were acknowledged."""
         goal = self.acknowledged + count
         until(lambda: self.acknowledged >= goal or self.error is not None, f"{goal} messages acknowledged")
@@ -135,11 +135,11 @@ def test_another_sequencer_takes_over_and_each_message_is_there_once(
         children.serve(path, object_server.options)
         sending = Sending(mq)
         sending.start()
-        sending.until_more(5)
+        sending.wait_for_more(5)
         first.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
-        sending.until_more(5)
+        sending.wait_for_more(5)
         first.send_signal(signal.SIGCONT)
-        sending.until_more(5)
+        sending.wait_for_more(5)
         sending.end()
         check_each_once(mq, sending.acknowledged)
         epochs = [epoch for epoch, _ in terms(mq)]
@@ -149,16 +149,16 @@ def test_another_sequencer_takes_over_and_each_message_is_there_once(
 
 def test_arguments_of_processes_show_no_credentials(object_server: ObjectServer, path: str, children: Children) -> None:
     with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
-        served = children.serve(path, object_server.options)
+        sequencer = children.serve(path, object_server.options)
         mq.topics.create(TOPIC)
-        arguments = Path(f"/proc/{served.pid}/cmdline").read_text()
+        arguments = Path(f"/proc/{sequencer.pid}/cmdline").read_text()
     assert object_server.secret_option in arguments
     assert object_server.secret not in arguments
 
 
 @contextmanager
 def bad_network(target: str, share: float) -> Iterator[str]:
-    """Yield the URL of a proxy in a process of its own: 15 ms later, and this share of each fault."""
+    """Yield the URL of a proxy in another process, with 15 ms of delay, and this share of each fault."""
     command = [sys.executable, "-m", "store_proxy", target, "--delay-ms", "15", "--share", str(share), "--seed", "7"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
         assert proxy.stdin is not None
@@ -180,7 +180,7 @@ def test_a_bad_network_loses_and_doubles_nothing(object_server: ObjectServer, pa
         sending = Sending(mq)
         sending.start()
         for _ in range(4):
-            sending.until_more(10)
+            sending.wait_for_more(10)
         sending.end()
         check_each_once(mq, sending.acknowledged)
     with lakemq.connect(path, storage_options=object_server.options) as mq:

@@ -48,9 +48,9 @@ def test_rows_are_written_and_read_and_plans_show_no_credentials(
     rows = spark.range(1_000).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     rows.write.format("lakemq").options(**options_of(s3, path), topic=TOPIC).mode("append").save()
     assert mq.fetch(TOPIC).to_arrow().num_rows == 1_000
-    found = spark.read.format("lakemq").options(**options_of(s3, path), subscribe=TOPIC).load()
-    assert sorted(int(row.value) for row in found.collect()) == list(range(1_000))
-    plan = found._jdf.queryExecution().toString()
+    frame = spark.read.format("lakemq").options(**options_of(s3, path), subscribe=TOPIC).load()
+    assert sorted(int(row.value) for row in frame.collect()) == list(range(1_000))
+    plan = frame._jdf.queryExecution().toString()
     assert "lakemq" in plan
     assert SECRET_KEY not in plan
 
