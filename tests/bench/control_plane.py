@@ -1,4 +1,4 @@
-"""What the sequencer itself costs: ranges decided and journaled, a large namespace, many steps."""
+"""The costs of the sequencer alone: ranges decided and journaled, a large namespace, many steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ sequencer.resign()
 
 
 def ranges_per_second(ranges_per_request: int, requests: int, rows_per_range: int) -> float:
-    """Ranges decided and journaled per second; one data file with as many rows as the ranges name."""
+    """Return how many ranges are decided and journaled per second. One data file has all their rows."""
     with (
         tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder,
         lakemq.connect(folder, create=True) as mq,
@@ -83,7 +83,7 @@ def _file(mq: Connection, rows: int) -> DataFile:
 
 
 def large_namespace(segments: int) -> Iterator[Figure]:
-    """A namespace whose log is made of very many segments: the sequencer need not hold them."""
+    """Measure a namespace whose log has very many segments, which the sequencer need not keep in memory."""
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
         with lakemq.connect(folder, create=True) as mq, mq.serving():
             topic = mq.topics.create("large", partitions=PARTITIONS)
@@ -102,7 +102,7 @@ def large_namespace(segments: int) -> Iterator[Figure]:
                     max_timestamp_ms=zeros,
                 )
                 mq.requester.ask(Produce(topics=[ref], ranges=ranges, metadata_step=step, files=[file]))
-        starts = [started(folder) for _ in range(3)]
+        starts = [measure_start(folder) for _ in range(3)]
         yield Figure(f"{segments / 1e6:g} M segments: start of a sequencer", min(s for s, _ in starts), "s", 3, "<=")
         yield Figure(f"{segments / 1e6:g} M segments: its memory", min(m for _, m in starts), "MiB", 400, "<=")
         with lakemq.connect(folder) as mq:
@@ -113,18 +113,18 @@ def large_namespace(segments: int) -> Iterator[Figure]:
                 assert mq.fetch("large", start=middle, end=middle + 1000, partitions=[3]).record_count == 1000
 
             look_up()
-            taken = [seconds(look_up) for _ in range(20)]
-        yield Figure(f"{segments / 1e6:g} M segments: range look-up", median(taken) * 1e3, "ms", 50, "<=")
+            durations_s = [seconds(look_up) for _ in range(20)]
+        yield Figure(f"{segments / 1e6:g} M segments: range look-up", median(durations_s) * 1e3, "ms", 50, "<=")
 
 
-def started(folder: str) -> tuple[float, float]:
-    done = subprocess.run([sys.executable, "-c", _START, folder], capture_output=True, text=True, check=True)
-    begun, memory = done.stdout.split()
-    return float(begun), float(memory)
+def measure_start(folder: str) -> tuple[float, float]:
+    completed = subprocess.run([sys.executable, "-c", _START, folder], capture_output=True, text=True, check=True)
+    start_s, memory = completed.stdout.split()
+    return float(start_s), float(memory)
 
 
 def many_steps(steps: int) -> Figure:
-    """Median of the last 100 acknowledgements over the median of those around the 100th step."""
+    """Return the median of the last 100 acknowledgements over the median around the 100th step."""
     with (
         tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder,
         lakemq.connect(folder, create=True) as mq,
@@ -132,9 +132,9 @@ def many_steps(steps: int) -> Figure:
     ):
         mq.topics.create("steps", partitions=PARTITIONS)
         table = pa.table({"key": [b"k"], "value": [b"x" * 92]})
-        taken = [seconds(lambda: mq.publish("steps", table)) for _ in range(steps)]
-    ratio = median(taken[-100:]) / median(taken[50:150])
-    note = f"{median(taken[50:150]) * 1e3:.1f} ms, then {median(taken[-100:]) * 1e3:.1f} ms"
+        durations_s = [seconds(lambda: mq.publish("steps", table)) for _ in range(steps)]
+    ratio = median(durations_s[-100:]) / median(durations_s[50:150])
+    note = f"{median(durations_s[50:150]) * 1e3:.1f} ms, then {median(durations_s[-100:]) * 1e3:.1f} ms"
     return Figure(f"step {steps:,} over step 100", ratio, "ratio", 1.5, "<=", note)
 
 

@@ -1,4 +1,4 @@
-"""What the decisions of a leader hold in memory after a million small steps: 100 topics, 20 groups that commit.
+"""Memory of a leader's decisions after a million small steps: 100 topics, 20 groups that commit.
 
 Only the core runs: requests are decided, folded and encoded as journal rows, and nothing is stored. So a million steps
 take minutes, and memory that grows belongs to the state. `leader_memory.py` measures a whole leader for fewer steps.
@@ -35,16 +35,16 @@ STEPS_PER_PASS = 500
 
 
 def run(steps: int) -> Iterator[Figure]:
-    core = Core()
+    core = BareCore()
     samples = [core.take_steps(steps // LOOKS) for _ in range(LOOKS)]
-    shown = ", ".join(f"{blocks:,}" for blocks in samples)
+    samples_text = ", ".join(f"{blocks:,}" for blocks in samples)
     name = f"decisions, {TOPICS} topics, {GROUPS} groups, {steps:,} small steps"
     # every topic, partition and group was used long before the first look
     growth = samples[-1] / samples[0]
-    yield Figure(f"{name}: growth of allocated blocks since a tenth of them", growth, "x", 1.05, "<=", shown)
+    yield Figure(f"{name}: growth of allocated blocks since a tenth of them", growth, "x", 1.05, "<=", samples_text)
 
 
-class Core:
+class BareCore:
     """A state, and two clients: one sends, the other commits offsets."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Millions of messages that wait, each sent alone, over a year: memory and start of the sequencer, cancels, and steps.
 
-Their rows are written into `delayed` as a projection writes them. To send ten million one by one takes an hour.
+Their rows are written into `delayed` as a projection writes them, because sending ten million one by one takes an hour.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from figures import Figure, median, percentile
-from serving import served
+from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -29,7 +29,7 @@ CANCELS = 100
 
 def run(count: int) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
-        with served(folder) as sequencer, lakemq.connect(folder) as mq:
+        with run_sequencer(folder) as sequencer, lakemq.connect(folder) as mq:
             mq.topics.create("w", 8)
             receipts = _schedule_far(mq)
             _answer_s(mq)
@@ -52,12 +52,12 @@ def write_far_ranges(folder: str, count: int) -> None:
 
 
 def _with_all(folder: str, count: int, empty_mib: float, empty_s: float, receipts: list[str]) -> Iterator[Figure]:
-    began_s = time.perf_counter()
-    with served(folder) as sequencer, lakemq.connect(folder) as mq:
+    start_s = time.perf_counter()
+    with run_sequencer(folder) as sequencer, lakemq.connect(folder) as mq:
         _answer_s(mq)
         note = f"{_processor_s(sequencer.pid):.1f} s of processor time; {empty_s:.1f} s in an empty namespace"
         yield Figure(
-            f"{count:,} wait: a sequencer starts, and answers", time.perf_counter() - began_s, "s", 3, "<=", note
+            f"{count:,} wait: a sequencer starts, and answers", time.perf_counter() - start_s, "s", 3, "<=", note
         )
         # another thread reads the later ranges meanwhile
         answers_ms = [_answer_s(mq) * 1e3 for _ in range(200)]
@@ -65,19 +65,19 @@ def _with_all(folder: str, count: int, empty_mib: float, empty_s: float, receipt
         yield Figure("an answer while later ranges are read, p99", percentile(answers_ms, 0.99), "ms", 20, "<=", note)
         # the first cancel waits until they are read
         assert mq.delayed.cancel(receipts.pop()) == "cancelled"
-        note = f"of the sequencer, {time.perf_counter() - began_s:.1f} s after its start"
+        note = f"of the sequencer, {time.perf_counter() - start_s:.1f} s after its start"
         yield Figure("all ranges are read: processor time", _processor_s(sequencer.pid), "s", 10, "<=", note)
         more_mib = _settled_memory_mib(sequencer.pid) - empty_mib
         note = f"{empty_mib:.0f} MiB without them"
         yield Figure(f"{count:,} wait: memory of the sequencer for them", more_mib, "MiB", 150, "<=", note)
         took_ms = []
         for receipt in receipts:
-            started = time.perf_counter()
+            cancel_start_s = time.perf_counter()
             assert mq.delayed.cancel(receipt) == "cancelled"
-            took_ms.append((time.perf_counter() - started) * 1e3)
+            took_ms.append((time.perf_counter() - cancel_start_s) * 1e3)
         note = f"longest {max(took_ms):.0f} ms"
         yield Figure("cancelling one that is due in a year, p50", median(took_ms), "ms", 20, "<=", note)
-        # a minute has some that are due soon, so that steps queue them meanwhile
+        # some are due soon, so steps queue them meanwhile
         answers_ms = [_answer_s(mq) * 1e3 for _ in range(1000)]
         note = f"longest {max(answers_ms):.0f} ms, p50 {median(answers_ms):.1f} ms"
         yield Figure("an answer meanwhile, p99", percentile(answers_ms, 0.99), "ms", 20, "<=", note)
@@ -88,7 +88,7 @@ def _schedule_far(mq: Connection) -> list[str]:
 
 
 def build_rows(topic_id: int, step: int, first: int, count: int, rng: np.random.Generator) -> pa.Table:
-    """Ranges of one message each, in files of FILE_RANGES, as a merge of the table leaves them."""
+    """Build ranges of one message each, in files of FILE_RANGES, as a merge of the table leaves them."""
     number, now_ms = np.arange(first, first + count), time.time_ns() // 1_000_000
     due_ms = (now_ms + HOUR_MS // 6 + rng.integers(0, YEAR_MS, count)) // 1000 * 1000
     file_ids = np.random.default_rng(2).integers(0, 2**62, first // FILE_RANGES + count // FILE_RANGES + 1)
@@ -136,13 +136,13 @@ def build_rows(topic_id: int, step: int, first: int, count: int, rng: np.random.
 
 
 def _answer_s(mq: Connection) -> float:
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     mq.topics.alter("w", {})
-    return time.perf_counter() - started
+    return time.perf_counter() - start_s
 
 
 def _settled_memory_mib(pid: int) -> float:
-    """Return the memory once the sequencer has given back what it does not use, which it does every two seconds."""
+    """Return the memory after the sequencer has given back unused memory, which it does every two seconds."""
     samples_mib = []
     for _ in range(10):
         time.sleep(0.5)
@@ -156,6 +156,6 @@ def _processor_s(pid: int) -> float:
 
 
 def _memory_mib(pid: int) -> float:
-    """What the process itself holds: not files of libraries, which it shares."""
+    """Return the memory of the process itself, without files of libraries, which it shares."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1024

@@ -1,4 +1,4 @@
-"""What a benchmark reports: figures beside what they must reach. Ratios come from one run, side by side."""
+"""Figures of benchmarks beside their targets. Ratios come from one run, side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number. `sense`: whether it must be at least or at most the target."""
+    """A measured number. `sense`: whether it must be at least or at most the target."""
 
     name: str
     value: float
@@ -29,17 +29,19 @@ class Figure:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    start_s = time.perf_counter()
     action()
-    return time.perf_counter() - started
+    return time.perf_counter() - start_s
 
 
-def interleaved(actions: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """Seconds of each action in each round, in turn, so that all see the same drift of the machine."""
+def measure_in_turn(actions: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Return the seconds of each action in each round. Actions take turns, so that all see the same drift of the
+    machine.
+    """
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(rounds):
-        for taken, action in zip(times, actions, strict=True):
-            taken.append(seconds(action))
+        for durations_s, action in zip(times, actions, strict=True):
+            durations_s.append(seconds(action))
     return times
 
 

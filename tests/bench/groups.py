@@ -1,6 +1,6 @@
-"""Groups: how long a change of hands takes, what idle members cost, how fast a member reads. No JVM.
+"""Groups: how long a handoff takes, the cost of idle members, and how fast a member reads. No JVM.
 
-Members are processes; the sequencer is one more. Times are the machine's, the same for all.
+Members are processes, and so is the sequencer. Times are the machine's, the same for all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from figures import Figure, median, percentile
-from serving import served
+from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -29,52 +29,52 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.step_objects import STEPS_FOLDER
 
 SESSION_MS = 6_000
-_Noted = tuple[float, list[int], list[float]]
-"""When, the partitions it has, and of the messages it was handed when they were sent."""
+_Note = tuple[float, list[int], list[float]]
+"""When it was noted, the member's partitions, and the times at which the messages of the poll were sent."""
 
 spawn = multiprocessing.get_context("spawn")
 
 
 def run(messages: int, idle_members: int, idle_s: float, partitions: int, members: int) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
-        yield from _hands(folder)
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
+        yield from _measure_handoffs(folder)
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         yield from _reading(folder, messages)
     yield from idle(idle_members, idle_s)
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         yield from _many(folder, partitions, members)
 
 
-def joined(mq: Connection, group: str, topic: str) -> GroupConsumer:
+def join_group(mq: Connection, group: str, topic: str) -> GroupConsumer:
     options = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 1_000, "auto_offset_reset": "earliest"}
     consumer = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
     assert isinstance(consumer, GroupConsumer)
     return consumer
 
 
-# -- changes of hands ---------------------------------------------------------------------------------------
+# -- handoffs -----------------------------------------------------------------------------------------------
 
 
 def _member(folder: str, notes: str, stop: Event) -> None:
-    """Polls without a rest, and notes what it has when that is something else, and of messages when they were sent."""
+    """Poll without a rest. Note changes of the assignment, and when messages were sent."""
     with (
         lakemq.connect(folder) as mq,
-        joined(mq, "g", "t") as consumer,
+        join_group(mq, "g", "t") as consumer,
         Path(notes).open("w", buffering=1) as file,
     ):
-        had: list[int] = []
+        last_partitions: list[int] = []
         while not stop.is_set():
             batch = consumer.poll(timeout_ms=20, poll_ms=1)
-            now = time.time()
-            has = [partition for _, partition in consumer.assignment()]
+            now_s = time.time()
+            partitions = [partition for _, partition in consumer.assignment()]
             sent = [float(value) for value in batch.to_arrow()["value"].to_pylist()]
-            if has != had or sent:
-                file.write(json.dumps([now, has, sent]) + "\n")
-                had = has
+            if partitions != last_partitions or sent:
+                file.write(json.dumps([now_s, partitions, sent]) + "\n")
+                last_partitions = partitions
 
 
-class Members:
-    """Processes, and what they have noted so far. A queue of theirs would not survive that one is killed."""
+class MemberProcesses:
+    """Processes, and their notes so far. Notes are files, because a queue may not survive a killed process."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._numbers = folder, itertools.count()
@@ -88,12 +88,12 @@ class Members:
         return notes
 
     def stop(self, notes: str) -> float:
-        """When it was told to close."""
+        """Close a member, and return when it got the signal."""
         child, stop = self._children.pop(notes)
-        at = time.time()
+        signalled_at = time.time()
         stop.set()
         child.join(10)
-        return at
+        return signalled_at
 
     def kill(self, notes: str) -> None:
         child, _ = self._children.pop(notes)
@@ -101,34 +101,36 @@ class Members:
         child.join()
 
     def until_each_has(self, count: int, timeout_s: float = 60) -> float:
-        """When the last of those that live has got what it was to."""
+        """Wait until each living member has so many partitions, and return when the last one got them."""
         deadline = time.time() + timeout_s
         while time.time() < deadline:
-            last = [(_noted(notes) or [(0.0, [], [])])[-1] for notes in self._children]
-            if all(len(has) == count for _, has, _ in last):
-                return max(at for at, _, _ in last)
+            last = [(_read_notes(notes) or [(0.0, [], [])])[-1] for notes in self._children]
+            if all(len(partitions) == count for _, partitions, _ in last):
+                return max(noted_at for noted_at, _, _ in last)
             time.sleep(0.01)
         raise TimeoutError(f"not each member has {count} partitions")
 
     def waits(self) -> list[float]:
-        """Seconds from a message's sending to its handing out."""
-        return [at - sent for notes in self._children for at, _, times in _noted(notes) for sent in times]
+        """Return the seconds from the sending of each message to the poll that returned it."""
+        return [
+            noted_at - sent for notes in self._children for noted_at, _, times in _read_notes(notes) for sent in times
+        ]
 
     def close(self) -> None:
         for notes in list(self._children):
             self.stop(notes)
 
 
-def _noted(notes: str) -> list[_Noted]:
+def _read_notes(notes: str) -> list[_Note]:
     path = Path(notes)
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [tuple(json.loads(line)) for line in lines if line.endswith("\n")]
 
 
-def _hands(folder: str) -> Iterator[Figure]:
+def _measure_handoffs(folder: str) -> Iterator[Figure]:
     with lakemq.connect(folder) as mq:
         mq.topics.create("t", partitions=6)
-        members = Members(folder)
+        members = MemberProcesses(folder)
         last = [members.start() for _ in range(3)][-1]
         members.until_each_has(2)
         with mq.producer(linger_ms=0) as producer:
@@ -139,11 +141,11 @@ def _hands(folder: str) -> Iterator[Figure]:
         waits = members.waits()
         left_s, started_s = [], []
         for _ in range(3):
-            at = members.stop(last)
-            left_s.append(members.until_each_has(3) - at)
-            asked = time.time()
+            signalled_at = members.stop(last)
+            left_s.append(members.until_each_has(3) - signalled_at)
+            started_at = time.time()
             last = members.start()
-            started_s.append(members.until_each_has(2) - asked)
+            started_s.append(members.until_each_has(2) - started_at)
         members.kill(last)
         last_beat = max(path.stat().st_mtime for path in Path(folder, "beats").iterdir())
         killed_s = members.until_each_has(3) - last_beat - SESSION_MS / 1000
@@ -170,49 +172,49 @@ def _reading(folder: str, messages: int) -> Iterator[Figure]:
             keys = pa.array(rng.integers(0, 10_000, n).astype("S8"), pa.binary())
             mq.publish("t", pa.table({"key": keys, "value": values.cast(pa.binary())}))
         time.sleep(3)
-        with joined(mq, "arrow", "t") as one:
-            started, read = time.perf_counter(), 0
+        with join_group(mq, "arrow", "t") as consumer:
+            start_s, read = time.perf_counter(), 0
             while read < messages:
-                batch = one.poll(100_000, timeout_ms=5_000)
+                batch = consumer.poll(100_000, timeout_ms=5_000)
                 read += batch.to_arrow().num_rows
-                one.commit(batch)
-            taken = time.perf_counter() - started
-        yield Figure("one member, Arrow, a commit per 100,000", read / taken / 1e6, "M/s", 3, ">=")
-        with joined(mq, "single", "t") as one:
-            started, read, wanted = time.perf_counter(), 0, min(messages, 500_000)
-            while read < wanted:
-                batch = one.poll(10_000, timeout_ms=5_000)
+                consumer.commit(batch)
+            took_s = time.perf_counter() - start_s
+        yield Figure("one member, Arrow, a commit per 100,000", read / took_s / 1e6, "M/s", 3, ">=")
+        with join_group(mq, "single", "t") as consumer:
+            start_s, read, needed = time.perf_counter(), 0, min(messages, 500_000)
+            while read < needed:
+                batch = consumer.poll(10_000, timeout_ms=5_000)
                 for _ in batch:
                     read += 1
-                one.commit(batch)
-            taken = time.perf_counter() - started
-        yield Figure("one member, message by message, a commit per 10,000", read / taken / 1e6, "M/s", 0.5, ">=")
+                consumer.commit(batch)
+            took_s = time.perf_counter() - start_s
+        yield Figure("one member, message by message, a commit per 10,000", read / took_s / 1e6, "M/s", 0.5, ">=")
         yield from _queue(mq, min(messages, 1_000_000))
 
 
 def _queue(mq: Connection, messages: int) -> Iterator[Figure]:
-    """Of a topic that is there."""
+    """Measure a member of a queue on the existing topic."""
     for how, target in (("batch by batch", 0.6), ("message by message", 0.3)):
         group = f"queue {how}".replace(" ", "-")
         mq.groups.create(group, {"group.protocol": "queue", "max.delivered.unacked.msgs.per.flow": 50_000})
         before = _journal_bytes(mq)
-        with mq.consumer(group, topics=["t"], auto_offset_reset="earliest") as one:
-            assert isinstance(one, QueueConsumer)
-            first = one.poll(1, timeout_ms=5_000)
-            one.ack(first)
-            started, read = time.perf_counter(), first.record_count
+        with mq.consumer(group, topics=["t"], auto_offset_reset="earliest") as consumer:
+            assert isinstance(consumer, QueueConsumer)
+            first = consumer.poll(1, timeout_ms=5_000)
+            consumer.ack(first)
+            start_s, read = time.perf_counter(), first.record_count
             while read < messages:
-                batch = one.poll(10_000, timeout_ms=5_000)
+                batch = consumer.poll(10_000, timeout_ms=5_000)
                 if target > 0.5:
                     read += batch.to_arrow().num_rows
-                    one.ack(batch)
+                    consumer.ack(batch)
                 else:
                     for message in batch:
-                        one.ack(message)
+                        consumer.ack(message)
                         read += 1
-            one.flush()
-            taken = time.perf_counter() - started
-        yield Figure(f"one member of a queue, acknowledged {how}", read / taken / 1e6, "M/s", target, ">=")
+            consumer.flush()
+            took_s = time.perf_counter() - start_s
+        yield Figure(f"one member of a queue, acknowledged {how}", read / took_s / 1e6, "M/s", target, ">=")
         grown = (_journal_bytes(mq) - before) / read
         yield Figure(f"journal per million acknowledged {how}", grown, "MB", 5, "<=")
 
@@ -223,40 +225,41 @@ def _journal_bytes(mq: Connection) -> int:
     return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
-# -- members that do nothing --------------------------------------------------------------------------------
+# -- idle members -------------------------------------------------------------------------------------------
 
 
-def _idle_process(folder: str, first: int, count: int, stop: Event, told: Queue[int]) -> None:
-    # on few processors they all start for longer than one waits by default
+def _idle_process(folder: str, first: int, count: int, stop: Event, answers: Queue[int]) -> None:
+    # on few processors their start takes longer than the default timeout
     with lakemq.connect(folder, config={"request.timeout.ms": 300_000}) as mq:
         consumers = [
             mq.consumer(f"g{(first + i) % 100}", topics=["t"], protocol="cooperative", max_poll_interval_ms=10**9)
             for i in range(count)
         ]
-        told.put(len(consumers))
+        answers.put(len(consumers))
         stop.wait()
-        told.put(sum(consumer.poll().record_count for consumer in consumers))
+        answers.put(sum(consumer.poll().record_count for consumer in consumers))
         os._exit(0)
 
 
 def idle(members: int, idle_s: float, processes: int = 8) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder) as sequencer:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder) as sequencer:
         yield from _idle(folder, sequencer.pid, members, idle_s, processes)
 
 
 def _idle(folder: str, pid: int, members: int, idle_s: float, processes: int) -> Iterator[Figure]:
     with lakemq.connect(folder) as mq:
         mq.topics.create("t", partitions=10)
-        stop, told, share = spawn.Event(), spawn.Queue(), members // processes
+        stop, answers, share = spawn.Event(), spawn.Queue(), members // processes
         children = [
-            spawn.Process(target=_idle_process, args=(folder, i * share, share, stop, told)) for i in range(processes)
+            spawn.Process(target=_idle_process, args=(folder, i * share, share, stop, answers))
+            for i in range(processes)
         ]
         for child in children:
             child.start()
-        started = time.time()
+        start_s = time.time()
         for _ in children:
-            told.get()
-        print(f"{members} members have joined after {time.time() - started:.1f} s")
+            answers.get()
+        print(f"{members} members have joined after {time.time() - start_s:.1f} s")
         time.sleep(5)
         before, cpu = _steps(mq), _cpu_s(pid)
         time.sleep(idle_s)
@@ -285,42 +288,42 @@ def _cpu_s(pid: int) -> float:
 
 
 def _many(folder: str, partitions: int, members: int) -> Iterator[Figure]:
-    """Members that join in one process, while another one sends."""
+    """Measure members that join in one process, while another process sends."""
     with lakemq.connect(folder) as mq:
         mq.topics.create("t", partitions=partitions)
         mq.topics.create("other")
-        stop, told = spawn.Event(), spawn.Queue()
-        sender = spawn.Process(target=_sender, args=(folder, stop, told))
+        stop, answers = spawn.Event(), spawn.Queue()
+        sender = spawn.Process(target=_sender, args=(folder, stop, answers))
         sender.start()
-        told.get()
-        started = time.time()
-        consumers = [joined(mq, "g", "t") for _ in range(members)]
-        while mq.groups.describe("g").state != "Stable" and time.time() - started < 120:
+        answers.get()
+        start_s = time.time()
+        consumers = [join_group(mq, "g", "t") for _ in range(members)]
+        while mq.groups.describe("g").state != "Stable" and time.time() - start_s < 120:
             for consumer in consumers:
                 consumer.poll()
-        taken = time.time() - started
+        took_s = time.time() - start_s
         stop.set()
-        waits = told.get()
+        waits = answers.get()
         sender.join()
         name = f"{members} members join, {partitions:,} partitions"
-        yield Figure(f"{name}: settled after", taken, "s", 60, "<=")
+        yield Figure(f"{name}: settled after", took_s, "s", 60, "<=")
         yield Figure(f"{name}: longest send meanwhile", max(waits) * 1e3, "ms", 50, "<=")
         yield Figure(f"{name}: send p50 meanwhile", median(waits) * 1e3, "ms", 25, "<=")
 
 
-def _sender(folder: str, stop: Event, told: Queue[object]) -> None:
+def _sender(folder: str, stop: Event, answers: Queue[object]) -> None:
     waits = []
     with lakemq.connect(folder) as mq, mq.producer(linger_ms=0) as producer:
         producer.send("other", "x")
         producer.flush()
-        told.put(0)
+        answers.put(0)
         while not stop.is_set():
-            started = time.perf_counter()
+            start_s = time.perf_counter()
             producer.send("other", "x")
             producer.flush()
-            waits.append(time.perf_counter() - started)
+            waits.append(time.perf_counter() - start_s)
             time.sleep(0.01)
-    told.put(waits)
+    answers.put(waits)
 
 
 if __name__ == "__main__":

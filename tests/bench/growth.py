@@ -1,4 +1,4 @@
-"""How the files and bytes of a namespace go up and down while it is used, as a figure one can look at."""
+"""How the files and bytes of a namespace grow and shrink during use, as a chart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT = Path("bench-out")
 
 
 def files_and_bytes(path: str) -> tuple[int, int]:
-    """How many files there are, and their bytes."""
+    """Return the number of files, and their bytes."""
     sizes = []
     for folder, _, names in os.walk(path):
         for name in names:
@@ -28,7 +28,7 @@ def files_and_bytes(path: str) -> tuple[int, int]:
 
 @dataclass
 class Growth:
-    """Seconds since the start -> files, bytes."""
+    """Seconds since the start -> number of files, and their bytes."""
 
     samples: list[tuple[float, int, int]] = field(default_factory=list)
 
@@ -36,7 +36,7 @@ class Growth:
         return max(files for _, files, _ in self.samples)
 
     def draw(self, name: str) -> Path:
-        """As a page that needs no network."""
+        """Write the chart as a page that needs no network."""
         figure = make_subplots(specs=[[{"secondary_y": True}]])
         at_s, files, sizes = zip(*self.samples, strict=True)
         figure.add_trace(go.Scatter(x=at_s, y=files, name="files"))
@@ -50,13 +50,13 @@ class Growth:
 
 
 @contextmanager
-def watched(path: str, every_s: float = 1) -> Iterator[Growth]:
-    """Looked at now and then while the block runs."""
-    growth, begun_s, stop = Growth(), time.monotonic(), threading.Event()
+def watch_growth(path: str, every_s: float = 1) -> Iterator[Growth]:
+    """Sample the growth now and then while the block runs."""
+    growth, start_s, stop = Growth(), time.monotonic(), threading.Event()
 
     def look() -> None:
         while True:
-            growth.samples.append((time.monotonic() - begun_s, *files_and_bytes(path)))
+            growth.samples.append((time.monotonic() - start_s, *files_and_bytes(path)))
             if stop.wait(every_s):
                 return
 

@@ -1,4 +1,4 @@
-"""How long one client waits, and how many can wait at once. No JVM; the sequencer is a process of its own."""
+"""How long one client waits, and how many can wait at once. No JVM. The sequencer is a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from multiprocessing.queues import Queue
 
 from figures import Figure, median, percentile
-from serving import served
+from serving import run_sequencer
 
 import lakemq
 
@@ -20,7 +20,7 @@ WARM_UP = 20
 
 
 def run(sends: int, clients: int, processes: int, duration_s: float) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder) as sequencer:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder) as sequencer:
         with lakemq.connect(folder) as mq:
             mq.topics.create("latency", partitions=8)
             acknowledged, fetchable = _one_client(mq, sends)
@@ -41,18 +41,20 @@ def run(sends: int, clients: int, processes: int, duration_s: float) -> Iterator
 
 
 def _one_client(mq: lakemq.engine.client.connection.Connection, sends: int) -> tuple[list[float], list[float]]:
-    """Seconds from a send to its acknowledgement, and to the moment a reader that follows has the message."""
-    acknowledged, seen = [], {}
+    """Return the seconds from a send to its acknowledgement, and to the moment when a following reader has the
+    message.
+    """
+    acknowledged, received = [], {}
     sent_at: dict[bytes, float] = {}
     reader = lakemq.connect(mq.namespace.path)
-    done = threading.Event()
+    has_all = threading.Event()
 
     def follow() -> None:
         for table in reader.tail("latency", poll_ms=1):
-            now = time.perf_counter()
-            seen.update(dict.fromkeys(table.column("value").to_pylist(), now))
-            if len(seen) >= sends:
-                done.set()
+            now_s = time.perf_counter()
+            received.update(dict.fromkeys(table.column("value").to_pylist(), now_s))
+            if len(received) >= sends:
+                has_all.set()
                 return
 
     threading.Thread(target=follow, daemon=True).start()
@@ -60,12 +62,12 @@ def _one_client(mq: lakemq.engine.client.connection.Connection, sends: int) -> t
     with mq.producer(linger_ms=0) as producer:
         for i in range(sends):
             value = b"%d" % i
-            sent_at[value] = started = time.perf_counter()
+            sent_at[value] = start_s = time.perf_counter()
             producer.send("latency", value, key=b"k%d" % i)
             producer.flush()
-            acknowledged.append(time.perf_counter() - started)
-    done.wait(10)
-    fetchable = [seen[value] - at for value, at in sent_at.items()]
+            acknowledged.append(time.perf_counter() - start_s)
+    has_all.wait(10)
+    fetchable = [received[value] - sent_s for value, sent_s in sent_at.items()]
     return acknowledged[WARM_UP:], fetchable[WARM_UP:]
 
 
@@ -73,10 +75,10 @@ def _measure_cpu_per_step(mq: lakemq.engine.client.connection.Connection, pid: i
     """Return the CPU seconds of the process per step, projections and housekeeping included."""
     with mq.producer(linger_ms=0) as producer:
         producer.send("latency", b"first").result()
-        begun_at, begun_cpu_s = mq.state().step, _cpu_seconds(pid)
+        first_step, start_cpu_s = mq.state().step, _cpu_seconds(pid)
         for number in range(sends):
             producer.send("latency", b"%d" % number).result()
-    return (_cpu_seconds(pid) - begun_cpu_s) / (mq.state().step - begun_at)
+    return (_cpu_seconds(pid) - start_cpu_s) / (mq.state().step - first_step)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -86,7 +88,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _many_clients(folder: str, clients: int, processes: int, duration_s: float, shared: bool) -> list[float]:
-    """Seconds of each send. shared: the clients of a process share its connection."""
+    """Return the seconds of each send. shared: the clients of a process share its connection."""
     context = multiprocessing.get_context("spawn")
     queue: Queue[list[float]] = context.Queue()
     start = context.Barrier(processes)
@@ -105,7 +107,7 @@ def _many_clients(folder: str, clients: int, processes: int, duration_s: float, 
 def _client_process(
     folder: str, threads: int, duration_s: float, shared: bool, start: threading.Barrier, queue: Queue[list[float]]
 ) -> None:
-    """`threads` clients, each sending one message and waiting for its acknowledgement, again and again."""
+    """Run `threads` clients. Each sends one message and waits for its acknowledgement, again and again."""
     import pyarrow as pa
 
     waits: list[list[float]] = [[] for _ in range(threads)]
@@ -116,17 +118,17 @@ def _client_process(
         start.wait()
         until = time.perf_counter() + duration_s
 
-        def client(mine: list[float], name: int) -> None:
+        def client(own_waits: list[float], name: int) -> None:
             table = pa.table({"key": [b"k%d" % name], "value": [b"x" * 92]})
             mq = connections[name % len(connections)]
             while time.perf_counter() < until:
-                started = time.perf_counter()
+                start_s = time.perf_counter()
                 mq.publish("latency", table)
-                mine.append(time.perf_counter() - started)
+                own_waits.append(time.perf_counter() - start_s)
 
-        running = [threading.Thread(target=client, args=(mine, i)) for i, mine in enumerate(waits)]
+        running = [threading.Thread(target=client, args=(client_waits, i)) for i, client_waits in enumerate(waits)]
         for thread in running:
             thread.start()
         for thread in running:
             thread.join()
-    queue.put([wait for mine in waits for wait in mine])
+    queue.put([wait for client_waits in waits for wait in client_waits])

@@ -1,6 +1,6 @@
-"""What a leader holds in memory after many small steps: 100 topics, 20 groups that read and commit, one send per step.
+"""Memory of a leader after many small steps: 100 topics, 20 groups that read and commit, one send per step.
 
-A leader runs for months, so that what counts is whether its memory still grows after the first minutes.
+A leader runs for months, so the question is whether its memory still grows after the first minutes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from figures import Figure
-from serving import served
+from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -27,13 +27,13 @@ FULL_RUN = 30_000
 def run(steps: int) -> Iterator[Figure]:
     with (
         tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder,
-        served(folder) as sequencer,
+        run_sequencer(folder) as sequencer,
         lakemq.connect(folder) as mq,
     ):
         samples_mib = _sample(mq, sequencer.pid, steps)
-    shown = ", ".join(f"{mib:.0f}" for mib in samples_mib)
+    samples_text = ", ".join(f"{mib:.0f}" for mib in samples_mib)
     name = f"a leader, {TOPICS} topics, {GROUPS} groups, {steps:,} small steps"
-    yield Figure(f"{name}: memory at most", max(samples_mib), "MiB", 300, "<=", shown)
+    yield Figure(f"{name}: memory at most", max(samples_mib), "MiB", 300, "<=", samples_text)
     # the first third fills the heaps; of the rest, both halves have peaks of passes and merges
     early_mib, late_mib = samples_mib[LOOKS // 3 : 2 * LOOKS // 3], samples_mib[2 * LOOKS // 3 :]
     growth_mib = max(late_mib) - max(early_mib)
@@ -64,6 +64,6 @@ def _sample(mq: Connection, pid: int, steps: int) -> list[float]:
 
 
 def _resident_mib(pid: int) -> float:
-    """All that the process holds, files of libraries included."""
+    """Return all memory of the process, files of libraries included."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024

@@ -1,4 +1,4 @@
-"""A namespace of many topics: what it costs to make them, and what those that are there cost everybody else."""
+"""A namespace of many topics: the cost of making them, and the cost of existing topics for other clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from control_plane import started
-from figures import Figure, interleaved, median
-from serving import served
+from control_plane import measure_start
+from figures import Figure, measure_in_turn, median
+from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -30,16 +30,16 @@ def run(topics: int, sends: int) -> Iterator[Figure]:
         tempfile.TemporaryDirectory(prefix="lakemq-bench-") as other,
     ):
         with (
-            served(folder) as sequencer,
-            served(other),
+            run_sequencer(folder) as sequencer,
+            run_sequencer(other),
             lakemq.connect(folder) as mq,
             lakemq.connect(other) as few,
         ):
             few.topics.create("sends", partitions=PARTITIONS)
             mq.topics.create("sends", partitions=PARTITIONS)
-            begun = time.perf_counter()
+            start_s = time.perf_counter()
             _create(mq, topics)
-            rate = topics / (time.perf_counter() - begun)
+            rate = topics / (time.perf_counter() - start_s)
             name = f"{topics:,} topics of {PARTITIONS} partitions"
             yield Figure(f"{name}: created", rate, "1/s", 500, ">=", f"by {THREADS} threads")
             time.sleep(3)
@@ -47,7 +47,7 @@ def run(topics: int, sends: int) -> Iterator[Figure]:
             note = f"{median(alone) * 1e3:.1f} ms, then {median(among) * 1e3:.1f} ms"
             yield Figure(f"{name}: send over one without them", median(among) / median(alone), "ratio", 1.2, "<=", note)
             yield Figure(f"{name}: memory of the sequencer", _peak_mib(sequencer), "MiB", 500, "<=")
-        starts = [started(folder) for _ in range(3)]
+        starts = [measure_start(folder) for _ in range(3)]
         yield Figure(f"{name}: start of a sequencer", min(s for s, _ in starts), "s", 3, "<=")
 
 
@@ -57,7 +57,9 @@ def _create(mq: Connection, topics: int) -> None:
 
 
 def _sends(connections: list[Connection], sends: int) -> list[list[float]]:
-    """Seconds of each send, acknowledged, of each connection; they take turns, so that all see the same machine."""
+    """Return the seconds of each acknowledged send per connection. Connections take turns, so all see the same
+    machine.
+    """
     with ExitStack() as stack:
         producers = [stack.enter_context(mq.producer(linger_ms=0)) for mq in connections]
 
@@ -65,8 +67,8 @@ def _sends(connections: list[Connection], sends: int) -> list[list[float]]:
             producer.send("sends", b"x" * 92, key=b"k")
             producer.flush()
 
-        taken = interleaved([partial(send, producer) for producer in producers], sends)
-    return [times[WARM_UP:] for times in taken]
+        durations_s = measure_in_turn([partial(send, producer) for producer in producers], sends)
+    return [times[WARM_UP:] for times in durations_s]
 
 
 def _peak_mib(process: subprocess.Popen[str]) -> float:

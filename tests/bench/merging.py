@@ -1,7 +1,7 @@
-"""What is left of many small publishes: files and bytes of the namespace, and what a fetch of them takes.
+"""Files and bytes that remain of many small publishes, and the time of a fetch of them.
 
-Messages are sent one by one, each in a step of its own. Then the leader tidies up, with nothing kept for who reads
-what was replaced: what is left is compared with the same messages published at once.
+Messages are sent one by one, each in a step of its own. Then the leader tidies up, and keeps no replaced files for slow
+readers. The result is compared with the same messages published at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from figures import Figure, median, seconds
-from growth import files_and_bytes, watched
+from growth import files_and_bytes, watch_growth
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -31,7 +31,7 @@ def run(messages: int) -> Iterator[Figure]:
     keys = [b"k%d" % (i % PARTITIONS) for i in range(messages)]
     with tempfile.TemporaryDirectory() as folder:
         single, whole = f"{folder}/single", f"{folder}/whole"
-        with lakemq.connect(single, create=True, config=SETTINGS) as mq, mq.serving(), watched(single) as growth:
+        with lakemq.connect(single, create=True, config=SETTINGS) as mq, mq.serving(), watch_growth(single) as growth:
             mq.topics.create("t", partitions=PARTITIONS)
             tables = {key: pa.table({"key": [key], "value": [VALUE]}) for key in set(keys)}
             newest_ms = []
@@ -43,14 +43,14 @@ def run(messages: int) -> Iterator[Figure]:
             total = messages + NEWEST * len(newest_ms)
             at_once_s = _fetch_s(single, total)
             busy = files_and_bytes(single)
-            left = _tidied(single)
+            remaining = _count_after_housekeeping(single)
         page = growth.draw("single messages")
         for steps, ms in newest_ms:
             name = f"newest message by one who followed {steps:,} steps"
             yield Figure(name, ms, "ms", 3, "<=", f"median of {NEWEST}")
         yield Figure("fetch of single messages at once", at_once_s, "s", 0.5, "<=", f"{total} messages")
-        yield Figure("files after housekeeping", left[0], "files", 300, "<=", f"{busy[0]} before; {page}")
-        yield Figure("bytes after housekeeping", left[1] / 1e6, "MB", 12, "<=", f"{busy[1] / 1e6:.1f} before")
+        yield Figure("files after housekeeping", remaining[0], "files", 300, "<=", f"{busy[0]} before; {page}")
+        yield Figure("bytes after housekeeping", remaining[1] / 1e6, "MB", 12, "<=", f"{busy[1] / 1e6:.1f} before")
         with lakemq.connect(whole, create=True) as mq, mq.serving():
             mq.topics.create("t", partitions=PARTITIONS)
             mq.publish(
@@ -64,24 +64,24 @@ def run(messages: int) -> Iterator[Figure]:
 
 
 def _keep_nothing() -> None:
-    """Housekeeping as it is in hours, within seconds."""
+    """Make housekeeping do within seconds what it does over hours."""
     housekeeping.QUIET_MS, housekeeping.CLEAN_MS, housekeeping.LOAD_MS = 3000, 1000, 3000
     for spec in TABLES:
         vars(spec)["log_retention_ms"] = vars(spec)["replaced_retention_ms"] = 0
 
 
-def _newest_ms(mq: Connection, reader: Connection, one: pa.Table) -> float:
-    """Of a fetch of the newest message by one who has followed all the while."""
+def _newest_ms(mq: Connection, reader: Connection, row: pa.Table) -> float:
+    """Return the median milliseconds of a fetch of the newest message, by a reader that follows the log."""
     took_s = []
     for _ in range(NEWEST):
         before = reader.end_offsets("t")
-        mq.publish("t", one)
+        mq.publish("t", row)
         took_s.append(seconds(lambda: reader.fetch("t", start=before).to_arrow()))  # noqa: B023
     return median(took_s) * 1000
 
 
 def _fetch_s(path: str, messages: int) -> float:
-    """Of who has just come, and knows the topics already."""
+    """Return the seconds of a fetch of everything, by a new reader that knows the topics already."""
     with lakemq.connect(path) as mq:
         mq.state()
         took_s = seconds(lambda: mq.fetch("t").to_arrow())
@@ -89,13 +89,13 @@ def _fetch_s(path: str, messages: int) -> float:
         return took_s
 
 
-def _tidied(path: str) -> tuple[int, int]:
-    """The fewest files in a while, with their bytes: the lease and the watermark go on making some."""
+def _count_after_housekeeping(path: str) -> tuple[int, int]:
+    """Return the fewest files in a while, with their bytes. The lease and the watermark keep making some."""
     fewest, deadline_s = files_and_bytes(path), time.monotonic() + LONGEST_S
     last_s = time.monotonic()
     while time.monotonic() < min(deadline_s, last_s + 20):
         time.sleep(0.5)
-        found = files_and_bytes(path)
-        if found[0] < fewest[0]:
-            fewest, last_s = found, time.monotonic()
+        current = files_and_bytes(path)
+        if current[0] < fewest[0]:
+            fewest, last_s = current, time.monotonic()
     return fewest

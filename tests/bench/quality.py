@@ -1,4 +1,4 @@
-"""What a gate of expectations costs: the same rows published with a suite and without, in turn; and an audit."""
+"""The cost of a gate of expectations: the same rows are published with a suite and without, in turn; and an audit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from figures import Figure, interleaved, median, seconds
+from figures import Figure, measure_in_turn, median, seconds
 from pyspark.sql import functions as F
-from serving import served
+from serving import run_sequencer
 from without_jvm import rows
 
 import lakemq
@@ -29,7 +29,7 @@ EXPECTATIONS = [
     ("column_mean_to_be_between", {"column": "amount", "min_value": 100, "max_value": 900}),
     ("table_row_count_to_be_between", {"min_value": 1}),
 ]
-"""Of rows and of all of them; about one row of a hundred fails."""
+"""Expectations of rows and of all rows. About one row of a hundred fails."""
 
 
 def run(count: int, rounds: int) -> Iterator[Figure]:
@@ -41,7 +41,7 @@ def run(count: int, rounds: int) -> Iterator[Figure]:
         suite = [{"type": f"expect_{type}", "kwargs": kwargs} for type, kwargs in EXPECTATIONS]
         (conf.parent / "expectations/gated.json").write_text(json.dumps({"expectations": suite}))
         path = f"{folder}/mq"
-        stack.enter_context(served(path))
+        stack.enter_context(run_sequencer(path))
         mq = stack.enter_context(lakemq.connect(path, conf=conf))
         for topic in ("plain", "gated"):
             mq.topics.create(topic, partitions=8)
@@ -66,19 +66,21 @@ def _with_amounts(table: pa.Table) -> pa.Table:
 
 
 def _publish(mq: Connection, topic: str, data: object) -> None:
-    done = mq.publish(topic, data, key="key", value="value")
-    assert (done.rejected_count > 0) == (topic == "gated")
+    published = mq.publish(topic, data, key="key", value="value")
+    assert (published.rejected_count > 0) == (topic == "gated")
 
 
-def _ratio(what: str, count: int, rounds: int, publish: Callable[[str], None]) -> Figure:
-    plain, gated = interleaved([lambda: publish("plain"), lambda: publish("gated")], rounds + 1)
-    ratios = [one / other for one, other in zip(plain[1:], gated[1:], strict=True)]
+def _ratio(kind: str, count: int, rounds: int, publish: Callable[[str], None]) -> Figure:
+    plain, gated = measure_in_turn([lambda: publish("plain"), lambda: publish("gated")], rounds + 1)
+    ratios = [plain_s / gated_s for plain_s, gated_s in zip(plain[1:], gated[1:], strict=True)]
     note = f"{count / min(gated[1:]) / 1e6:.2f} M messages/s with it, {count / min(plain[1:]) / 1e6:.2f} without"
-    return Figure(f"a gate of 6 expectations, {what}, over none", median(ratios), "of the rate", 0.7, ">=", note)
+    return Figure(f"a gate of 6 expectations, {kind}, over none", median(ratios), "of the rate", 0.7, ">=", note)
 
 
 def _audit(path: str, count: int) -> Iterator[Figure]:
     with lakemq.connect(path) as mq:
-        held = sum(sum(mq.end_offsets(topic).values()) for topic in ("plain", "gated"))
-        taken = seconds(lambda: audit(mq.namespace))
-        yield Figure("an audit, for 1 M messages", taken / held * 1e6, "s", 30, "<=", f"{held:,} messages")
+        message_count = sum(sum(mq.end_offsets(topic).values()) for topic in ("plain", "gated"))
+        took_s = seconds(lambda: audit(mq.namespace))
+        yield Figure(
+            "an audit, for 1 M messages", took_s / message_count * 1e6, "s", 30, "<=", f"{message_count:,} messages"
+        )

@@ -61,7 +61,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
 ON_REQUEST: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "many-processes": lambda quick: groups.idle(*((40, 2, 20) if quick else (1_000, 60, 200))),
 }
-"""What not every machine has the memory for: 200 processes take about 10 GB."""
+"""Benchmarks that need much memory: 200 processes take about 10 GB."""
 
 
 def main() -> None:
@@ -76,18 +76,18 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     parser.add_argument("--json", type=Path, default=Path("bench-out/bench.json"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     console = Console()
     figures: list[Figure] = []
-    for group in given.groups:
-        for figure in (GROUPS | ON_REQUEST)[group](given.quick):
+    for group in options.groups:
+        for figure in (GROUPS | ON_REQUEST)[group](options.quick):
             console.print(_line(figure), highlight=False)
             figures.append(figure)
     console.print(_table(figures))
-    given.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.system()}
-    given.json.write_text(json.dumps({"machine": machine, "figures": [f.as_row() for f in figures]}, indent=1))
-    console.print(f"written to {given.json}")
+    options.json.write_text(json.dumps({"machine": machine, "figures": [f.as_row() for f in figures]}, indent=1))
+    console.print(f"written to {options.json}")
 
 
 def _line(f: Figure) -> str:

@@ -22,8 +22,10 @@ with lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2])) as
 
 
 @contextmanager
-def served(folder: str, config: Mapping[str, int] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """The namespace in `folder`, made if need be, with a sequencer that serves while the block runs."""
+def run_sequencer(folder: str, config: Mapping[str, int] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Serve the namespace in `folder`, which is made if need be, while the block runs. Yield the sequencer's
+    process.
+    """
     command = [sys.executable, "-c", _SERVE, folder, json.dumps(dict(config or {}))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What a steady stream of small messages leaves on the disk, and how many files, with the settings everybody has."""
+"""Bytes and files on the disk after a steady stream of small messages, with default settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 from figures import Figure
-from growth import files_and_bytes, watched
-from serving import served
+from growth import files_and_bytes, watch_growth
+from serving import run_sequencer
 
 import lakemq
 
@@ -18,16 +18,16 @@ A_SECOND = 20_000
 """Messages: 20 MB of values."""
 SLICE_S = 0.05
 DISTINCT = 64 << 20
-"""Bytes that values are cut from: so many of them that they do not compress."""
+"""Length of the random bytes from which values are cut, so long that values do not compress."""
 
 
 def run(duration_s: float) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
-        with lakemq.connect(folder) as mq, watched(folder) as growth:
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
+        with lakemq.connect(folder) as mq, watch_growth(folder) as growth:
             mq.topics.create("t", partitions=8)
-            began_s = time.monotonic()
+            start_s = time.monotonic()
             sent = _send(mq, duration_s)
-            took_s = time.monotonic() - began_s
+            took_s = time.monotonic() - start_s
         files, size = files_and_bytes(folder)
         page = growth.draw("small sends")
         rate, note = sent * VALUE_BYTES / took_s / 1e6, f"{sent:,} messages in {took_s:.0f} s; {page}"
@@ -37,15 +37,15 @@ def run(duration_s: float) -> Iterator[Figure]:
 
 
 def _send(mq: lakemq.engine.client.connection.Connection, duration_s: float) -> int:
-    """At the rate, as long; returns how many, all of them acknowledged."""
+    """Send at the rate for so long, and return how many messages were acknowledged."""
     random, sent = os.urandom(DISTINCT), 0
     last = DISTINCT - VALUE_BYTES
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     with mq.producer() as producer:
-        while (now_s := time.monotonic() - began_s) < duration_s:
+        while (now_s := time.monotonic() - start_s) < duration_s:
             while sent < now_s * A_SECOND:
-                at = sent * 7919 % last
-                producer.send("t", random[at : at + VALUE_BYTES], key=b"%d" % (sent % 10_000))
+                position = sent * 7919 % last
+                producer.send("t", random[position : position + VALUE_BYTES], key=b"%d" % (sent % 10_000))
                 sent += 1
             time.sleep(SLICE_S)
         producer.flush()

@@ -1,4 +1,4 @@
-"""What SQL takes: the queries of docs/sql.md's views in both engines, a range of offsets, the start of `spark-sql`."""
+"""The time of SQL: the queries of docs/sql.md's views in both engines, a range of offsets, the start of `spark-sql`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from figures import Figure, interleaved, median, seconds
-from serving import served
+from figures import Figure, measure_in_turn, median, seconds
+from serving import run_sequencer
 from without_jvm import rows
 
 import lakemq
@@ -30,15 +30,15 @@ PART = "SELECT count(value) AS n FROM log WHERE topic = 'clicks' AND partition =
 def run(count: int, commits: int) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
         path = f"{folder}/mq"
-        with served(path), lakemq.connect(path) as mq:
+        with run_sequencer(path), lakemq.connect(path) as mq:
             _fill(mq, count, commits)
-            time.sleep(3)  # it is projected
+            time.sleep(3)  # projection needs a moment
         with lakemq.connect(path) as mq:
             for view, query in _queries():
-                taken = min(seconds(lambda query=query: _ask(mq, query)) for _ in range(3))
-                yield Figure(f"lakemq sql, {view}", taken, "s", 3, "<=", "best of 3")
+                best_s = min(seconds(lambda query=query: _ask(mq, query)) for _ in range(3))
+                yield Figure(f"lakemq sql, {view}", best_s, "s", 3, "<=", "best of 3")
             whole = PART.replace("AND offset", "AND offset + 0")
-            narrow, all_files = interleaved([lambda: _ask(mq, PART), lambda: _ask(mq, whole)], 5)
+            narrow, all_files = measure_in_turn([lambda: _ask(mq, PART), lambda: _ask(mq, whole)], 5)
             note = f"{median(narrow) * 1e3:.0f} and {median(all_files) * 1e3:.0f} ms"
             yield Figure(
                 "lakemq sql, a range of offsets over all", median(narrow) / median(all_files), "x", 1, "<=", note
@@ -48,7 +48,7 @@ def run(count: int, commits: int) -> Iterator[Figure]:
 
 
 def _queries() -> list[tuple[str, str]]:
-    """(view, query) of the page's last section."""
+    """Return (view, query) of the page's last section."""
     text = PAGE.read_text(encoding="utf-8")
     parts = re.split(r"^### (\w+)$", text, flags=re.MULTILINE)[1:]
     sections = zip(parts[::2], parts[1::2], strict=True)
@@ -83,13 +83,13 @@ def _ask(mq: Connection, query: str) -> None:
 
 
 def _start(path: str) -> Iterator[Figure]:
-    """Processor seconds, as nothing else is the same on a busy machine."""
+    """Measure processor seconds, because other figures vary on a busy machine."""
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, "spark-sql", "--", "-e", "SELECT 1"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    taken = seconds(lambda: subprocess.run(command, check=True, capture_output=True))
+    took_s = seconds(lambda: subprocess.run(command, check=True, capture_output=True))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    yield Figure("lakemq spark-sql, until its first answer", worked, "s of CPU", 30, "<=", f"{taken:.1f} s")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    yield Figure("lakemq spark-sql, until its first answer", cpu_s, "s of CPU", 30, "<=", f"{took_s:.1f} s")
 
 
 def _in_spark(path: str) -> Iterator[Figure]:
@@ -97,6 +97,6 @@ def _in_spark(path: str) -> Iterator[Figure]:
     with lakemq.connect(path, spark=spark):
         spark.sql("USE mq")
         for view, query in _queries():
-            taken = min(seconds(lambda query=query: spark.sql(query).collect()) for _ in range(3))
-            yield Figure(f"Spark, {view}", taken, "s", 15, "<=", "best of 3")
+            best_s = min(seconds(lambda query=query: spark.sql(query).collect()) for _ in range(3))
+            yield Figure(f"Spark, {view}", best_s, "s", 15, "<=", "best of 3")
     spark.stop()

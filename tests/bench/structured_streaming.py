@@ -1,4 +1,4 @@
-"""The format `lakemq` in batches and streams, beside Delta's own and beside mq.publish and mq.fetch. In one JVM."""
+"""The format `lakemq` in batches and streams, beside Delta's format and beside mq.publish and mq.fetch. In one JVM."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from figures import Figure, interleaved, median, percentile
+from figures import Figure, measure_in_turn, median, percentile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from serving import served
+from serving import run_sequencer
 from with_spark import PARTITIONS, messages
 
 import lakemq
@@ -28,7 +28,7 @@ VALUE_BYTES = 92
 
 
 class Bench:
-    """A topic and a Delta table of the same rows."""
+    """A topic, and a Delta table with the same rows."""
 
     def __init__(self, spark: SparkSession, mq: Connection, folder: str, count: int) -> None:
         self.spark, self.mq, self.folder, self.count = spark, mq, folder, count
@@ -43,12 +43,12 @@ class Bench:
         return self.spark.read.format("lakemq").option("path", self.path).option("subscribe", topic).load()
 
     def stream(self, topic: str = "read", **options: object) -> DataFrame:
-        given = {"startingOffsets": "earliest", **options}
+        reader_options = {"startingOffsets": "earliest", **options}
         reader = self.spark.readStream.format("lakemq").option("path", self.path).option("subscribe", topic)
-        return reader.options(**given).load()
+        return reader.options(**reader_options).load()
 
     def drain(self, stream: DataFrame, count: int) -> int:
-        """Into a Delta table; how many batches that took."""
+        """Copy the stream into a Delta table, and return how many batches that took."""
         out = tempfile.mkdtemp(dir=self.folder)
         writer = stream.select("key", "value", "timestamp").writeStream.format("delta")
         query = writer.option("checkpointLocation", f"{out}/checkpoint").trigger(availableNow=True).start(f"{out}/t")
@@ -63,9 +63,9 @@ def total(df: DataFrame) -> None:
 
 
 def ratio(over: Callable[[], object], of: Callable[[], object], rounds: int) -> float:
-    """Median seconds of the first over those of the second."""
+    """Return the median seconds of `over` divided by those of `of`."""
     over(), of()
-    first, second = interleaved([over, of], rounds)
+    first, second = measure_in_turn([over, of], rounds)
     return median(first) / median(second)
 
 
@@ -73,20 +73,20 @@ def reads(bench: Bench, rounds: int) -> Iterator[Figure]:
     fetched = ratio(lambda: total(bench.mq.fetch("read").to_spark()), lambda: total(bench.read()), rounds)
     yield Figure("read over mq.fetch", fetched, "ratio", 0.8, ">=")
 
-    def of_delta(**options: object) -> DataFrame:
+    def stream_delta(**options: object) -> DataFrame:
         return bench.spark.readStream.format("delta").options(**options).load(bench.table)
 
     count = bench.count
-    one = ratio(lambda: bench.drain(of_delta(), count), lambda: bench.drain(bench.stream(), count), rounds)
-    yield Figure("a stream to a Delta table in one batch, over one from Delta", one, "ratio", 0.8, ">=")
+    one_batch = ratio(lambda: bench.drain(stream_delta(), count), lambda: bench.drain(bench.stream(), count), rounds)
+    yield Figure("a stream to a Delta table in one batch, over one from Delta", one_batch, "ratio", 0.8, ">=")
     tenth = {"maxOffsetsPerTrigger": count // 10}
     # four files, each a batch: as far as Delta can be cut
-    ten = ratio(
-        lambda: bench.drain(of_delta(maxFilesPerTrigger=1), count),
+    four_batches = ratio(
+        lambda: bench.drain(stream_delta(maxFilesPerTrigger=1), count),
         lambda: bench.drain(bench.stream(maxOffsetsPerTrigger=count // 4), count),
         rounds,
     )
-    yield Figure("the same in four batches", ten, "ratio", 0.7, ">=")
+    yield Figure("the same in four batches", four_batches, "ratio", 0.7, ">=")
     batches = bench.drain(bench.stream(**tenth), count)
     assert batches == 10, batches
 
@@ -99,7 +99,7 @@ def sinks(bench: Bench, rounds: int) -> Iterator[Figure]:
 
 
 def small_batches(bench: Bench, rounds: int) -> Iterator[Figure]:
-    """Batches of a few rows, one after the other: what a batch costs whatever is in it."""
+    """Measure batches of a few rows, one after the other: the cost of a batch itself."""
     bench.mq.topics.create("few", partitions=1)
     bench.mq.publish("few", bench.source.limit(10 * rounds))
     for name, sink in (("to nowhere", "noop"), ("to another topic", "lakemq")):
@@ -110,8 +110,8 @@ def small_batches(bench: Bench, rounds: int) -> Iterator[Figure]:
         writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=bench.folder)).trigger(availableNow=True)
         query = writer.start()
         query.awaitTermination()
-        taken = [progress["durationMs"]["triggerExecution"] / 1e3 for progress in query.recentProgress]
-        yield Figure(f"a batch of ten rows {name}", median(taken[2:]), "s", 0.4 if sink == "noop" else 1.0, "<=")
+        durations_s = [progress["durationMs"]["triggerExecution"] / 1e3 for progress in query.recentProgress]
+        yield Figure(f"a batch of ten rows {name}", median(durations_s[2:]), "s", 0.4 if sink == "noop" else 1.0, "<=")
 
 
 def send_at(path: str, rate: int, duration_s: float) -> None:
@@ -125,33 +125,37 @@ def send_at(path: str, rate: int, duration_s: float) -> None:
 
 
 def commit_times_ms(table: Path) -> dict[str, float]:
-    """Name of a file -> when the entry of the log appeared that made it part of the table."""
-    found = {}
+    """Return name of a data file -> when the log entry appeared that made it part of the table."""
+    times_ms = {}
     for entry in (table / "_delta_log").glob("[0-9]*.json"):
         actions = [json.loads(line) for line in entry.read_text().splitlines()]
         names = [unquote(action["add"]["path"]).rpartition("/")[2] for action in actions if "add" in action]
-        found.update(dict.fromkeys(names, entry.stat().st_mtime * 1000))
-    return found
+        times_ms.update(dict.fromkeys(names, entry.stat().st_mtime * 1000))
+    return times_ms
 
 
 def append_at(table: str, rate: int, duration_s: float) -> None:
-    """Such rows to a Delta table, ten times a second: what a stream to Delta takes where there is no queue."""
-    begin, done, wanted = time.time(), 0, int(rate * duration_s)
-    while done < wanted:
+    """Append such rows to a Delta table ten times a second, as a source for a stream of Delta."""
+    begin, appended, total_rows = time.time(), 0, int(rate * duration_s)
+    while appended < total_rows:
         time.sleep(0.1)
-        due = min(int((time.time() - begin) * rate), wanted)
-        stamps = pa.array([int((begin + number / rate) * 1e6) for number in range(done, due)], TIME)
+        due = min(int((time.time() - begin) * rate), total_rows)
+        stamps = pa.array([int((begin + number / rate) * 1e6) for number in range(appended, due)], TIME)
         write_deltalake(
             table, pa.table({"value": [b"x" * VALUE_BYTES] * len(stamps), "timestamp": stamps}), mode="append"
         )
-        done = due
+        appended = due
 
 
 Send = Callable[[str, int, float], None]
 
 
-def waited_s(bench: Bench, stream: DataFrame, send: Send, place: str, rate: int, duration_s: float) -> list[float]:
-    """Of each row from when it was sent to the commit of the table that has it, but for the first third."""
+def measure_waits_s(
+    bench: Bench, stream: DataFrame, send: Send, place: str, rate: int, duration_s: float
+) -> list[float]:
+    """Return the seconds from the sending of each row to the commit of the table that has it, without the first
+    third.
+    """
     out = tempfile.mkdtemp(dir=bench.folder)
     writer = stream.select("value", "timestamp").writeStream.format("delta")
     query = writer.option("checkpointLocation", f"{out}/checkpoint").start(f"{out}/t")
@@ -171,17 +175,19 @@ def waited_s(bench: Bench, stream: DataFrame, send: Send, place: str, rate: int,
 
 
 def latencies(bench: Bench, rate: int, duration_s: float) -> Iterator[Figure]:
-    """From `send` to the commit of the table that has the row; and the same from a Delta table, in the same run."""
+    """Measure from `send` to the commit of the table that has the row, and the same from a Delta table in the same
+    run.
+    """
     bench.mq.topics.create("live", partitions=PARTITIONS)
     source = f"{bench.folder}/live"
     DeltaTable.create(source, pa.schema([("value", pa.binary()), ("timestamp", TIME)]))
-    of_delta = bench.spark.readStream.format("delta").load(source)
-    bare = waited_s(bench, of_delta, append_at, source, rate, duration_s)
-    taken = waited_s(bench, bench.stream("live"), send_at, bench.path, rate, duration_s)
+    delta_stream = bench.spark.readStream.format("delta").load(source)
+    bare = measure_waits_s(bench, delta_stream, append_at, source, rate, duration_s)
+    waits_s = measure_waits_s(bench, bench.stream("live"), send_at, bench.path, rate, duration_s)
     name = f"sent -> a row in a Delta table, {rate:,} messages/s"
-    for what, share, most_s in (("p50", 0.5, 0.6), ("p99", 0.99, 1.5)):
+    for label, share, most_s in (("p50", 0.5, 0.6), ("p99", 0.99, 1.5)):
         note = f"{percentile(bare, share):.2f} s from a Delta table"
-        yield Figure(f"{name}, {what}", percentile(taken, share), "s", most_s, "<=", note)
+        yield Figure(f"{name}, {label}", percentile(waits_s, share), "s", most_s, "<=", note)
 
 
 def run(count: int, rounds: int, duration_s: float) -> Iterator[Figure]:
@@ -189,7 +195,7 @@ def run(count: int, rounds: int, duration_s: float) -> Iterator[Figure]:
     spark = spark_session(master="local[2]", app_name="bench")
     register(spark)
     try:
-        with served(f"{folder}/mq"), lakemq.connect(f"{folder}/mq", spark=spark) as mq:
+        with run_sequencer(f"{folder}/mq"), lakemq.connect(f"{folder}/mq", spark=spark) as mq:
             bench = Bench(spark, mq, folder, count)
             yield from reads(bench, rounds)
             yield from sinks(bench, rounds)

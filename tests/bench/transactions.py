@@ -1,4 +1,4 @@
-"""What transactions cost: beside the same without one, one after the other, and a thousand at once."""
+"""The cost of transactions: beside the same work without one, one after the other, and a thousand at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from multiprocessing.queues import Queue
 
 import numpy as np
 import pyarrow as pa
-from figures import Figure, interleaved, median, percentile, seconds
-from serving import served
+from figures import Figure, measure_in_turn, median, percentile, seconds
+from serving import run_sequencer
 from with_spark import messages
 
 import lakemq
@@ -45,19 +45,21 @@ sequencer.resign()
 def run(rows: int, sends: int, producers: int, processes: int, rounds: int, history: int) -> Iterator[Figure]:
     yield published_over_plain(rows, rounds)
     yield fetched_over_plain(rows, rounds)
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         with lakemq.connect(folder) as mq:
-            taken = one_producer(mq, sends)
-        yield Figure("transaction of 10 records, 2 topics, offsets, p50", median(taken) * 1e3, "ms", 10, "<=")
-        yield Figure("transaction of 10 records, 2 topics, offsets, p99", percentile(taken, 0.99) * 1e3, "ms", 40, "<=")
+            durations_s = one_producer(mq, sends)
+        yield Figure("transaction of 10 records, 2 topics, offsets, p50", median(durations_s) * 1e3, "ms", 10, "<=")
+        yield Figure(
+            "transaction of 10 records, 2 topics, offsets, p99", percentile(durations_s, 0.99) * 1e3, "ms", 40, "<="
+        )
         rate = many_producers(folder, producers, processes, rounds)
         name = f"{producers:,} producers in {processes} processes committing at once"
         yield Figure(name, rate, "transactions/s", 2000, ">=")
-    yield Figure(f"{history:,} transactions in the log: start", started_after(history), "s", 3, "<=")
+    yield Figure(f"{history:,} transactions in the log: start", measure_start_after(history), "s", 3, "<=")
 
 
 def published_over_plain(rows: int, rounds: int) -> Figure:
-    """Spark: median seconds of a publish over those of the same inside a transaction."""
+    """Return the median seconds of a publish in Spark over those of the same publish inside a transaction."""
     folder = tempfile.mkdtemp(prefix="lakemq-bench-")
     spark = spark_session(master="local[2]", app_name="bench")
     try:
@@ -74,7 +76,7 @@ def published_over_plain(rows: int, rounds: int) -> Figure:
                     txn.publish("t", source)
 
             plain(), inside()
-            alone, together = interleaved([plain, inside], rounds)
+            alone, together = measure_in_turn([plain, inside], rounds)
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,7 +85,7 @@ def published_over_plain(rows: int, rounds: int) -> Figure:
 
 
 def fetched_over_plain(rows: int, rounds: int, batches: int = 100) -> Figure:
-    """Arrow: median seconds of a fetch of `rows` over one that passes over as many more in aborted batches."""
+    """Return the median seconds of a fetch of `rows` over those of one that skips as many rows in aborted batches."""
     with (
         tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder,
         lakemq.connect(folder, create=True) as mq,
@@ -99,20 +101,20 @@ def fetched_over_plain(rows: int, rounds: int, batches: int = 100) -> Figure:
                 mq.publish("plain", table)
             _publish_in_transaction(mq, table, commit=number % 2 == 0)
 
-        def fetch(topic: str) -> Callable[[], None]:
+        def build_fetch(topic: str) -> Callable[[], None]:
             def once() -> None:
                 assert mq.fetch(topic).to_arrow().num_rows == count * batches
 
             return once
 
-        plain, half = fetch("plain"), fetch("half")
+        plain, half = build_fetch("plain"), build_fetch("half")
         plain(), half()
-        without, with_aborted = interleaved([plain, half], rounds)
+        without, with_aborted = measure_in_turn([plain, half], rounds)
     ratio = median(without) / median(with_aborted)
     return Figure("fetch with half of all batches aborted over without", ratio, "ratio", 0.95, ">=")
 
 
-class _Undo(Exception):
+class _AbortOnPurpose(Exception):
     pass
 
 
@@ -121,8 +123,8 @@ def _publish_in_transaction(mq: Connection, table: pa.Table, commit: bool) -> No
         with mq.transaction("bench") as txn:
             txn.publish("half", table)
             if not commit:
-                raise _Undo
-    except _Undo:
+                raise _AbortOnPurpose
+    except _AbortOnPurpose:
         pass
 
 
@@ -131,15 +133,15 @@ def _random_values(count: int) -> list[bytes]:
 
 
 def one_producer(mq: Connection, sends: int) -> list[float]:
-    """Seconds of each transaction: 10 records into two topics, and an offset."""
+    """Return the seconds of each transaction: 10 records for two topics, and an offset."""
     for topic in ("in", "a", "b"):
         mq.topics.create(topic, partitions=PARTITIONS)
     mq.publish("in", pa.table({"value": [b"x"] * 100, "partition": [0] * 100}))
-    taken = []
+    durations_s = []
     with mq.producer("bench") as producer:
         for number in range(sends):
-            taken.append(seconds(lambda offset=number % 100: _transaction(producer, offset)))
-    return taken[WARM_UP:]
+            durations_s.append(seconds(lambda offset=number % 100: _transaction(producer, offset)))
+    return durations_s[WARM_UP:]
 
 
 def _transaction(producer: TransactionalProducer, offset: int) -> None:
@@ -151,7 +153,7 @@ def _transaction(producer: TransactionalProducer, offset: int) -> None:
 
 
 def many_producers(folder: str, producers: int, processes: int, rounds: int) -> float:
-    """Transactions per second of producers that each commit, wait, and commit again; each has an id of its own."""
+    """Return transactions per second of producers with different ids that each commit, wait, and commit again."""
     context = multiprocessing.get_context("spawn")
     queue: Queue[float] = context.Queue()
     start = context.Barrier(processes)
@@ -172,24 +174,24 @@ def _producer_process(
     folder: str, process: int, producers: int, rounds: int, start: threading.Barrier, queue: Queue[float]
 ) -> None:
     with lakemq.connect(folder) as mq:
-        mine = [mq.producer(f"bench-{process}-{number}") for number in range(producers)]
+        own_producers = [mq.producer(f"bench-{process}-{number}") for number in range(producers)]
 
         def commit(producer: TransactionalProducer) -> None:
             for number in range(rounds):
                 _transaction(producer, number % 100)
 
-        threads = [threading.Thread(target=commit, args=(producer,)) for producer in mine]
+        threads = [threading.Thread(target=commit, args=(producer,)) for producer in own_producers]
         start.wait()
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        queue.put(time.perf_counter() - began)
+        queue.put(time.perf_counter() - start_s)
 
 
-def started_after(count: int) -> float:
-    """Seconds until a sequencer leads a namespace with `count` transactional ids, each of which has committed once."""
+def measure_start_after(count: int) -> float:
+    """Return the seconds until a sequencer leads a namespace with `count` transactional ids, each after one commit."""
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
         with lakemq.connect(folder, create=True) as mq, mq.serving():
             mq.topics.create("t", partitions=PARTITIONS)
@@ -201,13 +203,13 @@ def started_after(count: int) -> float:
 
 
 def _commit_empty(mq: Connection, numbers: range) -> None:
-    """One transaction per number, each of one publish without rows."""
+    """Commit one transaction per number, each with one publish without rows."""
     futures = [mq.requester.submit(InitProducer(f"id-{number}")) for number in numbers]
     step, ends = mq.state().step, []
     for number, future in zip(numbers, futures, strict=True):
-        done = future.result()
-        assert isinstance(done, ProducerDone)
-        ref = TransactionRef(f"id-{number}", done.producer_id, done.producer_epoch)
+        producer = future.result()
+        assert isinstance(producer, ProducerDone)
+        ref = TransactionRef(f"id-{number}", producer.producer_id, producer.producer_epoch)
         produce = Produce(topics=[], ranges=Ranges(), metadata_step=step, transaction=ref)
         ends.append(mq.requester.submit_all([(produce, None), (EndTransaction(ref, True, 1), None)])[-1])
     for end in ends:

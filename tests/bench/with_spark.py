@@ -1,4 +1,4 @@
-"""Publish and fetch on Spark, beside what Spark does without a queue: a Delta append, a bare Parquet scan."""
+"""Publish and fetch on Spark, beside the same work without a queue: a Delta append, a bare Parquet scan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Figure, interleaved, median, seconds
+from figures import Figure, measure_in_turn, median, seconds
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -21,7 +21,7 @@ PARTITIONS = 8
 
 
 def messages(spark: SparkSession, count: int, value_bytes: int) -> DataFrame:
-    """`count` rows of a key of 8 bytes out of 100,000 and a value that does not compress."""
+    """Return `count` rows with a key of 8 bytes out of 100,000 and a value that does not compress."""
     chunks = [F.unhex(F.sha2(F.concat_ws("-", F.col("id"), F.lit(i)), 512)) for i in range(-(-value_bytes // 64))]
     return spark.range(0, count, 1, 4).select(
         F.format_string("k%07d", F.pmod(F.xxhash64("id"), F.lit(100_000))).cast("binary").alias("key"),
@@ -33,7 +33,7 @@ def messages(spark: SparkSession, count: int, value_bytes: int) -> DataFrame:
 def publish_over_append(
     spark: SparkSession, mq: Connection, folder: str, count: int, value_bytes: int, rounds: int
 ) -> float:
-    """Median seconds of a plain Delta append over those of a publish of the same rows."""
+    """Return the median seconds of a plain Delta append over those of a publish of the same rows."""
     messages(spark, count, value_bytes).write.format("delta").mode("overwrite").save(f"{folder}/source{value_bytes}")
     source = spark.read.format("delta").load(f"{folder}/source{value_bytes}")
     topic = f"bytes{value_bytes}"
@@ -46,12 +46,12 @@ def publish_over_append(
         mq.publish(topic, source)
 
     append(), publish()  # the first ones warm up the JVM and the Python workers
-    appended, published = interleaved([append, publish], rounds)
+    appended, published = measure_in_turn([append, publish], rounds)
     return median(appended) / median(published)
 
 
 def fetch_over_scan(spark: SparkSession, mq: Connection, folder: str, rounds: int) -> float:
-    """Median seconds of a bare scan of the same columns and rows over those of a read_committed fetch."""
+    """Return the median seconds of a bare scan of the same columns and rows over those of a read_committed fetch."""
     fetched = mq.fetch("bytes92", isolation="read_committed")
     file_ids = set(fetched.plan.segments.column("file_id").to_pylist())
     paths = [str(Path(folder, "mq", file_name(file_id))) for file_id in file_ids]
@@ -67,12 +67,12 @@ def fetch_over_scan(spark: SparkSession, mq: Connection, folder: str, rounds: in
         total(fetched.to_spark())
 
     scan(), fetch()
-    scanned, taken = interleaved([scan, fetch], rounds)
-    return median(scanned) / median(taken)
+    scans_s, fetches_s = measure_in_turn([scan, fetch], rounds)
+    return median(scans_s) / median(fetches_s)
 
 
 def delayed_over_plain(spark: SparkSession, mq: Connection, folder: str, count: int, rounds: int) -> float:
-    """Median seconds of a publish over those of the same rows with delays over two hours, none of which is over."""
+    """Return the median seconds of a publish over those of the same rows with delays of one to three hours."""
     hour_ms = 3_600_000
     messages(spark, count, 92).write.format("delta").mode("overwrite").save(f"{folder}/delayed")
     source = spark.read.format("delta").load(f"{folder}/delayed")
@@ -83,11 +83,11 @@ def delayed_over_plain(spark: SparkSession, mq: Connection, folder: str, count: 
     def plain() -> None:
         mq.publish("at-once", source)
 
-    def delayed() -> None:
+    def with_delays() -> None:
         mq.publish("later", spread)
 
-    plain(), delayed()
-    at_once, later = interleaved([plain, delayed], rounds)
+    plain(), with_delays()
+    at_once, later = measure_in_turn([plain, with_delays], rounds)
     return median(at_once) / median(later)
 
 
@@ -95,9 +95,9 @@ def run(count: int, rounds: int) -> Iterator[Figure]:
     folder = tempfile.mkdtemp(prefix="lakemq-bench-")
     spark = spark_session(master="local[2]", app_name="bench")
     try:
-        begun_s = time.perf_counter()
+        start_s = time.perf_counter()
         with lakemq.connect(f"{folder}/mq", spark=spark, create=True) as mq, mq.serving():
-            connected_s = time.perf_counter() - begun_s
+            connected_s = time.perf_counter() - start_s
             yield Figure("first connect of a namespace with Spark", connected_s, "s", 3, "<=", "the session is there")
             ratio = publish_over_append(spark, mq, folder, count, 92, rounds)
             yield Figure(f"publish {count / 1e6:g} M x 100 B over a Delta append", ratio, "ratio", 0.9, ">=")
@@ -106,9 +106,11 @@ def run(count: int, rounds: int) -> Iterator[Figure]:
             yield Figure(f"publish {large / 1e3:g} k x 10 KiB over a Delta append", ratio, "ratio", 0.95, ">=")
             ratio = fetch_over_scan(spark, mq, folder, rounds)
             yield Figure("fetch in Spark over a bare Parquet scan", ratio, "ratio", 0.7, ">=")
-            some = min(count, 1_000_000)
-            ratio = delayed_over_plain(spark, mq, folder, some, rounds)
-            yield Figure(f"publish {some:,} with delays over 2 h, over without, Spark", ratio, "ratio", 0.6, ">=")
+            delayed_count = min(count, 1_000_000)
+            ratio = delayed_over_plain(spark, mq, folder, delayed_count, rounds)
+            yield Figure(
+                f"publish {delayed_count:,} with delays over 2 h, over without, Spark", ratio, "ratio", 0.6, ">="
+            )
             mq.topics.create("both", partitions=PARTITIONS)
             source = spark.read.format("delta").load(f"{folder}/source92")
 

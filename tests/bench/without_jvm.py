@@ -1,4 +1,4 @@
-"""The Python side alone: Arrow in and out, records, the first send of a process."""
+"""The Python side alone: Arrow in and out, single records, the first send of a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 from figures import Figure, median, seconds
-from serving import served
+from serving import run_sequencer
 
 import lakemq
 
@@ -28,7 +28,7 @@ with mq.producer() as producer:
 
 
 def rows(count: int, value_bytes: int = 92) -> pa.Table:
-    """Keys of 8 bytes out of 100,000, values that do not compress, the time of now."""
+    """Return rows with keys of 8 bytes out of 100,000, values that do not compress, and the current time."""
     random = np.random.default_rng(7)
     keys = np.char.mod("k%07d", random.integers(0, 100_000, count)).astype("S8")
     values = random.integers(0, 256, count * value_bytes, np.uint8).tobytes()
@@ -38,14 +38,16 @@ def rows(count: int, value_bytes: int = 92) -> pa.Table:
 
 
 def run(count: int) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, served(folder):
+    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         with lakemq.connect(folder) as mq:
             for name in ("arrow", "records", "bench"):
                 mq.topics.create(name, partitions=8)
             table = rows(count)
             with mq.producer() as producer:
-                taken = [seconds(lambda: (producer.send_arrow("arrow", table), producer.flush())) for _ in range(4)]
-            yield Figure("Python producer, Arrow in", count / min(taken[1:]) / 1e6, "M messages/s", 2, ">=")
+                durations_s = [
+                    seconds(lambda: (producer.send_arrow("arrow", table), producer.flush())) for _ in range(4)
+                ]
+            yield Figure("Python producer, Arrow in", count / min(durations_s[1:]) / 1e6, "M messages/s", 2, ">=")
             fetched = mq.fetch("arrow", start=mq.beginning_offsets("arrow"), end=_first_ends(mq, count))
             best = min(seconds(fetched.to_arrow) for _ in range(4))
             yield Figure("fetch in Arrow", fetched.record_count / best / 1e6, "M messages/s", 10, ">=")
@@ -58,7 +60,7 @@ def run(count: int) -> Iterator[Figure]:
 
 
 def _first_ends(mq: lakemq.engine.client.connection.Connection, count: int) -> dict[int, int]:
-    """Where the first publish ended: the segments of one data file."""
+    """Return the end offsets of the first publish, which are the segments of one data file."""
     segments = mq.fetch("arrow").plan.segments
     first = segments.column("file_id")[0].as_py()
     ends: dict[int, int] = {}
@@ -99,5 +101,5 @@ def _command(folder: str) -> None:
 
 
 def _first_send(folder: str) -> float:
-    done = subprocess.run([sys.executable, "-c", FIRST_SEND, folder], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", FIRST_SEND, folder], capture_output=True, text=True, check=True)
+    return float(completed.stdout)
