@@ -112,7 +112,7 @@ class Delays(RuleBasedStateMachine):
         self.unreadable, self.late = set[int](), set[int]()
         self.sent: list[Produce] = []
         self.tables: Tables = {}
-        self.projected = self.publishes = self.seen_steps = self.looked_step = 0
+        self.projected = self.publishes = self.checked_steps = self.queued_step = 0
         self.producer = self.mq.producer()
         self.next_sequence: dict[tuple[int, int], int] = {}
         self.slots = self._slots()
@@ -134,9 +134,9 @@ class Delays(RuleBasedStateMachine):
 
     def look(self) -> None:
         """Add new ranges to the queue, once in each step."""
-        if self.mq.state.step != self.looked_step:
+        if self.mq.state.step != self.queued_step:
             self.slots.add_new_ranges(self.mq.state.delays)
-            self.looked_step = self.mq.state.step
+            self.queued_step = self.mq.state.step
 
     # -- actions ----------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Delays(RuleBasedStateMachine):
             self._decide_releases()
         self.mq.state = machine.replay(restored(self.mark, self.tables), self.mq.steps[self.projected :])
         assert plain(self.mq.state) == expected
-        self.slots, self.reader.waiting, self.looked_step = self._slots(), [], self.mq.state.step
+        self.slots, self.reader.waiting, self.queued_step = self._slots(), [], self.mq.state.step
 
     # -- invariants -------------------------------------------------------------------------------------
 
@@ -337,12 +337,12 @@ class Delays(RuleBasedStateMachine):
         self.look()
         # a range that could not be read, or not in time, is late and does not hold up others
         self.late |= {key.file_id for key in self.slots._unreadable}
-        for step in self.mq.steps[self.seen_steps :]:
+        for step in self.mq.steps[self.checked_steps :]:
             for entry in step.entries:
                 if isinstance(entry.record, DelaysReleased):
                     for segment in segments_to_table([entry.segments]).to_pylist():
                         self._check_release(segment, step.decided_at_ms)
-        self.seen_steps = len(self.mq.steps)
+        self.checked_steps = len(self.mq.steps)
         waiting = sum(message.state in ("open", "waiting") for message in self.messages.values())
         assert sum(self.mq.state.delays.pending.values()) == waiting
 

@@ -78,23 +78,23 @@ class Groups(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bound = patch.object(reconciling, "MAX_MOVES", 1)
-        self.bound.start()
+        self.move_limit = patch.object(reconciling, "MAX_MOVES", 1)
+        self.move_limit.start()
         self.mq = Harness()
         self.mq.create("t", 3)
         self.mq.create("u", 2)
-        self.late: list[TargetComputed] = []
-        self.believed: dict[tuple[str, Place], int] = {}
+        self.late_targets: list[TargetComputed] = []
+        self.assigned_epochs: dict[tuple[str, Place], int] = {}
         """Member and partition -> the epoch under which the member last got the partition."""
-        self.seen_steps = 0
+        self.checked_steps = 0
         self.owners: dict[Place, str] = {}
-        self.had: dict[Place, tuple[str, int]] = {}
+        self.last_releases: dict[Place, tuple[str, int]] = {}
         """Partition -> the member that released it last, and the epoch under which it had it."""
         self.generation, self.generations = 0, dict[int, int]()
         """Epoch -> generation, for all epochs so far."""
-        self.living: set[str] = set()
+        self.current_members: set[str] = set()
         self.committed: dict[Place, int] = {}
-        self.begins: dict[Place, int] = {}
+        self.group_starts: dict[Place, int] = {}
         """Partition -> where the group starts, unless that was removed together with its committed offset."""
         self.delay_ms = 0
 
@@ -151,23 +151,23 @@ class Groups(RuleBasedStateMachine):
 
     @rule()
     def assignors_compute_targets(self) -> None:
-        self.late += self.mq.targets()
+        self.late_targets += self.mq.targets()
 
-    @precondition(lambda self: self.late)
+    @precondition(lambda self: self.late_targets)
     @rule(data=st.data())
     def hear_a_late_target(self, data: st.DataObject) -> None:
         """Targets arrive in any order, and may come from an old state of the group."""
-        index = data.draw(st.integers(0, len(self.late) - 1))
-        self.mq.see(self.late.pop(index))
+        index = data.draw(st.integers(0, len(self.late_targets) - 1))
+        self.mq.see(self.late_targets.pop(index))
 
     @rule(member=members, data=st.data())
     def give_up_old_assignment(self, member: str, data: st.DataObject) -> None:
         """Release a partition under an old assignment. It goes only if it is paused, and the assignment is the member's
         and current.
         """
-        if not self.believed or (group := self.mq.state.groups.get(GROUP)) is None:
+        if not self.assigned_epochs or (group := self.mq.state.groups.get(GROUP)) is None:
             return
-        assignments = sorted(self.believed.items())
+        assignments = sorted(self.assigned_epochs.items())
         paused = [assignment for assignment in assignments if assignment[0][1] in group.paused]
         (_, place), epoch = data.draw(st.sampled_from(paused or assignments))
         is_released = (
@@ -197,7 +197,7 @@ class Groups(RuleBasedStateMachine):
         if is_manned:
             assert self.mq.state.offsets.get(GROUP, {}) == before
         else:
-            self.late.clear()
+            self.late_targets.clear()
             assert (self.mq.state.groups, self.mq.state.offsets) == ({}, {})
 
     @rule(topic=st.sampled_from(TOPICS), more=st.integers(0, 2))
@@ -228,7 +228,7 @@ class Groups(RuleBasedStateMachine):
     @rule(member=members, data=st.data())
     def commit(self, member: str, data: st.DataObject) -> None:
         """Commit under assignments that members got. Each one counts if it is still current and the member's own."""
-        assignments = [(owner, place, epoch) for (owner, place), epoch in sorted(self.believed.items())]
+        assignments = [(owner, place, epoch) for (owner, place), epoch in sorted(self.assigned_epochs.items())]
         existing = [assignment for assignment in assignments if assignment[1][0] in self.mq.state.topics]
         if not existing:
             return
@@ -304,7 +304,7 @@ class Groups(RuleBasedStateMachine):
         assert isinstance(result, Refusal) == (has_members or not is_known)
         if not isinstance(result, Refusal):
             # a target on its way names members, and only this test uses the id of a member again
-            self.late.clear()
+            self.late_targets.clear()
             assert (self.mq.state.groups, self.mq.state.offsets) == ({}, {})
 
     @rule(topic=st.sampled_from(TOPICS))
@@ -357,37 +357,45 @@ class Groups(RuleBasedStateMachine):
 
     # -- invariants -------------------------------------------------------------------------------------
 
+    # Invariants run in the order of their names. Those after this one need what it notes.
     @invariant()
     def the_journal_assigns_only_free_partitions(self) -> None:
-        for step in self.mq.steps[self.seen_steps :]:
+        for step in self.mq.steps[self.checked_steps :]:
             replaced: dict[str, str] = {}
             for entry in step.entries:
                 record = entry.record
                 if isinstance(record, MemberJoined):
-                    self.living.add(record.member_id)
+                    self.current_members.add(record.member_id)
                     if record.replaces is not None:
-                        self.living.discard(record.replaces)
+                        self.current_members.discard(record.replaces)
                         replaced[record.member_id] = record.replaces
-                        for place, (member, epoch) in self.had.items():
-                            self.had[place] = (record.member_id if member == record.replaces else member), epoch
+                        for place, (member, epoch) in self.last_releases.items():
+                            self.last_releases[place] = (
+                                (record.member_id if member == record.replaces else member),
+                                epoch,
+                            )
                 elif isinstance(record, MemberLeft):
-                    self.living.discard(record.member_id)
-                    self.had = self.had if self.living else {}
+                    self.current_members.discard(record.member_id)
+                    self.last_releases = self.last_releases if self.current_members else {}
                 elif isinstance(record, RebalanceCompleted):
                     assert record.generation == self.generation + 1
                     self.generation = record.generation
                 elif isinstance(record, PartitionsAdded):
                     for partition, offset in enumerate(record.start_offsets, record.first):
-                        self.begins[record.topic_id, partition] = offset or 0
+                        self.group_starts[record.topic_id, partition] = offset or 0
                 elif isinstance(record, PartitionsEnded):
                     self._check_ended_partitions(record)
                 elif isinstance(record, PartitionsGone):
                     gone = {(record.topic_id, partition) for partition in range(record.first, record.partitions)}
-                    self.had = {place: assignment for place, assignment in self.had.items() if place not in gone}
+                    self.last_releases = {
+                        place: assignment for place, assignment in self.last_releases.items() if place not in gone
+                    }
                     self.owners = {place: owner for place, owner in self.owners.items() if place not in gone}
-                    self.begins = {place: offset for place, offset in self.begins.items() if place not in gone}
+                    self.group_starts = {
+                        place: offset for place, offset in self.group_starts.items() if place not in gone
+                    }
                 elif isinstance(record, GroupForgotten):
-                    assert not self.living
+                    assert not self.current_members
                     assert not self.owners
                     self.generation = 0
                 elif isinstance(record, OffsetsCommitted | OffsetsRemoved):
@@ -396,7 +404,7 @@ class Groups(RuleBasedStateMachine):
                     for move in record.moves:
                         self._move((move.topic_id, move.partition), move.status, move.owner, replaced, step.step)
             self.generations[step.step] = self.generation
-        self.seen_steps = len(self.mq.steps)
+        self.checked_steps = len(self.mq.steps)
 
     def _check_ended_partitions(self, record: PartitionsEnded) -> None:
         """A partition that ends has no messages left for a group that has read it. It takes no publish any
@@ -405,14 +413,14 @@ class Groups(RuleBasedStateMachine):
         topic = self.mq.state.topics[record.topic_id]
         for partition in range(record.first, topic.log_count):
             place, end = (record.topic_id, partition), int(topic.high_watermarks[partition])
-            assert self.committed.get(place, self.begins.get(place, end)) >= end
+            assert self.committed.get(place, self.group_starts.get(place, end)) >= end
 
     def _note_offsets(self, record: OffsetsCommitted | OffsetsRemoved) -> None:
         """I7: committed offsets move back only where the journal has an operator's request."""
         if isinstance(record, OffsetsRemoved):
             for partition in record.partitions:
                 del self.committed[record.topic_id, partition]
-                self.begins.pop((record.topic_id, partition), None)
+                self.group_starts.pop((record.topic_id, partition), None)
             return
         for topic_id, committed in zip(record.topic_ids, record.offsets, strict=True):
             place = topic_id, committed.partition
@@ -423,12 +431,12 @@ class Groups(RuleBasedStateMachine):
         self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
         before = self.owners.pop(place, None)
-        if before is not None and self.living:  # no member comes back to an empty group
-            self.had[place] = before, self.believed[before, place]
+        if before is not None and self.current_members:  # no member comes back to an empty group
+            self.last_releases[place] = before, self.assigned_epochs[before, place]
         if status is PartitionStatus.READY:
-            assert owner in self.living
+            assert owner in self.current_members
             assert before is None or before == replaced.get(owner or "")
-            self.believed[owner or "", place] = step
+            self.assigned_epochs[owner or "", place] = step
         if status is PartitionStatus.PAUSED:
             assert before == owner
         if owner is not None:
@@ -443,7 +451,7 @@ class Groups(RuleBasedStateMachine):
         group = state.groups.get(GROUP)
         if group is None:
             return
-        assert group.members.keys() == self.living
+        assert group.members.keys() == self.current_members
         assert {
             place: assignment.owner for place, assignment in group.assignments.items() if assignment.owner
         } == self.owners
@@ -495,7 +503,7 @@ class Groups(RuleBasedStateMachine):
         try:
             self.come_to_rest()
         finally:
-            self.bound.stop()
+            self.move_limit.stop()
 
     def come_to_rest(self) -> None:
         group = self.mq.state.groups.get(GROUP)
@@ -525,7 +533,7 @@ class ClassicGroups(Groups):
     def may_commit(self, member: str, place: Place, epoch: int) -> bool:
         """A commit also counts for a partition that the member has released, if no other member has had it since."""
         return super().may_commit(member, place, epoch) or (
-            place not in self.owners and self.had.get(place) == (member, epoch)
+            place not in self.owners and self.last_releases.get(place) == (member, epoch)
         )
 
     def refusal(self, generation: int) -> str | None:
@@ -542,7 +550,7 @@ class ClassicGroups(Groups):
 
     @rule()
     def all_give_up_paused_partitions(self) -> None:
-        for member in sorted(self.living):
+        for member in sorted(self.current_members):
             self.give_up_paused_partitions(member)
 
     @rule(member=members, late=members, data=st.data())
@@ -551,7 +559,7 @@ class ClassicGroups(Groups):
         self.join_and_assign(member)
         self.the_first_waits_for_others(DELAY_MS)
         moment = data.draw(st.integers(0, 6))
-        for number, releasing_member in enumerate([*sorted(self.living), None]):
+        for number, releasing_member in enumerate([*sorted(self.current_members), None]):
             self.the_journal_assigns_only_free_partitions()
             self.commit(late, data) if number == moment else None
             self.give_up_paused_partitions(releasing_member) if releasing_member else None
@@ -563,7 +571,7 @@ class ClassicGroups(Groups):
         has them at once.
         """
         if status is PartitionStatus.READY and owner not in replaced:
-            assert {self.believed[member, owned_place] for owned_place, member in self.owners.items()} <= {step}
+            assert {self.assigned_epochs[member, owned_place] for owned_place, member in self.owners.items()} <= {step}
         super()._move(place, status, owner, replaced, step)
 
     @invariant()

@@ -44,7 +44,7 @@ class Shown:
 
 
 @dataclass
-class Hands:
+class MemberWithMessages:
     """A member, and the messages that its user has."""
 
     consumer: QueueConsumer
@@ -56,7 +56,7 @@ class QueueOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = QueueWorld(2)
-        self.hands: dict[int, Hands] = {}
+        self.members: dict[int, MemberWithMessages] = {}
         self.next_member = 0
         self.messages: dict[Key, Shown] = {}
         self.newest: dict[int, int] = {}
@@ -66,7 +66,7 @@ class QueueOrder(RuleBasedStateMachine):
 
     # -- members ------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.hands) < 3)
+    @precondition(lambda self: len(self.members) < 3)
     @rule()
     def join(self) -> None:
         consumer = self.world.consumer(
@@ -75,28 +75,28 @@ class QueueOrder(RuleBasedStateMachine):
             rebalance_delay_ms=1_000,
             max_delivered_unacked_msgs_per_flow=6,
         )
-        self.is_calm &= not self.hands
-        self.hands[self.next_member] = Hands(consumer)
+        self.is_calm &= not self.members
+        self.members[self.next_member] = MemberWithMessages(consumer)
         self.next_member += 1
 
-    @precondition(lambda self: len(self.hands) > 1)
+    @precondition(lambda self: len(self.members) > 1)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        self.hands.pop(self.draw(data)).consumer.close()
+        self.members.pop(self.draw(data)).consumer.close()
 
-    @precondition(lambda self: self.hands)
+    @precondition(lambda self: self.members)
     @rule(data=st.data(), is_killed=st.booleans())
     def lose_member(self, data: st.DataObject, is_killed: bool) -> None:
         """The member is killed, or only thought lost, and comes back with its next poll."""
         self.is_calm = False
         number = self.draw(data)
-        self.world.core.see(MemberSilent("g", self.hands[number].consumer.member_id, "session"))
+        self.world.core.see(MemberSilent("g", self.members[number].consumer.member_id, "session"))
         self.world.core.assign()
-        if is_killed and len(self.hands) > 1:
-            del self.hands[number]
+        if is_killed and len(self.members) > 1:
+            del self.members[number]
 
     def draw(self, data: st.DataObject) -> int:
-        return int(data.draw(st.sampled_from(sorted(self.hands))))
+        return int(data.draw(st.sampled_from(sorted(self.members))))
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -110,17 +110,17 @@ class QueueOrder(RuleBasedStateMachine):
         self.poll_with(number, most, 100 if waits else 0)
 
     def poll_with(self, number: int, most: int, timeout_ms: int) -> None:
-        hands = self.hands[number]
+        member = self.members[number]
         try:
-            batch = hands.consumer.poll(most, timeout_ms)
+            batch = member.consumer.poll(most, timeout_ms)
         except (IllegalState, InvalidRecordState, UnknownMemberId):
             return
         messages = list(batch)
         if messages:
-            hands.batch = batch
+            member.batch = batch
         for message in messages:
             self.show(number, message)
-        hands.messages += messages
+        member.messages += messages
 
     def show(self, number: int, message: Message) -> None:
         partition, offset = message.partition, message.offset
@@ -151,17 +151,17 @@ class QueueOrder(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["ack", "ack", "nack", "nack", "late nack", "reject"]))
     def settle_message(self, data: st.DataObject, how: str) -> None:
         number = self.draw(data)
-        hands = self.hands[number]
-        if not hands.messages:
+        member = self.members[number]
+        if not member.messages:
             return
-        message = hands.messages.pop(data.draw(st.integers(0, len(hands.messages) - 1)))
+        message = member.messages.pop(data.draw(st.integers(0, len(member.messages) - 1)))
         try:
             if how == "ack":
-                hands.consumer.ack(message)
+                member.consumer.ack(message)
             elif how == "reject":
-                hands.consumer.reject(message)
+                member.consumer.reject(message)
             else:
-                hands.consumer.nack(message, 300 if how == "late nack" else None)
+                member.consumer.nack(message, 300 if how == "late nack" else None)
         except (FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
             return
         shown = self.messages[message.partition, message.offset]
@@ -172,21 +172,21 @@ class QueueOrder(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         """The batch polled last is acknowledged in a transaction, which is aborted."""
         number = self.draw(data)
-        hands = self.hands[number]
-        if self.world.letters or hands.batch is None:
+        member = self.members[number]
+        if self.world.letters or member.batch is None:
             return
-        batch, hands.batch = hands.batch, None
+        batch, member.batch = member.batch, None
         producer = self.world.ask(InitProducer("tx", 60_000))
         ref = TransactionRef("tx", producer.producer_id, producer.producer_epoch)
         parts = batch.offsets.messages
         try:
-            self.world.ask(Acknowledge("g", hands.consumer.member_id, parts, ref))
+            self.world.ask(Acknowledge("g", member.consumer.member_id, parts, ref))
             self.world.ask(EndTransaction(ref, False))
         except LakeMQError:
             return
-        hands.consumer.go_back(batch)
+        member.consumer.go_back(batch)
         offsets = {(message.partition, message.offset) for message in batch}
-        hands.messages = [message for message in hands.messages if (message.partition, message.offset) not in offsets]
+        member.messages = [message for message in member.messages if (message.partition, message.offset) not in offsets]
         for key in offsets:
             if self.messages[key].member == number and not self.is_done(*key):
                 self.messages[key].is_given_back = True
@@ -215,18 +215,18 @@ class QueueOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Check that a member which polls and acknowledges everything reaches the end of both partitions."""
         self.hold_letters(False)
-        for hands in list(self.hands.values())[1:]:
-            hands.consumer.close()
-        (number, hands), *_ = self.hands.items()
-        self.hands = {number: hands}
+        for member in list(self.members.values())[1:]:
+            member.consumer.close()
+        (number, member), *_ = self.members.items()
+        self.members = {number: member}
         for _ in range(60):
             self.poll_with(number, 10, 100)
-            for message in hands.messages:
+            for message in member.messages:
                 with suppress(FencedMemberEpoch, InvalidRecordState, UnknownMemberId):
-                    hands.consumer.ack(message)
-            hands.messages = []
+                    member.consumer.ack(message)
+            member.messages = []
             with suppress(LakeMQError):
-                hands.consumer.flush()
+                member.consumer.flush()
             self.world.pass_time(300)
         topic = self.world.core.state.topic("t")
         for partition in range(2):

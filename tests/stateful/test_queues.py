@@ -66,15 +66,15 @@ class QueuedMessage:
 class Queues(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.bound = patch.object(reconciling, "MAX_MOVES", 1)
-        self.bound.start()
+        self.move_limit = patch.object(reconciling, "MAX_MOVES", 1)
+        self.move_limit.start()
         self.mq = Harness()
         self.mq.create("t", 2)
         self.mq.ask(InitProducer("tx", 900_000))
         self.messages: dict[tuple[Place, int], QueuedMessage] = {}
         self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
-        self.seen_steps = len(self.mq.steps)
-        self.dead: dict[Place, list[int]] = {}
+        self.followed_steps = len(self.mq.steps)
+        self.dead_offsets: dict[Place, list[int]] = {}
         self.expired: dict[Place, int] = {}
         self.keeps_expired = True
         """Whether they become dead letters."""
@@ -227,7 +227,7 @@ class Queues(RuleBasedStateMachine):
             message = self.messages[place, offset]
             assert message.is_dying
             message.is_dying, message.is_done = False, True
-        self.dead[place] = self.dead.get(place, []) + dead
+        self.dead_offsets[place] = self.dead_offsets.get(place, []) + dead
 
     @rule(partition=st.integers(0, 2), first=st.integers(0, 6), count=st.integers(1, 4), purge=st.booleans())
     def settle_dead_letters(self, partition: int, first: int, count: int, purge: bool) -> None:
@@ -287,7 +287,7 @@ class Queues(RuleBasedStateMachine):
                 first = segment["source_offset"]
                 dead_letters.setdefault(place, []).extend(range(first, first + segment["record_count"]))
         assert {place: sorted(offsets) for place, offsets in dead_letters.items()} == {
-            p: sorted(offsets) for p, offsets in self.dead.items() if offsets
+            p: sorted(offsets) for p, offsets in self.dead_offsets.items() if offsets
         }
 
     @rule(commit=st.booleans())
@@ -315,7 +315,7 @@ class Queues(RuleBasedStateMachine):
         self.mq.state.touched_groups = reloaded.touched_groups
 
     def teardown(self) -> None:
-        self.bound.stop()
+        self.move_limit.stop()
 
     def ask(self, request: Any) -> Any:
         result = self.mq.one(request)
@@ -327,14 +327,14 @@ class Queues(RuleBasedStateMachine):
     # -- records of the journal -------------------------------------------------------------------------
 
     def follow(self) -> None:
-        for step in self.mq.steps[self.seen_steps :]:
+        for step in self.mq.steps[self.followed_steps :]:
             for entry in step.entries:
                 if isinstance(entry.record, PartitionsMoved):
                     for move in entry.record.moves:
                         self._move((move.topic_id, move.partition), move.status, move.owner, entry.record.reason)
                 elif isinstance(entry.record, MessagesAcquired):
                     self._note_acquisition(entry.record)
-        self.seen_steps = len(self.mq.steps)
+        self.followed_steps = len(self.mq.steps)
 
     def _move(self, place: Place, status: PartitionStatus, owner: str | None, reason: str) -> None:
         """A partition that changes hands gives back its owner's messages, unless the owner is back or may come back."""
