@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 PATIENCE_MS = 2_000
 """Time after which a letter without an answer also goes into the mailbox: the leader's process may be stopped."""
 GREETING_MS = 1_000
-LOOK_MS = 200
+FIND_LEADER_INTERVAL_MS = 200
 """Time between two looks for a leader that listens."""
 BAD_LINE_MS = 2_000
 """Time without a line after one that has failed. The leader may be gone, and its successor not there yet."""
@@ -108,7 +108,7 @@ class DirectLine:
         now_ms = self._clock.steady_ms()
         if now_ms < self._look_at_ms or not isinstance(self._files, LocalFiles):
             return None
-        self._look_at_ms = now_ms + LOOK_MS
+        self._look_at_ms = now_ms + FIND_LEADER_INTERVAL_MS
         name = find_newest_line(self._files)
         if name is None:
             return None

@@ -67,7 +67,7 @@ def _list_replies(
 def _answer_on_lines(state: State, lines: LineTable, letters: StepLetters) -> set[tuple[str, int]]:
     """Answer the letters that came on lines. Return client and number of those that this step has decided."""
     decided = [opened.on_line for opened in letters.taken if opened.on_line is not None]
-    for on_line in (*decided, *letters.repeated_on_lines):
+    for on_line in decided:
         name = on_line.name
         client = state.clients.get(name.client_id)
         if client is None or client.number != name.number:

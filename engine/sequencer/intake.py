@@ -61,7 +61,6 @@ class StepLetters:
     Attributes:
         taken: letters to decide, oldest first.
         repeated: letters of the mailbox that were decided before. Their replies are written again.
-        repeated_on_lines: letters on lines that were decided before. They are answered again.
         backlog: there may be letters that this step has not looked at.
         undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
             would be decided again.
@@ -70,7 +69,6 @@ class StepLetters:
 
     taken: list[OpenedLetter] = field(default_factory=list)
     repeated: list[LetterName] = field(default_factory=list)
-    repeated_on_lines: list[LineLetter] = field(default_factory=list)
     backlog: bool = False
     undeleted: bool = False
     gaps: bool = False
@@ -120,30 +118,30 @@ class Intake:
             alive: called between letters.
             lines: on which letters may have come, too.
         """
-        mailbox_pass = _MailboxPass(self._config, self._clock.steady_ms(), namespace_id, lines)
+        step_pass = _Pass(self._config, self._clock.steady_ms(), namespace_id, lines)
         if lines is not None and not self._is_mailbox_next:
-            _take_from_lines(lines, state, mailbox_pass)
-        self._is_mailbox_next = mailbox_pass.is_enough
-        if mailbox_pass.is_enough:
-            mailbox_pass.letters.backlog = True
-            return mailbox_pass.letters
-        self._take_from_mailbox(state, mailbox_pass, alive)
+            _take_from_lines(lines, state, step_pass)
+        self._is_mailbox_next = step_pass.is_enough
+        if step_pass.is_enough:
+            step_pass.letters.backlog = True
+            return step_pass.letters
+        self._take_from_mailbox(state, step_pass, alive)
         if lines is not None:
-            _take_from_lines(lines, state, mailbox_pass)
-        mailbox_pass.letters.backlog |= mailbox_pass.is_enough
-        return mailbox_pass.letters
+            _take_from_lines(lines, state, step_pass)
+        step_pass.letters.backlog |= step_pass.is_enough
+        return step_pass.letters
 
-    def _take_from_mailbox(self, state: State, mailbox_pass: _MailboxPass, alive: Callable[[], None]) -> None:
+    def _take_from_mailbox(self, state: State, step_pass: _Pass, alive: Callable[[], None]) -> None:
         names: set[str] = set()
         for name in self._mailbox.iterate_letters():
             alive()
             names.add(name.name)
-            self._process(name, state, mailbox_pass)
-            if mailbox_pass.is_enough:
+            self._process(name, state, step_pass)
+            if step_pass.is_enough:
                 break
         else:
             self._retries = {name: retry for name, retry in self._retries.items() if name in names}
-        mailbox_pass.log_unreadable()
+        step_pass.log_unreadable()
 
     def discard(self, letters: Iterable[LetterName]) -> None:
         """Delete decided letters. A letter that cannot be deleted is tried again later, and never decided again."""
@@ -155,73 +153,71 @@ class Intake:
             retry.decided = True
             retry.postpone(now_ms)
 
-    def _process(self, name: LetterName, state: State, mailbox_pass: _MailboxPass) -> None:
-        retry, letters = self._retries.get(name.name), mailbox_pass.letters
-        turn = self._find_turn(state, name, mailbox_pass, retry)
+    def _process(self, name: LetterName, state: State, step_pass: _Pass) -> None:
+        retry, letters = self._retries.get(name.name), step_pass.letters
+        turn = self._find_turn(state, name, step_pass, retry)
         if turn is Turn.WAIT:
-            self._retries.setdefault(name.name, _Retry(mailbox_pass.now_ms))
+            self._retries.setdefault(name.name, _Retry(step_pass.now_ms))
             letters.gaps = True
-        elif retry is not None and mailbox_pass.now_ms < retry.again_at_ms:
+        elif retry is not None and step_pass.now_ms < retry.again_at_ms:
             letters.undeleted |= retry.decided
         elif turn is Turn.REPEAT:
             letters.repeated.append(name)
-            mailbox_pass.looked_count += 1
+            step_pass.looked_count += 1
         else:
-            self._take_letter(name, turn, mailbox_pass)
+            self._take_letter(name, turn, step_pass)
 
-    def _find_turn(self, state: State, name: LetterName, mailbox_pass: _MailboxPass, retry: _Retry | None) -> Turn:
+    def _find_turn(self, state: State, name: LetterName, step_pass: _Pass, retry: _Retry | None) -> Turn:
         if retry is not None and retry.decided:
             return Turn.REPEAT  # even if its client is forgotten by now
-        planned = mailbox_pass.planned.get(name.client_id)
+        planned = step_pass.planned.get(name.client_id)
         if planned is not None:
             return Turn.DECIDE if name.number == planned + 1 else Turn.WAIT
-        waited_ms = 0 if retry is None else mailbox_pass.now_ms - retry.since_ms
+        waited_ms = 0 if retry is None else step_pass.now_ms - retry.since_ms
         return find_turn(state, name.client_id, name.number, waited_ms, self._config.ms("request.gap.ms"))
 
-    def _take_letter(self, name: LetterName, turn: Turn, mailbox_pass: _MailboxPass) -> None:
-        mailbox_pass.looked_count += 1
+    def _take_letter(self, name: LetterName, turn: Turn, step_pass: _Pass) -> None:
+        step_pass.looked_count += 1
         try:
             body = self._mailbox.read(name)
         except OSError as error:
             if turn is not Turn.REFUSE:
-                retry = self._retries.setdefault(name.name, _Retry(mailbox_pass.now_ms))
+                retry = self._retries.setdefault(name.name, _Retry(step_pass.now_ms))
                 if not retry.tries:
-                    mailbox_pass.unreadable.append((name, error))
-                retry.postpone(mailbox_pass.now_ms)
+                    step_pass.unreadable.append((name, error))
+                retry.postpone(step_pass.now_ms)
                 return
             body = b""  # the letter is refused whatever it contains
         if body is None:
             return
-        if mailbox_pass.lines is not None:  # its client gave its line up; what that still holds is the same letter
-            mailbox_pass.lines.drop_client(name.client_id)
-        opened = _open_body(name, body, mailbox_pass.namespace_id, in_turn=turn is Turn.DECIDE)
+        if step_pass.lines is not None:  # its client gave its line up; what that still holds is the same letter
+            step_pass.lines.drop_client(name.client_id)
+        opened = _open_body(name, body, step_pass.namespace_id, in_turn=turn is Turn.DECIDE)
         if turn is Turn.DECIDE:
-            mailbox_pass.planned[name.client_id] = name.number
-        mailbox_pass.add(opened, len(body))
+            step_pass.planned[name.client_id] = name.number
+        step_pass.add(opened, len(body))
 
 
-def _take_from_lines(lines: LineTable, state: State, mailbox_pass: _MailboxPass) -> None:
+def _take_from_lines(lines: LineTable, state: State, step_pass: _Pass) -> None:
     """Take the letters that have come on lines. One out of turn is left to the mailbox, where gaps are judged."""
-    while not mailbox_pass.is_enough:
+    while not step_pass.is_enough:
         on_line = lines.take_letter()
         if on_line is None:
             return
         name = on_line.name
-        planned = mailbox_pass.planned.get(name.client_id)
+        planned = step_pass.planned.get(name.client_id)
         turn = Turn.WAIT if planned is not None else find_turn(state, name.client_id, name.number, 0, 0)
-        mailbox_pass.looked_count += 1
-        if turn is Turn.REPEAT:
-            mailbox_pass.letters.repeated_on_lines.append(on_line)
-        elif turn is Turn.DECIDE:
-            opened = _open_body(name, on_line.body, mailbox_pass.namespace_id, in_turn=True)
-            mailbox_pass.planned[name.client_id] = name.number
-            mailbox_pass.add(replace(opened, on_line=on_line), len(on_line.body))
+        step_pass.looked_count += 1
+        if turn is Turn.DECIDE:
+            opened = _open_body(name, on_line.body, step_pass.namespace_id, in_turn=True)
+            step_pass.planned[name.client_id] = name.number
+            step_pass.add(replace(opened, on_line=on_line), len(on_line.body))
         else:
             lines.refuse(on_line)
 
 
-class _MailboxPass:
-    """A pass through the mailbox. planned: the last number of each client that this step decides."""
+class _Pass:
+    """The letters that a step has taken so far. planned: the last number of each client that it decides."""
 
     def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str, lines: LineTable | None) -> None:
         self.now_ms, self.namespace_id, self.lines = now_ms, namespace_id, lines

@@ -23,11 +23,19 @@ log = logging.getLogger("lakemq.serve")
 
 
 def open_term_lines(
-    files: Files, namespace_id: str, epoch: int, lease_ms: int, news: threading.Event, clock: Clock
+    files: Files,
+    namespace_id: str,
+    epoch: int,
+    lease_ms: int,
+    step_began_ms: int,
+    news: threading.Event,
+    clock: Clock,
 ) -> LineServer | None:
     """Open the lines of a leader whose take-over has landed; None if clients cannot connect here.
 
-    news: is set when a letter has come.
+    Args:
+        step_began_ms: when the step of the take-over began, by the steady clock.
+        news: is set when a letter has come.
     """
     if not isinstance(files, LocalFiles):
         return None
@@ -40,7 +48,7 @@ def open_term_lines(
         log.info("Clients use the mailbox only, because no socket can be made in %s: %s", LINES_FOLDER, error)
         return None
     try:
-        lines = LineServer(listener, address, lease_ms, news, clock, lambda: _withdraw(files, address))
+        lines = LineServer(listener, address, lease_ms, step_began_ms, news, clock, lambda: _withdraw(files, address))
     except (OSError, RuntimeError) as error:  # no descriptor, no thread
         listener.close()
         log.warning("Clients use the mailbox only, because their line cannot be served: %s", error)

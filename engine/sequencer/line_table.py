@@ -40,21 +40,23 @@ class Line:
 
     Attributes:
         client_id: empty before the hello.
-        since_ms: when the connection, the letter that is arriving, or the answer that waits to be sent began.
+        transfer_began_ms: when the connection, the letter that is arriving, or the answer that waits to be sent began.
         is_busy: a letter of it is not answered yet. A client sends one at a time.
         arriving_bytes: of its frame that is not complete yet, as last counted.
         output: bytes that the client has not taken yet.
         is_closed: nothing that it sends counts any more.
+        is_watched: the reading thread waits for its events.
     """
 
     connection: socket.socket
-    since_ms: int
+    transfer_began_ms: int
     reader: FrameReader = field(default_factory=lambda: FrameReader(MAX_GREETING_BYTES))
     client_id: str = ""
     is_busy: bool = False
     arriving_bytes: int = 0
     output: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
+    is_watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class LineTable:
             self._send(line)
             is_left = bool(line.output) and not line.is_closed
             if is_left:
-                line.since_ms = self._clock.steady_ms()
+                line.transfer_began_ms = self._clock.steady_ms()
         if is_left:
             self._wake_reader()
 
@@ -135,9 +137,9 @@ class LineTable:
     def welcome(self, line: Line, client_id: str) -> None:
         """Let the line carry this client's letters from now on, and no other line."""
         with self._lock:
-            before = self._by_client.get(client_id)
-            if before is not None:
-                self._drop(before)
+            previous_line = self._by_client.get(client_id)
+            if previous_line is not None:
+                self._drop(previous_line)
             if line.is_closed:
                 return
             line.client_id, line.reader.max_bytes = client_id, MAX_FRAME_BYTES
@@ -174,7 +176,7 @@ class LineTable:
         """Return all lines in a forked child, where the lock may be held for ever by a thread that is not there."""
         return list(self._all)
 
-    def count_buffered_bytes(self, line: Line) -> int:
+    def update_buffered_bytes(self, line: Line) -> int:
         """Note what has come on this line, and return the bytes of all letters that are arriving or wait."""
         with self._lock:
             self._arriving_bytes += line.reader.size_bytes - line.arriving_bytes
@@ -202,7 +204,7 @@ class LineTable:
             self._drop(line)
 
     def _drop(self, line: Line) -> None:
-        """Let nothing count that the line sends from now on. The reading thread then closes its descriptor."""
+        """Ignore everything that the line sends from now on. The reading thread then closes its descriptor."""
         if line.is_closed:
             return
         line.is_closed = True

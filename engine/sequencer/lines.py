@@ -38,6 +38,7 @@ _MAX_LINES = 4096
 _TURN_MS = 250
 _RECEIVED_BYTES = 256 << 10
 """More than a socket's buffer has room for, so one read takes all that had arrived."""
+_CLOSE_S = 10
 _ACCEPT_PAUSE_MS = 1_000
 """Pause after a connection could not be accepted, such as for lack of descriptors."""
 
@@ -60,6 +61,7 @@ class LineServer:
         listener: socket.socket,
         address: LineAddress,
         lease_ms: int,
+        step_began_ms: int,
         news: threading.Event,
         clock: Clock,
         withdraw: Callable[[], None] = lambda: None,
@@ -69,6 +71,7 @@ class LineServer:
         Args:
             listener: a listening socket, which belongs to this object from now on.
             address: what a hello must repeat.
+            step_began_ms: when the last step began that has landed, by the steady clock.
             news: is set when a letter has come, or a drain has ended.
             withdraw: called at the end, to remove what leads clients here.
         """
@@ -77,7 +80,7 @@ class LineServer:
         self._news, self._clock = news, clock
         self.table = LineTable(clock, self._wake)
         self._max_lines = max_lines()
-        self._step_began_ms = self._looked_at_ms = clock.steady_ms()
+        self._step_began_ms, self._looked_at_ms = step_began_ms, clock.steady_ms()
         self._accept_at_ms: int | None = None
         self._is_drain_wanted = self._is_closing = self._is_over = False
         self._drained_at_ms: int | None = None
@@ -116,7 +119,7 @@ class LineServer:
         """Close all lines. When this returns, no letter comes any more."""
         self._is_closing = True
         self._wake()
-        self._thread.join(TRANSFER_MS / 1000)
+        self._thread.join(_CLOSE_S)
         self.table.drop_all()
         self._withdraw()
 
@@ -153,7 +156,19 @@ class LineServer:
                 pass
         for line in self.table.lines():
             if line.output and not line.is_closed:
-                self._selector.modify(line.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, line)
+                self._watch(line, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _watch(self, line: Line, events: int) -> None:
+        """Wait for these events on the line from now on. It closes if the system refuses that."""
+        try:
+            if line.is_watched:
+                self._selector.modify(line.connection, events, line)
+            else:
+                self._selector.register(line.connection, events, line)
+                line.is_watched = True
+        except OSError as error:
+            log.warning("A direct connection is closed, because the system cannot watch it: %s", error)
+            self._remove(line)
 
     def _accept(self) -> None:
         try:
@@ -171,12 +186,12 @@ class LineServer:
         connection.setblocking(False)
         line = Line(connection, self._clock.steady_ms())
         self.table.add(line)
-        self._selector.register(connection, selectors.EVENT_READ, line)
+        self._watch(line, selectors.EVENT_READ)
 
     def _serve_line(self, line: Line, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE and self.table.send_output(line):
-                self._selector.modify(line.connection, selectors.EVENT_READ, line)
+                self._watch(line, selectors.EVENT_READ)
             if mask & selectors.EVENT_READ:
                 self._receive(line)
         except BadFrame as error:
@@ -196,11 +211,11 @@ class LineServer:
             self._remove(line)
             return
         if not line.reader.size_bytes:
-            line.since_ms = self._clock.steady_ms()
+            line.transfer_began_ms = self._clock.steady_ms()
         line.reader.add(data)
         for frame in line.reader.frames():
             self._take_frame(line, frame)
-        if self.table.count_buffered_bytes(line) > MAX_BUFFERED_BYTES:
+        if self.table.update_buffered_bytes(line) > MAX_BUFFERED_BYTES:
             raise BadFrame(f"all letters that are arriving or wait have more than {MAX_BUFFERED_BYTES} bytes")
 
     def _take_frame(self, line: Line, frame: Frame) -> None:
@@ -240,7 +255,7 @@ class LineServer:
         for line in self.table.lines():
             limit_ms = TRANSFER_MS if line.client_id else HELLO_MS
             is_late = bool(line.output or line.reader.size_bytes or not line.client_id)
-            if line.is_closed or is_silent or (is_late and now_ms - line.since_ms > limit_ms):
+            if line.is_closed or is_silent or (is_late and now_ms - line.transfer_began_ms > limit_ms):
                 self._remove(line)
 
     def _remove(self, line: Line) -> None:

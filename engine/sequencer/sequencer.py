@@ -240,7 +240,13 @@ class Sequencer:
             remove_old_lines(self._ns.files, term.state.leader_epoch)
             if self._has_lines:
                 term.lines = open_term_lines(
-                    self._ns.files, term.namespace_id, term.state.leader_epoch, lease_ms, self.news, self._clock
+                    self._ns.files,
+                    term.namespace_id,
+                    term.state.leader_epoch,
+                    lease_ms,
+                    term.current_at_ms,
+                    self.news,
+                    self._clock,
                 )
         return term
 
@@ -376,15 +382,15 @@ class Sequencer:
         drained_at_ms: all that had come on lines by this time was taken. None: a letter may be there that is not read.
         """
         steady_ms = self._clock.steady_ms()
-        all_seen = not (letters.repeated or letters.repeated_on_lines or letters.backlog)
+        all_seen = not (letters.repeated or letters.backlog)
         if all_seen:
             term.all_seen_at_ms = steady_ms
         elif steady_ms - term.all_seen_at_ms < MAX_BACKLOG_MS:
             return []  # let nothing time out while a letter that was sent in time may be waiting
         # forget no client while one of its decided letters is undeleted: the letter would be decided again
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
-        # Deadlines count up to the drain. So they pass however long a step takes, and no stop of this process since
-        # the drain makes a deadline pass before letters that were sent in time.
+        # Judge deadlines as of the drain, however long a step takes: a pause of this process after the drain must not
+        # let a deadline pass before letters that were sent in time.
         age_ms = 0 if drained_at_ms is None else steady_ms - drained_at_ms
         time = Time(term.time.now_ms() - age_ms, steady_ms - age_ms, self._limits, term.patience)
         due = machine.find_due(term.state, time, expire)

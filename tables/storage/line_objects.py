@@ -1,8 +1,8 @@
 """The objects `line/<20 digits>`: where the leader of an epoch listens for direct connections.
 
 The leader writes its object after the step of its take-over has landed. The next leader removes it, or the leader
-itself at its end. On a disk the folder also has the leader's Unix socket. Only who may write in the folder can connect
-to it, so reading a namespace does not allow publishing.
+itself at its end. On a disk the folder also has the leader's Unix socket. Connecting takes permission to write to the
+socket, so reading a namespace does not allow publishing.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class OnLine:
         self.letters: list[tuple[int, bytes]] = []
         self._behave, self._news, self._stop = behave, threading.Event(), threading.Event()
         clock = AheadClock()
-        lines = open_term_lines(self.desk.files, "ns", 1, 60_000, self._news, clock)
+        lines = open_term_lines(self.desk.files, "ns", 1, 60_000, clock.steady_ms(), self._news, clock)
         assert lines is not None
         self.lines = lines
         line = DirectLine(self.desk.files, "ns", clock)

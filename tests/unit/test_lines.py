@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -70,7 +71,9 @@ class Leader:
 
     def __init__(self, folder: Path) -> None:
         self.path, self.clock, self.news = str(folder / "line.sock"), AheadClock(), threading.Event()
-        self.lines = LineServer(unix_sockets.listen(self.path), ADDRESS, LEASE_MS, self.news, self.clock)
+        self.lines = LineServer(
+            unix_sockets.listen(self.path), ADDRESS, LEASE_MS, self.clock.steady_ms(), self.news, self.clock
+        )
 
     def connect(self) -> Client:
         return Client(self.path)
@@ -222,6 +225,22 @@ def test_answers_do_not_pile_up_for_a_client_that_takes_none(leader: Leader) -> 
     client.send(encode_letter_frame(2, b""))
     until(lambda: not len(leader.lines.table))
     assert leader.lines.table.take_letter() is None
+
+
+def test_a_connection_that_cannot_be_watched_is_closed_and_no_other(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system bounds how many descriptors a user may watch."""
+    served = leader.connect().greet()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leader.lines._selector, "register", refuse)
+        assert leader.connect().receive() is None
+    served.send(encode_letter_frame(1, b"goes on"))
+    assert leader.take().body == b"goes on"
 
 
 def test_a_silent_connection_and_a_letter_without_an_end_are_left_after_a_while(leader: Leader) -> None:
