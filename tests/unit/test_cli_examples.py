@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ALL = [(words, line) for words, lines in EXAMPLES.items() for line in lines]
 
-RUN_ELSEWHERE = {"serve", "step", "audit", "spark-sql", "bench produce", "bench consume", "init"}
+RUN_ELSEWHERE = {"serve", "console", "step", "audit", "spark-sql", "bench produce", "bench consume", "init"}
 """Commands that do not end by themselves, need Spark, an object store or the lease, or take long."""
 
 GLOBAL_OPTIONS = {"--path", "--conf", "--storage-option", "--output"}

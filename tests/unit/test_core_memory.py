@@ -25,7 +25,7 @@ def test_small_steps_leave_nothing_in_the_state() -> None:
     with pytest.MonkeyPatch.context() as patches:
         patches.syspath_prepend(str(Path(__file__).parents[1] / "bench"))
         core_memory: Any = importlib.import_module("core_memory")
-    core = core_memory.Core()
+    core = core_memory.BareCore()
     before = core.take_steps(WARM_STEPS)
     after = core.take_steps(STEPS)
     assert after - before < STEPS * KEPT_BLOCKS_PER_STEP

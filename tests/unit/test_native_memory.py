@@ -24,7 +24,7 @@ SERVING_PROGRAM = """
 import sys
 from lakemq.jobs import serve
 
-def say(mq, for_ms=None):
+def say(mq, for_ms=None, beside=None):
     import pyarrow as pa
     print("allocator:", pa.default_memory_pool().backend_name)
     return 0

@@ -100,7 +100,7 @@ def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str
 
 
 def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(many.namespace.path, tmp_path / "mq"))
+    path = Path(shutil.copytree(many.namespace.path, tmp_path / "mq", ignore=shutil.ignore_patterns("*.sock")))
     query = "SELECT count(value) FROM log WHERE topic = 't'"
     replace_log_views = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
     statement = "SELECT file_id FROM segments WHERE partition = 0 AND base_offset = 50"
