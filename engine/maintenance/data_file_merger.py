@@ -53,7 +53,7 @@ FEW_FILES = 8
 """Small files that are worth a merge if no file has come since the last look. Else `compact.min.files` are needed."""
 
 SETTLED_MS = 60_000
-"""Least age of a sequencer's file that is merged, and time between two looks; merge.grace.ms if that is less."""
+"""Minimum age of a sequencer's file to be merged, and time between two looks. If merge.grace.ms is less, it applies."""
 
 _GROUP_BYTES = 8 << 20
 """Size of a row group in a merged file. A fetch of one topic reads only the row groups that hold it."""
@@ -62,7 +62,7 @@ _UNPACKED_BYTES = 8 * SMALL_BYTES
 """A small file that unpacks to more than this is not merged: a merge holds its rows in memory."""
 
 REWRITTEN = (SEGMENTS.name, REJECTED_ROWS.name)
-"""The tables of POINTING that a merge rewrites. A file that another one names is not merged."""
+"""The tables of POINTING that a merge rewrites. A file that another table of POINTING names is not merged."""
 
 
 @dataclass
@@ -185,7 +185,7 @@ class DataFileMerger:
         return sorted((old[i] for i in indexes.tolist()), key=lambda file: parse_file_id(file.path))
 
     def _read_names(self, handles: Handles) -> frozenset[str]:
-        """Read which files of `messages` rows of other tables point at, beside those that a merge rewrites."""
+        """Return the files of `messages` that tables name which a merge does not rewrite."""
         ids = set[int]().union(*(read_named_file_ids(handles[name]) for name in POINTING if name not in REWRITTEN))
         paths = frozenset(file.path for file in handles[MESSAGES.name].files() if parse_file_id(file.path) in ids)
         self._known_files.named_elsewhere, self._known_files.named_at_ms = paths, self._looked_at_ms
@@ -203,8 +203,8 @@ class DataFileMerger:
         """Replace the chosen files by one; return False, and change nothing, if fewer than two of them are readable.
 
         The writes come in this order: announce the replaced files, write the merged file and add it to `messages`, let
-        each table point at the merged file, withdraw the announcement. So the merged file is there before a row points
-        at it, and the announcement stands until no row points at a replaced file.
+        each table point at the merged file, withdraw the merged file's announcement. So the merged file is there before
+        a row points at it, and its announcement stands until no row points at a replaced file.
         """
         ids = np.array([parse_file_id(file.path) for file in chosen], np.int64)
         pointing = {name: self._read_pointing_rows(handles[name], ids) for name in REWRITTEN}

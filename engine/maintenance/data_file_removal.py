@@ -1,9 +1,9 @@
 """Remove data files that nothing needs any more.
 
 How a removal is safe: the leader first commits to every table that may come to name the file (`claim`). A leader that
-was stopped while about to name it has lost by then. Only then does the leader look for names of the file: in waiting
-letters, in the journal's tail and in all tables, in this order, because a letter's file is in the journal before the
-letter is deleted.
+was stopped just before naming it can then no longer commit. Only then does the leader look for names of the file: in
+waiting letters, in the journal's tail and in all tables, in this order, because a letter's file is in the journal
+before the letter is deleted.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def parse_file_id(path: str) -> int:
 
 
 def read_named_file_ids(handle: TableHandle) -> set[int]:
-    """Return the ids of all files that rows of the table point at; of a changelog, only by keys that still exist."""
+    """Return the ids of all files that rows of the table point at.
+
+    In a changelog, only rows of keys that still exist count.
+    """
     if handle.spec.shape != "changelog":
         return set(handle.read(["file_id"]).column("file_id").unique().drop_null().to_pylist())
     if handle.spec.name == DELAYED.name:  # it may have millions of rows

@@ -6,7 +6,7 @@ A delayed message becomes visible in three stages:
    Every other range is idle, or packed with thousands of others into a block that needs little memory.
 2. Before a step, `read_ahead` queues idle ranges that are due soon. If the rows of a range have several due times,
    another thread reads these times from the data file, about `delay.load.ahead.ms` before the first one.
-3. In the step, `take_due` returns the rows that are due. The core releases them: it gives them offsets.
+3. In the step, `take_due` returns the rows that are due. The decision releases them: it gives them offsets.
 
 Two heaps, both ordered by due time, then by order of publishing: `_due_heap` has ranges whose next due time is known.
 `_unread_heap` has ranges whose due times must still be read.
@@ -38,7 +38,7 @@ from ..protocol.values.waiting import Delays
 log = logging.getLogger("lakemq.serve")
 
 READ_TIMEOUT_MS = 30_000
-"""Reading due times that takes longer holds up nothing any more."""
+"""A read of due times that takes longer is given up, and holds up nothing."""
 RETRY_MS = 60_000
 """Time until an unreadable range is read again."""
 _SOON_MS = 5
@@ -126,7 +126,7 @@ class DelayQueue:
         self._due_heap: list[_DueEntry] = []
         self._unread_heap: list[_UnreadEntry] = []
         self._runs: dict[RangeKey, list[DueRun]] = {}
-        """Due times after the next one, the last first. `_held_runs_count` counts them."""
+        """Range -> its due times after the one in `_due_heap`, latest first. `_held_runs_count` counts them."""
         self._reading: _Reading | None = None
         self._unreadable: dict[RangeKey, int] = {}
         """Range -> when to read it again."""
@@ -208,7 +208,7 @@ class DelayQueue:
 
     def due_in_ms(self, now_ms: int) -> float | None:
         """Return in how many ms something must be released or read. None: nothing is known to wait."""
-        times = [self._due_heap[0].due_ms - now_ms] if self._due_heap and not self._waits_for_reading else []
+        times = [self._due_heap[0].due_ms - now_ms] if self._due_heap and not self._is_first_held_up else []
         if self._reading is not None:
             times.append(_SOON_MS)
         elif self._unread_heap:
@@ -225,7 +225,7 @@ class DelayQueue:
         return max(0, min(times)) if times else None
 
     @property
-    def _waits_for_reading(self) -> bool:
+    def _is_first_held_up(self) -> bool:
         return bool(self._due_heap) and self._due_heap[0].due_ms > self._complete_until_ms
 
     # -- what is due much later -------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class DelayQueue:
         """Queue idle ranges that are due soon, as many as a step has time for.
 
         Invariant: every range whose first row is due before `_queued_until_ms` is queued. The limit moves on window by
-        window. A window is `_near_ms` long and is chosen when less than half of the one before is left. It ends
+        window. The next one is chosen when less than `_near_ms` / 2 of the one before is left. It ends
         `_near_ms` after now, or after the first idle range if that is overdue. So after a standstill, when very many
         ranges may be due, the earliest window comes first, and the next one is chosen once the queue is short.
 
@@ -260,7 +260,7 @@ class DelayQueue:
     def _is_queue_long(self, now_ms: int) -> bool:
         """Return whether the queue should become shorter first.
 
-        It will: by releases, by reads or by the passing of time.
+        True only if releases, reads or the passing of time will shorten it.
         """
         is_moving = self.is_due(now_ms) or self._reading is not None or self._queued_until_ms > now_ms
         return is_moving and len(self._due_heap) + len(self._unread_heap) > _MAX_QUEUE

@@ -10,7 +10,7 @@ A step is one object, whose name is its number. This is the fence between two se
 
 Only when the look has found that same object does a leader answer for the step. If it is stopped between the put and
 the look, the next leader finds the step and goes on from it: it counts, although the one that put it may get NotLeader.
-An object that was put after the step before was removed counts for nobody, since every reader starts at a later step.
+An object counts for nobody if the step before it was removed before the put, since every reader starts at a later step.
 
 The fence needs no clock and no lock; the lease only decides who may try.
 """
@@ -129,7 +129,7 @@ class StepLog:
     def check_continuity(self) -> None:
         """Check that the last step that landed is still the same object. Any thread may call this. Raises NotLeader.
 
-        It is not if other leaders have gone on for so long that it was removed, or if the namespace was replaced.
+        It has changed if other leaders went on for so long that it was removed, or if the namespace was replaced.
         """
         step, identity = self._stands_on
         if self._files.identity(step_name(step)) != identity:

@@ -3,7 +3,7 @@
 How a poll works. The group's state says which messages this member has acquired; the consumer reads it from the
 journal, like everything else. `poll` shows acquired messages that were not shown before, requests (`Acquire`) the
 messages of the next poll, and sends outcomes that were recorded meanwhile. A poll that has messages to show waits for
-no answer: the next poll sees in the journal what the answers brought. So messages are usually there when the user
+no answer: the next poll reads the newly acquired messages from the journal. So messages are usually there when the user
 polls. A poll without messages waits for the request that is under way, up to a second beyond its timeout.
 
 What it keeps. One `AckTracker` per partition knows which messages were shown, and which outcomes the user has recorded.
@@ -47,7 +47,7 @@ _SEND_EVERY_MS = 50
 _SEND_AT_COUNT = 10_000
 """How many of them gather at most, per partition."""
 _ANSWER_MS = 1_000
-"""How long a poll waits for an answer under way, even with a shorter timeout."""
+"""How long beyond its timeout a poll without messages waits for an answer under way."""
 
 
 class QueueConsumer(GroupConsumer):
@@ -130,7 +130,7 @@ class QueueConsumer(GroupConsumer):
         self._check_open()
 
     def _drop(self, place: TopicPartition) -> bool:
-        """Drop a partition; return whether it was lost: not reported as revoked, or with messages without outcome."""
+        """Drop a partition; return True if it was not reported as revoked, or has messages without outcome."""
         tracker = self._trackers.pop(place, None)
         self._poller.forget(place)
         if tracker is None:
@@ -175,7 +175,7 @@ class QueueConsumer(GroupConsumer):
 
         Raises:
             NoOffsetForPartition: the group has committed nothing, and `auto_offset_reset` is `none`.
-            IllegalState: the member had as many unacknowledged messages as it may have for all that time.
+            IllegalState: during the whole timeout the member had as many unacknowledged messages as it may have.
             InvalidRecordState: an earlier acknowledgement named messages that the member did not have. This is raised
                 before the poll takes any message.
         """

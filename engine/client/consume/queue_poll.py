@@ -138,7 +138,8 @@ class QueuePoller:
             self._shown_last[place] = None
             shown[place] = ShownPartition(tracker.topic_id, tracker.epoch, owned[place].start_offset, stretches)
             for stretch in stretches:
-                if spans := list(messages.within(*stretch.span)):  # the tracker accepts all other offsets by itself
+                # The tracker itself accepts offsets that hold no message.
+                if spans := list(messages.within(*stretch.span)):
                     acceptances.append(build_acknowledgement(tracker, AckOutcome.ACCEPT, stretch, spans))
         return shown, acceptances
 

@@ -19,13 +19,13 @@ class Buffer:
     A batch waits in the queue, is on its way, or is detached: taken out of the queue to travel with a commit.
 
     Why there is `slack`. `send` would have to check two things for each record: is there room below `buffer_memory`,
-    and does the record make the batch due (`batch_size`), so that the sending thread must wake up? Both checks are
+    and do the queued bytes reach `batch_size`, so that the sending thread must wake up? Both checks are
     comparisons of sums, and most records change nothing about the answer. So the buffer computes once how many bytes
     it can take before either answer can change. That is `slack`. While a record fits into it, `add_fast` only
     subtracts its size. The sums `_held_bytes` and `_queued_bytes` then lag behind by what was added since, which is
-    `_slack_at_check - slack`. `_recount` adds this difference to both sums and grants new slack. Where there is slack,
-    only `_recount` changes the sums. `_due_in_ms` may compare the lagging sum with `batch_size`: within the slack the
-    answer is the same. Any other reader adds the difference first, as `held_bytes` does.
+    `_slack_at_check - slack`. `_recount` adds this difference to both sums and grants new slack. In a producer with a
+    fast path, only `_recount` changes the sums. `_due_in_ms` may compare the lagging sum with `batch_size`: within the
+    slack the answer is the same. Any other reader adds the difference first, as `held_bytes` does.
 
     Slack is the smaller of two distances. The first is the room below `buffer_memory`. The second is one byte less
     than what is missing to `batch_size`: the record that reaches `batch_size` must take the slow path, because only
@@ -169,13 +169,13 @@ class Buffer:
     # -- waiting ----------------------------------------------------------------------------------------
 
     def start_flush(self) -> list[Batch]:
-        """Make all batches due now, and return those that are not settled."""
+        """Make all batches due now, and return those that the buffer holds."""
         self._flush_upto = self.last_number
         self.work.notify()
         return list(self._unsettled.values())
 
     def list_unsettled(self) -> list[Batch]:
-        """Return the batches that wait or are on their way, in order."""
+        """Return the batches that are not settled, also detached ones, in order."""
         return [batch for batch in self._unsettled.values() if not batch.is_settled]
 
     def holds(self, batch: Batch) -> bool:
