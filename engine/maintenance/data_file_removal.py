@@ -76,12 +76,12 @@ class DataFileRemover:
         messages = handles[MESSAGES.name]
         for name in TABLES_LOOKED_AT:
             handles[name].claim()
-        gone = self._find_unnamed_files(due, handles, step)
-        live = [file for file in messages.files() if file.path in gone]
-        if live:
-            messages.replace_at(messages.version, [], live)
+        unnamed = self._find_unnamed_files(due, handles, step)
+        listed = [file for file in messages.files() if file.path in unnamed]
+        if listed:
+            messages.replace_at(messages.version, [], listed)
             self._reached("housekeeping.old_removed")
-        if self._leftovers.clear(due, MESSAGES.name, gone) and gone:
+        if self._leftovers.clear(due, MESSAGES.name, unnamed) and unnamed:
             self._reached("housekeeping.old_deleted")
 
     def _find_unnamed_files(self, due: ExpiredLists, handles: Handles, step: int) -> set[str]:

@@ -94,11 +94,14 @@ def _find_partition(topic: Topic, range_: WaitingRange) -> int:
 
 
 def build_range_end(
-    range_: WaitingRange, released_count: int, now: Collection[int] = (), rescheduled: bool = False
+    range_: WaitingRange, released_count: int, ended_now: Collection[int] = (), rescheduled: bool = False
 ) -> RangeEnd:
-    """Return how the range ends. now: indexes of waiting rows that are cancelled or rescheduled by this request."""
-    cancelled = sorted({*range_.cancelled, *now}) if now else range_.cancelled
-    moved = sorted({*range_.rescheduled, *now}) if now and rescheduled else range_.rescheduled
+    """Return how the range ends.
+
+    ended_now: indexes of waiting rows that are cancelled or rescheduled by this request.
+    """
+    cancelled = sorted({*range_.cancelled, *ended_now}) if ended_now else range_.cancelled
+    moved = sorted({*range_.rescheduled, *ended_now}) if ended_now and rescheduled else range_.rescheduled
     return RangeEnd(range_.published, released_count, list(cancelled), list(moved))
 
 
@@ -164,12 +167,14 @@ class _ReleaseSegments:
         stamps = {i: topic.setting("message.timestamp.type") == "LogAppendTime" for i, topic in topics.items()}
         stamped = [stamps[topic_id] for topic_id in columns["topic_id"]]
         for name in ("min_timestamp_ms", "max_timestamp_ms"):
-            columns[name] = [now_ms if by_us else ms for ms, by_us in zip(columns[name], stamped, strict=True)]
+            columns[name] = [
+                now_ms if is_append_time else ms for ms, is_append_time in zip(columns[name], stamped, strict=True)
+            ]
         return build_segments(
             n,
             kind=["data"] * n,
             topic=[topics[topic_id].topic for topic_id in columns["topic_id"]],
-            append_time_ms=[now_ms if by_us else None for by_us in stamped],
+            append_time_ms=[now_ms if is_append_time else None for is_append_time in stamped],
             decided_at_ms=[now_ms] * n,
             transactional=[False] * n,
             origin=["delay"] * n,
