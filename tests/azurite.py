@@ -6,22 +6,20 @@ python tests/azurite.py    fetch it if it is missing, and print where it is
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import hmac
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+
+from fetched_programs import fetch_once, find_free_port, wait_until
 
 VERSION = "3.37.0"
 VARIABLE = "LAKEMQ_TEST_AZURE"
@@ -34,8 +32,6 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The emulator's only account, which its documentation publishes."""
 CONTAINER = "container"
-
-_STARTS_WITHIN_S = 60
 
 
 @dataclass(frozen=True)
@@ -66,55 +62,38 @@ class AzureServer:
 
 def fetch() -> Path:
     """Return the program. npm checks each package against the hash in its registry."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "lakemq" / f"azurite-{VERSION}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    program = folder / "node_modules" / ".bin" / "azurite-blob"
-    with (folder.parent / "azurite.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if program.exists():
-            return program
-        if shutil.which("npm") is None:
-            sys.exit("make test-stores fetches Azurite with npm, and finds no `npm`.")
-        with tempfile.TemporaryDirectory(dir=folder.parent) as fetched:
-            print("fetching azurite, which takes a minute once", file=sys.stderr)
-            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
-            package = Path(fetched) / "package"
-            package.mkdir()
-            subprocess.run([*command, f"azurite@{VERSION}"], cwd=package, stdout=sys.stderr, check=True)
-            package.rename(folder)
-    return program
+
+    def install(folder: Path) -> None:
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", f"azurite@{VERSION}"]
+        subprocess.run(command, cwd=folder, stdout=sys.stderr, check=True)
+
+    return fetch_once(f"azurite-{VERSION}", "npm", "node_modules/.bin/azurite-blob", install)
 
 
 @contextmanager
 def serve_azurite(program: str, folder: Path) -> Iterator[AzureServer]:
     """Run the server until the block ends. It keeps objects in memory."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = find_free_port()
     command = [program, "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
     command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
+    def accepts_connections() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), 10).close()
+        except OSError:
+            return False
+        return True
+
     try:
+        wait_until(accepts_connections, lambda: process.poll() is None)
         server = AzureServer(f"http://127.0.0.1:{port}")
-        _wait_for_port(port, process)
         _make_container(server)
         yield server
     finally:
         process.kill()
         process.wait(30)
-
-
-def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + _STARTS_WITHIN_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 10).close()
-            return
-        except OSError:
-            assert process.poll() is None, "azurite has ended"
-            assert time.monotonic() < deadline_s, "azurite does not answer"
-            time.sleep(0.05)
 
 
 def _make_container(server: AzureServer) -> None:

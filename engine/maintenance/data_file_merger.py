@@ -123,14 +123,14 @@ class DataFileMerger:
         last_ms = self._looked_at_ms
         return last_ms is None or self._clock.steady_ms() - last_ms >= self._settled_ms
 
-    def maintain(self, handles: Handles, step: int, floor: int, then: LiveState | None = None) -> bool:
+    def maintain(self, handles: Handles, step: int, floor: int, settled: LiveState | None = None) -> bool:
         """Remove and merge files as needed. Return whether files were merged, and segments may have been joined.
 
         Args:
             handles: of TABLES_LOOKED_AT.
             step: of the watermark just written.
             floor: no reader begins at an older step.
-            then: the live objects at some step that no reader begins before.
+            settled: the live objects at some step that no reader begins before.
 
         Raises:
             CommitConflict: another sequencer has committed to one of the tables.
@@ -138,9 +138,9 @@ class DataFileMerger:
         self._looked_at_ms = self._clock.steady_ms()
         self._remover.remove(handles, step)
         last_ms = self._counted_at_ms
-        if then is not None and (last_ms is None or self._looked_at_ms - last_ms >= self._count_every_ms):
+        if settled is not None and (last_ms is None or self._looked_at_ms - last_ms >= self._count_every_ms):
             self._counted_at_ms = self._looked_at_ms
-            self._find_waste(handles, then)
+            self._find_waste(handles, settled)
         files_seen, messages = self._known_files, handles[MESSAGES.name]
         # while files still come, wait for more of them; once no commit has come since the last look, merge a few
         least = min(FEW_FILES, self._min_files) if messages.version == files_seen.version else self._min_files
@@ -212,20 +212,20 @@ class DataFileMerger:
         if len(bodies) < 2:
             return False
         # From here on, a row is known by its number among the rows of all files, one file after the other. `order` has
-        # these numbers in the order of the merged file, and `place` says where each row is in it.
+        # these numbers in the order of the merged file, and `new_position` says where each row is in it.
         merged_ids, counts = np.array(sorted(bodies), np.int64), np.array([bodies[i].num_rows for i in sorted(bodies)])
         ranges, pointed = {}, {}
         for name, pointing_rows in pointing.items():
             ranges[name] = pointing_rows.rows.filter(pa.array(merging.points_at_files(pointing_rows.rows, merged_ids)))
             pointed[name] = merging.find_pointed_rows(ranges[name], merged_ids, counts)
         segments, shown, rejected = ranges[SEGMENTS.name], pointed[SEGMENTS.name], pointed[REJECTED_ROWS.name]
-        order, place = merging.order_merged_rows(segments, shown, rejected, int(counts.sum()))
+        order, new_position = merging.order_merged_rows(segments, shown, rejected, int(counts.sum()))
         body = pa.concat_tables([bodies[i] for i in merged_ids.tolist()]).take(pa.array(order))
         bounds = read_log_bounds(handles[SEGMENTS.name])
         merged, announcement = self._write_merged_rows(handles[MESSAGES.name], body, merged_ids)
         for name, pointing_rows in pointing.items():
             if ranges[name].num_rows and merged is not None:
-                rows = merging.move_ranges(ranges[name], pointed[name], place, merged.file_id)
+                rows = merging.move_ranges(ranges[name], pointed[name], new_position, merged.file_id)
                 if name == SEGMENTS.name:
                     rows = merging.coalesce_segments(merging.set_footer_hash(rows, merged.footer_hash), floor, bounds)
                 self._swap_rows(pointing_rows, rows, merged_ids, floor if name == SEGMENTS.name else 0)
@@ -310,7 +310,7 @@ class DataFileMerger:
 
     # -- what was deleted ---------------------------------------------------------------------------------
 
-    def _find_waste(self, handles: Handles, then: LiveState) -> None:
+    def _find_waste(self, handles: Handles, settled: LiveState) -> None:
         """Find files of `segments` with mostly deleted rows, and data files that nothing points at.
 
         The latter are announced like replaced files, and are removed after the same grace.
@@ -319,7 +319,7 @@ class DataFileMerger:
         for file in segments.files():
             rows = segments.read(["topic_id", "partition", "last_offset", "file_id"], files=[file])
             named.update(rows.column("file_id").unique().drop_null().to_pylist())
-            if 2 * np.count_nonzero(mask_deleted_segments(rows, then)) > rows.num_rows:
+            if 2 * np.count_nonzero(mask_deleted_segments(rows, settled)) > rows.num_rows:
                 wasted.add(file.path)
         self.wasted = frozenset(wasted)
         named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING if name != SEGMENTS.name))

@@ -90,12 +90,12 @@ class Housekeeping:
         now_ms: Callable[[], int],
         data_files: DataFileMerger,
         reached: crash.Reached = crash.nowhere,
-        then: LiveState | None = None,
+        live: LiveState | None = None,
     ) -> None:
         """Args:
         watermark: the newest one at the beginning of the term.
         now_ms: returns the time of the steps.
-        then: the live objects at that watermark, if known.
+        live: the live objects at that watermark, if known.
         """
         self._files, self._config, self._clock, self._reached = files, config, clock, reached
         self._data_files = data_files
@@ -106,7 +106,7 @@ class Housekeeping:
         self._step_removal = StepRemoval(files, clock, watermark.step, reached)
         self._tables: dict[str, _TableProgress] = {}
         self._living: LiveState | None = None
-        self._coming = None if then is None else (clock.steady_ms() - age_ms, watermark.step, then)
+        self._coming = None if live is None else (clock.steady_ms() - age_ms, watermark.step, live)
         self._settled: tuple[int, LiveState] | None = None
         """A step that no reader begins before, and the live objects at that step."""
 
@@ -148,8 +148,8 @@ class Housekeeping:
     def maintain_data_files(self, handles: Handles, step: int) -> None:
         """Merge data files, and remove unneeded ones. step: of the watermark. Raises CommitConflict."""
         floor = self._settled_step()
-        then = self._settled[1] if self._settled is not None else None
-        if self._data_files.maintain(handles, step, floor, then):
+        settled = self._settled[1] if self._settled is not None else None
+        if self._data_files.maintain(handles, step, floor, settled):
             self.floor = max(self.floor, floor)
 
     def _is_quiet(self, handle: TableHandle, maintained: _TableProgress) -> bool:
@@ -187,8 +187,8 @@ class Housekeeping:
         if now is not None:
             rows = trim_rows(handle.spec, rows, now, retention_ms, whole=is_whole)
         if handle.spec.name == SEGMENTS.name and self._settled is not None:
-            step, then = self._settled
-            count, rows = rows.num_rows, drop_deleted_segments(rows, then)
+            step, settled = self._settled
+            count, rows = rows.num_rows, drop_deleted_segments(rows, settled)
             if rows.num_rows < count:
                 floor = max(step, handle.floor())  # a reader at an older step would find a gap
         added = write_merged_file(self._files, self._leftovers, handle.spec, rows, chosen)

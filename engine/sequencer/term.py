@@ -149,14 +149,14 @@ class TermFactory:
             return None
         later = LaterRanges(Workers(1, "lakemq-later"), clock.now_ms())
         state = load_state(ns.store, watermark, later=later)
-        then = read_live_state(state)
+        live = read_live_state(state)
         machine.replay(state, tail)
         step_log = StepLog(
             ns.files, namespace_id, reader.step, reader.identity, _new_nonce, clock.steady_ms, self._reached
         )
         time, removing = StepTime(clock, ns.files.time_ms(), state.now_ms), Lock()
         data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._reached)
-        housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, then)
+        housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, live)
         projector = Projector(ns.store, housekeeping, self._reached)
         pending_file = CurrentPendingFile(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(

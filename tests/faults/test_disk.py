@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -185,35 +185,32 @@ def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixt
     check_all(path, TOPIC, sender.acknowledged)
 
 
-@pytest.mark.extended
-def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(disk: Path):
-    path = disk / "namespace"
-    remount(disk, "ro")
+def check_serve_goes_on(path: Path, refused: str, goes_on: str, mend: Callable[[], object]) -> None:
+    """Start `serve` on a disk that refuses writes; it says so, goes on, and leads once the disk is mended."""
     serving = Process(*LAKEMQ, "--path", str(path), "serve")
     try:
-        serving.wait_for_line("cannot be written")
-        serving.wait_for_line("goes on in .* Read-only file system")
-        remount(disk, "rw")
+        serving.wait_for_line(refused)
+        serving.wait_for_line(goes_on)
+        mend()
         serving.wait_for_line("leads with epoch ")
         serving.signal(signal.SIGTERM)
         assert serving.wait_for_exit() == 0
     finally:
         serving.kill()
+
+
+@pytest.mark.extended
+def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(disk: Path):
+    remount(disk, "ro")
+    check_serve_goes_on(
+        disk / "namespace", "cannot be written", "goes on in .* Read-only file system", lambda: remount(disk, "rw")
+    )
 
 
 @pytest.mark.extended
 def test_serve_that_starts_on_a_full_disk_serves_when_there_is_room(disk: Path):
-    filler = fill(disk, 0)
-    serving = Process(*LAKEMQ, "--path", str(disk / "namespace"), "serve")
-    try:
-        serving.wait_for_line("cannot be written .No space left on device")
-        serving.wait_for_line("goes on in .*No space left on device")
-        filler.unlink()
-        serving.wait_for_line("leads with epoch ")
-        serving.signal(signal.SIGTERM)
-        assert serving.wait_for_exit() == 0
-    finally:
-        serving.kill()
+    filler, no_space = fill(disk, 0), "No space left on device"
+    check_serve_goes_on(disk / "namespace", f"cannot be written .{no_space}", f"goes on in .*{no_space}", filler.unlink)
 
 
 @pytest.mark.extended

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import datetime, timezone
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from html_outline import HtmlOutline
 
 import lakemq
 from lakemq.jobs.demo import checks
@@ -38,27 +38,6 @@ def run_demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
 
 
-class Outline(HTMLParser):
-    """The headings of a page, and all addresses in tags that load something."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.headings: list[str] = []
-        self.loads: list[str] = []
-        self._in_heading = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._in_heading = tag == "h2"
-        attributes = dict(attrs)
-        if tag in ("script", "link", "img", "iframe"):
-            self.loads += [attributes[name] or "" for name in ("src", "href") if name in attributes]
-
-    def handle_data(self, data: str) -> None:
-        if self._in_heading:
-            self.headings.append(data)
-            self._in_heading = False
-
-
 @pytest.mark.long  # it takes a minute
 @pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
@@ -77,7 +56,7 @@ def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(t
     report = Path(lines[-1])
     assert report == tmp_path / "kept" / "report.html"
     page = report.read_text()
-    outline = Outline()
+    outline = HtmlOutline()
     outline.feed(page)
     assert [heading.partition(":")[0] for heading in outline.headings] == [
         "What was checked",

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from clocks import AheadClock, HastyClock
+from decided import read_steps
+from protocol_harness import letter_bytes
 from unit.desk import Desk
 from unit.served import CONFIG, new_name, new_topic, served, until, values
 
@@ -22,10 +24,10 @@ from lakemq.engine.client.requester import Requester
 from lakemq.engine.namespace.line_frames import FrameKind, LineAddress, encode_address, encode_frame
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut
-from lakemq.engine.protocol.values.clients import Answer
+from lakemq.engine.protocol.values.clients import Answer, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import CreateTopic
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated
 from lakemq.engine.sequencer.line_opener import open_term_lines
 from lakemq.engine.sequencer.line_table import LineLetter
 from lakemq.engine.sequencer.lines import LineServer
@@ -33,7 +35,7 @@ from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage import unix_sockets
 from lakemq.tables.storage.files import LocalFiles
 from lakemq.tables.storage.line_objects import line_name, remove_older_lines
-from lakemq.tables.storage.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.mailbox import LetterName, Mailbox, MailboxFull
 
 
 def count_letters(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -253,8 +255,6 @@ def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path)
 
 
 def raise_full(*_: Any) -> str:
-    from lakemq.tables.storage.mailbox import MailboxFull
-
     raise MailboxFull(1, 1)
 
 
@@ -329,7 +329,6 @@ def test_a_letter_that_comes_on_both_ways_is_decided_once(led: tuple[Connection,
         sequencer.step()
     sender.join()
     assert [name for name in topics_created(sequencer) if name == topic] == [topic]
-    assert sequencer.state.step == sum(1 for _ in range(sequencer.state.step))
     line.close()
 
 
@@ -362,10 +361,6 @@ def test_a_leader_that_resigns_closes_its_lines_before_it_projects(
 
 
 def letter_of(client_id: str, number: int, topic: str) -> bytes:
-    from protocol_harness import letter_bytes
-
-    from lakemq.engine.protocol.values.clients import Letter
-
     return letter_bytes(Letter(client_id, number, [CreateTopic(topic, 1)], 0))
 
 
@@ -376,10 +371,6 @@ def put_letter(mailbox: Mailbox, client_id: str, number: int, body: bytes) -> st
 
 
 def topics_created(sequencer: Sequencer) -> list[str]:
-    from decided import read_steps
-
-    from lakemq.engine.protocol.values.topics import TopicCreated
-
     steps = read_steps(sequencer._ns.store)
     records = [entry.record for step in steps for entry in step.entries]
     return [record.topic for record in records if isinstance(record, TopicCreated)]

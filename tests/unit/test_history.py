@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from html_outline import HtmlOutline
 from typer.testing import CliRunner
 from unit.served import served, until
 
@@ -101,31 +101,11 @@ def test_a_time_without_decisions_is_empty(mq: Connection) -> None:
     assert history.latencies.highest is None
 
 
-class Page(HTMLParser):
-    """Headings of a page, and every address that it names in a tag that loads something."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.headings: list[str] = []
-        self.loads: list[str] = []
-        self._in_heading = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._in_heading = tag == "h2"
-        if tag in ("script", "link", "img", "iframe"):
-            self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
-
-    def handle_data(self, data: str) -> None:
-        if self._in_heading:
-            self.headings.append(data)
-            self._in_heading = False
-
-
 def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     done = run(mq, "--since", "PT10M", "-o", str(file), "--output", "json")
     assert done["messages"] == 2 * MESSAGES + 1
-    page, text = Page(), file.read_text()
+    page, text = HtmlOutline(), file.read_text()
     page.feed(text)
     assert page.loads == []
     assert page.headings == [

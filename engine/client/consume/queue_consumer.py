@@ -240,7 +240,7 @@ class QueueConsumer(GroupConsumer):
         shown, acceptances = self._poller.show(selection, parts, owned, moves)
         next_messages: list[WantedMessages] = []
         if self._ack_sender.acquire_request is None:  # at most one request is under way
-            next_messages = self._poller.plan_next(owned, max_records - selection.left_count, self._paused_by_user)
+            next_messages = self._poller.plan_next(owned, max_records - selection.unshown_count, self._paused_by_user)
         self._ack_sender.send(next_messages)
         offsets = self._build_offsets(selection.ends, topic_ids)
         if self._poller.is_auto_ack:  # the next poll acknowledges, so a transaction that sends these offsets must not

@@ -25,11 +25,11 @@ class PollSelection:
 
     Attributes:
         stretches: (topic, partition) -> adjoining stretches, at least one.
-        left_count: acquired messages that stay for the next poll.
+        unshown_count: acquired messages that stay for the next poll.
     """
 
     stretches: dict[TopicPartition, list[Stretch]]
-    left_count: int
+    unshown_count: int
 
     @property
     def starts(self) -> dict[TopicPartition, int]:

@@ -48,7 +48,7 @@ class Buffer:
         self._queue: deque[Batch] = deque()
         self._filling: dict[str, Batch] = {}
         """Destination -> the batch in the queue that takes its next record."""
-        self._unsettled: dict[int, Batch] = {}
+        self._held: dict[int, Batch] = {}
         """Number -> batch, in order. Includes batches on their way and detached ones."""
         self._detached: list[Batch] = []
         """Batches taken out of the queue. Some may be settled already."""
@@ -119,7 +119,7 @@ class Buffer:
     def _new_batch(self, topic: str, records: Records | None) -> Batch:
         self.last_number += 1
         batch = Batch(self.last_number, topic, self._monitor, self._clock.steady_ms(), records)
-        self._unsettled[batch.number] = batch
+        self._held[batch.number] = batch
         self._queue.append(batch)
         if len(self._queue) == 1:
             self.work.notify()
@@ -163,7 +163,7 @@ class Buffer:
 
     def remove(self, batch: Batch) -> None:
         """Forget a batch that is settled, and free its bytes."""
-        del self._unsettled[batch.number]
+        del self._held[batch.number]
         self._recount(-batch.size_bytes, 0)
 
     # -- waiting ----------------------------------------------------------------------------------------
@@ -172,19 +172,19 @@ class Buffer:
         """Make all batches due now, and return those that the buffer holds."""
         self._flush_upto = self.last_number
         self.work.notify()
-        return list(self._unsettled.values())
+        return list(self._held.values())
 
     def list_unsettled(self) -> list[Batch]:
         """Return the batches that are not settled, also detached ones, in order."""
-        return [batch for batch in self._unsettled.values() if not batch.is_settled]
+        return [batch for batch in self._held.values() if not batch.is_settled]
 
     def holds(self, batch: Batch) -> bool:
-        return batch.number in self._unsettled
+        return batch.number in self._held
 
     def list_for_sender(self) -> list[Batch]:
         """Return the unsettled batches that the sending thread has or will get: all but the detached ones."""
         detached = {batch.number for batch in self._detached}
-        return [batch for number, batch in self._unsettled.items() if number not in detached]
+        return [batch for number, batch in self._held.items() if number not in detached]
 
     # -- travelling with a commit -----------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class Buffer:
         The batches travel in one letter. Two of one destination could share a partition, which one letter must not do.
         """
         destinations = {batch.destination for batch in self._queue}
-        if not len(self._queue) == len(self._unsettled) == len(destinations):
+        if not len(self._queue) == len(self._held) == len(destinations):
             return None
         return self.detach_queue()
 

@@ -1,0 +1,56 @@
+"""Programs that tests of object stores run: fetched once into the user's cache folder, and started on a free port."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_STARTS_WITHIN_S = 60
+
+
+def fetch_once(name: str, tool: str, made: str, fetch: Callable[[Path], None]) -> Path:
+    """Return the program `made` in the cached folder `name`, after fetching that folder if it is missing.
+
+    Args:
+        tool: the program that `fetch` needs on the path.
+        fetch: puts everything into the folder that it gets.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakemq"
+    cache.mkdir(parents=True, exist_ok=True)
+    program = cache / name / made
+    with (cache / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if program.exists():
+            return program
+        if shutil.which(tool) is None:
+            sys.exit(f"make test-stores fetches {name} with `{tool}`, and does not find it.")
+        print(f"fetching {name}, which takes some minutes once", file=sys.stderr)
+        with tempfile.TemporaryDirectory(dir=cache) as fetched:
+            folder = Path(fetched) / "program"
+            folder.mkdir()
+            fetch(folder)
+            shutil.rmtree(cache / name, ignore_errors=True)
+            folder.rename(cache / name)
+    return program
+
+
+def find_free_port() -> int:
+    """Return a port of this machine that nothing listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def wait_until(answers: Callable[[], bool], is_running: Callable[[], bool]) -> None:
+    """Wait until a server answers. Raises AssertionError if it ends before, or takes too long."""
+    deadline_s = time.monotonic() + _STARTS_WITHIN_S
+    while not answers():
+        assert is_running(), "the server has ended"
+        assert time.monotonic() < deadline_s, "the server does not answer"
+        time.sleep(0.05)
