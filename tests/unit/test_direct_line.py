@@ -14,7 +14,7 @@ from clocks import AheadClock, HastyClock
 from decided import read_steps
 from protocol_harness import letter_bytes
 from unit.desk import Desk
-from unit.served import CONFIG, new_name, new_topic, served, until, values
+from unit.served import CONFIG, new_name, new_topic, until, values
 
 import lakemq
 from lakemq.engine.client import direct_line
@@ -374,24 +374,3 @@ def topics_created(sequencer: Sequencer) -> list[str]:
     steps = read_steps(sequencer._ns.store)
     records = [entry.record for step in steps for entry in step.entries]
     return [record.topic for record in records if isinstance(record, TopicCreated)]
-
-
-def test_a_queue_of_letters_on_lines_leaves_room_for_the_mailbox(tmp_path: Path) -> None:
-    """With room for one letter a step, and a client that always has one on its line, the mailbox is read, too."""
-    with served(tmp_path, **{"step.max.letters": 1}) as mq:
-        stop = threading.Event()
-
-        def be_busy() -> None:
-            with lakemq.connect(mq.namespace.path, config=CONFIG) as busy:
-                while not stop.is_set():
-                    busy.requester.ask(InitProducer())
-
-        busy = [threading.Thread(target=be_busy) for _ in range(4)]
-        for thread in busy:
-            thread.start()
-        mq.requester._line = None
-        for number in range(5):
-            mq.topics.create(f"t{number}")
-        stop.set()
-        for thread in busy:
-            thread.join()
