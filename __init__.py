@@ -92,7 +92,7 @@ def connect(
     connection = Connection(namespace, spark)
     if spark is not None:
         from lakemq.errors import NamespaceError
-        from lakemq.tables.storage.catalog import DatabaseTaken, register
+        from lakemq.tables.storage.delta.catalog import DatabaseTaken, register
 
         try:
             register(spark, namespace.path, namespace.store)

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lakemq.jobs import interrupts
 from lakemq.jobs.commands import (
     bench,
     console,
@@ -33,12 +32,13 @@ from lakemq.jobs.commands import (
     topics,
     transactions,
 )
-from lakemq.jobs.commands.context import Session
-from lakemq.jobs.commands.examples import add_examples
+from lakemq.jobs.commands.shared.context import Session
+from lakemq.jobs.commands.shared.examples import add_examples
 from lakemq.jobs.entry import PATH_VARIABLE, storage_options
-from lakemq.jobs.exits import all_codes, describe_error, exit_code_of
-from lakemq.jobs.logs import TRACE_VARIABLE, log_to_stderr
 from lakemq.jobs.output import Output, one_line
+from lakemq.jobs.process import interrupts
+from lakemq.jobs.process.exits import all_codes, describe_error, exit_code_of
+from lakemq.jobs.process.logs import TRACE_VARIABLE, log_to_stderr
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lakemq.engine.client.consume.groups import GROUP
 from lakemq.engine.client.consume.options import CONSUMER, PROTOCOLS, ConsumerOption
-from lakemq.engine.client.publish.options import PRODUCER
-from lakemq.engine.client.publish.producer import Producer
+from lakemq.engine.client.groups.groups import GROUP
+from lakemq.engine.client.producer.options import PRODUCER
+from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.states import (
     DELAY_TRANSITIONS,
     DELIVERY_TRANSITIONS,
@@ -32,10 +32,10 @@ from lakemq.engine.client.states import (
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
-from lakemq.jobs.commands.page import command_page
+from lakemq.jobs.commands.shared.page import command_page
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.catalog import ddl_type
+from lakemq.tables.storage.delta.catalog import ddl_type
 from lakemq.tables.views import VIEWS
 
 FOLDER = Path(__file__).parents[1] / "docs"
@@ -114,7 +114,7 @@ def settings_page() -> str:
         [
             "# Settings",
             _GENERATED.format(
-                source="engine/namespace/config.py, engine/protocol/parameters.py, engine/client/publish/options.py "
+                source="engine/namespace/config.py, engine/protocol/parameters.py, engine/client/producer/options.py "
                 "and engine/client/consume/options.py"
             ),
             "A setting that is unknown, of the wrong type or out of range is refused with `INVALID_CONFIG`, which "

@@ -14,9 +14,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.request import COLUMNS
-from lakemq.engine.namespace import crash
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.client.rows.request import COLUMNS
+from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.errors import NotLeader
 from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 

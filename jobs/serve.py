@@ -28,8 +28,8 @@ from lakemq.jobs.entry import (
     run_as_script,
     whole_number,
 )
-from lakemq.jobs.native_memory import MemoryRelease, choose_allocator
-from lakemq.jobs.probe import probe
+from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
+from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

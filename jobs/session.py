@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
 
 with needs("spark"):

@@ -19,7 +19,7 @@ from lakemq.jobs.entry import (
     run_as_script,
     whole_number,
 )
-from lakemq.jobs.probe import probe
+from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -35,7 +35,7 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int | None) -> int:
     probe(mq.namespace.files)
     if until_idle:
         return mq.step_until_idle(wait_ms)
-    from lakemq.engine.namespace.clock import SystemClock
+    from lakemq.engine.namespace.processes.clock import SystemClock
     from lakemq.engine.sequencer.serving import wait_to_lead
 
     sequencer, clock = mq.sequencer(), SystemClock()

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.objects import Data, MaybeThere
+from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.tables.storage.object_stores.objects import Data, MaybeThere
 
 
 class FaultyFiles(LocalFiles):

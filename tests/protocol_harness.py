@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.due_runs import DueRun
+from lakemq.engine.namespace.loading.due_runs import DueRun
+from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_steps
@@ -26,10 +26,9 @@ from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.observed_waits import ObservedWaits
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
+from lakemq.engine.protocol.values.consuming.groups import MemberSilent, TargetComputed
 from lakemq.engine.protocol.values.decision import DecisionInputs, InlineRows, Limits
-from lakemq.engine.protocol.values.delays import DelayedRange
-from lakemq.engine.protocol.values.groups import MemberSilent, TargetComputed
+from lakemq.engine.protocol.values.delayed.delays import DelayedRange
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import (
@@ -48,11 +47,12 @@ from lakemq.engine.protocol.values.producers import (
     TransactionRef,
     waiting_unit,
 )
+from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, RowLocation
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, TopicRef
-from lakemq.engine.sequencer.assignor_runs import PlugInThreads
+from lakemq.engine.sequencer.assignments.assignor_runs import PlugInThreads
+from lakemq.engine.sequencer.assignments.target_assignments import TargetAssignments
 from lakemq.engine.sequencer.delay_queue import DelayQueue
-from lakemq.engine.sequencer.target_assignments import TargetAssignments
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 

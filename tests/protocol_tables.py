@@ -12,7 +12,7 @@ from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WatermarkRow
-from lakemq.tables.storage.changelog import select_newest
+from lakemq.tables.storage.delta.changelog import select_newest
 
 Tables = dict[str, pa.Table]
 

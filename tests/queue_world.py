@@ -15,11 +15,11 @@ import pyarrow as pa
 from clocks import ManualClock
 from protocol_harness import Harness
 
-from lakemq.engine.client.consume.membership import MemberOptions, Membership
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.member.membership import MemberOptions, Membership
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
-from lakemq.engine.protocol.values.deliveries import Acquire
+from lakemq.engine.protocol.values.queues.deliveries import Acquire
 
 _EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 

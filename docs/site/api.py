@@ -34,23 +34,23 @@ API_PAGES: dict[str, ApiPage] = {
     ),
     "api/producers.md": ApiPage(
         "Producers",
-        (f"{_CLIENT}.publish.producer.Producer", f"{_CLIENT}.publish.transactional.TransactionalProducer"),
+        (f"{_CLIENT}.producer.producer.Producer", f"{_CLIENT}.producer.transactional.TransactionalProducer"),
         "`mq.producer()` returns a producer, `mq.producer('an-id')` a transactional one.",
     ),
     "api/consumers.md": ApiPage(
         "Consumers",
         (
-            f"{_CLIENT}.consume.consumer.Consumer",
-            f"{_CLIENT}.consume.group_consumer.GroupConsumer",
-            f"{_CLIENT}.consume.queue_consumer.QueueConsumer",
+            f"{_CLIENT}.consume.positions.consumer.Consumer",
+            f"{_CLIENT}.consume.member.group_consumer.GroupConsumer",
+            f"{_CLIENT}.consume.queue.queue_consumer.QueueConsumer",
             f"{_CLIENT}.consume.batch.ConsumerBatch",
             f"{_CLIENT}.consume.batch.Ownership",
-            f"{_CLIENT}.consume.queue_batch.QueueBatch",
+            f"{_CLIENT}.consume.queue.queue_batch.QueueBatch",
             f"{_CLIENT}.consume.listener.RebalanceListener",
         ),
         "`mq.consumer(...)` returns a consumer: of assigned partitions, of a group, or of a queue group.",
     ),
-    "api/groups.md": ApiPage("Groups", (f"{_CLIENT}.consume.groups.Groups",), "You get it as `mq.groups`."),
+    "api/groups.md": ApiPage("Groups", (f"{_CLIENT}.groups.groups.Groups",), "You get it as `mq.groups`."),
     "api/streams.md": ApiPage(
         "Micro-batches", (f"{_CLIENT}.consume.group_stream.GroupStream",), "`mq.stream(...)` returns it."
     ),
@@ -71,18 +71,18 @@ API_PAGES: dict[str, ApiPage] = {
     "api/delayed.md": ApiPage(
         "Delayed messages",
         (
-            f"{_CLIENT}.publish.delayed.DelayedMessages",
-            f"{_CLIENT}.publish.delayed.DelayedInfo",
-            f"{_CLIENT}.publish.delayed.RescheduleResult",
+            f"{_CLIENT}.delayed.delayed.DelayedMessages",
+            f"{_CLIENT}.delayed.delayed.DelayedInfo",
+            f"{_CLIENT}.delayed.delayed.RescheduleResult",
         ),
         "You get it as `mq.delayed`.",
     ),
     "api/dead-letters.md": ApiPage(
         "Dead letters",
         (
-            f"{_CLIENT}.consume.dead_letters.DeadLetters",
-            f"{_CLIENT}.consume.dead_letters.DeadLetterCount",
-            f"{_CLIENT}.consume.dead_letters.Redriven",
+            f"{_CLIENT}.dead_letters.DeadLetters",
+            f"{_CLIENT}.dead_letters.DeadLetterCount",
+            f"{_CLIENT}.dead_letters.Redriven",
         ),
         "You get it as `mq.dead_letters`.",
     ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..namespace.clock import Clock
+from ..namespace.processes.clock import Clock
 from ..protocol.errors import (
     ClientEnded,
     IllegalState,

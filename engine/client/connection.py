@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
 
-from lakemq.tables.storage.beats import Beats
-from lakemq.tables.storage.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 
-from ..namespace import crash
-from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock, SystemClock
 from ..protocol.errors import IllegalState, InvalidConfig, InvalidRequest
-from ..protocol.values.offset_checks import check_commits
-from ..protocol.values.offsets import OffsetCommit
+from ..protocol.values.consuming.offset_checks import check_commits
+from ..protocol.values.consuming.offsets import OffsetCommit
 from ..protocol.values.state import State
 from .arguments import (
     parse_as_of,
@@ -39,32 +39,32 @@ from .arguments import (
     parse_whole_number,
     parse_whole_numbers,
 )
-from .consume.consumer import Consumer
 from .consume.consumers import ConsumerFactory
-from .consume.dead_letters import DeadLetters
-from .consume.group_consumer import GroupConsumer
 from .consume.group_stream import GroupStream
-from .consume.groups import Groups
 from .consume.listener import RebalanceListener
-from .consume.rates import read_consumption
-from .consume.resets import OffsetResets
+from .consume.member.group_consumer import GroupConsumer
+from .consume.positions.consumer import Consumer
+from .dead_letters import DeadLetters
+from .delayed.delayed import DelayedMessages
 from .direct_line import DirectLine
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
-from .fetch.plan import Bounds, FetchPosition, Isolation
+from .fetch.planning.plan import Bounds, FetchPosition, Isolation
+from .groups.groups import Groups
+from .groups.rates import read_consumption
+from .groups.resets import OffsetResets
 from .observer import Observer
 from .open_objects import OpenObjects
+from .producer.options import parse_producer_options
+from .producer.producer import Producer
+from .producer.transactional import TransactionalProducer
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin
-from .publish.delayed import DelayedMessages
-from .publish.gate import Gates
-from .publish.options import parse_producer_options
-from .publish.producer import Producer
-from .publish.publication import ON_ERROR, OnError, Publication
-from .publish.receipts import PublishedRows
-from .publish.routing import RouteCache
 from .publish.row_publisher import RowPublisher, parse_application
-from .publish.transactional import TransactionalProducer
+from .quality.gate import Gates
 from .requester import Requester
+from .rows.publication import ON_ERROR, OnError, Publication
+from .rows.receipts import PublishedRows
+from .rows.routing import RouteCache
 from .topics import Topics
 from .transactions.ids import TRANSACTION_TIMEOUT_MS, TransactionalIds
 from .transactions.operations import Transactions

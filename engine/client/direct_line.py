@@ -13,11 +13,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from lakemq.tables.storage import unix_sockets
-from lakemq.tables.storage.files import Files, LocalFiles
-from lakemq.tables.storage.line_objects import find_newest_line
+from lakemq.tables.storage.coordination import unix_sockets
+from lakemq.tables.storage.coordination.line_objects import find_newest_line
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
-from ..namespace.clock import Clock
 from ..namespace.line_frames import (
     MAX_FRAME_BYTES,
     Frame,
@@ -29,6 +28,7 @@ from ..namespace.line_frames import (
     encode_hello,
     encode_letter_frame,
 )
+from ..namespace.processes.clock import Clock
 from ..protocol.codec.letter import decode_answer
 from ..protocol.values.clients import Answer
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..protocol.values.state import State
-from .consume.groups import Groups
-from .publish.delayed import DelayedMessages
+from .delayed.delayed import DelayedMessages
+from .groups.groups import Groups
 from .transactions.operations import Transactions
 
 ReadState = Callable[[], State]

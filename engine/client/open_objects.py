@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..namespace.process import OwnLock, check_same_process
+from ..namespace.processes.process import OwnLock, check_same_process
 from ..protocol.errors import IllegalState
-from .consume.group_consumer import GroupConsumer
-from .publish.open_producers import OpenProducers
-from .publish.producer import Producer
+from .consume.member.group_consumer import GroupConsumer
+from .producer.open_producers import OpenProducers
+from .producer.producer import Producer
 
 if TYPE_CHECKING:
     from ..sequencer.serving import Serving

@@ -19,13 +19,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
-from lakemq.tables.storage.objects import MaybeThere
+from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.object_stores.objects import MaybeThere
 
-from ..namespace import crash
-from ..namespace.clock import Clock
-from ..namespace.folder_waiter import LOOK_MS, FolderWaiter
-from ..namespace.process import check_same_process, start_thread
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
+from ..namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
+from ..namespace.processes.process import check_same_process, start_thread
 from ..namespace.storage_error import storage_error
 from ..protocol.codec.few_rows import Rows, concatenate_rows
 from ..protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter

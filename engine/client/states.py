@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..protocol.values.assignments import PARTITION_TRANSITIONS
-from ..protocol.values.dead_letters import REDRIVE_TRANSITIONS
-from ..protocol.values.delays import DELAY_TRANSITIONS
-from ..protocol.values.stretches import DELIVERY_TRANSITIONS
+from ..protocol.values.consuming.assignments import PARTITION_TRANSITIONS
+from ..protocol.values.delayed.delays import DELAY_TRANSITIONS
+from ..protocol.values.queues.dead_letters import REDRIVE_TRANSITIONS
+from ..protocol.values.queues.stretches import DELIVERY_TRANSITIONS
 from ..protocol.values.topics import LOG_TRANSITIONS
 from ..protocol.values.transactions import TRANSACTION_TRANSITIONS
 from ..protocol.values.transitions import Transitions

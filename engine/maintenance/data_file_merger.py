@@ -29,14 +29,14 @@ import pyarrow.parquet as pq
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.commits import StoredFile
-from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.delta.commits import StoredFile
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import Store, TableHandle
 
-from ..namespace import crash
-from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
 from . import merging
 from .data_file_removal import POINTING, DataFileRemover, Handles, parse_file_id, read_named_file_ids
 from .log_bounds import read_log_bounds

@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.files import Files
-from lakemq.tables.storage.leftovers import ExpiredLists, Leftovers
-from lakemq.tables.storage.mailbox import Mailbox
-from lakemq.tables.storage.store import TableHandle
+from lakemq.tables.storage.coordination.mailbox import Mailbox
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.leftovers import ExpiredLists, Leftovers
+from lakemq.tables.storage.delta.store import TableHandle
+from lakemq.tables.storage.object_stores.files import Files
 
-from ..namespace import crash
-from ..namespace.clock import Clock
-from ..namespace.step_reader import StepReader
-from ..namespace.waiting_rows import WaitingRows
+from ..namespace.loading.step_reader import StepReader
+from ..namespace.loading.waiting_rows import WaitingRows
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
 from ..protocol.codec.letter import decode_letter
 from ..protocol.projection import find_named_files
 from ..protocol.values.log import Produce

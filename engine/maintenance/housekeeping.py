@@ -18,16 +18,16 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.commits import CommitConflict, NewFile, StoredFile
-from lakemq.tables.storage.delta_log import DeltaLog
-from lakemq.tables.storage.files import Files
-from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import TableHandle
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.commits import CommitConflict, NewFile, StoredFile
+from lakemq.tables.storage.delta.delta_log import DeltaLog
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import TableHandle
+from lakemq.tables.storage.object_stores.files import Files
 
-from ..namespace import crash
-from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
 from .data_file_merger import FEW_FILES, SMALL_BYTES, DataFileMerger
 from .data_file_removal import TABLES_LOOKED_AT, Handles
 from .row_trimming import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows

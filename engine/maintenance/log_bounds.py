@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.storage.store import TableHandle
+from lakemq.tables.storage.delta.store import TableHandle
 from lakemq.tables.views.topics import RATE_MS
 
 Numbers = npt.NDArray[np.int64]

@@ -14,12 +14,12 @@ from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.store import TableHandle
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.store import TableHandle
 
 from ..namespace.config import EngineConfig
-from ..namespace.load import BEGINNING, shards_from
-from ..namespace.snapshot import Snapshot
+from ..namespace.loading.load import BEGINNING, shards_from
+from ..namespace.loading.snapshot import Snapshot
 from ..protocol import machine
 from ..protocol.codec.journal import decode_steps_after
 from ..protocol.errors import StepTooOld

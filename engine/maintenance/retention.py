@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.commits import StoredFile
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.delta.commits import StoredFile
+from lakemq.tables.storage.delta.store import Store, TableHandle
 
 from ..protocol.values.topics import LogOutgrown, Topic
 from .data_file_removal import parse_file_id

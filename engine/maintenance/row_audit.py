@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import MESSAGES, file_stem
-from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import file_name, is_expected_file, look
-from ..namespace.snapshot import Snapshot
+from ..namespace.loading.snapshot import Snapshot
 from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.values.topics import Topic
 from .data_file_removal import parse_file_id

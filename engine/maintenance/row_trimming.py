@@ -18,8 +18,8 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import CONTROL_MARKERS, TRANSACTIONS
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.commits import StoredFile
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.commits import StoredFile
 
 from ..protocol.values.state import State
 from ..protocol.values.topics import Topic

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from lakemq.tables.storage.files import Files
-from lakemq.tables.storage.step_objects import KEPT_MS, list_steps, step_name
+from lakemq.tables.storage.coordination.step_objects import KEPT_MS, list_steps, step_name
+from lakemq.tables.storage.object_stores.files import Files
 
-from ..namespace import crash
-from ..namespace.clock import Clock
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
 
 _MOST_MS = 500
 """Time that one call may take, because a pass waits for it. What is left is removed after the next pass."""

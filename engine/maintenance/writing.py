@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.commits import GROUP_ROWS, NewFile, StoredFile, compute_statistics
-from lakemq.tables.storage.files import Files
-from lakemq.tables.storage.leftovers import Leftovers
+from lakemq.tables.storage.delta.commits import GROUP_ROWS, NewFile, StoredFile, compute_statistics
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.object_stores.files import Files
 
 
 def write_merged_file(

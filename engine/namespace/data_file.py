@@ -25,8 +25,8 @@ from lakemq.tables.specs.messages import (
     FileFacts,
     file_stem,
 )
-from lakemq.tables.storage.commits import NewFile
-from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.delta.commits import NewFile
+from lakemq.tables.storage.object_stores.files import Files
 
 ROW_GROUP_ROWS = 1 << 20
 

@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from lakemq.tables.storage.line_objects import LINES_FOLDER
-from lakemq.tables.storage.mailbox import MAX_LETTER_BYTES
+from lakemq.tables.storage.coordination.line_objects import LINES_FOLDER
+from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES
 
 _HEADER = struct.Struct(">IB")
 _NUMBER = struct.Struct(">Q")

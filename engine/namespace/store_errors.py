@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lakemq.tables.storage.store import NewerTable, NotATable
+from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
 from ..protocol.errors import NewerFormat, StorageError
 from .storage_error import storage_error

@@ -12,26 +12,16 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, ThrottlingQuotaExceeded, UnknownServerError
-from .rules import (
-    clients,
-    dead_letters,
-    delays,
-    deliveries,
-    groups,
-    leader,
-    log,
-    offsets,
-    producers,
-    reconciling,
-    topics,
-    transactions,
-)
+from .rules import clients, leader, log, producers, topics, transactions
+from .rules.consuming import groups, offsets, reconciling
+from .rules.delayed import delays
+from .rules.queues import dead_letters, deliveries
 from .rules.registries import Folds, Rules
 from .rules.timers import Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
 from .values.decision import NO_INPUTS, Decision, DecisionInputs
-from .values.delays import RangeKey, RangesDue
+from .values.delayed.delays import RangeKey, RangesDue
 from .values.journal import JournalEntry, Step
 from .values.kinds import AnyRequest, AnyResult
 from .values.segments import NO_SEGMENTS, Segments

@@ -27,13 +27,13 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.coordination.beats import Beats
 
-from ..namespace.clock import Clock
-from ..namespace.process_identity import is_process_gone, read_own_identity
+from ..namespace.processes.clock import Clock
+from ..namespace.processes.process_identity import is_process_gone, read_own_identity
 from ..protocol.codec.beat import MemberBeat, decode_beat, encode_beat
-from ..protocol.values.assignments import GroupMember
-from ..protocol.values.groups import MemberSilent
+from ..protocol.values.consuming.assignments import GroupMember
+from ..protocol.values.consuming.groups import MemberSilent
 from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")

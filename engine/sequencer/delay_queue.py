@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 from lakemq.tables.specs.messages import file_stem
 
-from ..namespace.clock import Clock
-from ..namespace.due_runs import DueRun, DueRuns
-from ..protocol.values.delays import DelayedRange, RangeKey, RangesDue, WaitingRange
-from ..protocol.values.waiting import Delays
+from ..namespace.loading.due_runs import DueRun, DueRuns
+from ..namespace.processes.clock import Clock
+from ..protocol.values.delayed.delays import DelayedRange, RangeKey, RangesDue, WaitingRange
+from ..protocol.values.delayed.waiting import Delays
 
 log = logging.getLogger("lakemq.serve")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from threading import Lock
 
 from ..maintenance.dying_messages import DyingMessages, Sighting
-from ..namespace.clock import Clock
-from ..protocol.values.dead_letters import REDRIVE, DyingFound
+from ..namespace.processes.clock import Clock
+from ..protocol.values.queues.dead_letters import REDRIVE, DyingFound
 from ..protocol.values.state import State
 
 log = logging.getLogger("lakemq.serve")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 
-from ..namespace.clock import Clock
+from ..namespace.processes.clock import Clock
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown, Topic
 

@@ -28,37 +28,37 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from lakemq.tables.storage.inotify import Watch
-from lakemq.tables.storage.leader_locks import LeaderLocks
-from lakemq.tables.storage.mailbox import Mailbox
-from lakemq.tables.storage.step_objects import StepsGone
+from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.mailbox import Mailbox
+from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.object_stores.inotify import Watch
 from lakemq.tables.storage.workers import Workers
 
-from ..namespace import crash
-from ..namespace.clock import Clock
 from ..namespace.config import build_limits
-from ..namespace.damage import report_damage
+from ..namespace.loading.damage import report_damage
 from ..namespace.namespace import Namespace
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
 from ..namespace.store_errors import store_errors
 from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
-from ..protocol.rules.delays import needs_all_ranges
+from ..protocol.rules.delayed.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transaction_end import has_unobserved_timeout
-from ..protocol.values.dead_letters import DyingFound
+from ..protocol.values.consuming.groups import MemberSilent, TargetComputed
 from ..protocol.values.decision import DecisionInputs, InlineRows
-from ..protocol.values.delays import RangeKey
-from ..protocol.values.groups import MemberSilent, TargetComputed
+from ..protocol.values.delayed.delays import RangeKey
 from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.log import FilesAdded
+from ..protocol.values.queues.dead_letters import DyingFound
 from ..protocol.values.state import State
 from ..protocol.values.topics import LogOutgrown
-from .answers import Answers
-from .intake import Intake, OpenedLetter, StepLetters
-from .line_opener import open_term_lines, remove_old_lines
-from .quarantine import Quarantine
-from .replies import Replies
+from .letters.answers import Answers
+from .letters.intake import Intake, OpenedLetter, StepLetters
+from .letters.line_opener import open_term_lines, remove_old_lines
+from .letters.quarantine import Quarantine
+from .letters.replies import Replies
 from .standby import Standby
 from .step_log import EncodedStep
 from .step_preparer import PreparedStep, StepPreparer

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..namespace.at_exit import HOOKS, Stage
-from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from ..namespace.folder_waiter import FolderWaiter
+from ..namespace.processes.at_exit import HOOKS, Stage
+from ..namespace.processes.clock import Clock
+from ..namespace.processes.folder_waiter import FolderWaiter
 from ..protocol.errors import NotLeader, StorageError, UnknownServerError
 from .sequencer import Sequencer, StepReport
 from .step_durations import StepDurations

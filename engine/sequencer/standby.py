@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from lakemq.tables.storage.step_objects import StepsGone
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.delta.store import Store
 
-from ..namespace.clock import Clock
-from ..namespace.step_reader import StepReader, follow_from_watermark
+from ..namespace.loading.step_reader import StepReader, follow_from_watermark
+from ..namespace.processes.clock import Clock
 from ..protocol.rules import leader
 from ..protocol.values.state import State
 

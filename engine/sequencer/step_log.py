@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lakemq.tables.storage.files import Files
-from lakemq.tables.storage.step_objects import step_name
+from lakemq.tables.storage.coordination.step_objects import step_name
+from lakemq.tables.storage.object_stores.files import Files
 
-from ..namespace import crash
+from ..namespace.processes import crash
 from ..protocol.codec.step_object import StepHead, decode_head, encode_step_object
 from ..protocol.errors import NotLeader
 from ..protocol.values.journal import FORMAT_VERSION, Step

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
-from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import file_name, look, write_data_file
@@ -23,8 +23,8 @@ from ..protocol.codec.few_rows import rows_to_table
 from ..protocol.codec.letter_rows import encode_rows
 from ..protocol.errors import StorageError
 from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RowsJournaled
-from .intake import OpenedLetter
-from .pending_file import CurrentPendingFile
+from .letters.intake import OpenedLetter
+from .projection.pending_file import CurrentPendingFile
 
 _AT_ONCE = 16
 _TURN_S = 0.1

@@ -7,7 +7,7 @@ time has caught up.
 
 from __future__ import annotations
 
-from ..namespace.clock import Clock
+from ..namespace.processes.clock import Clock
 
 
 class StepTime:

@@ -13,9 +13,9 @@ from functools import partial
 from threading import Lock
 
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.storage.beats import Beats
-from lakemq.tables.storage.step_objects import list_steps, step_name
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
+from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.workers import Workers
 
 from ..maintenance.data_file_merger import DataFileMerger
@@ -23,30 +23,30 @@ from ..maintenance.dying_messages import find_dying
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.retention import find_outgrown
 from ..maintenance.row_trimming import read_live_state
-from ..namespace import crash
-from ..namespace.clock import Clock
-from ..namespace.damage import make_damage_error
-from ..namespace.due_runs import read_due_runs
-from ..namespace.later_ranges import LaterRanges
-from ..namespace.load import load_state
+from ..namespace.loading.damage import make_damage_error
+from ..namespace.loading.due_runs import read_due_runs
+from ..namespace.loading.later_ranges import LaterRanges
+from ..namespace.loading.load import load_state
+from ..namespace.loading.step_reader import StepReader, follow_from_watermark
 from ..namespace.namespace import Namespace
-from ..namespace.process import pause_garbage_collection
-from ..namespace.step_reader import StepReader, follow_from_watermark
+from ..namespace.processes import crash
+from ..namespace.processes.clock import Clock
+from ..namespace.processes.process import pause_garbage_collection
 from ..protocol import machine
 from ..protocol.rules.observed_waits import ObservedWaits
 from ..protocol.values.state import State
-from .assignor_runs import PlugInThreads
+from .assignments.assignor_runs import PlugInThreads
+from .assignments.target_assignments import TargetAssignments
 from .attendance import Attendance
-from .background_projection import BackgroundProjection
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
-from .lines import LineServer
-from .pending_file import CurrentPendingFile
-from .projector import Projector
+from .letters.lines import LineServer
+from .projection.background_projection import BackgroundProjection
+from .projection.pending_file import CurrentPendingFile
+from .projection.projector import Projector
 from .retention_search import RetentionSearch
 from .step_log import StepLog
 from .step_time import StepTime
-from .target_assignments import TargetAssignments
 
 
 @dataclass

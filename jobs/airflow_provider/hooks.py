@@ -6,7 +6,7 @@ from typing import Any
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.airflow_provider import CONNECTION_TYPE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.airflow_provider import CONNECTION_TYPE
 from lakemq.jobs.airflow_provider.triggers import LakeMQMessagesTrigger
 

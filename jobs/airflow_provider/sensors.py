@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.airflow_provider.hooks import LakeMQHook
 from lakemq.jobs.airflow_provider.waiting import find_waiting_ends
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.airflow_provider.hooks import LakeMQHook
 from lakemq.jobs.airflow_provider.waiting import Ends, find_waiting_ends, has_new_ends
 

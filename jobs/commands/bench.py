@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.output import note, show
 
 bench = typer.Typer(no_args_is_help=True, help="Measure how fast one client publishes and consumes.")
@@ -50,7 +50,7 @@ def produce(
     ] = None,
 ) -> None:
     from lakemq.engine.client.topics import parse_config
-    from lakemq.jobs.load_test import ProducerLoad, make_payloads, publish_load
+    from lakemq.jobs.commands.shared.load_test import ProducerLoad, make_payloads, publish_load
 
     session = get_session(ctx)
     payloads = make_payloads(size) if payload_file is None else _read_payloads(payload_file)
@@ -85,7 +85,7 @@ def consume(
         int, typer.Option(min=0, metavar="MS", help="End after this time without a message.")
     ] = 10_000,
 ) -> None:
-    from lakemq.jobs.load_test import ConsumerLoad, consume_load, deleted_afterwards
+    from lakemq.jobs.commands.shared.load_test import ConsumerLoad, consume_load, deleted_afterwards
 
     session, name = get_session(ctx), group or f"bench-{secrets.token_hex(4)}"
     load = ConsumerLoad(messages, name, protocol, begin, timeout_ms)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import Session, get_session
+from lakemq.jobs.commands.shared.context import Session, get_session
 from lakemq.jobs.output import note
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def console(
     Needs the extra `console`, and for SQL and charts the extra `sql`.
     """
     from lakemq.jobs.console.settings import make_settings
-    from lakemq.jobs.logs import log_to_stderr
+    from lakemq.jobs.process.logs import log_to_stderr
     from lakemq.jobs.serve import catch_stop_signals
 
     session = get_session(ctx)

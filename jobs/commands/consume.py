@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import ensure_sequencer, get_session
-from lakemq.jobs.commands.printing import KeySeparator, PrintFormat, open_printer
+from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.consume.group_consumer import GroupConsumer
-    from lakemq.jobs.message_format import FormatPrinter
+    from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+    from lakemq.jobs.commands.shared.message_format import FormatPrinter
     from lakemq.jobs.output import MessagePrinter
 
 _WAIT_MS = 500
@@ -67,7 +67,7 @@ def consume(
     the next member prints the message again. With --timeout-ms the command may end while other members, alive or dead,
     still hold messages; a line on stderr says so. --until-end waits for these messages.
     """
-    from lakemq.engine.client.consume.group_consumer import GroupConsumer
+    from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
 
     session = get_session(ctx)
     printer = open_printer(session, print_format, key_separator)

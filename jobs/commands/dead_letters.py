@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.output import show
 
 dead_letters = typer.Typer(no_args_is_help=True, help="List, show, redrive and purge dead letters.")

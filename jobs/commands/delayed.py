@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis
+from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis
 from lakemq.jobs.output import Output, show
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.publish.delayed import DelayedInfo
+    from lakemq.engine.client.delayed.delayed import DelayedInfo
     from lakemq.jobs.release_delayed import ReleaseProgress
 
 delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule delayed messages.")

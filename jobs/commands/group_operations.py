@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.times import parse_duration, parse_time
+from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import parse_duration, parse_time
 from lakemq.jobs.output import Output, note, show, to_json
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.consume.groups import GroupOffsetChange
+    from lakemq.engine.client.groups.groups import GroupOffsetChange
     from lakemq.errors import LakeMQError
 
 Groups = Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")]

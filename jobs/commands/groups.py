@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakemq.jobs.commands import group_operations
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.times import from_millis, parse_time
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import from_millis, parse_time
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.consume.groups import GroupInfo, MemberInfo, PartitionLag
-    from lakemq.jobs.commands.context import Session
+    from lakemq.engine.client.groups.groups import GroupInfo, MemberInfo, PartitionLag
+    from lakemq.jobs.commands.shared.context import Session
 
 groups = typer.Typer(no_args_is_help=True, help="Consumer groups: members, assignments, offsets and lag.")
 
@@ -218,7 +218,7 @@ def handoffs(
     cut_keys is empty without --keys, while the partition has no owner, and where messages were deleted. The tables
     keep the history for group.history.ms.
     """
-    from lakemq.jobs.handoffs import count_cut_keys, read_handoffs
+    from lakemq.jobs.state.handoffs import count_cut_keys, read_handoffs
 
     session = get_session(ctx)
     with session.connect() as mq:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import get_session
-from lakemq.jobs.commands.progress import show_activity
-from lakemq.jobs.commands.times import parse_duration, parse_moment_option, to_millis
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.progress import show_activity
+from lakemq.jobs.commands.shared.times import parse_duration, parse_moment_option, to_millis
 from lakemq.jobs.output import show
 
 _DEFAULT_SINCE = "PT1H"
@@ -46,8 +46,8 @@ def report(
     since_ms = _parse_since(since, until_ms)
     if since_ms >= until_ms:
         raise typer.BadParameter("it must be before --until", param_hint="--since")
-    from lakemq.jobs.history import read_history
-    from lakemq.jobs.history_report import build_history_report
+    from lakemq.jobs.reports.history import read_history
+    from lakemq.jobs.reports.history_report import build_history_report
 
     session = get_session(ctx)
     with session.connect() as mq, show_activity("reading the journal and the tables") as tell:
@@ -81,7 +81,7 @@ def _parse_since(text: str, until_ms: int) -> int:
 
 def _write(page: object, file: Path) -> None:
     from lakemq.errors import InvalidRequest
-    from lakemq.jobs.report import Report
+    from lakemq.jobs.reports.report import Report
 
     assert isinstance(page, Report)
     try:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import get_session
-from lakemq.jobs.commands.printing import KeySeparator, PrintFormat, open_printer
-from lakemq.jobs.commands.progress import show_progress
-from lakemq.jobs.commands.times import parse_position
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
+from lakemq.jobs.commands.shared.progress import show_progress
+from lakemq.jobs.commands.shared.times import parse_position
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakemq.jobs.commands.console import HIGHEST_PORT, AllowChanges, TokenFile, open_console_of
-from lakemq.jobs.commands.context import get_session
-from lakemq.jobs.commands.progress import show_activity
-from lakemq.jobs.commands.times import AsOf, parse_as_of
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.progress import show_activity
+from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
 from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def serve(
     extra `metrics`, --console the extra `console`.
     """
     from lakemq.jobs.console.settings import make_settings
-    from lakemq.jobs.logs import log_to_stderr
-    from lakemq.jobs.native_memory import choose_allocator
+    from lakemq.jobs.process.logs import log_to_stderr
+    from lakemq.jobs.process.native_memory import choose_allocator
     from lakemq.jobs.serve import serve_until_signal
 
     choose_allocator()
@@ -133,8 +133,8 @@ def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
     lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql. As of a step or a time they are in a database of
     their own.
     """
-    from lakemq.engine.namespace.snapshot import find_moment
-    from lakemq.tables.storage.catalog import catalog_sql, database_name
+    from lakemq.engine.namespace.loading.snapshot import find_moment
+    from lakemq.tables.storage.delta.catalog import catalog_sql, database_name
 
     session, moment = get_session(ctx), parse_as_of(as_of)
     with session.connect() as mq:
@@ -155,7 +155,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Check this machine and, with --path, the namespace, and say how to fix problems. Exit code 1: a check failed."""
-    from lakemq.engine.namespace.extras import hide_pandas
+    from lakemq.engine.namespace.processes.extras import hide_pandas
 
     session = get_session(ctx)
     spark = find_spec("pyspark") is not None if spark is None else spark

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import get_session
 from lakemq.jobs.commands.messages import Isolation, parse_isolation
-from lakemq.jobs.commands.times import from_millis, parse_moment
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.times import from_millis, parse_moment
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.progress import show_progress
-from lakemq.jobs.commands.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
-from lakemq.jobs.exits import Exit
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.progress import show_progress
+from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
 from lakemq.jobs.output import note, show
+from lakemq.jobs.process.exits import Exit
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.publish.flush_report import AcknowledgedSpan, FlushReport
-    from lakemq.engine.client.publish.producer import Producer
+    from lakemq.engine.client.producer.flush_report import AcknowledgedSpan, FlushReport
+    from lakemq.engine.client.producer.producer import Producer
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
@@ -80,9 +80,9 @@ def publish(
 ) -> None:
     if on_error not in ("reject", "fail"):
         raise typer.BadParameter(f"{on_error!r} is neither reject nor fail", param_hint="--on-error")
-    from lakemq.engine.client.publish.input_rows import select_message_columns
-    from lakemq.jobs.commands.fields import Columns, FieldCounts
-    from lakemq.jobs.commands.rows import read
+    from lakemq.engine.client.rows.input_rows import select_message_columns
+    from lakemq.jobs.commands.shared.fields import Columns, FieldCounts
+    from lakemq.jobs.commands.shared.rows import read
 
     if deliver_at is not None and delay_ms is not None:
         raise typer.BadParameter("it does not go with --delay-ms", param_hint="--deliver-at")
@@ -115,7 +115,7 @@ def publish(
 
 
 def _format(name: str | None, file: str) -> Any:
-    from lakemq.jobs.commands.rows import Format, format_of
+    from lakemq.jobs.commands.shared.rows import Format, format_of
 
     if name is not None:
         if name not in _FORMATS:
@@ -128,8 +128,8 @@ def _format(name: str | None, file: str) -> Any:
 
 
 def _parse_separator(text: str | None, file_format: Any) -> bytes | None:
-    from lakemq.jobs.commands.rows import Format
-    from lakemq.jobs.message_format import unescape
+    from lakemq.jobs.commands.shared.message_format import unescape
+    from lakemq.jobs.commands.shared.rows import Format
 
     if text is None:
         return None

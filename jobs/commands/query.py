@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from lakemq.engine.client.sql.dialects import SqlDialect
-from lakemq.jobs.commands.context import get_session
-from lakemq.jobs.commands.times import AsOf, parse_as_of
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
 from lakemq.jobs.output import note, show
 
 
@@ -59,7 +59,7 @@ def sql(
         raise typer.BadParameter("it contradicts --as-of, whose result does not change", param_hint="--wait")
     from lakemq.engine.client.sql.freshness import find_projection_lag, wait_for_projection
     from lakemq.engine.client.sql.query import run_query
-    from lakemq.engine.namespace.snapshot import take_snapshot
+    from lakemq.engine.namespace.loading.snapshot import take_snapshot
 
     session = get_session(ctx)
     text = _from_stdin() if query == "-" else query

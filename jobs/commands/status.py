@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.context import get_session
+from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.jobs.status import Outlook
+    from lakemq.jobs.state.status import Outlook
 
 _REFRESH_S = 1.0
 _OUTLOOK_S = 10.0
@@ -59,7 +59,7 @@ def status(
 
 
 def _show_once(mq: Connection, output: Output) -> None:
-    from lakemq.jobs.status import OutlookReader, read_status, status_record, take_sample
+    from lakemq.jobs.state.status import OutlookReader, read_status, status_record, take_sample
 
     before = take_sample(mq)
     outlook = OutlookReader(mq).read()
@@ -71,7 +71,7 @@ def _show_once(mq: Connection, output: Output) -> None:
         return
     from rich.console import Console
 
-    from lakemq.jobs.status_page import draw_status
+    from lakemq.jobs.state.status_page import draw_status
 
     # In a pipe a line is as long as it needs to be, as with every other command.
     width = None if sys.stdout.isatty() else 1_000
@@ -85,8 +85,8 @@ def _show_live(mq: Connection) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from lakemq.jobs.status import read_status, take_sample
-    from lakemq.jobs.status_page import draw_status
+    from lakemq.jobs.state.status import read_status, take_sample
+    from lakemq.jobs.state.status_page import draw_status
 
     watcher, before = _OutlookWatcher(mq), take_sample(mq)
     try:
@@ -111,7 +111,7 @@ class _OutlookWatcher:
         self._thread.start()
 
     def _run(self) -> None:
-        from lakemq.jobs.status import OutlookReader
+        from lakemq.jobs.state.status import OutlookReader
 
         reader = OutlookReader(self._mq)
         while not self._stopped.is_set():

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.confirm import ASKS, Yes, confirm
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.progress import show_activity
+from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.progress import show_activity
 from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription
-    from lakemq.jobs.key_spread import KeySpread
+    from lakemq.jobs.state.key_spread import KeySpread
 
 topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -101,7 +101,7 @@ def describe(
         description = mq.topics.describe(topic)
         spread = None
         if keys:
-            from lakemq.jobs.key_spread import NEWEST, find_key_spread
+            from lakemq.jobs.state.key_spread import NEWEST, find_key_spread
 
             with show_activity("counting keys"):
                 spread = find_key_spread(mq, topic, newest or NEWEST)

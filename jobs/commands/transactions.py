@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakemq.jobs.commands.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.times import from_millis
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 
 with needs("console"):
     import python_multipart  # noqa: F401  # forms need it, and starlette imports it late
@@ -39,7 +39,7 @@ from lakemq.jobs.console.pages import (
 )
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page
 from lakemq.jobs.console.rendering import make_templates
-from lakemq.jobs.exits import describe_error
+from lakemq.jobs.process.exits import describe_error
 
 log = logging.getLogger("lakemq.console")
 

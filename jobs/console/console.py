@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.sql.query import BoundedResult, QueryLimits, run_bounded_query
-from lakemq.engine.namespace.snapshot import take_snapshot
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.jobs.console.settings import ConsoleSettings
-from lakemq.tables.storage.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

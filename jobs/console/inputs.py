@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lakemq.jobs.commands.times import parse_position
+from lakemq.jobs.commands.shared.times import parse_position
 
 LONGEST_NAME = 255
 LONGEST_TEXT = 10_000

@@ -6,12 +6,12 @@ from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 
 with needs("console"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lakemq.jobs.commands.times import from_millis
+from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.console.payloads import escape_invisible, show_payload
 from lakemq.jobs.output import to_iso, to_readable
 

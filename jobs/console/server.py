@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.errors import InvalidConfig
 
 with needs("console"):

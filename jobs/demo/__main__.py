@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 
 with needs("spark"), needs("report"), needs("sql"):
     from lakemq.jobs.demo.tour import main

@@ -16,9 +16,9 @@ from lakemq.jobs.demo.checks import SqlAnswer
 from lakemq.jobs.demo.group import Team, owner_name
 from lakemq.jobs.demo.progress import Progress
 from lakemq.jobs.demo.reminders import SPEED, Reminders, lateness_ms
-from lakemq.jobs.history import History
-from lakemq.jobs.history_report import add_lag, add_steps, add_throughput, draw_owners
-from lakemq.jobs.report import ACCENT, INK, Report
+from lakemq.jobs.reports.history import History
+from lakemq.jobs.reports.history_report import add_lag, add_steps, add_throughput, draw_owners
+from lakemq.jobs.reports.report import ACCENT, INK, Report
 
 _MEMBERS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
 _COLORS = {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}

@@ -37,7 +37,7 @@ from lakemq.jobs.demo.group import GROUP, TARGET, check_alerts, raise_alerts
 from lakemq.jobs.demo.progress import Progress
 from lakemq.jobs.demo.reminders import check_reminders, send_reminders
 from lakemq.jobs.demo.report import build_report
-from lakemq.jobs.history import read_history
+from lakemq.jobs.reports.history import read_history
 from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
 SETTINGS = Path(lakemq.__file__).parent / "conf/lakemq.yaml"

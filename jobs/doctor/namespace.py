@@ -15,24 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.files import verify_files
-from lakemq.engine.client.fetch.lookup import OffsetRange
-from lakemq.engine.client.fetch.plan import beginning_offsets
-from lakemq.engine.client.fetch.reader import WHOLE, Reader
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.load import read_watermark
-from lakemq.engine.sequencer.quarantine import FOLDER as ASIDE
+from lakemq.engine.client.fetch.lookup.lookup import OffsetRange
+from lakemq.engine.client.fetch.lookup.reader import WHOLE, Reader
+from lakemq.engine.client.fetch.planning.plan import beginning_offsets
+from lakemq.engine.client.fetch.reading.files import verify_files
+from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.sequencer.letters.quarantine import FOLDER as ASIDE
 from lakemq.jobs.doctor.examination import Finding
-from lakemq.jobs.key_spread import describe_fullest_partition
-from lakemq.jobs.leadership import read_leadership, store_now_ms
 from lakemq.jobs.output import one_line, to_iso
-from lakemq.jobs.probe import probe
+from lakemq.jobs.process.probe import probe
+from lakemq.jobs.state.key_spread import describe_fullest_partition
+from lakemq.jobs.state.leadership import read_leadership, store_now_ms
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
-from lakemq.tables.storage.foreign import find_foreign_commits
-from lakemq.tables.storage.mailbox import LETTERS
-from lakemq.tables.storage.store import NewerTable, NotATable
+from lakemq.tables.storage.coordination.mailbox import LETTERS
+from lakemq.tables.storage.delta.foreign import find_foreign_commits
+from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
 SKEW_MS = 2_000
 """How far this clock may differ from the store's, and how far the journal's time may be ahead of it."""

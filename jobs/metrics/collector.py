@@ -19,7 +19,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.metrics import object_metrics, sequencer_metrics
 from lakemq.jobs.metrics.families import FamilyBuilder
 
@@ -29,8 +29,8 @@ with needs("metrics"):
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.delayed.releases import Releases
     from lakemq.engine.client.observer import Observer
-    from lakemq.engine.client.publish.releases import Releases
     from lakemq.engine.sequencer.serving import Serving
 
 log = logging.getLogger("lakemq.metrics")

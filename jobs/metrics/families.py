@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 
 with needs("metrics"):
     from prometheus_client.core import (

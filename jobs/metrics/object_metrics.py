@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lakemq.engine.client.consume.group_info import GROUP_STATES, PARTITION_STATES
-from lakemq.engine.client.publish.releases import Releases
+from lakemq.engine.client.delayed.releases import Releases
+from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATES
 from lakemq.engine.maintenance.retention import measure_sizes
-from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.metrics.families import FamilyBuilder
 from lakemq.jobs.metrics.sequencer_metrics import store_now_ms
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lakemq.engine.namespace.extras import needs
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.processes.extras import needs
 from lakemq.engine.sequencer.step_durations import BOUNDS_S
 from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.tables.storage.leader_locks import LeaderLocks
-from lakemq.tables.storage.mailbox import LETTERS
-from lakemq.tables.storage.step_objects import step_name
+from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.mailbox import LETTERS
+from lakemq.tables.storage.coordination.step_objects import step_name
 
 with needs("metrics"):
     from prometheus_client.core import HistogramMetricFamily, Metric

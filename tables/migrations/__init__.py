@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from ..storage.store import Store
+from ..storage.delta.store import Store
 
 
 @dataclass(frozen=True)

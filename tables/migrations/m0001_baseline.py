@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..specs.registry import TABLES
-from ..storage.store import Store
+from ..storage.delta.store import Store
 
 
 def apply(store: Store) -> None:

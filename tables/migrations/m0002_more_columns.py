@@ -7,7 +7,7 @@ was never released. It lacks the columns, and opening it is refused with a sente
 from __future__ import annotations
 
 from ..specs.registry import TABLES
-from ..storage.store import Store
+from ..storage.delta.store import Store
 
 
 def apply(store: Store) -> None:

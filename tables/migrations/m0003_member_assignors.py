@@ -7,7 +7,7 @@ is refused with a sentence that says so.
 from __future__ import annotations
 
 from ..specs.groups import MEMBERS
-from ..storage.store import Store
+from ..storage.delta.store import Store
 
 
 def apply(store: Store) -> None:

@@ -7,7 +7,7 @@ table, and opening it is refused with a sentence that says so.
 from __future__ import annotations
 
 from ..specs.rejected_rows import REJECTED_ROWS
-from ..storage.store import Store
+from ..storage.delta.store import Store
 
 
 def apply(store: Store) -> None:

@@ -6,8 +6,8 @@ its steps only in `journal`, and opening it is refused with a sentence that says
 
 from __future__ import annotations
 
-from ..storage.step_objects import step_name
-from ..storage.store import NotATable, Store
+from ..storage.coordination.step_objects import step_name
+from ..storage.delta.store import NotATable, Store
 
 
 def apply(store: Store) -> None:

@@ -23,10 +23,10 @@ from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.group_consumer import GroupConsumer
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.storage.step_objects import STEPS_FOLDER
+from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
 
 SESSION_MS = 6_000
 _Note = tuple[float, list[int], list[float]]

@@ -17,7 +17,7 @@ from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.producer import Producer
+from lakemq.engine.client.producer.producer import Producer
 
 PARTITIONS = 10
 THREADS = 50

@@ -20,7 +20,7 @@ from serving import run_sequencer
 import lakemq
 from lakemq.assignors import Member
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.protocol.assignors.registry import BUILT_IN
 
 ROUNDS = 5

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 _SERVE = """
 import json, sys
 import lakemq
-from lakemq.jobs.native_memory import choose_allocator
+from lakemq.jobs.process.native_memory import choose_allocator
 from lakemq.jobs.serve import serve_until_signal
 choose_allocator()
 with lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2])) as mq:

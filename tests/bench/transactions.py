@@ -20,7 +20,7 @@ from with_spark import messages
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.transactional import TransactionalProducer
+from lakemq.engine.client.producer.transactional import TransactionalProducer
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.protocol.values.transactions import EndTransaction

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from faults.processes import until
 
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.step_objects import list_steps
+from lakemq.tables.storage.coordination.step_objects import list_steps
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 HOUR_S = 3600
 NEWEST_COUNT = 5

@@ -19,7 +19,7 @@ from typing import IO, Any
 from faults.messages import Acknowledged, value_of
 
 import lakemq
-from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.processes import crash
 
 CHILD = Path(__file__).with_name("child.py")
 TOPIC = "t"

@@ -26,7 +26,7 @@ from faults.processes import (
 from targets import extended_but
 
 import lakemq
-from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.processes import crash
 
 SEQUENCER_POINTS = {
     "sequencer.elected": 1,

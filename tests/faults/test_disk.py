@@ -23,12 +23,12 @@ from targets import extended_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection, new_id
-from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
+from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.jobs.doctor.namespace import check_writable
-from lakemq.tables.storage.step_objects import STEPS_FOLDER
+from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
 
 SIZE = 4 << 20
 CONFIG = {**QUICK, "request.timeout.ms": 500, "inline.max.bytes": 65_536}

@@ -18,10 +18,10 @@ from faults.processes import TOPIC
 from protocol_harness import letter_bytes
 
 import lakemq
-from lakemq.engine.client.publish.request import build_body
+from lakemq.engine.client.rows.request import build_body
 from lakemq.engine.maintenance import housekeeping
-from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
+from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.kinds import AnyResult
@@ -30,7 +30,7 @@ from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.registry import BY_NAME, TABLES
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.store import NotATable, Store, TableHandle
+from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 
 STEPS = 2_000
 SAMPLE = 100

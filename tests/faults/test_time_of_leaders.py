@@ -14,7 +14,7 @@ from faults.shims import ShiftedClock
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.transactional import TransactionalProducer
+from lakemq.engine.client.producer.transactional import TransactionalProducer
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -13,15 +13,12 @@ from golden.queue_words import QueueWords, format_range, place_of
 from protocol_harness import Harness
 from protocol_reader import Reader
 
-from lakemq.engine.client.consume.partition_lag import count_deleted_offsets
+from lakemq.engine.client.groups.partition_lag import count_deleted_offsets
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged
-from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged, RescheduleDelays
-from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
-from lakemq.engine.protocol.values.groups import (
+from lakemq.engine.protocol.values.consuming.assignments import Group
+from lakemq.engine.protocol.values.consuming.groups import (
     Assigned,
     ConfigureGroup,
     DeleteGroup,
@@ -31,10 +28,7 @@ from lakemq.engine.protocol.values.groups import (
     ReleasePartitions,
     TargetComputed,
 )
-from lakemq.engine.protocol.values.journal import JournalEntry
-from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RejectedRows
-from lakemq.engine.protocol.values.offsets import (
+from lakemq.engine.protocol.values.consuming.offsets import (
     CommitOffsets,
     DeleteOffsets,
     FetchOffsets,
@@ -45,7 +39,19 @@ from lakemq.engine.protocol.values.offsets import (
     ResetOffsets,
     ResetPlace,
 )
+from lakemq.engine.protocol.values.delayed.delays import (
+    CancelDelays,
+    Delayed,
+    DelayedRange,
+    DelaysJudged,
+    RescheduleDelays,
+)
+from lakemq.engine.protocol.values.journal import JournalEntry
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RejectedRows
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
+from lakemq.engine.protocol.values.queues.dead_letters import DeadLettersJudged
+from lakemq.engine.protocol.values.queues.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,
     CreateTopic,

@@ -21,13 +21,13 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.quality import audit_relations
+from lakemq.engine.client.quality.invariants import INVARIANTS, RELATIONS, SUBJECTS, Invariant
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.snapshot import take_snapshot
 from lakemq.errors import TableDamaged
-from lakemq.jobs import audit_relations
 from lakemq.jobs.audit import Audit, audit, main
 from lakemq.jobs.cli import app
-from lakemq.jobs.invariants import INVARIANTS, RELATIONS, SUBJECTS, Invariant
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import BY_NAME
 

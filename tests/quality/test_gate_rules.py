@@ -16,13 +16,13 @@ from unit.served import CONFIG
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.expectation_types import EXPECTATION_TYPES
-from lakemq.engine.client.publish.gate import Gate, Gates
-from lakemq.engine.client.publish.placing import FIRST_FAILED
-from lakemq.engine.client.publish.suites import Suite, load_suite
+from lakemq.engine.client.quality.expectation_types import EXPECTATION_TYPES
+from lakemq.engine.client.quality.gate import Gate, Gates
+from lakemq.engine.client.quality.gx_context import create_ephemeral_context, import_great_expectations
+from lakemq.engine.client.quality.suites import Suite, load_suite
+from lakemq.engine.client.rows.placing import FIRST_FAILED
 from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord
-from lakemq.jobs.gx_context import create_ephemeral_context, import_great_expectations
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import pytest
 from quality.test_gate_rules import find_failed_rows
 
 import lakemq
-from lakemq.engine.client.publish.gate import Gate
-from lakemq.engine.client.publish.suites import load_suite
+from lakemq.engine.client.quality.gate import Gate
+from lakemq.engine.client.quality.gx_context import create_ephemeral_context, import_great_expectations
+from lakemq.engine.client.quality.suites import load_suite
 from lakemq.jobs.demo.data import Source, load_source
-from lakemq.jobs.gx_context import create_ephemeral_context, import_great_expectations
 
 pytestmark = pytest.mark.slow
 

@@ -19,15 +19,15 @@ from pyspark.sql import functions as F
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
-from lakemq.engine.namespace.snapshot import find_moment
+from lakemq.engine.namespace.loading.snapshot import find_moment
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RejectedRows
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.storage import catalog
-from lakemq.tables.storage.catalog import catalog_sql, catalog_statements
+from lakemq.tables.storage.delta import catalog
+from lakemq.tables.storage.delta.catalog import catalog_sql, catalog_statements
 from lakemq.tables.views import VIEWS
 
 CHECKOUT = Path(__file__).parents[2]

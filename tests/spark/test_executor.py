@@ -26,7 +26,7 @@ sys.meta_path.insert(0, Block())
 
 WRITE = """
 import pyarrow as pa
-from lakemq.engine.client.publish.placing import Copy
+from lakemq.engine.client.rows.placing import Copy
 from lakemq.engine.client.publish.executor import Destination, WriteMessages
 
 def batches():

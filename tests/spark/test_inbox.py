@@ -15,7 +15,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.inbox import Inbox
 from lakemq.errors import IllegalState, NamespaceError
 from lakemq.tables.specs.inbox import INBOX
-from lakemq.tables.storage.insertions import read_insertion
+from lakemq.tables.storage.delta.insertions import read_insertion
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.plan import Isolation
+from lakemq.engine.client.fetch.planning.plan import Isolation
 from lakemq.errors import MessageTooLarge, TransactionAbortable
 
 

@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 
 from lakemq.engine.maintenance.row_trimming import mask_deleted_segments, read_live_state, trim_rows
 from lakemq.engine.namespace.data_file import look
-from lakemq.engine.namespace.load import load_state, read_watermark
+from lakemq.engine.namespace.loading.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import PROJECT, build_watermark, project
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.store import Store
 
 RETENTION_MS = 7 * 86_400_000
 

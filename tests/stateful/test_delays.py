@@ -19,15 +19,15 @@ from protocol_harness import HOUR_MS, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.runs import runs
 
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.due_runs import DueRun, DueRuns
+from lakemq.engine.namespace.loading.due_runs import DueRun, DueRuns
+from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rows import delays as rows_of_delays
 from lakemq.engine.protocol.rows.delays import EndedRange, find_ended_ranges
 from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values import packed, packed_block
-from lakemq.engine.protocol.values.delays import (
+from lakemq.engine.protocol.values.delayed import packed, packed_block
+from lakemq.engine.protocol.values.delayed.delays import (
     CancelDelays,
     CancelOutcome,
     DelayedRange,

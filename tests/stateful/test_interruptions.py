@@ -11,7 +11,7 @@ from stateful.player import Player
 from stateful.world import EXPIRATION_MS, GRACE_MS, Background, Killed
 from targets import extended_but
 
-from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.processes import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef

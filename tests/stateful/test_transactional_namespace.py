@@ -31,10 +31,10 @@ from stateful.runs import runs
 from stateful.world import Killed, World
 
 from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
-from lakemq.engine.client.publish.publication import Publication, SequenceCounters
-from lakemq.engine.client.publish.request import build_body
-from lakemq.engine.client.publish.routing import RouteCache
 from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.rows.publication import Publication, SequenceCounters
+from lakemq.engine.client.rows.request import build_body
+from lakemq.engine.client.rows.routing import RouteCache
 from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.protocol.errors import (
     InvalidProducerEpoch,

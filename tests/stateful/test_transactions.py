@@ -25,8 +25,8 @@ from stateful.runs import runs
 
 from lakemq.engine.protocol.rules import identities
 from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit
 from lakemq.engine.protocol.values.log import Produce, Published
-from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction, TransactionEnded

@@ -20,14 +20,14 @@ from protocol_harness import letter_bytes
 from stateful.model import Model
 from stateful.side_by_side import ISOLATIONS, Shown, SideBySide
 
-from lakemq.engine.client.fetch.arrow import fetch_arrow
-from lakemq.engine.client.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
-from lakemq.engine.client.fetch.reader import Reader
-from lakemq.engine.namespace.clock import Clock
+from lakemq.engine.client.fetch.lookup.reader import Reader
+from lakemq.engine.client.fetch.planning.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.client.fetch.reading.arrow import fetch_arrow
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.loading.step_reader import StepReader, follow_from_watermark
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.step_reader import StepReader, follow_from_watermark
+from lakemq.engine.namespace.processes.clock import Clock
 from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
@@ -38,10 +38,10 @@ from lakemq.engine.protocol.values.topics import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.mailbox import Mailbox
-from lakemq.tables.storage.step_objects import StepsGone
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.coordination.mailbox import Mailbox
+from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 LEASE_MS = 900
 EXPIRATION_MS = 60_000

@@ -8,7 +8,7 @@ import pytest
 from unit.served import new_name, new_topic, served
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import reader
+from lakemq.engine.client.fetch.lookup import reader
 
 
 @pytest.fixture(scope="module")

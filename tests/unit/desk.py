@@ -14,7 +14,7 @@ from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
-from lakemq.tables.storage.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
 
 class Desk:

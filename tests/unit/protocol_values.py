@@ -10,42 +10,10 @@ from typing import Any
 import hypothesis.strategies as st
 
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.values.assignments import PartitionStatus
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
-from lakemq.engine.protocol.values.dead_letters import (
-    DeadLettersJudged,
-    DeadLettersSettled,
-    MessagesDeadLettered,
-    SettleDeadLetters,
-)
-from lakemq.engine.protocol.values.delays import (
-    CancelDelays,
-    CancelOutcome,
-    Delayed,
-    DelayedRanges,
-    DelaysCancelled,
-    DelaysDropped,
-    DelaysJudged,
-    DelaysReleased,
-    DelaysSettled,
-    EndedRanges,
-    RescheduleDelays,
-)
-from lakemq.engine.protocol.values.deliveries import (
-    Acknowledge,
-    Acknowledgement,
-    AcknowledgementsJudged,
-    AckOutcome,
-    Acquire,
-    MessageRanges,
-    MessagesAcquired,
-    MessagesPassed,
-    MessagesSettled,
-    SettledMessages,
-    WantedMessages,
-)
-from lakemq.engine.protocol.values.groups import (
+from lakemq.engine.protocol.values.consuming.assignments import PartitionStatus
+from lakemq.engine.protocol.values.consuming.groups import (
     Assigned,
     ConfigureGroup,
     DeleteGroup,
@@ -65,6 +33,33 @@ from lakemq.engine.protocol.values.groups import (
     ReleasePartitions,
     TargetSet,
 )
+from lakemq.engine.protocol.values.consuming.offsets import (
+    CommitOffsets,
+    CommittedChange,
+    DeleteOffsets,
+    FetchOffsets,
+    OffsetCommit,
+    OffsetsChanged,
+    OffsetsCommitted,
+    OffsetsFetched,
+    OffsetsJudged,
+    OffsetsRemoved,
+    ResetOffsets,
+    ResetPlace,
+)
+from lakemq.engine.protocol.values.delayed.delays import (
+    CancelDelays,
+    CancelOutcome,
+    Delayed,
+    DelayedRanges,
+    DelaysCancelled,
+    DelaysDropped,
+    DelaysJudged,
+    DelaysReleased,
+    DelaysSettled,
+    EndedRanges,
+    RescheduleDelays,
+)
 from lakemq.engine.protocol.values.journal import AnyRecord
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.leader import LeaderElected
@@ -82,20 +77,6 @@ from lakemq.engine.protocol.values.log import (
     Unit,
     WaitingUnit,
 )
-from lakemq.engine.protocol.values.offsets import (
-    CommitOffsets,
-    CommittedChange,
-    DeleteOffsets,
-    FetchOffsets,
-    OffsetCommit,
-    OffsetsChanged,
-    OffsetsCommitted,
-    OffsetsFetched,
-    OffsetsJudged,
-    OffsetsRemoved,
-    ResetOffsets,
-    ResetPlace,
-)
 from lakemq.engine.protocol.values.producers import (
     InitProducer,
     ProducerDone,
@@ -105,8 +86,27 @@ from lakemq.engine.protocol.values.producers import (
     TransactionRef,
     UnitAppended,
 )
+from lakemq.engine.protocol.values.queues.dead_letters import (
+    DeadLettersJudged,
+    DeadLettersSettled,
+    MessagesDeadLettered,
+    SettleDeadLetters,
+)
+from lakemq.engine.protocol.values.queues.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AcknowledgementsJudged,
+    AckOutcome,
+    Acquire,
+    MessageRanges,
+    MessagesAcquired,
+    MessagesPassed,
+    MessagesSettled,
+    SettledMessages,
+    WantedMessages,
+)
+from lakemq.engine.protocol.values.queues.stretches import DeathReason, DeliveryStatus
 from lakemq.engine.protocol.values.segments import Segments
-from lakemq.engine.protocol.values.stretches import DeathReason, DeliveryStatus
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,
     CreateTopic,

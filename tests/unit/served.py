@@ -11,7 +11,7 @@ from typing import Any
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.values.offsets import FetchOffsets
+from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
 _numbers = itertools.count(1)

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.consumer import Consumer
-from lakemq.engine.client.consume.groups import Groups
-from lakemq.engine.client.publish.delayed import DelayedMessages
+from lakemq.engine.client.consume.positions.consumer import Consumer
+from lakemq.engine.client.delayed.delayed import DelayedMessages
+from lakemq.engine.client.groups.groups import Groups
 from lakemq.engine.client.topics import Topics
 from lakemq.engine.client.transactions.operations import Transactions
 from lakemq.errors import LakeMQError

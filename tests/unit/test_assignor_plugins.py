@@ -22,8 +22,8 @@ import lakemq.assignors
 from lakemq.assignors import Member
 from lakemq.engine.protocol.assignors.assignor import check_assignment
 from lakemq.engine.protocol.assignors.registry import BUILT_IN
-from lakemq.engine.sequencer.assignor_runs import ComputedAssignment, PlugInThreads, compute_assignment
-from lakemq.engine.sequencer.plugins import GROUP, find_assignor
+from lakemq.engine.sequencer.assignments.assignor_runs import ComputedAssignment, PlugInThreads, compute_assignment
+from lakemq.engine.sequencer.assignments.plugins import GROUP, find_assignor
 from lakemq.errors import UnsupportedAssignor
 
 SETUP = Path(__file__).parents[2] / "setup.cfg"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.engine.namespace.at_exit import ExitHooks, Stage
+from lakemq.engine.namespace.processes.at_exit import ExitHooks, Stage
 
 LONG_S = 30
 
@@ -88,7 +88,7 @@ def test_a_forked_child_has_no_hooks() -> None:
 
 PROGRAM = """
 import sys, threading
-from lakemq.engine.namespace.at_exit import HOOKS, Stage
+from lakemq.engine.namespace.processes.at_exit import HOOKS, Stage
 
 def work():
     ended.wait(30)
@@ -117,7 +117,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 def work(path):
-    from lakemq.engine.namespace.at_exit import HOOKS, Stage
+    from lakemq.engine.namespace.processes.at_exit import HOOKS, Stage
     written = []
     ThreadPoolExecutor(1).submit(written.append, "pool").result()
     late = threading.Thread(target=lambda: (time.sleep(0.2), written.append("late thread")))

@@ -13,11 +13,11 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import AtOnce, Harness
 
-from lakemq.engine.client.consume.heartbeats import HeartbeatThread
+from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
+from lakemq.engine.protocol.values.consuming.groups import JoinGroup, LeaveGroup, MemberSilent
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, Attendance
-from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.coordination.beats import Beats
 
 SESSION_MS = 6_000
 

@@ -14,9 +14,9 @@ import pytest
 from protocol_harness import AtOnce
 from unit.test_attendance import SESSION_MS, Scene
 
-from lakemq.engine.namespace.process_identity import is_process_gone, read_own_identity
+from lakemq.engine.namespace.processes.process_identity import is_process_gone, read_own_identity
 from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
-from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.protocol.values.consuming.groups import JoinGroup
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS, Attendance
 
 INTERVAL_MS = 200
@@ -274,7 +274,9 @@ needs_identity = pytest.mark.skipif(not read_own_identity(), reason="this system
 
 def start_and_end_process() -> str:
     """Return the identity of a process of this machine that has ended."""
-    code = "from lakemq.engine.namespace.process_identity import read_own_identity; print(read_own_identity())"
+    code = (
+        "from lakemq.engine.namespace.processes.process_identity import read_own_identity; print(read_own_identity())"
+    )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -316,7 +318,8 @@ def test_what_is_no_identity_says_nothing(identity: str) -> None:
 @pytest.mark.slow
 def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
     code = (
-        "from lakemq.engine.namespace.process_identity import read_own_identity as r; print(r(), flush=True); input()"
+        "from lakemq.engine.namespace.processes.process_identity import read_own_identity\n"
+        "print(read_own_identity(), flush=True); input()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -15,14 +15,14 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 
 from lakemq.engine.client.requester import Requester
-from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.folder_waiter import LOOK_MS, FolderWaiter
+from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
-from lakemq.tables.storage import inotify
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.tables.storage.coordination.mailbox import Mailbox
+from lakemq.tables.storage.object_stores import inotify
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells")
 
@@ -97,7 +97,7 @@ def test_a_fork_has_none_of_its_parents_and_may_have_its_own(tmp_path: Path) -> 
 
 NO_INSTANCE_LEFT = """
 import resource, sys
-from lakemq.tables.storage import inotify
+from lakemq.tables.storage.object_stores import inotify
 used = max(int(fd) for fd in __import__("os").listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
 while True:

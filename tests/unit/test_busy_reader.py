@@ -14,17 +14,17 @@ from protocol_harness import letter_bytes
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reader import Reader
-from lakemq.engine.client.publish import ended_ranges
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.client.delayed import ended_ranges
+from lakemq.engine.client.fetch.lookup.reader import Reader
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.protocol.errors import ReadOvertaken
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.delays import RangeKey
+from lakemq.engine.protocol.values.delayed.delays import RangeKey
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.storage.files import Files
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -12,8 +12,8 @@ from unit.test_group_consumer import settle
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.listener import RebalanceListener
+from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
 from lakemq.errors import (
     FencedInstanceId,
     IllegalGeneration,

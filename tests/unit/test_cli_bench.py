@@ -12,7 +12,7 @@ from unit.served import new_name, new_topic, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.commands.progress import RateMeter
+from lakemq.jobs.commands.shared.progress import RateMeter
 
 pytestmark = pytest.mark.slow
 

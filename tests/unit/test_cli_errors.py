@@ -19,10 +19,10 @@ import lakemq
 from lakemq import errors
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.exits import describe_error
-from lakemq.jobs.logs import log_to_stderr
 from lakemq.jobs.output import one_line
-from lakemq.tables.storage.store import NewerTable, NotATable
+from lakemq.jobs.process.exits import describe_error
+from lakemq.jobs.process.logs import log_to_stderr
+from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -17,7 +17,7 @@ from unit.served import served
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import LakeMQError
 from lakemq.jobs.cli import app, move_global_options_first
-from lakemq.jobs.commands.examples import EXAMPLES
+from lakemq.jobs.commands.shared.examples import EXAMPLES
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from unit.served import new_name, new_topic, served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.groups import GROUP
+from lakemq.engine.client.groups.groups import GROUP
 from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow

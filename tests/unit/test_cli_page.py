@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import lakemq
-from lakemq.jobs.commands.page import command_page
+from lakemq.jobs.commands.shared.page import command_page
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs/command.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    command = "python -m lakemq.jobs.commands.page > docs/command.md"
+    command = "python -m lakemq.jobs.commands.shared.page > docs/command.md"
     assert PAGE.read_text() == command_page(), f"run: {command}"
 
 

@@ -8,12 +8,12 @@ from typer.testing import CliRunner, Result
 from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.flush_report import AcknowledgedSpan, FlushReport
+from lakemq.engine.client.producer.flush_report import AcknowledgedSpan, FlushReport
 from lakemq.errors import InvalidRecord
 from lakemq.jobs.cli import app
-from lakemq.jobs.commands import rows
-from lakemq.jobs.commands.fields import Columns, rows_table
 from lakemq.jobs.commands.publish import _Sent
+from lakemq.jobs.commands.shared import rows
+from lakemq.jobs.commands.shared.fields import Columns, rows_table
 
 pytestmark = pytest.mark.slow
 

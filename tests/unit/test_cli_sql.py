@@ -18,9 +18,9 @@ from unit.served import until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.snapshot import take_snapshot
 from lakemq.errors import InvalidRequest, RequestTimedOut
 from lakemq.jobs.cli import app
 from lakemq.tables.specs.registry import TABLES
@@ -211,7 +211,7 @@ def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
         found = real(store)  # type: ignore[arg-type]
         return found if next(watermarks, None) is None else type(found)(**{**vars(found), "step": -1})
 
-    monkeypatch.setattr("lakemq.engine.namespace.snapshot.read_watermark", lagging)
+    monkeypatch.setattr("lakemq.engine.namespace.loading.snapshot.read_watermark", lagging)
     assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step
 
 

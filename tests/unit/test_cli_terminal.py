@@ -234,7 +234,7 @@ def test_the_scripts_for_other_shells_ask_the_command(shell: str, tmp_path: Path
 
 _ACTIVITY = """
 import sys, time
-from lakemq.jobs.commands.progress import show_activity
+from lakemq.jobs.commands.shared.progress import show_activity
 with show_activity("counting") as tell:
     tell("counting keys")
     time.sleep(float(sys.argv[1]))

@@ -11,8 +11,8 @@ import pytest
 
 from lakemq.engine.protocol.codec.request import encode_request
 from lakemq.engine.protocol.errors import InvalidRequest
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.kinds import AnyRequest
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords
 

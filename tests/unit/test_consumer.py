@@ -21,7 +21,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.poll_sizes import poll_sizes
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,

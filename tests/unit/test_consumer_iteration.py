@@ -12,11 +12,11 @@ from unit.consuming import add, list_partitions
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume import consumer as consumer_module
 from lakemq.engine.client.consume import iteration
-from lakemq.engine.client.consume.consumer import Consumer
-from lakemq.engine.client.consume.group_consumer import GroupConsumer
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.positions import consumer as consumer_module
+from lakemq.engine.client.consume.positions.consumer import Consumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -10,8 +10,8 @@ from protocol_harness import Harness
 from unit.projected import project_tables, run_sql
 from unit.test_protocol_projection import SEEDS, build_busy_namespace
 
-from lakemq.engine.client.consume.group_info import describe_group
-from lakemq.engine.client.consume.partition_lag import list_partition_lags
+from lakemq.engine.client.groups.group_info import describe_group
+from lakemq.engine.client.groups.partition_lag import list_partition_lags
 
 Lag = tuple[str, str, int, int, str, int]
 

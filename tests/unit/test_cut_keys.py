@@ -10,8 +10,8 @@ from unit.consuming import list_partitions, take_messages
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.jobs.handoffs import count_cut_keys, read_handoffs
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.jobs.state.handoffs import count_cut_keys, read_handoffs
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

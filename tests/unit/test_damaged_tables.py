@@ -15,7 +15,7 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace import load as recovery
+from lakemq.engine.namespace.loading import load as recovery
 from lakemq.errors import NewerFormat, TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -13,13 +13,13 @@ from unit.served import new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import BODY, file_name, look, new_file_id, read_footer, write_data_file
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileMissing, FileTruncated, StorageError
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, file_stem
-from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -20,13 +20,19 @@ from unit.consuming import take_messages
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.dead_letters import COLUMNS, DeadLetterCount, Redriven
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.maintenance.dying_messages import DyingMessages, Sighting, find_dying
-from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation, SettleDeadLetters
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
-from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, RowLocation, SettleDeadLetters
+from lakemq.engine.protocol.values.queues.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AckOutcome,
+    Acquire,
+    WantedMessages,
+)
 from lakemq.engine.sequencer.dying_search import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DyingSearch
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app

@@ -18,10 +18,10 @@ from unit.served import CONFIG, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.delayed import RescheduleResult
+from lakemq.engine.client.delayed.delayed import RescheduleResult
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
-from lakemq.engine.namespace import later_ranges
+from lakemq.engine.namespace.loading import later_ranges
 from lakemq.errors import (
     DelayQueueFull,
     DelayTooLong,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.protocol.values.partition_deliveries import Deliveries
-from lakemq.engine.protocol.values.stretches import DeliveryStatus, Stretch, change_stretches
+from lakemq.engine.protocol.values.queues.partition_deliveries import Deliveries
+from lakemq.engine.protocol.values.queues.stretches import DeliveryStatus, Stretch, change_stretches
 
 stretches = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(DeliveryStatus), st.integers(0, 2)), max_size=6)
 ranges = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5)

@@ -28,14 +28,14 @@ from lakemq.engine.protocol.values.clients import Answer, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated
-from lakemq.engine.sequencer.line_opener import open_term_lines
-from lakemq.engine.sequencer.line_table import LineLetter
-from lakemq.engine.sequencer.lines import LineServer
+from lakemq.engine.sequencer.letters.line_opener import open_term_lines
+from lakemq.engine.sequencer.letters.line_table import LineLetter
+from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage import unix_sockets
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.line_objects import line_name, remove_older_lines
-from lakemq.tables.storage.mailbox import LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.coordination import unix_sockets
+from lakemq.tables.storage.coordination.line_objects import line_name, remove_older_lines
+from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 
 def count_letters(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> list[str]:

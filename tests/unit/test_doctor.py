@@ -31,7 +31,7 @@ from lakemq.jobs.doctor.namespace import check_sequencer
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
-from lakemq.tables.storage.files import LocalFiles
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
 

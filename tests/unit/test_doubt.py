@@ -12,13 +12,13 @@ import pytest
 from protocol_harness import Harness
 from unit.desk import Desk
 
+from lakemq.engine.client.producer.options import parse_producer_options
+from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
-from lakemq.engine.client.publish.options import parse_producer_options
-from lakemq.engine.client.publish.producer import Producer
-from lakemq.engine.client.publish.publication import Publication
-from lakemq.engine.client.publish.request import build_body
-from lakemq.engine.client.publish.routing import RouteCache
 from lakemq.engine.client.publish.spark import SparkPublisher
+from lakemq.engine.client.rows.publication import Publication
+from lakemq.engine.client.rows.request import build_body
+from lakemq.engine.client.rows.routing import RouteCache
 from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.namespace import Namespace
@@ -33,7 +33,7 @@ from lakemq.errors import (
     StaleTopicMetadata,
     StorageError,
 )
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.delta.store import Store
 
 PATIENCE_MS = 5_000
 

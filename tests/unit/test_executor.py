@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from lakemq.engine.client.publish.executor import Destination, WriteMessages
-from lakemq.engine.client.publish.placing import Copy
+from lakemq.engine.client.rows.placing import Copy
 
 TYPES = {"key": pa.binary(), "value": pa.binary(), "timestamp": pa.timestamp("us", "UTC")}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.engine.namespace.extras import EXTRAS, needs
+from lakemq.engine.namespace.processes.extras import EXTRAS, needs
 from lakemq.errors import MissingExtra
 
 CHECKOUT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
     ("code", "extra"),
     [
         ("import lakemq.spark", "spark"),
-        ("import lakemq.jobs.report", "report"),
+        ("import lakemq.jobs.reports.report", "report"),
         ("import lakemq.jobs.demo.__main__", "spark"),
         (
             "from lakemq.engine.client.predicate import Predicate; import pyarrow; Predicate('x', pyarrow.schema([]))",

@@ -12,12 +12,12 @@ from examples import examples
 from hypothesis import example, given
 from protocol_harness import letter_bytes
 
-from lakemq.engine.client.publish.delay_rule import DelayRule
-from lakemq.engine.client.publish.few_rows import FEW_BYTES, FEW_ROWS, arrange_few, few_body_from_table
-from lakemq.engine.client.publish.placing import Copy, arrange
-from lakemq.engine.client.publish.record import Records
-from lakemq.engine.client.publish.request import build_body
 from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.rows.delay_rule import DelayRule
+from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, arrange_few, few_body_from_table
+from lakemq.engine.client.rows.placing import Copy, arrange
+from lakemq.engine.client.rows.record import Records
+from lakemq.engine.client.rows.request import build_body
 from lakemq.engine.protocol.codec.few_rows import (
     MAX_FEW_BYTES,
     FewRows,

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 import pytest
 from azurite import OBJECT_SERVERS
 
-from lakemq.tables.storage import local_files
-from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles, open_files
-from lakemq.tables.storage.objects import MaybeThere
+from lakemq.tables.storage.object_stores import local_files
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles, open_files
+from lakemq.tables.storage.object_stores.objects import MaybeThere
 
 DISKS: dict[str, Callable[[str], Files]] = {
     "local": LocalFiles,
@@ -533,7 +533,7 @@ def test_of_several_processes_one_gets_the_name(tmp_path: Path, named_temporarie
 def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Path):
     files = LocalFiles(str(tmp_path / "root"))
     script = (
-        "import sys, time; from lakemq.tables.storage.files import LocalFiles\n"
+        "import sys, time; from lakemq.tables.storage.object_stores.files import LocalFiles\n"
         "files = LocalFiles(sys.argv[1])\n"
         "files.put('ready', b'')\n"
         "while files.size('stop') is None: files.delete_folder('box'); time.sleep(1e-3)"
@@ -666,7 +666,7 @@ def test_files_travel_to_executors(files: Files):
 
 @pytest.mark.slow
 def test_importing_costs_neither_pyarrow_fs_nor_more():
-    script = "import sys, lakemq.tables.storage.files\n"
+    script = "import sys, lakemq.tables.storage.object_stores.files\n"
     script += "print([m in sys.modules for m in ('pyarrow.fs', 'deltalake', 'obstore')])"
     completed = subprocess.run(
         [sys.executable, "-c", script], env=_make_environment(), capture_output=True, text=True, check=True

@@ -17,10 +17,10 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In,
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.arrow import FETCHED
+from lakemq.engine.client.fetch.reading.arrow import FETCHED
 from lakemq.engine.client.format import tasks
 from lakemq.engine.client.format.batch import BatchReader, FilteringReader
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.errors import (
     InvalidConfig,
     InvalidRegularExpression,

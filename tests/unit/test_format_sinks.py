@@ -20,7 +20,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import BY_COLUMN
 from lakemq.engine.client.format.source import LakeMQDataSource
 from lakemq.engine.client.format.writers import BatchWriter, StreamWriter
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.errors import (
     InvalidConfig,
     InvalidRecord,

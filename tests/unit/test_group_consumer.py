@@ -14,10 +14,10 @@ from unit.served import new_name, new_topic, read_committed_offset, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
-from lakemq.engine.client.consume.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.listener import RebalanceListener
-from lakemq.engine.client.consume.membership import Membership
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.membership import Membership
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,

@@ -12,10 +12,10 @@ from unit.projected import project_tables, run_sql
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.groups import Groups
-from lakemq.engine.protocol.rules.joining import decide_join
+from lakemq.engine.client.groups.groups import Groups
+from lakemq.engine.protocol.rules.consuming.joining import decide_join
+from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
-from lakemq.engine.protocol.values.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import InvalidRequest
 

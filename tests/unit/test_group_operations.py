@@ -17,7 +17,7 @@ from unit.served import CONFIG, new_name, new_topic, served, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lakemq.engine.client.consume.options import CONSUMER
-from lakemq.engine.client.publish.options import PRODUCER
+from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, REPLACEMENTS, UNSUPPORTED
 

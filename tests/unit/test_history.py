@@ -16,7 +16,7 @@ from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
+from lakemq.jobs.reports.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from lakemq.engine.protocol.errors import ClientEnded, InconsistentClusterId
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, StepLetters
-from lakemq.tables.storage.mailbox import LetterName, Mailbox
+from lakemq.engine.sequencer.letters.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, StepLetters
+from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
 GAP_MS = 10_000
 NAMESPACE_ID = "a-namespace"

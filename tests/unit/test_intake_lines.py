@@ -13,9 +13,9 @@ from unit.test_intake import NAMESPACE_ID, Office, list_numbers
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.sequencer.intake import StepLetters
-from lakemq.engine.sequencer.line_table import Line, LineLetter, LineTable
-from lakemq.tables.storage.mailbox import LetterName
+from lakemq.engine.sequencer.letters.intake import StepLetters
+from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
+from lakemq.tables.storage.coordination.mailbox import LetterName
 
 
 class LineOffice(Office):

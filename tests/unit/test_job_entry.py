@@ -19,8 +19,8 @@ import pytest
 import lakemq
 from lakemq.errors import InvalidRecord, NotLeader
 from lakemq.jobs import entry, release_delayed, serve, step
-from lakemq.jobs.exits import Exit
 from lakemq.jobs.jars import MissingJars
+from lakemq.jobs.process.exits import Exit
 
 JOBS = ("audit", "copy_topic", "microbatch", "release_delayed", "serve", "step")
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from lakemq.jobs.cli import app
-from lakemq.jobs.commands.kafka_tools import KAFKA_TOOLS, kafka_tools_section
+from lakemq.jobs.commands.shared.kafka_tools import KAFKA_TOOLS, kafka_tools_section
 
 COMMANDS = [
     (tool, span)

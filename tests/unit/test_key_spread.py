@@ -14,7 +14,7 @@ from unit.served import new_topic, served
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.namespace import check_spread
-from lakemq.jobs.key_spread import KeySpread, PartitionSpread, find_key_spread
+from lakemq.jobs.state.key_spread import KeySpread, PartitionSpread, find_key_spread
 
 # -- warnings -------------------------------------------------------------------------------------------
 

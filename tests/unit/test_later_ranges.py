@@ -13,16 +13,16 @@ import pytest
 from unit.served import new_topic, served, until, values
 from unit.test_waiting_rows import make_row
 
-from lakemq.engine.namespace import later_ranges
-from lakemq.engine.namespace.later_ranges import LaterRanges
-from lakemq.engine.namespace.waiting_rows import WaitingRows
+from lakemq.engine.namespace.loading import later_ranges
+from lakemq.engine.namespace.loading.later_ranges import LaterRanges
+from lakemq.engine.namespace.loading.waiting_rows import WaitingRows
 from lakemq.engine.protocol.errors import TableDamaged
 from lakemq.engine.protocol.projection import restore_delays
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import DelayQueueFull
 from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
-from lakemq.tables.storage.local_files import LocalFiles
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.local_files import LocalFiles
 from lakemq.tables.storage.workers import Workers
 
 DAY_MS = 24 * HOUR_MS

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.tables.storage import leader_locks
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.leader_locks import FOLDER, LeaderLocks
-from lakemq.tables.storage.object_store import ObjectFiles
+from lakemq.tables.storage.coordination import leader_locks
+from lakemq.tables.storage.coordination.leader_locks import FOLDER, LeaderLocks
+from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.tables.storage.object_stores.object_store import ObjectFiles
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from lakemq.engine.namespace.line_frames import (
     encode_hello,
     encode_letter_frame,
 )
-from lakemq.engine.sequencer import lines as lines_module
-from lakemq.engine.sequencer.line_table import Line, LineLetter, LineTable
-from lakemq.engine.sequencer.lines import HELLO_MS, TRANSFER_MS, LineServer
-from lakemq.tables.storage import unix_sockets
-from lakemq.tables.storage.mailbox import LetterName
+from lakemq.engine.sequencer.letters import lines as lines_module
+from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
+from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS, LineServer
+from lakemq.tables.storage.coordination import unix_sockets
+from lakemq.tables.storage.coordination.mailbox import LetterName
 
 ADDRESS = LineAddress("ns", 3, "secret", "line.sock")
 HELLO = Hello("ns", 3, "secret", "client")

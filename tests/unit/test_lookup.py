@@ -15,18 +15,18 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import reader, stored_segments, tail_segments
-from lakemq.engine.client.fetch.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange
-from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
-from lakemq.engine.client.fetch.stored_segments import StoredSegments
-from lakemq.engine.client.fetch.tail_segments import TailSegments
+from lakemq.engine.client.fetch.lookup import reader, stored_segments, tail_segments
+from lakemq.engine.client.fetch.lookup.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange
+from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.lookup.stored_segments import StoredSegments
+from lakemq.engine.client.fetch.lookup.tail_segments import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.protocol.values.segments import Segments, build_segments
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
-from lakemq.tables.storage.commits import NewFile, compute_statistics
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.delta.commits import NewFile, compute_statistics
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -16,9 +16,9 @@ import pytest
 from faulty_files import FaultyFiles
 from obstore.store import LocalStore
 
-from lakemq.tables.storage import mailbox as mailbox_module
-from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles
-from lakemq.tables.storage.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.coordination import mailbox as mailbox_module
+from lakemq.tables.storage.coordination.mailbox import LetterExists, LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
 
 NOW_MS = 1_732_176_000_123
 

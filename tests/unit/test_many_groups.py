@@ -7,14 +7,14 @@ from typing import Any, NoReturn
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.consume import membership_view
-from lakemq.engine.client.consume.membership_view import build_view
-from lakemq.engine.client.fetch.plan import Bounds, read_bounds
+from lakemq.engine.client.consume.member import membership_view
+from lakemq.engine.client.consume.member.membership_view import build_view
+from lakemq.engine.client.fetch.planning.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
+from lakemq.engine.protocol.rules.consuming.reconciling import find_groups_without_target
 from lakemq.engine.protocol.rules.timers import Time
-from lakemq.engine.protocol.values.assignments import Group
-from lakemq.engine.protocol.values.groups import (
+from lakemq.engine.protocol.values.consuming.assignments import Group
+from lakemq.engine.protocol.values.consuming.groups import (
     Assigned,
     ConfigureGroup,
     JoinGroup,

@@ -13,10 +13,10 @@ from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows, iterate_by_hours
 from lakemq.engine.maintenance.writing import join_statistics, write_merged_file, write_merged_pieces
 from lakemq.tables.specs.delayed import DELAYED
-from lakemq.tables.storage.commits import NewFile, compute_statistics
-from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.local_files import LocalFiles
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.delta.commits import NewFile, compute_statistics
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.object_stores.local_files import LocalFiles
 
 ROWS = 600
 

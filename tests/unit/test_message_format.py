@@ -11,7 +11,7 @@ from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
-from lakemq.jobs.message_format import TOKENS, FormatPrinter, parse_format, unescape
+from lakemq.jobs.commands.shared.message_format import TOKENS, FormatPrinter, parse_format, unescape
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from lakemq.tables.migrations import Migration, all_migrations, migrate
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.step_objects import step_name
-from lakemq.tables.storage.store import NewerTable, NotATable, OlderTable, Store
+from lakemq.tables.storage.coordination.step_objects import step_name
+from lakemq.tables.storage.delta.store import NewerTable, NotATable, OlderTable, Store
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 
 @pytest.fixture

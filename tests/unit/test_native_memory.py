@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import lakemq
-from lakemq.jobs import native_memory
 from lakemq.jobs import serve as serve_job
-from lakemq.jobs.native_memory import ALLOCATOR_VARIABLE, MemoryRelease, choose_allocator
+from lakemq.jobs.process import native_memory
+from lakemq.jobs.process.native_memory import ALLOCATOR_VARIABLE, MemoryRelease, choose_allocator
 
 COMMAND = "from lakemq.jobs.cli import main; sys.argv = ['lakemq', '--path', sys.argv[1], 'serve']; main()"
 JOB = "from lakemq.jobs.serve import main; main(['--path', sys.argv[1]])"
@@ -34,7 +34,7 @@ serve.serve_until_signal = say
 
 FREEING_PROGRAM = """
 from pathlib import Path
-from lakemq.jobs.native_memory import choose_allocator, release_unused_memory
+from lakemq.jobs.process.native_memory import choose_allocator, release_unused_memory
 choose_allocator()
 import pyarrow as pa
 
@@ -54,7 +54,7 @@ print(before_mib - resident_mib())
 
 COUNT_HEAPS = """
 import ctypes, sys, threading
-from lakemq.jobs.native_memory import choose_allocator
+from lakemq.jobs.process.native_memory import choose_allocator
 choose_allocator()
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p

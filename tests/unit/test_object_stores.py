@@ -24,11 +24,11 @@ from store_proxy import Fault, StoreProxy
 import lakemq
 from lakemq.jobs import entry
 from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
-from lakemq.tables.storage.commits import CommitConflict
-from lakemq.tables.storage.files import ObjectFiles, open_files
-from lakemq.tables.storage.objects import MaybeThere
-from lakemq.tables.storage.secrets import hide_secrets
-from lakemq.tables.storage.store import NotATable, Store
+from lakemq.tables.storage.delta.commits import CommitConflict
+from lakemq.tables.storage.delta.store import NotATable, Store
+from lakemq.tables.storage.object_stores.files import ObjectFiles, open_files
+from lakemq.tables.storage.object_stores.objects import MaybeThere
+from lakemq.tables.storage.object_stores.secrets import hide_secrets
 
 ObjectServer: TypeAlias = S3Server | AzureServer
 

@@ -15,8 +15,8 @@ import pytest
 from unit.served import everything, new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.producer.delivery import RecordFuture, RecordMetadata
 from lakemq.engine.client.publish import arrow
-from lakemq.engine.client.publish.delivery import RecordFuture, RecordMetadata
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,

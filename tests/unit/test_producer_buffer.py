@@ -9,9 +9,9 @@ from clocks import ManualClock
 from examples import examples
 from hypothesis import given
 
-from lakemq.engine.client.publish.buffer import Buffer
-from lakemq.engine.client.publish.delivery import Batch, DeliveryMonitor
-from lakemq.engine.client.publish.options import parse_producer_options
+from lakemq.engine.client.producer.buffer import Buffer
+from lakemq.engine.client.producer.delivery import Batch, DeliveryMonitor
+from lakemq.engine.client.producer.options import parse_producer_options
 
 OPTIONS = parse_producer_options({"batch_size": 100, "buffer_memory": 300, "linger_ms": 1000})
 

@@ -11,7 +11,7 @@ import pytest
 from unit.served import new_name, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.failures import _MAX_FAILURES, Failure, Failures
+from lakemq.engine.client.producer.failures import _MAX_FAILURES, Failure, Failures
 from lakemq.errors import LakeMQError, RequestTimedOut, UnknownTopicOrPartition
 
 

@@ -19,9 +19,9 @@ from unit.served import CONFIG, everything, new_name, new_topic, served, until, 
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.publish.delivery import RecordFuture
-from lakemq.engine.client.publish.producer import Producer
-from lakemq.engine.client.publish.transactional import TransactionalProducer
+from lakemq.engine.client.producer.delivery import RecordFuture
+from lakemq.engine.client.producer.producer import Producer
+from lakemq.engine.client.producer.transactional import TransactionalProducer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published

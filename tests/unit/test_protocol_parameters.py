@@ -9,7 +9,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 
-from lakemq.engine.client.publish.options import PRODUCER
+from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.namespace.config import ENGINE, EngineConfig
 from lakemq.engine.protocol.errors import InvalidConfig
 from lakemq.engine.protocol.parameters import GROUP, TOPIC, Parameter, Parameters

@@ -21,10 +21,7 @@ from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, find_added_files, project
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.values.changes import Changes
-from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
-from lakemq.engine.protocol.values.delays import CancelDelays, RescheduleDelays
-from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
-from lakemq.engine.protocol.values.groups import (
+from lakemq.engine.protocol.values.consuming.groups import (
     Assigned,
     ConfigureGroup,
     DeleteGroup,
@@ -33,9 +30,18 @@ from lakemq.engine.protocol.values.groups import (
     MemberSilent,
     ReleasePartitions,
 )
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
+from lakemq.engine.protocol.values.delayed.delays import CancelDelays, RescheduleDelays
 from lakemq.engine.protocol.values.journal import Step
-from lakemq.engine.protocol.values.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.queues.dead_letters import SettleDeadLetters
+from lakemq.engine.protocol.values.queues.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AckOutcome,
+    Acquire,
+    WantedMessages,
+)
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic
 from lakemq.engine.protocol.values.transactions import (
@@ -45,7 +51,7 @@ from lakemq.engine.protocol.values.transactions import (
     TransactionStatus,
 )
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.changelog import select_newest
+from lakemq.tables.storage.delta.changelog import select_newest
 
 SEEDS = 12
 STEPS = 90

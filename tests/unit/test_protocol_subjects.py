@@ -16,10 +16,10 @@ from lakemq.engine.protocol import machine, projection, rows, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
-from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
 from lakemq.engine.protocol.values.base import Done, Record, Request, Result
-from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
-from lakemq.engine.protocol.values.delays import (
+from lakemq.engine.protocol.values.consuming.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
+from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
+from lakemq.engine.protocol.values.delayed.delays import (
     DELAY_TRANSITIONS,
     Delayed,
     DelayedRange,
@@ -28,11 +28,16 @@ from lakemq.engine.protocol.values.delays import (
     DelayStatus,
     ranges_to_columns,
 )
-from lakemq.engine.protocol.values.deliveries import MessageRanges, MessagesAcquired, MessagesSettled, SettledMessages
-from lakemq.engine.protocol.values.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.kinds import SUBJECTS
+from lakemq.engine.protocol.values.queues.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
+from lakemq.engine.protocol.values.queues.deliveries import (
+    MessageRanges,
+    MessagesAcquired,
+    MessagesSettled,
+    SettledMessages,
+)
+from lakemq.engine.protocol.values.queues.stretches import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
 from lakemq.engine.protocol.values.topics import (
     LOG_TRANSITIONS,
     LogEvent,
@@ -53,9 +58,9 @@ from lakemq.tables.specs.registry import TABLES
 
 RULES = [
     module
-    for info in pkgutil.iter_modules(rules.__path__)
-    if info.name != "transaction_end"  # their registries are those of transactions
-    and hasattr(module := importlib.import_module(f"{rules.__name__}.{info.name}"), "EVOLVE")
+    for info in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.")
+    if not info.name.endswith(".transaction_end")  # their registries are those of transactions
+    and hasattr(module := importlib.import_module(info.name), "EVOLVE")
 ]
 
 
@@ -107,10 +112,9 @@ def test_a_projection_names_no_record_of_another_subject() -> None:
     shown = set()
     for info in pkgutil.iter_modules(rows.__path__):
         module = importlib.import_module(f"{rows.__name__}.{info.name}")
-        values = f"lakemq.engine.protocol.values.{info.name}"
         for value in vars(module).values():
             is_record = isinstance(value, type) and issubclass(value, Record) and value is not Record
-            if is_record and value.__module__ != values:
+            if is_record and value.__module__.rpartition(".")[2] != info.name:
                 shown.add((info.name, value))
     assert shown == SHOWN_BY_LOGS.keys()
 

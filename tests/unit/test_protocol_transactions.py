@@ -13,11 +13,11 @@ from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Published, Unit
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.state import State

@@ -18,7 +18,7 @@ import pytest
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.errors import (
     FencedMemberEpoch,

@@ -17,9 +17,12 @@ from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.ack_sender import split_into_requests
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
-from lakemq.engine.protocol.values.deliveries import (
+from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets
+from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
+from lakemq.engine.protocol.values.queues.deliveries import (
     MAX_RANGES,
     Acknowledge,
     Acknowledgement,
@@ -28,10 +31,7 @@ from lakemq.engine.protocol.values.deliveries import (
     MessagesSettled,
     WantedMessages,
 )
-from lakemq.engine.protocol.values.groups import LeaveGroup
-from lakemq.engine.protocol.values.offsets import CommitOffsets
-from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.stretches import DeliveryStatus
+from lakemq.engine.protocol.values.queues.stretches import DeliveryStatus
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     FencedInstanceId,

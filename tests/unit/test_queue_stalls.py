@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from queue_world import QueueWorld
 
-from lakemq.engine.client.consume.groups import Groups, Stall
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.groups.groups import Groups, Stall
 from lakemq.errors import IllegalState
 from lakemq.jobs.doctor import namespace as doctor
 

@@ -9,10 +9,10 @@ from unit.consuming import add
 from unit.served import new_name, new_topic, served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.rates import WINDOW_MS, Consumption, read_consumption
-from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.client.groups.rates import WINDOW_MS, Consumption, read_consumption
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
-from lakemq.tables.storage.delta_log import DeltaLog
+from lakemq.tables.storage.delta.delta_log import DeltaLog
 
 # -- the rate -----------------------------------------------------------------------------------------------
 
@@ -122,6 +122,6 @@ def test_a_version_that_was_removed_meanwhile_is_no_rate(mq: Connection, monkeyp
     def fail(*_: object) -> None:
         raise FileNotFoundError("gone")
 
-    monkeypatch.setattr("lakemq.tables.storage.store.Store.open_version", fail)
+    monkeypatch.setattr("lakemq.tables.storage.delta.store.Store.open_version", fail)
     described = mq.groups.describe(group)
     assert (described.consumption_rate, described.rate_window_ms) == (None, None)

@@ -12,7 +12,7 @@ from unit.served import CONFIG
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import LakeMQError, StorageError, TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -14,8 +14,8 @@ from stateful.world import Background
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Client
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.replies import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, Replies
-from lakemq.tables.storage.mailbox import Mailbox
+from lakemq.engine.sequencer.letters.replies import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, Replies
+from lakemq.tables.storage.coordination.mailbox import Mailbox
 
 
 class Counter:

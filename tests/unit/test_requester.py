@@ -26,7 +26,7 @@ from lakemq.engine.protocol.errors import (
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
 from lakemq.tables.specs.messages import BODY_SCHEMA
-from lakemq.tables.storage.mailbox import LetterName
+from lakemq.tables.storage.coordination.mailbox import LetterName
 
 
 def test_a_bad_request_is_refused_in_its_call_and_nothing_of_that_call_is_sent(tmp_path: Path):

@@ -31,9 +31,9 @@ from lakemq.engine.protocol.values.topics import LogOutgrown, Topic
 from lakemq.engine.sequencer.retention_search import LOOK_TIMEOUT_MS, RetentionSearch
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
-from lakemq.tables.storage.commits import NewFile
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.delta.commits import NewFile
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 NOW_MS = 1_000
 FILE_BYTES, FILE_ROWS = 1_000, 100

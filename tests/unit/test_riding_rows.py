@@ -16,14 +16,14 @@ from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch import journal_rows
+from lakemq.engine.client.fetch.lookup import journal_rows
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import look, write_data_file
 from lakemq.engine.protocol.projection import collect_journaled_rows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import RowsJournaled
-from lakemq.engine.sequencer import pending_file
-from lakemq.engine.sequencer.journaled_rows import write_journaled_rows
+from lakemq.engine.sequencer.projection import pending_file
+from lakemq.engine.sequencer.projection.journaled_rows import write_journaled_rows
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
@@ -256,7 +256,7 @@ def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeyp
 
 
 def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakemq.engine.sequencer.background_projection.PASS_DUE_BYTES", 2_000)
+    monkeypatch.setattr("lakemq.engine.sequencer.projection.background_projection.PASS_DUE_BYTES", 2_000)
     with run_leader(mq):
         mq.topics.create("t")
         publish(mq, *("x" * 600 for _ in range(8)))

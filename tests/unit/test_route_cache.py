@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.publish.routing import Route, RouteCache
+from lakemq.engine.client.rows.routing import Route, RouteCache
 from lakemq.engine.protocol.errors import UnknownTopicOrPartition
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic

@@ -16,7 +16,7 @@ from unit.test_group_consumer import RecordingListener, add, list_partitions, me
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.sequencer import sequencer as sequencer_module
 from lakemq.errors import InvalidPartitions, UnknownTopicOrPartition

@@ -22,9 +22,9 @@ from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
+from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
@@ -34,8 +34,8 @@ from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.segments import Segments
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
-from lakemq.engine.sequencer import background_projection
 from lakemq.engine.sequencer import serving as serving_module
+from lakemq.engine.sequencer.projection import background_projection
 from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
@@ -43,9 +43,9 @@ from lakemq.jobs.serve import serve_until_signal
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS
-from lakemq.tables.storage.commits import StoredFile
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.delta.commits import StoredFile
+from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

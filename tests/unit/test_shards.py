@@ -9,7 +9,7 @@ import pyarrow as pa
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.replay_comparison import compare_with_replay
-from lakemq.engine.namespace.snapshot import take_snapshot
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.engine.protocol.hashing import shard
 from lakemq.tables.specs.groups import GROUPS
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS

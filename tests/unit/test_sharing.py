@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError
 from lakemq.jobs.cli import app
-from lakemq.tables.storage import sharing
+from lakemq.tables.storage.object_stores import sharing
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

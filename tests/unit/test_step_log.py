@@ -19,9 +19,9 @@ from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.sequencer.step_log import LOOK_BEFORE_MS, StepLog
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.objects import Data, MaybeThere
-from lakemq.tables.storage.step_objects import KEPT_MS, LOOK_MS, StepFollower, StepsGone, step_name
+from lakemq.tables.storage.coordination.step_objects import KEPT_MS, LOOK_MS, StepFollower, StepsGone, step_name
+from lakemq.tables.storage.object_stores.files import LocalFiles
+from lakemq.tables.storage.object_stores.objects import Data, MaybeThere
 
 
 class Disk(LocalFiles):

@@ -15,9 +15,9 @@ from lakemq.engine.protocol import errors
 from lakemq.engine.protocol.codec.step_object import StepHead, decode_head, decode_step_object, encode_step_object
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered
+from lakemq.engine.protocol.values.consuming.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION, JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
-from lakemq.engine.protocol.values.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
 
 entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)

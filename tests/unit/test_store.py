@@ -17,11 +17,11 @@ from deltalake import DeltaTable, write_deltalake
 from obstore.store import LocalStore
 
 from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
-from lakemq.tables.storage import store as store_module
-from lakemq.tables.storage.commits import CommitConflict, NewFile
-from lakemq.tables.storage.files import Files, LocalFiles, ObjectFiles
-from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import NotATable, Store, TableHandle
+from lakemq.tables.storage.delta import store as store_module
+from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
 
 
 @dataclass(frozen=True, kw_only=True)

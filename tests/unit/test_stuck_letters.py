@@ -13,7 +13,7 @@ from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, World
 
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import CreateTopic
-from lakemq.tables.storage.mailbox import LetterName
+from lakemq.tables.storage.coordination.mailbox import LetterName
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -19,10 +19,10 @@ from lakemq.tables.specs.registry import BY_NAME, TABLES
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
 from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
 from lakemq.tables.specs.topics import PARTITIONS, PartitionRow
-from lakemq.tables.storage.catalog import catalog_sql, columns_ddl, database_name, ddl_type
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.files import LocalFiles
-from lakemq.tables.storage.store import Store
+from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name, ddl_type
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
 
 REQUIRED_COLUMNS = {

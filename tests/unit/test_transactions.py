@@ -13,8 +13,8 @@ from unit.served import everything, new_name, new_topic, read_committed_offset, 
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.offsets import ConsumedOffsets
-from lakemq.engine.client.publish.transactional import TransactionalProducer
-from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.client.producer.transactional import TransactionalProducer
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     IllegalState,
     InvalidProducerEpoch,

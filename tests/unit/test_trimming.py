@@ -17,7 +17,7 @@ from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.commits import StoredFile
+from lakemq.tables.storage.delta.commits import StoredFile
 
 RETENTION_MS = 1000
 

@@ -10,9 +10,9 @@ from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.outcome import PollOutcome
-from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
 
 pytestmark = pytest.mark.slow

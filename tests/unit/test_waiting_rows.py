@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 import pytest
 
 from lakemq.engine.maintenance.data_file_removal import read_named_file_ids
-from lakemq.engine.namespace import waiting_rows
-from lakemq.engine.namespace.load import read_delayed_rows
-from lakemq.engine.namespace.waiting_rows import WaitingRows
+from lakemq.engine.namespace.loading import waiting_rows
+from lakemq.engine.namespace.loading.load import read_delayed_rows
+from lakemq.engine.namespace.loading.waiting_rows import WaitingRows
 from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
-from lakemq.tables.storage.changelog import select_newest
-from lakemq.tables.storage.local_files import LocalFiles
-from lakemq.tables.storage.store import Store, TableHandle
+from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.object_stores.local_files import LocalFiles
 
 PASSES = 6
 

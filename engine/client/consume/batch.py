@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ...protocol.errors import IllegalState
-from ..fetch.arrow import FETCHED
 from ..fetch.fetch_result import FetchResult, Message
+from ..fetch.reading.arrow import FETCHED
 from ..offsets import ConsumedOffsets, TopicPartition
 from .outcome import PollOutcome
 

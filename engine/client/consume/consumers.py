@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lakemq.tables.storage.beats import Beats
+from lakemq.tables.storage.coordination.beats import Beats
 
-from ...namespace.clock import Clock
 from ...namespace.config import EngineConfig
+from ...namespace.processes.clock import Clock
 from ...protocol.errors import InvalidRequest
 from ...protocol.parameters import GROUP
 from ...protocol.unsupported_settings import normalize_option_names
@@ -24,18 +24,18 @@ from ..arguments import (
 )
 from ..fetch.fetch_result import FetchResult
 from ..fetch.fetcher import Fetcher
-from ..fetch.plan import Bounds, Isolation, check_isolation
-from ..fetch.row_group_cache import RowGroupCache
+from ..fetch.planning.plan import Bounds, Isolation, check_isolation
+from ..fetch.reading.row_group_cache import RowGroupCache
 from ..requester import Requester
-from .consumer import Consumer
-from .group_consumer import GroupConsumer
-from .heartbeats import HeartbeatThread
 from .listener import RebalanceListener
-from .member_options import read_member_options
-from .membership import Membership
+from .member.group_consumer import GroupConsumer
+from .member.heartbeats import HeartbeatThread
+from .member.member_options import read_member_options
+from .member.membership import Membership
 from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
-from .positions import Reset
-from .queue_consumer import QueueConsumer
+from .positions.consumer import Consumer
+from .positions.positions import Reset
+from .queue.queue_consumer import QueueConsumer
 
 
 class ConsumerFactory:

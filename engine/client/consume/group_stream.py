@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ...namespace.clock import Clock
+from ...namespace.processes.clock import Clock
 from ...protocol.errors import (
     FencedMemberEpoch,
     IllegalGeneration,
@@ -21,7 +21,7 @@ from ...protocol.errors import (
 from ..arguments import invalid_argument, parse_flag, parse_text, parse_whole_number
 from ..transactions.scope import TransactionScope
 from .batch import ConsumerBatch
-from .group_consumer import GroupConsumer
+from .member.group_consumer import GroupConsumer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,16 +6,16 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from ...namespace.clock import Clock
-from ...namespace.process import OwnLock
-from ...protocol.values.stretches import Stretch
+from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import OwnLock
+from ...protocol.values.queues.stretches import Stretch
 from ..fetch.fetch_result import Message
 from ..offsets import TopicPartition
-from .ack_tracker import AckTracker
+from ..spans import Spans
 from .batch import ConsumerBatch
-from .positions import ReadPosition
-from .queue_batch import QueueBatch
-from .spans import Spans
+from .positions.positions import ReadPosition
+from .queue.ack_tracker import AckTracker
+from .queue.queue_batch import QueueBatch
 
 POLL_RECORDS = 500
 """Messages of a poll, as Kafka's `max.poll.records`."""

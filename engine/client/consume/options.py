@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...protocol.parameters import GROUP
-from ...protocol.values.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
+from ...protocol.values.consuming.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
 
 PROTOCOLS = ("queue", "cooperative", "classic")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...namespace.clock import Clock
+from ...namespace.processes.clock import Clock
 from ...protocol.errors import EndNotReached
-from ..fetch.plan import Bounds
+from ..fetch.planning.plan import Bounds
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 

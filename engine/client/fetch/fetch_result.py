@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
-from .arrow import fetch_arrow
-from .dead_letter_headers import segment_index_per_row
-from .expiry import find_expired_offsets
-from .pieces import read_in_pieces
-from .plan import FetchPlan
-from .row_group_cache import RowGroupCache
-from .rows import count_up_per_row
+from .planning.plan import FetchPlan
+from .reading.arrow import fetch_arrow
+from .reading.dead_letter_headers import segment_index_per_row
+from .reading.expiry import find_expired_offsets
+from .reading.pieces import read_in_pieces
+from .reading.row_group_cache import RowGroupCache
+from .reading.rows import count_up_per_row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -151,7 +151,7 @@ class FetchResult:
         """
         if self._spark is None:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
-        from .spark import fetch_spark  # pyspark is heavy, and not every client has it
+        from .reading.spark import fetch_spark  # pyspark is heavy, and not every client has it
 
         spark = self._spark
         return self._read_or_replan(self.plan, lambda plan: fetch_spark(spark, self._namespace, plan))

@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.inotify import Watch
-from lakemq.tables.storage.step_objects import STEPS_FOLDER
+from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
+from lakemq.tables.storage.object_stores.inotify import Watch
 
-from ...namespace.clock import Clock
-from ...namespace.folder_waiter import FolderWaiter
 from ...namespace.namespace import Namespace
-from ...namespace.process import OwnLock
+from ...namespace.processes.clock import Clock
+from ...namespace.processes.folder_waiter import FolderWaiter
+from ...namespace.processes.process import OwnLock
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from .fetch_result import FetchResult
-from .plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
-from .positions import offsets_for_times, plan_positions, plan_tail
-from .reader import WHOLE, Reader
-from .row_group_cache import RowGroupCache
+from .lookup.reader import WHOLE, Reader
+from .planning.plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
+from .planning.positions import offsets_for_times, plan_positions, plan_tail
+from .reading.row_group_cache import RowGroupCache
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

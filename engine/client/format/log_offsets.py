@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from ...protocol.errors import InvalidConfig, OffsetOutOfRange, UnknownTopicOrPartition
 from ...protocol.values.state import State
 from ..connection import Connection
-from ..consume.subscription import Pattern
-from ..fetch.plan import Bounds, Isolation, read_bounds
+from ..consume.member.subscription import Pattern
+from ..fetch.planning.plan import Bounds, Isolation, read_bounds
 from .options import EARLIEST, LATEST, OffsetBound, TopicSelection
 
 Logs = dict[str, dict[int, Bounds]]

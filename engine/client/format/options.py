@@ -10,7 +10,7 @@ import lakemq
 
 from ...protocol.errors import InvalidConfig
 from ..arguments import invalid_argument, parse_group_name
-from ..fetch.fetch_plan import Isolation
+from ..fetch.planning.fetch_plan import Isolation
 from .option_parser import OptionParser
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ...protocol.errors import (
 )
 from ...protocol.values.state import State
 from ..connection import Connection
-from ..fetch.fetch_plan import FetchPlan
-from ..fetch.plan import Bounds, read_bounds
+from ..fetch.planning.fetch_plan import FetchPlan
+from ..fetch.planning.plan import Bounds, read_bounds
 from .log_offsets import find_logs, find_offsets
 from .options import ReadOptions
 from .pushed_filters import PushedFilters

@@ -11,16 +11,16 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from lakemq.tables.storage.files import open_files
+from lakemq.tables.storage.object_stores.files import open_files
 
-from ...namespace.clock import SystemClock
+from ...namespace.processes.clock import SystemClock
 from ...protocol.errors import IllegalState, InvalidConfig, InvalidRecord, InvalidRequest
 from ...protocol.names import is_name
 from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
-from ..publish.publication import Publication
-from ..publish.routing import find_route
 from ..publish.spark import Routes, Written, find_routes
+from ..rows.publication import Publication
+from ..rows.routing import find_route
 from .write_task import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
 
 BY_COLUMN = "by-column"

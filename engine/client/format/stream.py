@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ...namespace.extras import hide_pandas
+from ...namespace.processes.extras import hide_pandas
 from .options import parse_stream_options
 from .tasks import MessagesTask, read_task
 

@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
 
 from lakemq.tables.specs.messages import file_stem
-from lakemq.tables.storage.files import Files, open_files
+from lakemq.tables.storage.object_stores.files import Files, open_files
 from lakemq.tables.storage.workers import Workers
 
 from ...namespace.data_file import file_name
 from ...protocol.errors import FileTruncated
-from ..fetch.arrow import FETCHED, fetch_arrow
-from ..fetch.fetch_plan import FetchPlan
-from ..fetch.files import open_data_file
-from ..fetch.pieces import slice_plan
+from ..fetch.planning.fetch_plan import FetchPlan
+from ..fetch.reading.arrow import FETCHED, fetch_arrow
+from ..fetch.reading.files import open_data_file
+from ..fetch.reading.pieces import slice_plan
 from .options import NamespaceLocation, ReadOptions
 
 TASK_ROWS, TASK_BYTES = 1 << 18, 64 << 20

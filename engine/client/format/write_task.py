@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from lakemq.tables.storage.files import open_files
+from lakemq.tables.storage.object_stores.files import open_files
 
 from ...namespace.data_file import DataFileWriter, WrittenFile
 from ...protocol.errors import InvalidConfig, InvalidRecord, InvalidTopic, UnknownTopicOrPartition
 from ...protocol.values.state import State
 from ..publish.executor import ELSEWHERE, NO_PARTITION, NOWHERE, WrittenRun, round_robin_start, write_body, write_rows
-from ..publish.input_rows import select_message_columns
-from ..publish.placing import Copy
-from ..publish.publication import ON_ERROR, OnRejection
-from ..publish.request import COLUMNS, build_body
-from ..publish.routing import Route, find_route
+from ..rows.input_rows import select_message_columns
+from ..rows.placing import Copy
+from ..rows.publication import ON_ERROR, OnRejection
+from ..rows.request import COLUMNS, build_body
+from ..rows.routing import Route, find_route
 from .option_parser import OptionParser
 from .options import NamespaceLocation
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.storage.files import Files
+from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ...namespace import crash
-from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile, write_data_file
+from ...namespace.processes import crash
+from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import ExpectationFailed, StaleTopicMetadata
@@ -26,12 +26,12 @@ from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requester import Requester
-from .few_rows import FewBody, arrange_few
-from .placing import Arranged, Copy, RowRun, arrange
-from .publication import Publication
-from .receipts import ArrangedSlice, PublishedRows, Receipts
-from .request import build_produce_ranges, build_produce_request, error_of_rejected_rows
-from .routing import Route, RouteCache
+from ..rows.few_rows import FewBody, arrange_few
+from ..rows.placing import Arranged, Copy, RowRun, arrange
+from ..rows.publication import Publication
+from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
+from ..rows.request import build_produce_ranges, build_produce_request, error_of_rejected_rows
+from ..rows.routing import Route, RouteCache
 
 SLICE_ROWS = 1 << 18
 """Rows of a data file; a larger body is written as several."""

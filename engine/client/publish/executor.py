@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.spec import TIME
-from lakemq.tables.storage.files import Files, open_files
+from lakemq.tables.storage.object_stores.files import Files, open_files
 
 from ...namespace.data_file import (
     BODY,
@@ -28,8 +28,8 @@ from ...namespace.data_file import (
     new_file_id,
     repeat_name,
 )
-from .delay_rule import DUE_BY_CALL, compute_requested_due_us, move_delay_headers
-from .placing import Copy, RowRun, arrange
+from ..rows.delay_rule import DUE_BY_CALL, compute_requested_due_us, move_delay_headers
+from ..rows.placing import Copy, RowRun, arrange
 
 FLUSH_ROWS = 1 << 18
 FLUSH_BYTES = 64 << 20

@@ -17,17 +17,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakemq.tables.specs.applications import APPLICATIONS
 from lakemq.tables.specs.inbox import INBOX
-from lakemq.tables.storage.catalog import columns_ddl
-from lakemq.tables.storage.commits import CommitConflict
-from lakemq.tables.storage.insertions import Insertion, read_insertion
-from lakemq.tables.storage.leftovers import Leftovers
-from lakemq.tables.storage.store import NotATable, TableHandle
+from lakemq.tables.storage.delta.catalog import columns_ddl
+from lakemq.tables.storage.delta.commits import CommitConflict
+from lakemq.tables.storage.delta.insertions import Insertion, read_insertion
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import NotATable, TableHandle
 
-from ...namespace import crash
 from ...namespace.namespace import Namespace
+from ...namespace.processes import crash
 from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
 from ...protocol.values.log import ApplicationVersion
-from .receipts import PublishedRows
+from ..rows.receipts import PublishedRows
 from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")

@@ -21,12 +21,12 @@ from pyspark.sql.types import (
 
 from ...protocol.errors import InvalidRecord
 from ..arguments import parse_text
-from .delay_rule import FAR_MS
-from .input_rows import DELAY_COLUMNS, constant_delay
-from .placing import NO_SUCH_PARTITION
-from .record import parse_ttl
-from .request import KEY_HEADERS
-from .spark_gate import SparkGate
+from ..quality.spark_gate import SparkGate
+from ..rows.delay_rule import FAR_MS
+from ..rows.input_rows import DELAY_COLUMNS, constant_delay
+from ..rows.placing import NO_SUCH_PARTITION
+from ..rows.record import parse_ttl
+from ..rows.request import KEY_HEADERS
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...namespace.clock import Clock
+from ...namespace.processes.clock import Clock
 from ...protocol.errors import InvalidRequest
 from ...protocol.values.log import ApplicationVersion
 from ...protocol.values.producers import TransactionRef
 from ..arguments import parse_text, parse_topic_name, parse_whole_number
+from ..quality.gate import Gates
+from ..rows.few_rows import few_body_from_table
+from ..rows.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
+from ..rows.publication import Publication
+from ..rows.receipts import PublishedRows
+from ..rows.request import COLUMNS, build_body
 from .arrow import ArrowPublisher, Body, RequestedPartitions
-from .few_rows import few_body_from_table
-from .gate import Gates
-from .input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
-from .publication import Publication
-from .receipts import PublishedRows
-from .request import COLUMNS, build_body
 
 if TYPE_CHECKING:
     from .spark import SparkPublisher

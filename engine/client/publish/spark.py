@@ -10,26 +10,26 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Row
 
-from ...namespace import crash
-from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile
 from ...namespace.namespace import Namespace
+from ...namespace.processes import crash
+from ...namespace.processes.clock import Clock
 from ...protocol.errors import InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
 from ...protocol.names import MAX_LENGTH
 from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RejectedRows
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicRef
 from ..attempts import NEVER_PUBLISHED, ask_with_retries
+from ..quality.gate import Gate
+from ..quality.spark_gate import SparkGate
 from ..requester import Requester
+from ..rows.placing import Copy, RowRun
+from ..rows.publication import Publication
+from ..rows.request import build_produce_ranges, build_produce_request, error_of_rejected_rows
+from ..rows.routing import Route, find_route
 from .arrow import wait_for_published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
-from .gate import Gate
 from .message_rows import select_message_rows
-from .placing import Copy, RowRun
-from .publication import Publication
-from .request import build_produce_ranges, build_produce_request, error_of_rejected_rows
-from .routing import Route, find_route
-from .spark_gate import SparkGate
 
 _ATTEMPTS = 4
 """Attempts if topics change meanwhile, or, if a repeat is harmless, without an answer."""

@@ -9,9 +9,9 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from ...namespace.extras import needs
+from ...namespace.loading.snapshot import Snapshot, take_snapshot
 from ...namespace.namespace import Namespace
-from ...namespace.snapshot import Snapshot, take_snapshot
+from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidRequest
 from .dialects import SqlDialect
 from .freshness import PATIENCE_S, find_projection_lag, wait_for_projection

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from lakemq.tables.storage.step_objects import StepsGone
+from lakemq.tables.storage.coordination.step_objects import StepsGone
 
-from ...namespace.clock import SystemClock
-from ...namespace.load import read_watermark
-from ...namespace.step_reader import StepReader, follow_from_watermark
+from ...namespace.loading.load import read_watermark
+from ...namespace.loading.step_reader import StepReader, follow_from_watermark
+from ...namespace.processes.clock import SystemClock
 from ...protocol.codec.step_object import StepHead
 from ...protocol.errors import RequestTimedOut
 
 if TYPE_CHECKING:
-    from lakemq.tables.storage.store import Store
+    from lakemq.tables.storage.delta.store import Store
 
 _LOOK_S = 0.05
 

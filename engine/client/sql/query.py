@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...namespace.extras import needs
-from ...namespace.interruptible import add_interruptible
+from ...namespace.processes.extras import needs
+from ...namespace.processes.interruptible import add_interruptible
 from ...protocol.errors import InvalidRequest
 from ..arguments import parse_text
 from .dialects import SqlDialect
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from ...namespace.loading.snapshot import Snapshot
     from ...namespace.namespace import Namespace
-    from ...namespace.snapshot import Snapshot
     from .log_ranges import LogRange
     from .spark_sql import Translation
 
@@ -74,7 +74,7 @@ def run_query(
 
     Raises duckdb.Error, StepTooOld, InvalidRequest.
     """
-    from ...namespace.snapshot import take_snapshot
+    from ...namespace.loading.snapshot import take_snapshot
 
     snapshot = snapshot or take_snapshot(namespace.store, as_of)
     connection, text = _prepare(namespace, text, allow_files, dialect, snapshot)
@@ -238,10 +238,10 @@ def connect_duckdb(
         import duckdb
 
     from lakemq.tables.specs.registry import TABLES
-    from lakemq.tables.storage.catalog import database_name, is_projection
+    from lakemq.tables.storage.delta.catalog import database_name, is_projection
     from lakemq.tables.views import VIEWS
 
-    from ...namespace.snapshot import take_snapshot
+    from ...namespace.loading.snapshot import take_snapshot
 
     name = database_name(namespace.path)
     database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # quoted: it may be a reserved word, such as order

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...protocol.errors import InvalidRequest
-from ...protocol.values.deliveries import Acknowledge, Acknowledgement
+from ...protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from ...protocol.values.kinds import AnyRequest
-from ...protocol.values.offsets import CommitOffsets, OffsetCommit
 from ...protocol.values.producers import TransactionRef
+from ...protocol.values.queues.deliveries import Acknowledge, Acknowledgement
 from ..offsets import ConsumedMessages
 
 

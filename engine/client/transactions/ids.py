@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...namespace.clock import Clock
-from ...namespace.process import OwnLock
+from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import OwnLock
 from ...protocol.errors import InvalidConfig
 from ..requester import Requester
 from .manager import CheckOffsets, TransactionManager

@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ...namespace.clock import Clock
-from ...namespace.process import OwnLock
+from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import OwnLock
 from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import (
     IllegalState,
@@ -30,9 +30,9 @@ from ...protocol.errors import (
     TransactionAbortable,
     UnknownServerError,
 )
+from ...protocol.values.consuming.offsets import OffsetCommit
 from ...protocol.values.kinds import AnyRequest, AnyResult
 from ...protocol.values.log import Produce, Published
-from ...protocol.values.offsets import OffsetCommit
 from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import parse_group_name, parse_partition_offsets, parse_text

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
 
 from ..values.base import Record
-from ..values.delays import (
+from ..values.delayed.delays import (
     CancelOutcome,
     Delayed,
     DelayedRange,
@@ -31,11 +31,11 @@ from ..values.delays import (
     count_cancelled_after,
     find_outcome,
 )
-from ..values.packed import RESTORED_RANGES
-from ..values.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
-from ..values.packed_columns import Numbers
+from ..values.delayed.packed import RESTORED_RANGES
+from ..values.delayed.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
+from ..values.delayed.packed_columns import Numbers
+from ..values.delayed.waiting import CountedBlock
 from ..values.state import State
-from ..values.waiting import CountedBlock
 from .steps import Project, Restore, Steps
 
 

@@ -17,12 +17,12 @@ from lakemq.tables.specs.groups import (
     MemberRow,
 )
 
-from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
-from ..values.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
-from ..values.groups import Move, PartitionsGone, PartitionsMoved
+from ..values.consuming.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
+from ..values.consuming.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import Step
+from ..values.queues.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
+from ..values.queues.stretches import DeliveryStatus
 from ..values.state import State
-from ..values.stretches import DeliveryStatus
 from .steps import Project, Restore, Steps, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])

@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 
+from ..values.delayed.waiting import Delays
 from ..values.state import State
-from ..values.waiting import Delays
 
 
 def build_watermark(state: State, floor: int) -> pa.Table:

@@ -13,7 +13,7 @@ from lakemq.tables.specs.rejected_rows import REJECTED_ROWS, RejectionRow
 from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
-from ..values.delays import Delayed
+from ..values.delayed.delays import Delayed
 from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
 from ..values.segments import Segments, segments_to_table
 from ..values.state import State

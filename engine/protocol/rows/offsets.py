@@ -6,9 +6,9 @@ import pyarrow as pa
 
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
-from ..values.assignments import Place
-from ..values.offsets import CommittedOffset
-from ..values.partition_deliveries import Deliveries
+from ..values.consuming.assignments import Place
+from ..values.consuming.offsets import CommittedOffset
+from ..values.queues.partition_deliveries import Deliveries
 from ..values.state import State
 from . import stretches
 from .steps import Project, Restore, Steps, map_change_times

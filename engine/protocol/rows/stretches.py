@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..values.stretches import DeathReason, DeliveryStatus, Stretch
+from ..values.queues.stretches import DeathReason, DeliveryStatus, Stretch
 
 
 def stretch_to_row(stretch: Stretch) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from lakemq.tables.specs.offsets import RANGES
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
 from ..values.changes import Changes, DeletedTopic
-from ..values.dead_letters import REDRIVE
-from ..values.partition_deliveries import Deliveries
+from ..values.queues.dead_letters import REDRIVE
+from ..values.queues.partition_deliveries import Deliveries
+from ..values.queues.stretches import DeliveryStatus, Stretch
 from ..values.state import State
-from ..values.stretches import DeliveryStatus, Stretch
 from ..values.topics import MAX_PARTITIONS, Topic
 from . import stretches
 from .steps import Project, Restore, Steps, list_changed

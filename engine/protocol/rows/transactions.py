@@ -16,12 +16,12 @@ from lakemq.tables.specs.transactions import (
     TransactionRow,
 )
 
-from ..values.deliveries import MessageRanges
-from ..values.offsets import OffsetCommit
+from ..values.consuming.offsets import OffsetCommit
 from ..values.producers import ProducerState
+from ..values.queues.deliveries import MessageRanges
+from ..values.queues.stretches import Range
 from ..values.segments import segments_to_table
 from ..values.state import State
-from ..values.stretches import Range
 from ..values.transactions import (
     EndedTransaction,
     EndReason,

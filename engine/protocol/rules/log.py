@@ -42,7 +42,7 @@ from ..values.producers import UnitAppended, waiting_unit
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
 from ..values.topics import Topic, TopicRef
-from .delays import decide_delayed_rows
+from .delayed.delays import decide_delayed_rows
 from .producers import remember_units
 from .ranges import Column, RangeColumns, RowSource, compute_base_offsets
 from .registries import Folds, Rules

@@ -17,10 +17,10 @@ from ..errors import (
 from ..names import check_subscription, check_topic_name, unify_collision_chars
 from ..parameters import TOPIC, Value, with_defaults
 from ..values.base import Done
-from ..values.dead_letters import REDRIVE
+from ..values.consuming.offsets import OffsetsRemoved
 from ..values.decision import Decision, DecisionInputs
 from ..values.journal import JournalEntry
-from ..values.offsets import OffsetsRemoved
+from ..values.queues.dead_letters import REDRIVE
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import (
@@ -38,9 +38,9 @@ from ..values.topics import (
     TopicDeleted,
     TopicDone,
 )
-from . import draining
-from .delays import decide_delays_of_topic
-from .deleted_offsets import count_deleted_offsets
+from .consuming import draining
+from .consuming.deleted_offsets import count_deleted_offsets
+from .delayed.delays import decide_delays_of_topic
 from .registries import Folds, Rules
 from .timers import Timers
 

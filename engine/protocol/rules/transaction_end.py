@@ -15,9 +15,9 @@ from ..errors import (
 )
 from ..names import shorten
 from ..values.base import Done
+from ..values.consuming.offsets import OffsetsCommitted
 from ..values.decision import Decision, DecisionInputs
 from ..values.journal import JournalEntry
-from ..values.offsets import OffsetsCommitted
 from ..values.segments import Segments, build_marker_segments
 from ..values.state import State
 from ..values.transactions import (
@@ -30,7 +30,7 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from .delays import decide_delays_of_transaction
+from .delayed.delays import decide_delays_of_transaction
 from .identities import (
     fenced_error,
     find_transaction,
@@ -40,7 +40,7 @@ from .identities import (
     other_producer_error,
     raise_if_timed_out,
 )
-from .redelivery import settle_pending
+from .queues.redelivery import settle_pending
 from .registries import Rules
 from .timers import Time, Timer, Timers
 

@@ -16,12 +16,12 @@ from ..errors import (
     TransactionAbortable,
 )
 from ..names import MAX_LENGTH, shorten
+from ..values.consuming.offsets import CommitOffsets
 from ..values.decision import Decision, DecisionInputs
-from ..values.deliveries import Acknowledge
 from ..values.journal import JournalEntry
 from ..values.log import Produce
-from ..values.offsets import CommitOffsets
 from ..values.producers import InitProducer, ProducerDone, TransactionRef
+from ..values.queues.deliveries import Acknowledge
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.transactions import (

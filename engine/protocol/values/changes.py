@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from .assignments import Place
+from .consuming.assignments import Place
 from .segments import Segments
 
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import UnknownTopicOrPartition
 from ..names import shorten, unify_collision_chars
-from .assignments import Assignment, Group, Place
 from .changes import Changes, DeletedTopic
 from .clients import Client
-from .dead_letters import REDRIVE
+from .consuming.assignments import Assignment, Group, Place
+from .consuming.offsets import CommittedOffset
+from .delayed.waiting import Delays
 from .log import Application
-from .offsets import CommittedOffset
-from .partition_deliveries import Deliveries
 from .producers import ProducerState
+from .queues.dead_letters import REDRIVE
+from .queues.partition_deliveries import Deliveries
 from .segments import Segments
 from .shards import Shards
 from .topics import Topic
 from .transactions import Transaction
-from .waiting import Delays
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..errors import UnknownTopicOrPartition
 from ..parameters import TOPIC
 from .base import Count, Number, Record, Request, Result
-from .partition_deliveries import Deliveries
+from .queues.partition_deliveries import Deliveries
 from .transitions import Transitions
 
 MAX_PARTITIONS = 100_000

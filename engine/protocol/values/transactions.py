@@ -7,11 +7,11 @@ from enum import Enum
 
 import msgspec
 
-from .assignments import Place
 from .base import Count, Number, Record, Request, Result
-from .deliveries import MessageRanges
-from .offsets import OffsetCommit
+from .consuming.assignments import Place
+from .consuming.offsets import OffsetCommit
 from .producers import TransactionRef
+from .queues.deliveries import MessageRanges
 from .transitions import Transitions
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from lakemq.jobs.commands.times import from_millis
+from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.console.charts import draw_bars
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages.queries import draw_or_explain

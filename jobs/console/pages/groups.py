@@ -15,7 +15,7 @@ from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Pa
 from lakemq.jobs.console.rendering import format_length, format_time, make_link
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.consume.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag, Stall
+    from lakemq.engine.client.groups.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag, Stall
 
 _HOME = Link("Groups", "/groups")
 _MOST_PARTITIONS = 64

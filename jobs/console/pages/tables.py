@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lakemq.engine.namespace.snapshot import take_snapshot
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.jobs.console.console import QUERY_LIMITS, Console
 from lakemq.jobs.console.inputs import LONGEST_TEXT, BadInput, read_text
 from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Table

@@ -127,7 +127,7 @@ def _list_readers(console: Console, name: str) -> Table:
 
 
 def _show_key_spread(console: Console, name: str) -> list[Part]:
-    from lakemq.jobs.key_spread import find_key_spread
+    from lakemq.jobs.state.key_spread import find_key_spread
 
     spread = find_key_spread(console.mq, name)
     rows = [

@@ -1,0 +1,1 @@
+"""Members of groups: joining, heartbeats, and the partitions that the group assigns."""

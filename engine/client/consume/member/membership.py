@@ -1,0 +1,282 @@
+"""A membership in a group: joining, reading what the group has decided, giving partitions up, leaving."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from ....protocol.errors import FencedInstanceId, LakeMQError, UnknownMemberId
+from ....protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
+from ....protocol.values.queues.deliveries import Acknowledge, Acknowledgement, Acquire, WantedMessages
+from ....protocol.values.state import State
+from ...fetch.planning.plan import Isolation
+from ...groups.stalls import Stall, find_stalls
+from ...offsets import TopicPartition
+from ...requester import Requester
+from .beginnings import find_beginnings, find_new_topics, log_beginnings
+from .heartbeats import Heartbeat, HeartbeatThread
+from .membership_view import MembershipView, OwnedPartition, build_view
+from .progress import GroupProgress, read_progress
+from .subscription import Pattern, Subscription
+
+_RANDOM_DIGITS = 16
+"""Of a member's id: 64 bits, beside the host and the process."""
+_MAX_HOST = 64
+"""Characters of a host name, as Linux allows at most."""
+
+T = TypeVar("T")
+
+
+class QueryGroups(Protocol):
+    """Returns what a function takes from the state as of the newest step, groups included."""
+
+    def __call__(self, query: Callable[[State], T], /) -> T: ...
+
+
+@dataclass(frozen=True)
+class MemberOptions:
+    """The options with which a member joins.
+
+    Attributes:
+        config: settings that the group must have; a new group gets them.
+        assignors: those that the member supports, the best first; empty if it supports all.
+    """
+
+    topics: Sequence[str]
+    pattern: Pattern | None = None
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    auto_offset_reset: str = "earliest"
+    client_id: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    assignors: Sequence[str] = ()
+
+
+def read_host() -> str:
+    """Return the name of this machine."""
+    return socket.gethostname()[:_MAX_HOST]
+
+
+class Membership:
+    """The membership of one consumer, which holds its lock for every call."""
+
+    def __init__(
+        self,
+        requester: Requester,
+        heartbeats: HeartbeatThread,
+        query_groups: QueryGroups,
+        new_id: Callable[[], str],
+        group: str,
+        isolation: Isolation,
+        options: MemberOptions,
+    ) -> None:
+        self._requester, self._heartbeats, self._new_id = requester, heartbeats, new_id
+        self._query_groups = query_groups
+        self.group, self._isolation, self.options = group, isolation, options
+        self.member_id = ""
+        self._heartbeat: Heartbeat | None = None
+        self._release_request: Future[Any] | None = None
+        self._subscription = Subscription(options.topics, options.pattern)
+        self._topics_request: Future[Any] | None = None
+        self._requested_topics: list[str] = []
+
+    def join(self, bound: Sequence[Assigned] = ()) -> None:
+        """Join the group, and send heartbeats.
+
+        Args:
+            bound: partitions that a member of a queue group had when it was lost. It joins under its old id and gets
+                them back, with their messages, unless other members have them by now. Left out, the member is new.
+
+        Raises:
+            LakeMQError: what the request is refused with. No heartbeats are sent then.
+        """
+        options, member_id = self.options, self.member_id if bound else self._new_member_id()
+        if options.pattern is not None:
+            self._query_groups(self._subscription.follow)
+        heartbeat = self._heartbeats.add(self.group, member_id, options.heartbeat_interval_ms)
+        try:
+            self._ask_and_log_beginnings(lambda: self._build_join_request(member_id, bound))
+        except BaseException:
+            heartbeat.stop()
+            raise
+        self._stop_heartbeat()
+        self.member_id, self._heartbeat = member_id, heartbeat
+
+    def _new_member_id(self) -> str:
+        """Return a unique id that tells people, wherever it is shown, which process the member belongs to."""
+        parts = [self.options.client_id, read_host(), str(os.getpid()), self._new_id()[:_RANDOM_DIGITS]]
+        return "-".join(part for part in parts if part)
+
+    def subscribe(self, topics: Sequence[str], pattern: Pattern | None) -> None:
+        """Ask for these topics instead. A member that was lost asks for them when it joins again.
+
+        Raises:
+            UnknownTopicOrPartition: a topic does not exist.
+            And what the request raises. In both cases the member asks for the same topics as before.
+        """
+        before = self.options, self._subscription
+        self.options = replace(self.options, topics=topics, pattern=pattern)
+        self._subscription = Subscription(topics, pattern)
+        try:
+            self._query_groups(self._check_topics)
+            if self._heartbeat is not None:
+                self._ask_and_log_beginnings(lambda: self._build_join_request(self.member_id, is_member=True))
+        except UnknownMemberId:
+            pass
+        except BaseException:
+            self.options, self._subscription = before
+            raise
+
+    def _check_topics(self, state: State) -> None:
+        """Raise UnknownTopicOrPartition if a topic that the subscription names does not exist."""
+        self._subscription.follow(state)
+        if self.options.pattern is None:
+            for name in self._subscription.topics:
+                state.topic(name)
+
+    def _ask_and_log_beginnings(self, build_request: Callable[[], JoinGroup]) -> None:
+        """Send the request, and log where the group begins in topics that are new to it."""
+        topics = self._subscription.topics
+        new_topics = self._query_groups(lambda state: find_new_topics(state, self.group, topics))
+        self._requester.ask(build_request())
+        if new_topics:
+            beginnings = self._query_groups(lambda state: find_beginnings(state, self.group, new_topics))
+            log_beginnings(self.group, beginnings)
+
+    def _build_join_request(self, member_id: str, bound: Sequence[Assigned] = (), is_member: bool = False) -> JoinGroup:
+        options = self.options
+        return JoinGroup(
+            self.group,
+            member_id,
+            self._subscription.topics,
+            self._subscription.pattern,
+            options.instance_id,
+            options.session_timeout_ms,
+            options.max_poll_interval_ms,
+            options.auto_offset_reset,
+            # A member matched the group's settings when it joined. They may have been altered since.
+            {} if is_member else dict(options.config),
+            list(bound),
+            is_member,
+            options.client_id,
+            read_host(),
+            os.getpid(),
+            list(options.assignors),
+        )
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that the member asks for; of a pattern, those that matched at the last `read_view`."""
+        return list(self._subscription.topics)
+
+    def find_stalls(self) -> list[Stall]:
+        """Return what holds up deliveries to this member of a queue group."""
+
+        def find(state: State) -> list[Stall]:
+            group = state.groups.get(self.group)
+            return [] if group is None else find_stalls(state, group, self.member_id)
+
+        return self._query_groups(find)
+
+    def note_poll(self) -> None:
+        """Show the group with the next heartbeat that the consumer polls."""
+        if self._heartbeat is not None:
+            self._heartbeat.note_poll()
+
+    def read_view(self) -> MembershipView:
+        """Return the view of this member as of the newest step.
+
+        If the member's pattern matches other topics than the group knows of, this asks for those, without waiting.
+        """
+        view = self._query_groups(self._follow)
+        if view.is_member and list(view.topics) != self._subscription.topics and self._may_request_topics():
+            self._requested_topics = self._subscription.topics
+            self._topics_request = self._requester.submit(self._build_join_request(self.member_id, is_member=True))
+        return view
+
+    def _may_request_topics(self) -> bool:
+        """Return whether to ask for the topics (again).
+
+        A request without an answer is repeated. A refused one is repeated only after the topics have changed, because
+        it would be refused again.
+        """
+        if self._topics_request is None:
+            return True
+        if not self._topics_request.done():
+            return False
+        error = self._topics_request.exception()
+        is_refused = isinstance(error, LakeMQError) and not error.retriable
+        return not is_refused or self._requested_topics != self._subscription.topics
+
+    def _follow(self, state: State) -> MembershipView:
+        self._subscription.follow(state)
+        return self._build_view(state)
+
+    def _build_view(self, state: State) -> MembershipView:
+        return build_view(self.group, self.member_id, self.options.instance_id, self._isolation, state)
+
+    def read_progress(self) -> GroupProgress:
+        """Return how far the group has come in all partitions of the topics that this member asks for."""
+        return self._query_groups(
+            lambda state: read_progress(state, self.group, self._subscription.topics, self._isolation)
+        )
+
+    def release(self, revoked: Mapping[TopicPartition, OwnedPartition]) -> None:
+        """Give these partitions up, without waiting for the answer. The caller repeats it until the group knows."""
+        if self._release_request is not None and not self._release_request.done():
+            return
+        assigned = [
+            Assigned(owned.bounds.topic_id, partition, owned.epoch) for (_, partition), owned in revoked.items()
+        ]
+        self._release_request = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
+
+    def submit(
+        self, acknowledgements: Sequence[Sequence[Acknowledgement]], wanted: Sequence[WantedMessages]
+    ) -> list[Future[Any]]:
+        """Send acknowledgements, and then a request for more messages if `wanted` is not empty, without waiting.
+
+        The group decides them in this order, so messages that are acknowledged make room for the requested ones.
+
+        Args:
+            acknowledgements: one list per request.
+            wanted: messages to acquire.
+
+        Returns:
+            A future per request, in this order.
+        """
+        requests: list[Acknowledge | Acquire] = [
+            Acknowledge(self.group, self.member_id, list(parts)) for parts in acknowledgements
+        ]
+        if wanted:
+            requests.append(Acquire(self.group, self.member_id, list(wanted)))
+        return self._requester.submit_all([(request, None) for request in requests])
+
+    def leave(self, for_good: bool) -> None:
+        """Stop the heartbeats; for_good: also tell the group, so that it need not wait for the session to end.
+
+        A static member that does not leave for good is expected back.
+        """
+        self._stop_heartbeat()
+        if for_good:
+            with suppress(LakeMQError):  # without an answer the group finds out when the heartbeats are missing
+                self._requester.ask(LeaveGroup(self.group, [self.member_id]))
+
+    def is_replaced(self) -> bool:
+        """Return whether another process has taken over the instance id. Any thread may call this."""
+        return self._query_groups(self._build_view).is_replaced
+
+    def fenced_error(self) -> FencedInstanceId:
+        """Return the error that says so."""
+        return FencedInstanceId(found=self.options.instance_id)
+
+    def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None

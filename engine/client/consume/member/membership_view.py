@@ -1,0 +1,169 @@
+"""One member in the group's state: the partitions it has, and how its group works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+
+from ....protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, Place
+from ....protocol.values.consuming.offsets import CommittedOffset
+from ....protocol.values.queues.partition_deliveries import Deliveries, DeliveryPolicy
+from ....protocol.values.state import State
+from ...fetch.planning.plan import Bounds, Isolation, read_bounds
+from ...offsets import TopicPartition
+
+
+@dataclass(frozen=True)
+class OwnedPartition:
+    """A partition that the member has.
+
+    Attributes:
+        epoch: of its assignment.
+        start_offset: where the member begins to read; None: as its `auto_offset_reset` says.
+        is_paused: the member is to give the partition up.
+        committed: what the group has committed.
+        deliveries: in a queue group, what became of the messages behind the committed offset.
+        since_ms: when the partition came into its status.
+    """
+
+    bounds: Bounds
+    epoch: int
+    start_offset: int | None
+    is_paused: bool
+    committed: CommittedOffset | None
+    deliveries: Deliveries | None = None
+    since_ms: int = 0
+
+    @property
+    def left_count(self) -> int:
+        """Offsets that a queue group is not done with, before the end of what it sees."""
+        return 0 if self.deliveries is None else self.deliveries.count_remaining(self.bounds.end)
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """How a queue group delivers.
+
+    Attributes:
+        policy: how often and in which order messages are delivered again.
+        max_unacknowledged: messages that a user may have without an outcome.
+        is_auto_ack: a poll acknowledges what the poll before it brought.
+        delivers_paused: messages that were acquired are still shown while their partition is to move.
+        isolation: which messages are visible.
+    """
+
+    policy: DeliveryPolicy
+    max_unacknowledged: int
+    is_auto_ack: bool
+    delivers_paused: bool
+    isolation: Isolation
+
+    @classmethod
+    def of(cls, group: Group) -> QueueSettings | None:
+        """Return the settings of a queue group; None for other groups."""
+        if not group.is_queue:
+            return None
+        return cls(
+            DeliveryPolicy.from_group(group),
+            group.setting("max.delivered.unacked.msgs.per.flow"),
+            group.setting("ack.mode") == "auto",
+            group.setting("max.handoff.ms") > 0,
+            group.setting("isolation.level"),
+        )
+
+
+@dataclass(frozen=True)
+class MembershipView:
+    """The group's view of a member, as of one step.
+
+    Attributes:
+        is_replaced: another process has taken over the member's instance id.
+        topics: the topics that the member asks for, as the group knows them.
+        owned: the partitions that the member has.
+        now_ms: the time of the step.
+        queue_settings: None unless the group is a queue group.
+        generation: None unless the group is a classic group.
+        is_stable: no partition is moving, so a member without partitions will not get any.
+        partition_count: partitions of the topics that the member asks for.
+    """
+
+    is_member: bool = False
+    is_replaced: bool = False
+    topics: Sequence[str] = ()
+    owned: Mapping[TopicPartition, OwnedPartition] = field(default_factory=dict)
+    step: int = 0
+    now_ms: int = 0
+    queue_settings: QueueSettings | None = None
+    generation: int | None = None
+    is_stable: bool = False
+    partition_count: int = 0
+
+
+def build_view(
+    name: str, member_id: str, instance_id: str | None, isolation: Isolation, state: State
+) -> MembershipView:
+    """Return the view of a member of the group `name`.
+
+    Args:
+        name: of the group.
+        member_id: of the member.
+        instance_id: of a static member.
+        isolation: of the member; a queue group has its own.
+        state: as of the newest step.
+    """
+    group = state.groups.get(name)
+    if group is None or member_id not in group.members:
+        is_replaced = group is not None and instance_id is not None and instance_id in group.instances
+        return MembershipView(is_replaced=is_replaced)
+    queue_settings = QueueSettings.of(group)
+    isolation = isolation if queue_settings is None else queue_settings.isolation
+    topics = group.members[member_id].topics
+    topic_ids = (state.topic_ids.get(topic, -1) for topic in topics)
+    return MembershipView(
+        is_member=True,
+        topics=topics,
+        owned=_find_owned_partitions(state, group, member_id, isolation),
+        step=state.step,
+        now_ms=state.now_ms,
+        queue_settings=queue_settings,
+        generation=group.generation if group.is_classic else None,
+        is_stable=group.status is GroupStatus.STABLE,
+        partition_count=sum(group.partition_counts.get(topic_id, 0) for topic_id in topic_ids),
+    )
+
+
+def _find_owned_partitions(
+    state: State, group: Group, member_id: str, isolation: Isolation
+) -> dict[TopicPartition, OwnedPartition]:
+    committed = state.offsets.get(group.group, {})
+    owned = {}
+    for topic_id, places in groupby(group.list_places_of(member_id), key=itemgetter(0)):
+        topic, partitions = state.topics.get(topic_id), [partition for _, partition in places]
+        if topic is None:
+            continue
+        # Only the member's own partitions: a topic may have thousands, and each member does this with each poll.
+        for partition, bounds in zip(partitions, read_bounds(topic, isolation, partitions), strict=True):
+            assignment = group.assignments[topic_id, partition]
+            owned[topic.topic, partition] = OwnedPartition(
+                bounds,
+                assignment.epoch,
+                assignment.start_offset,
+                assignment.status is PartitionStatus.PAUSED,
+                committed.get((topic_id, partition)),
+                _copy_deliveries(state, group, (topic_id, partition)),
+                assignment.since_ms,
+            )
+    return owned
+
+
+def _copy_deliveries(state: State, group: Group, place: Place) -> Deliveries | None:
+    """Return a copy, because later steps change the state; None unless the group is a queue group."""
+    if not group.is_queue:
+        return None
+    deliveries, committed = state.find_deliveries(group.group, place), state.offsets.get(group.group, {}).get(place)
+    if deliveries is not None:
+        return deliveries.copy()
+    start = group.assignments[place].start_offset if committed is None else committed.offset
+    return Deliveries(start or 0)

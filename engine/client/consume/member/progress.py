@@ -1,0 +1,97 @@
+"""How far a group has come in its partitions, whichever members have them, according to the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ....protocol.values.consuming.assignments import Group, Place
+from ....protocol.values.queues.partition_deliveries import Deliveries
+from ....protocol.values.state import State
+from ...fetch.planning.plan import Isolation, read_bounds
+from ...offsets import TopicPartition
+from ..until_end import OWN, Ends, PartitionLeft
+
+
+@dataclass(frozen=True)
+class PartitionProgress:
+    """The progress of a group in a partition.
+
+    Attributes:
+        next_offset: the first offset that the group is not done with.
+        end: end of what the group's isolation sees.
+        owner: the member that has the partition.
+        deliveries: in a queue group, what became of the messages from `next_offset` on.
+    """
+
+    topic_id: int
+    next_offset: int
+    end: int
+    owner: str | None
+    deliveries: Deliveries | None = None
+
+    def count_remaining(self, end: int) -> int:
+        """Return how many offsets before `end` the group is not done with."""
+        return max(0, end - self.next_offset) if self.deliveries is None else self.deliveries.count_remaining(end)
+
+
+GroupProgress = Mapping[TopicPartition, PartitionProgress]
+
+
+def read_progress(state: State, name: str, topics: Collection[str], isolation: Isolation) -> GroupProgress:
+    """Return the progress of a group in all its partitions of these topics."""
+    group = state.groups.get(name)
+    if group is None:
+        return {}
+    if group.is_queue:
+        isolation = group.setting("isolation.level")
+    ids = {state.topic_ids[topic] for topic in topics if topic in state.topic_ids}
+    places = [place for place in group.assignments if place[0] in ids]
+    return {
+        (state.topics[place[0]].topic, place[1]): _read_partition(state, group, place, isolation) for place in places
+    }
+
+
+def _read_partition(state: State, group: Group, place: Place, isolation: Isolation) -> PartitionProgress:
+    (bounds,) = read_bounds(state.topics[place[0]], isolation, [place[1]])
+    assignment, committed = group.assignments[place], state.offsets.get(group.group, {}).get(place)
+    next_offset = assignment.start_offset if committed is None else committed.offset
+    deliveries = state.find_deliveries(group.group, place) if group.is_queue else None
+    return PartitionProgress(
+        bounds.topic_id,
+        max(next_offset or 0, bounds.first),  # deleted offsets are passed over
+        bounds.end,
+        assignment.owner,
+        None if deliveries is None else deliveries.copy(),  # later steps change the state
+    )
+
+
+def find_left_by_group(
+    ends: Ends, progress: GroupProgress, own_positions: Mapping[TopicPartition, int], member_id: str
+) -> dict[TopicPartition, PartitionLeft]:
+    """Return what the group has not read before these ends.
+
+    Args:
+        ends: where to read to.
+        progress: of the group.
+        own_positions: of the member. Its own partitions are judged by these, because it may not have committed yet.
+        member_id: of the member.
+    """
+    remaining = {
+        place: PartitionLeft(count, _name_owner(partition.owner, member_id))
+        for place, partition in progress.items()
+        if partition.topic_id == ends[place][0] and (count := partition.count_remaining(ends[place][1]))
+    }
+    for place in remaining.keys() & own_positions.keys():
+        count = ends[place][1] - own_positions[place]
+        if count > 0:
+            remaining[place] = PartitionLeft(count, OWN)
+        else:
+            del remaining[place]
+    return remaining
+
+
+def _name_owner(owner: str | None, member_id: str) -> str:
+    if owner is None:
+        return "no member yet"
+    return OWN if owner == member_id else f"member {owner}"

@@ -1,0 +1,1 @@
+"""Consumers of assigned partitions: each reads on from its positions."""

@@ -1,0 +1,135 @@
+"""The positions of a consumer: the offset at which it reads on in each of its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ....protocol.errors import IllegalState, NoOffsetForPartition, OffsetOutOfRange
+from ....protocol.values.consuming.offsets import OffsetCommit
+from ...arguments import parse_partition, parse_topic_name
+from ...fetch.planning.plan import Bounds
+from ...offsets import TopicPartition
+from ..member.beginnings import Beginning, log_beginnings
+
+Reset = Literal["earliest", "latest", "none"]
+
+
+@dataclass
+class ReadPosition:
+    """The position in a partition of the topic with this id.
+
+    Attributes:
+        offset: the next offset to read; None: not known yet.
+        is_new: the partition was added after the consumer began. Without a committed offset it is read from its start,
+            because the consumer is to get all that it ever held.
+        is_group_start: the group decided where to begin here. If offsets behind that are deleted, the consumer passes
+            over them, and its own `auto_offset_reset` does not count.
+    """
+
+    topic_id: int
+    offset: int | None = None
+    is_new: bool = False
+    is_group_start: bool = False
+
+
+class Positions:
+    """The positions of a consumer, which holds its lock for every call. The partition read longest ago comes first.
+
+    A position becomes known when it is first needed: it is the committed offset, or else where `auto_offset_reset`
+    says.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        reset: Reset,
+        read_bounds: Callable[[], Mapping[TopicPartition, Bounds]],
+        read_committed: Callable[[], Mapping[TopicPartition, OffsetCommit]],
+    ) -> None:
+        """read_bounds: returns the bounds of the consumer's partitions now, and adds and drops positions as needed;
+        read_committed: returns the committed offsets of these partitions, and may wait for them.
+        """
+        self._group, self._reset = group, reset
+        self._read_bounds, self._read_committed = read_bounds, read_committed
+        self.by_place: dict[TopicPartition, ReadPosition] = {}
+
+    def follow(self, bounds: Mapping[TopicPartition, Bounds], are_new: bool) -> None:
+        """Keep positions of exactly these partitions; are_new: those that are added came after the consumer began."""
+        for place in self.by_place.keys() - bounds.keys():
+            del self.by_place[place]
+        for place, partition in bounds.items():
+            position = self.by_place.get(place)
+            if position is None or position.topic_id != partition.topic_id:  # else the topic was created again
+                self.by_place[place] = ReadPosition(partition.topic_id, is_new=are_new)
+
+    def settle(
+        self, only: TopicPartition | None = None
+    ) -> tuple[Mapping[TopicPartition, Bounds], dict[TopicPartition, int]]:
+        """Return the bounds of all partitions, and the next offset to read in all of them or in one.
+
+        Raises:
+            IllegalState: `only` is not assigned.
+            NoOffsetForPartition, OffsetOutOfRange: a position is unknown or not in the log, and the reset is `none`.
+        """
+        bounds, asked_topic_ids = self._read_bounds(), dict[TopicPartition, int]()
+        # Partitions may come, or belong to a topic that is created again, while the committed offsets are read.
+        while any(asked_topic_ids.get(place) != self.by_place[place].topic_id for place in self._find_unknown(only)):
+            asked_topic_ids = {place: position.topic_id for place, position in self.by_place.items()}
+            for place, commit in self._read_committed().items():
+                position = self.by_place[place]
+                if position.offset is None and commit.topic_id == position.topic_id:
+                    position.offset = commit.offset
+            # Read the bounds after the commits: another consumer may have read on and committed meanwhile.
+            bounds = self._read_bounds()
+        if only is not None:
+            check_assignment(only, bounds)
+        places = bounds if only is None else [only]
+        offsets = {place: self._find_start(place, bounds[place]) for place in places}
+        self._log_beginnings(offsets, bounds)
+        for place, offset in offsets.items():
+            self.by_place[place].offset = offset
+        return bounds, {place: offsets[place] for place in self.by_place if place in offsets}
+
+    def _find_unknown(self, only: TopicPartition | None) -> list[TopicPartition]:
+        if only is not None:
+            check_assignment(only, self.by_place)
+        places = self.by_place if only is None else [only]
+        return [place for place in places if self.by_place[place].offset is None]
+
+    def _find_start(self, place: TopicPartition, bounds: Bounds) -> int:
+        """Return the position if it is known and in the log, else where to begin."""
+        position = self.by_place[place]
+        offset = position.offset
+        if offset is None and position.is_new:
+            return bounds.first
+        if offset is not None and bounds.first <= offset <= bounds.high_watermark:
+            return offset
+        if position.is_group_start and offset is not None and offset < bounds.first:
+            return bounds.first
+        if self._reset == "none" and offset is None:
+            raise NoOffsetForPartition(found=f"group {self._group}, {place[0]}-{place[1]}")
+        if self._reset == "none":
+            raise OffsetOutOfRange(
+                f"Group {self._group} is to read {place[0]}-{place[1]} from an offset that the log does not hold.",
+                found=offset,
+                expected=f"{bounds.first} to {bounds.high_watermark}",
+            )
+        return bounds.first if self._reset == "earliest" else bounds.end
+
+    def _log_beginnings(self, offsets: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]) -> None:
+        """Log where the group begins in partitions in which it has committed nothing."""
+        beginnings: dict[str, Beginning] = {}
+        for place, start in offsets.items():
+            if self.by_place[place].offset is None and not self.by_place[place].is_new:
+                beginnings.setdefault(place[0], Beginning()).add(bounds[place].first, start, bounds[place].end)
+        log_beginnings(self._group, beginnings)
+
+
+def check_assignment(place: TopicPartition, places: Container[TopicPartition]) -> None:
+    """Raise IllegalState unless the partition is one of `places`."""
+    parse_topic_name("topic", place[0])
+    parse_partition(place[1])
+    if place not in places:
+        raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")

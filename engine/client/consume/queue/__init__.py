@@ -1,0 +1,1 @@
+"""Members of `queue` groups: acquire messages, and acknowledge each."""

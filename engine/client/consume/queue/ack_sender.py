@@ -1,0 +1,266 @@
+"""Send the acknowledgements of a queue consumer to its group, and repeat requests that were not answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from ....namespace.processes.clock import Clock
+from ....namespace.processes.process import OwnLock
+from ....protocol.errors import ClientEnded, LakeMQError, NoOffsetForPartition, RequestTimedOut, UnknownMemberId
+from ....protocol.values.queues.deliveries import (
+    MAX_RANGES,
+    Acknowledgement,
+    AcknowledgementsJudged,
+    AckOutcome,
+    WantedMessages,
+)
+from ...offsets import TopicPartition
+from ..member.membership import Membership
+from .ack_tracker import AckTracker
+from .refusals import Refusals
+
+LONGEST_WAIT_MS = 60_000
+"""Of one call of `wait`, because the operating system refuses very large timeouts."""
+SILENCE_MS = 2_000
+"""A request that is open for longer is reported. A sequencer answers in milliseconds, a busy one in a second."""
+_PAUSE_MS = 5
+"""How long a flush sleeps before it repeats requests without an answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class _SentRequest:
+    """A request with acknowledgements. joined_count: how often the member had joined again when it was sent."""
+
+    answer: Future[Any]
+    acknowledgements: list[Acknowledgement]
+    joined_count: int
+
+
+class AckSender:
+    """Sends recorded outcomes without waiting, and collects the answers. Its consumer holds the lock for every call.
+
+    Invariant: an outcome is in a tracker or in an unanswered request until the group has decided on it. An outcome
+    may be in both for a moment, and may be sent twice; the group ignores the second one.
+    """
+
+    def __init__(self, membership: Membership, clock: Clock, trackers: Mapping[TopicPartition, AckTracker]) -> None:
+        """trackers: the consumer's own mapping, which the consumer changes."""
+        self._membership, self._clock, self._trackers = membership, clock, trackers
+        self._acquire_request: Future[Any] | None = None
+        self._unanswered: list[_SentRequest] = []
+        self.refusals = Refusals()
+        """Refused acknowledgements whose call has returned. `flush` and `poll` raise them."""
+        self.sent_at_ms = clock.steady_ms()
+        self._waiting_since_ms: int | None = None
+        """Since when requests have been open, or the last answer. None: no request is open."""
+        self._joined_count = 0
+        self.is_lost = False
+        """Whether the group does not know the member any more. Nothing is sent until it has joined again."""
+
+    def note_rejoin(self) -> None:
+        """Note that the member has joined again. The next `send` repeats requests without an answer."""
+        self._joined_count += 1
+        self.is_lost = False
+
+    @property
+    def acquire_request(self) -> Future[Any] | None:
+        """The request for messages that is under way, until `collect_answers` has seen its answer."""
+        return self._acquire_request
+
+    def collect_single_acks(self) -> None:
+        """Record the messages that were accepted one by one; keep refused ones for the next `flush` or `poll`."""
+        for tracker in self._trackers.values():
+            self.refusals.note_invalid(tracker.name, tracker.collect_single_acks())
+
+    def send(self, wanted: Sequence[WantedMessages] = (), unseen: Sequence[Acknowledgement] = ()) -> None:
+        """Send all recorded outcomes, and request messages, without waiting.
+
+        Args:
+            wanted: the messages to request.
+            unseen: messages to return because the user has not seen them.
+        """
+        self.collect_single_acks()
+        if not self.is_lost:
+            self._send_all(wanted, unseen)
+
+    def _send_all(self, wanted: Sequence[WantedMessages], unseen: Sequence[Acknowledgement]) -> None:
+        """Send, and only then mark outcomes as sent: an interrupt or an error in between loses none."""
+        recorded = [part for tracker in self._trackers.values() for part in tracker.build_acknowledgements()]
+        if not recorded and not unseen and not wanted:
+            return
+        self.sent_at_ms = self._clock.steady_ms()
+        if self._waiting_since_ms is None:
+            self._waiting_since_ms = self.sent_at_ms
+        requests = split_into_requests([*recorded, *unseen])
+        futures = self._membership.submit(requests, wanted)
+        self._unanswered += [
+            _SentRequest(future, acknowledgements, self._joined_count)
+            for future, acknowledgements in zip(futures, requests, strict=False)
+        ]
+        for tracker in self._trackers.values():
+            tracker.note_sending()
+        if wanted:
+            self._acquire_request = futures[-1]
+
+    def collect_answers(self) -> None:
+        """Take in the answers that have come.
+
+        Raises:
+            NoOffsetForPartition: the group has committed nothing, and `auto_offset_reset` is `none`.
+        """
+        self._note_silence()
+        for request in list(self._unanswered):
+            if not request.answer.done():
+                continue
+            if (error := request.answer.exception()) is not None:
+                # An error of a request from before the last joining says nothing about the member of today.
+                self.is_lost |= isinstance(error, UnknownMemberId) and request.joined_count == self._joined_count
+                self._handle_failure(request.acknowledgements, error)
+            else:
+                self._apply_answer(request.answer.result(), request.acknowledgements)
+            self._unanswered.remove(request)  # last: an interrupt before would lose the outcomes
+        if self._acquire_request is not None and self._acquire_request.done():
+            request_for_messages, self._acquire_request = self._acquire_request, None
+            if isinstance(error := request_for_messages.exception(), NoOffsetForPartition):
+                raise error
+
+    def _note_silence(self) -> None:
+        """Note since when no request has been answered. A request that timed out was not answered either."""
+        open_requests = self.list_open_requests()
+        if self._acquire_request is not None:
+            open_requests.append(self._acquire_request)
+        done = [request for request in open_requests if request.done()]
+        if any(not isinstance(request.exception(), RequestTimedOut) for request in done):
+            self._waiting_since_ms = self._clock.steady_ms()
+        if not open_requests:
+            self._waiting_since_ms = None
+
+    def explain_silence(self) -> str | None:
+        """Return a sentence if no sequencer has answered this consumer for a while; otherwise None."""
+        if self._waiting_since_ms is None:
+            return None
+        silent_ms = self._clock.steady_ms() - self._waiting_since_ms
+        if silent_ms < SILENCE_MS:
+            return None
+        return (
+            f"No sequencer has answered this consumer for {silent_ms / 1000:.0f} s, so no message is delivered or"
+            " acknowledged. Start one with `lakemq serve`."
+        )
+
+    def list_open_requests(self) -> list[Future[Any]]:
+        return [request.answer for request in self._unanswered]
+
+    def note_move(self, place: TopicPartition) -> None:
+        """Note that a partition moved to another member before its outcomes were sent."""
+        self.refusals.note_fence([f"{place[0]}-{place[1]}"])
+
+    def _handle_failure(self, acknowledgements: Sequence[Acknowledgement], error: BaseException) -> None:
+        """Put the outcomes of a failed request back if the group may still accept them; else keep the error."""
+        can_send_again = isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded) or getattr(
+            error, "retriable", False
+        )
+        for acknowledgement in acknowledgements:
+            tracker = self.find_tracker(acknowledgement)
+            if tracker is not None and can_send_again:
+                tracker.requeue(acknowledgement)
+                continue
+            if tracker is not None:
+                tracker.note_answer(acknowledgement)
+            if isinstance(error, LakeMQError):
+                self.refusals.note_error(error)
+                if tracker is not None:
+                    tracker.reopen(acknowledgement)
+
+    def find_tracker(self, acknowledgement: Acknowledgement) -> AckTracker | None:
+        """Return the tracker of the partition and assignment that the acknowledgement is about."""
+        key = acknowledgement.topic_id, acknowledgement.partition, acknowledgement.epoch
+        return next(
+            (
+                tracker
+                for tracker in self._trackers.values()
+                if (tracker.topic_id, tracker.partition, tracker.epoch) == key
+            ),
+            None,
+        )
+
+    def _apply_answer(self, answer: AcknowledgementsJudged, acknowledgements: Sequence[Acknowledgement]) -> None:
+        for acknowledgement in acknowledgements:
+            if (tracker := self.find_tracker(acknowledgement)) is not None:
+                tracker.note_answer(acknowledgement)
+        # A sequencer of an older version does not list refused ranges: whole acknowledgements are refused then.
+        refused_ranges = answer.refused or [acknowledgements[i].ranges for i in answer.invalid]
+        for i, ranges in zip(answer.invalid, refused_ranges, strict=True):
+            refused = replace(acknowledgements[i], ranges=ranges)
+            if refused.outcome is AckOutcome.UNSEEN:
+                continue  # the consumer returned these by itself: no call of the user has failed
+            if (tracker := self.find_tracker(refused)) is not None:
+                # If an outcome was sent twice and the second is refused, the first one counted, and the message was
+                # delivered again since. So only outcomes that were sent once are reported.
+                self.refusals.note_invalid(tracker.name, tracker.find_certain_spans(refused))
+                tracker.reopen(refused)
+            else:
+                self.refusals.note_invalid(self._name_partition(refused), [(first, first + n) for first, n in ranges])
+        fenced = (acknowledgements[i] for i in answer.fenced)
+        self.refusals.note_fence(self._name_partition(part) for part in fenced if part.outcome is not AckOutcome.UNSEEN)
+
+    def _name_partition(self, acknowledgement: Acknowledgement) -> str:
+        topics = {tracker.topic_id: topic for (topic, _), tracker in self._trackers.items()}
+        topic_id = acknowledgement.topic_id
+        return f"{topics.get(topic_id, f'topic {topic_id}')}-{acknowledgement.partition}"
+
+
+def flush_acknowledgements(
+    sender: AckSender, trackers: Mapping[TopicPartition, AckTracker], lock: OwnLock, clock: Clock, deadline_ms: float
+) -> None:
+    """Wait until the group has answered all acknowledgements, and send them again while no sequencer answers.
+
+    Args:
+        sender: of the consumer.
+        trackers: of the consumer.
+        lock: of the consumer; it is not held while waiting.
+        clock: the steady time that the deadline counts.
+        deadline_ms: when to give up.
+
+    Raises:
+        RequestTimedOut: the time is over.
+        UnknownMemberId: the member was lost.
+        FencedMemberEpoch, InvalidRecordState: acknowledgements were refused.
+    """
+    while True:
+        with lock.own:
+            if sender.is_lost:
+                raise UnknownMemberId("The member was lost; it joins again with the next poll.")
+            sender.send()
+            unanswered = sender.list_open_requests()
+        left_ms = deadline_ms - clock.steady_ms()
+        if not unanswered or left_ms <= 0:
+            break
+        wait(unanswered, min(left_ms, LONGEST_WAIT_MS) / 1000)
+        with lock.own:
+            sender.collect_answers()
+        if not all(tracker.is_sent for tracker in trackers.values()):
+            clock.sleep(_PAUSE_MS)
+    if unanswered:
+        raise RequestTimedOut("Acknowledgements were not answered in time; they are sent again.")
+    with lock.own:
+        sender.refusals.raise_all()
+
+
+def split_into_requests(acknowledgements: Sequence[Acknowledgement]) -> list[list[Acknowledgement]]:
+    """Split acknowledgements into requests of at most MAX_RANGES ranges each."""
+    requests: list[list[Acknowledgement]] = []
+    room = 0
+    for acknowledgement in acknowledgements:
+        for start in range(0, len(acknowledgement.ranges), MAX_RANGES):
+            part = replace(acknowledgement, ranges=acknowledgement.ranges[start : start + MAX_RANGES])
+            if len(part.ranges) > room:
+                requests.append([])
+                room = MAX_RANGES
+            requests[-1].append(part)
+            room -= len(part.ranges)
+    return requests

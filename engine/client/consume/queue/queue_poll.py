@@ -1,0 +1,160 @@
+"""The polls of a queue consumer: show messages that it has acquired, and plan what it acquires next."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ....namespace.processes.clock import Clock
+from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome, WantedMessages
+from ....protocol.values.queues.stretches import Stretch
+from ...fetch.fetch_result import FetchResult
+from ...offsets import TopicPartition
+from ..member.membership_view import MembershipView, OwnedPartition, QueueSettings
+from ..poll_sizes import poll_sizes
+from .ack_tracker import AckTracker
+from .message_outcomes import build_acknowledgement
+from .prefetch import find_unshown, plan_acquisitions
+from .queue_batch import ShownPartition, find_message_spans, take_first
+
+
+@dataclass(frozen=True)
+class PollSelection:
+    """The messages that a poll shows.
+
+    Attributes:
+        stretches: (topic, partition) -> adjoining stretches, at least one.
+        unshown_count: acquired messages that stay for the next poll.
+    """
+
+    stretches: dict[TopicPartition, list[Stretch]]
+    unshown_count: int
+
+    @property
+    def starts(self) -> dict[TopicPartition, int]:
+        return {place: stretches[0].first for place, stretches in self.stretches.items()}
+
+    @property
+    def ends(self) -> dict[TopicPartition, int]:
+        return {place: stretches[-1].end for place, stretches in self.stretches.items()}
+
+
+class QueuePoller:
+    """Shows acquired messages, and plans what to acquire for the next poll. Its consumer holds the lock for every call.
+
+    Partitions take turns: those that were shown last come last. So each gets its share even if one poll has no room
+    for all.
+    """
+
+    def __init__(self, trackers: Mapping[TopicPartition, AckTracker], clock: Clock) -> None:
+        """trackers: the consumer's own mapping, which the consumer changes."""
+        self._trackers, self._clock = trackers, clock
+        self.settings: QueueSettings | None = None
+        """Settings of the group, once a view was read."""
+        self._newest_step = (-1, 0, 0)
+        """The newest step, its time by the group's clock, and when this consumer saw it by its own."""
+        self._shown_last: dict[TopicPartition, None] = {}
+        """Partitions by when messages of them were last shown, the earliest first."""
+
+    @property
+    def is_auto_ack(self) -> bool:
+        """True if a poll acknowledges the messages of the poll before it."""
+        return self.settings is not None and self.settings.is_auto_ack
+
+    def note_view(self, view: MembershipView) -> None:
+        """Take in the settings and the time of the newest step."""
+        if view.step != self._newest_step[0]:
+            self._newest_step = view.step, view.now_ms, self._clock.steady_ms()
+        if view.queue_settings is not None:
+            self.settings = view.queue_settings
+
+    def forget(self, place: TopicPartition) -> None:
+        """Drop a partition that moved."""
+        self._shown_last.pop(place, None)
+
+    def count_open(self) -> int:
+        """Return how many messages the user has without an outcome."""
+        return sum(tracker.open_count for tracker in self._trackers.values())
+
+    def count_room(self) -> int:
+        """Return how many more messages the user may have without an outcome."""
+        return 0 if self.settings is None else self.settings.max_unacknowledged - self.count_open()
+
+    def name_first_open(self) -> str:
+        """Return the place of a message without an outcome; there must be one."""
+        return next(
+            f"{tracker.name}, offset {tracker.open_spans()[0][0]}"
+            for tracker in self._trackers.values()
+            if tracker.open_count
+        )
+
+    def select(
+        self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
+    ) -> PollSelection:
+        """Select acquired messages that were not shown, evenly from all partitions that may be shown.
+
+        Args:
+            owned: the member's partitions that have a tracker.
+            max_count: messages at most; the room of the user is another bound.
+            paused_by_user: partitions to leave out.
+        """
+        delivers_paused = self.settings is not None and self.settings.delivers_paused
+        in_order = self.settings is not None and self.settings.policy.in_order
+        unshown = {
+            place: find_unshown(self._trackers[place], partition, in_order)
+            for place, partition in self._put_last_shown_at_end(owned).items()
+            if place not in paused_by_user and (delivers_paused or not partition.is_paused)
+        }
+        counts = {place: _count(stretches) for place, stretches in unshown.items()}
+        sizes = poll_sizes(counts, max(0, min(max_count, self.count_room())))
+        selected = {place: take_first(unshown[place], size) for place, size in sizes.items() if size}
+        return PollSelection(selected, sum(counts.values()) - sum(map(_count, selected.values())))
+
+    def _put_last_shown_at_end(
+        self, owned: Mapping[TopicPartition, OwnedPartition]
+    ) -> dict[TopicPartition, OwnedPartition]:
+        in_turn = {place: partition for place, partition in owned.items() if place not in self._shown_last}
+        return in_turn | {place: owned[place] for place in self._shown_last if place in owned}
+
+    def show(
+        self,
+        selection: PollSelection,
+        parts: Sequence[FetchResult],
+        owned: Mapping[TopicPartition, OwnedPartition],
+        moves: dict[TopicPartition, Any],
+    ) -> tuple[dict[TopicPartition, ShownPartition], list[Acknowledgement]]:
+        """Mark the selected messages as shown; return them, and the acknowledgements that would accept them.
+
+        `moves` is extended first, so that an interrupted poll can hide the messages again.
+        """
+        shown, acceptances = {}, []
+        for place, stretches in selection.stretches.items():
+            tracker = self._trackers[place]
+            moves[place] = (tracker, [*moves[place][1], *stretches] if place in moves else stretches)
+            messages, expired = find_message_spans(parts, place)
+            tracker.show(stretches, messages, expired)
+            self._shown_last.pop(place, None)
+            self._shown_last[place] = None
+            shown[place] = ShownPartition(tracker.topic_id, tracker.epoch, owned[place].start_offset, stretches)
+            for stretch in stretches:
+                # The tracker itself accepts offsets that hold no message.
+                if spans := list(messages.within(*stretch.span)):
+                    acceptances.append(build_acknowledgement(tracker, AckOutcome.ACCEPT, stretch, spans))
+        return shown, acceptances
+
+    def plan_next(
+        self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
+    ) -> list[WantedMessages]:
+        """Return the request for the messages of the next poll; empty if no messages are there."""
+        if self.settings is None:
+            return []
+        _, decided_ms, seen_ms = self._newest_step
+        # the group's time now: that of the newest step, and what has passed since this consumer saw it
+        now_ms = decided_ms + self._clock.steady_ms() - seen_ms
+        in_turn = self._put_last_shown_at_end(owned)
+        return plan_acquisitions(in_turn, paused_by_user, self.settings, max_count, now_ms)
+
+
+def _count(stretches: Sequence[Stretch]) -> int:
+    return sum(stretch.length for stretch in stretches)

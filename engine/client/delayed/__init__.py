@@ -1,0 +1,1 @@
+"""Delayed messages: publish, list, cancel and release them."""

@@ -1,0 +1,257 @@
+"""A client's reader of a namespace: tables as of a watermark, and the steps behind it on top, up to the newest one.
+
+A view is consistent: it has the tables up to a watermark, and the steps behind it without a gap. The reader reads the
+watermark first, then opens the tables, all of them before it reads any. The steps stay for a minute after all tables
+have them (see `step_objects`), so even a slow reader finds those behind its watermark, or notices that some are gone.
+Then it starts again, as it does if a merge went beyond its watermark (the table's floor is above it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
+
+from ....namespace.loading.damage import report_damage
+from ....namespace.loading.load import load_state, read_watermark
+from ....namespace.loading.step_reader import StepReader, follow_from_watermark
+from ....namespace.processes.clock import Clock
+from ....namespace.store_errors import store_errors
+from ....protocol import machine
+from ....protocol.errors import ReadOvertaken, StepTooOld, UnknownTopicOrPartition
+from ....protocol.projection import READERS, RESTORED
+from ....protocol.values.segments import find_continuations, merge_continuations
+from ....protocol.values.state import State
+from ....protocol.values.topics import Topic
+from .journal_rows import JournalParts, JournalRows
+from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, is_kind
+from .stored_segments import StoredSegments
+from .tail_segments import TailSegments
+
+REBASE_MS = 15_000
+"""Age at which a reader moves to a newer watermark, so that its tail stays short."""
+
+WHOLE = RESTORED
+"""The tables of a reader that needs everything a sequencer knows."""
+
+_ATTEMPTS = 20
+
+_SAME_IN_RUN = ("partition", "file_id", "file_partition", "append_time_ms", "ttl_from_ms", "ttl_ms", "dead_letter")
+"""Columns in which adjoining segments must agree to be read as one."""
+
+_TRANSACTION = ["partition", "producer_id", "producer_epoch"]
+"""Columns that identify a transaction within a topic."""
+
+
+class Reader:
+    """Follows a namespace. Not thread-safe. After any exception, also an interrupt, it loads the namespace again."""
+
+    def __init__(self, store: Store, clock: Clock, tables: Sequence[str] = READERS) -> None:
+        """tables: from which the state is loaded: READERS, MEMBERS or WHOLE. Of other tables the state has only what
+        came since.
+        """
+        self._store, self._clock, self._tables = store, clock, tables
+        self._based_at_ms: int | None = None
+        self._refreshed_at_ms = 0
+        self._view: _View
+
+    @property
+    def state(self) -> State:
+        """The state as of the last `refresh`."""
+        return self._view.state
+
+    def refresh(self) -> State:
+        """Return the state as of the newest step. This is cheap while little has happened since the last call.
+
+        Raises:
+            StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
+        """
+        now_ms = self._clock.steady_ms()
+        # Unset until the refresh has worked. An interrupt may come while a step is half folded into the state, or when
+        # steps were read and not used. The next call then loads everything.
+        based_at_ms, self._based_at_ms = self._based_at_ms, None
+        # Following very many steps takes longer than loading.
+        is_close = based_at_ms is not None and now_ms - self._refreshed_at_ms <= REBASE_MS
+        with store_errors(), report_damage(self._store):
+            if based_at_ms is None or not is_close or not self._view.follow():
+                self._load()
+            elif now_ms - based_at_ms > REBASE_MS:
+                self._rebase()
+            else:
+                self._based_at_ms = based_at_ms
+        self._refreshed_at_ms = now_ms
+        return self.state
+
+    def _rebase(self) -> None:
+        """Move to a newer watermark. The state stays; only segments up to the watermark come from the table now."""
+        try:
+            watermark_step, segments = read_watermark(self._store).step, self._store.open(SEGMENTS)
+            # Segments that a merge joined have the step of the last one. If a merge went beyond the watermark, a
+            # look-up that ends at the watermark would miss them.
+            is_done = segments.floor() <= watermark_step and self._view.rebase(watermark_step, segments)
+        except (FileNotFoundError, NotATable):
+            is_done = False
+        if is_done:
+            if self._tables is not WHOLE:
+                self._view.state = self._view.state.without_clients(with_groups=self._tables is not READERS)
+            self._based_at_ms = self._clock.steady_ms()
+        else:
+            self._load()
+
+    def _load(self) -> None:
+        """Load the namespace, and try again while housekeeping removes tables or files that are being read."""
+        error: FileNotFoundError | NotATable | None = None
+        self._based_at_ms = None
+        for attempt in range(_ATTEMPTS):
+            try:
+                view = self._try_to_load()
+            except (FileNotFoundError, NotATable) as missing:  # removed, with its log entry, before we read it; or lost
+                error, view = missing, None
+            if view is not None:
+                self._view, self._based_at_ms = view, self._clock.steady_ms()
+                return
+            self._clock.sleep(5 * attempt)
+        if error is not None:
+            raise error
+        raise ReadOvertaken()
+
+    def _try_to_load(self) -> _View | None:
+        """Return a view of the namespace of now; None if housekeeping overtook the reader."""
+        watermark, steps = follow_from_watermark(self._store, self._clock.steady_ms)
+        segments = self._store.open(SEGMENTS)
+        if segments.floor() > watermark.step:  # a merge went beyond the watermark, see _rebase
+            return None
+        try:
+            state = load_state(self._store, watermark, self._tables)
+        except StepTooOld:
+            return None
+        view = _View(self._store, watermark.step, state, segments, steps)
+        return view if view.follow() else None
+
+    def find_segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
+        """Return the data segments of the ranges, cut to them, by partition and offset (PLAN_SCHEMA).
+
+        Args:
+            topic: as of the last `refresh`.
+            ranges: at most one per partition.
+            committed: leave out segments of aborted transactions. The ranges then end at the last stable offset.
+
+        Raises:
+            UnknownTopicOrPartition: the topic was deleted meanwhile.
+        """
+        if not ranges:
+            return PLAN_SCHEMA.empty_table()
+        lookup = Lookup(topic.topic_id, ranges, committed)
+        with store_errors(), report_damage(self._store):
+            try:
+                segments = self._view.find(topic, lookup)
+            except FileNotFoundError:
+                # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
+                self._load()
+                if topic.topic_id not in self.state.topics:
+                    raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
+                segments = self._view.find(self.state.topics[topic.topic_id], lookup)
+        planned = clip(_drop_aborted_segments(segments), {range_.partition: range_ for range_ in ranges})
+        # Join adjoining rows of a file into one range, whichever producers and steps they come from.
+        return merge_continuations(
+            planned, find_continuations(planned, _SAME_IN_RUN, ("base_offset", "first_row", "source_offset"))
+        )
+
+    def find_journal_parts(self, segments: pa.Table) -> JournalParts:
+        """Return the rows of these segments (PLAN_SCHEMA) that the journal's tail has."""
+        return self._view.journal_rows.find_parts(segments)
+
+
+def _drop_aborted_segments(segments: pa.Table) -> pa.Table:
+    """Return the data segments by partition and offset, without those whose transaction an abort among them ends."""
+    aborts = is_kind(segments, "abort")
+    if aborts.any():
+        aborted = segments.filter(pa.array(aborts)).select(_TRANSACTION)
+        segments = segments.filter(pa.array(~aborts)).join(aborted, keys=_TRANSACTION, join_type="left anti")
+    return _sort(segments.select(PLAN_SCHEMA.names))
+
+
+def _sort(segments: pa.Table) -> pa.Table:
+    """Sort by partition and offset, unless the segments are sorted already, as most are."""
+    partition, base = segments.column("partition").to_numpy(), segments.column("base_offset").to_numpy()
+    follows = (partition[1:] > partition[:-1]) | ((partition[1:] == partition[:-1]) & (base[1:] >= base[:-1]))
+    return segments if follows.all() else segments.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+
+
+class _View:
+    """A load of a namespace, and the steps that were followed since.
+
+    `journal_rows` are the message rows of these steps.
+    """
+
+    def __init__(
+        self, store: Store, watermark_step: int, state: State, segments: TableHandle, steps: StepReader
+    ) -> None:
+        self.state, self._steps = state, steps
+        self._tail, self._stored, self.journal_rows = TailSegments(), StoredSegments(store), JournalRows(store.files)
+        self._table_id = segments.table_id
+        self._stored.move_to(segments, watermark_step)
+
+    def follow(self) -> bool:
+        """Fold the steps that have come since; return False if some of them are gone."""
+        try:
+            steps = self._steps.read()
+        except StepsGone:
+            return False
+        machine.follow(self.state, steps)
+        self.journal_rows.add(steps)
+        self._tail.add(steps)
+        return True
+
+    def rebase(self, watermark_step: int, segments: TableHandle) -> bool:
+        """Read segments up to this step from the table, which was opened after its watermark was read.
+
+        Returns:
+            False if the table was replaced by another one, or if the steps cannot be followed up to the watermark.
+        """
+        if segments.table_id != self._table_id or not self.follow() or self.state.step < watermark_step:
+            return False
+        self._stored.move_to(segments, watermark_step)
+        self._tail.forget(watermark_step)
+        self.journal_rows.forget(watermark_step)
+        return True
+
+    def find(self, topic: Topic, lookup: Lookup) -> pa.Table:
+        """Return the segments that are looked up (LOOKUP_SCHEMA): those of the table, then those of the tail."""
+        tail, begins = self._tail.find(lookup), self._tail.begins(topic)
+        if any(range_.start < begins[range_.partition] for range_ in lookup.ranges):
+            return pa.concat_tables([self._stored.find(lookup), tail])
+        return tail
+
+
+def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
+    """Cut the segments to the range of their partition, and change offsets, rows and counts accordingly."""
+    if segments.num_rows == 0:
+        return segments
+    partitions = sorted(ranges)
+    index = np.searchsorted(partitions, segments.column("partition").to_numpy())
+    starts, ends = np.array([(ranges[p].start, ranges[p].end) for p in partitions], np.int64)[index].T
+    first, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
+    if (first >= starts).all() and (last < ends).all():
+        return segments
+    start, end = pa.array(starts, pa.int64()), pa.array(ends, pa.int64())
+    base, count = segments.column("base_offset"), segments.column("record_count")
+    skipped = pc.max_element_wise(pc.subtract(start, base), 0)
+    new_base = pc.add(base, skipped)
+    new_count = pc.subtract(pc.min_element_wise(pc.add(base, count), end), new_base)
+    changes = {
+        "base_offset": new_base,
+        "record_count": new_count,
+        "last_offset": pc.add(new_base, pc.subtract(new_count, 1)),
+        "first_row": pc.add(segments.column("first_row"), skipped),
+        "source_offset": pc.add(segments.column("source_offset"), skipped),
+    }
+    for name, column in changes.items():
+        segments = segments.set_column(segments.column_names.index(name), name, column)
+    return segments

@@ -1,0 +1,1 @@
+"""Read the rows of a plan, in Arrow or in Spark."""

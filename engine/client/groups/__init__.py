@@ -1,0 +1,1 @@
+"""Groups as an operator sees and changes them."""

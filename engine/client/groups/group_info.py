@@ -1,0 +1,260 @@
+"""Descriptions of groups for operators: a group, its members, and its partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...protocol.errors import GroupIdNotFound
+from ...protocol.names import shorten
+from ...protocol.values.consuming.assignments import Assignment, Group, GroupStatus, PartitionStatus, Place
+from ...protocol.values.state import State
+from .partition_lag import LagOrigin, count_deleted_offsets, list_partition_lags
+from .rates import Consumption
+from .stalls import find_stalls
+
+_RETENTION = "offsets.retention.ms"
+
+GROUP_STATES = tuple(status.value for status in GroupStatus if status is not GroupStatus.DEAD)
+"""The states of groups that exist."""
+
+PARTITION_STATES = tuple(status.value for status in PartitionStatus)
+"""The states of the partitions that members of a group share."""
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """A group.
+
+    Attributes:
+        shard: number of the group, computed as Kafka divides groups among coordinators.
+        coordinator: the sequencer that leads; empty if none does.
+        protocol: None if the group has never had members.
+        generation, leader: of a classic group.
+        members: how many there are.
+        problem: why the assignor is not the one that was asked for.
+        waits_for: members that are to give up partitions, and have not yet; of a queue group also a sentence for each
+            thing that holds deliveries up (`Groups.stalls`).
+        partitions: how many the group shares among its members, or has committed offsets for.
+        lag, deleted, expired: sums over its partitions, as in `PartitionLag`.
+        lag_counted_from: the kinds of `PartitionLag.counted_from` among them.
+        idle_since_ms: when the group last had members, or committed; None: it has members.
+        expires_at_ms: when its committed offsets are removed; None: they are kept.
+        config: settings that were set by its first member, by an operator, or by the namespace's defaults when the
+            group was created.
+        settings: all settings, with the values that count.
+        delay_left_ms: how much longer the group waits, before it assigns partitions, for members that it has lost
+            (`rebalance.delay.ms`, `scheduled.rebalance.max.delay.ms`) or that may come
+            (`group.initial.rebalance.delay.ms`); 0: it does not wait.
+        consumption_rate: offsets per second that the group has committed, or in a queue group acknowledged, during the
+            last `rate_window_ms`. It is read from tables, which are about a second behind. Transaction markers count,
+            and so does a reset forwards. None: the tables changed too fast to be read.
+        rate_window_ms: a minute, or less if the namespace is younger.
+        unacknowledged: sum over its partitions, as in `PartitionLag`.
+    """
+
+    group: str
+    shard: int
+    coordinator: str
+    protocol: str | None
+    state: str
+    generation: int
+    leader: str | None
+    members: int
+    assignor: str
+    problem: str | None
+    waits_for: list[str]
+    partitions: int
+    lag: int
+    lag_counted_from: list[LagOrigin]
+    deleted: int
+    expired: int
+    idle_since_ms: int | None
+    expires_at_ms: int | None
+    config: dict[str, Any]
+    settings: dict[str, Any]
+    delay_left_ms: int
+    consumption_rate: float | None
+    rate_window_ms: int | None
+    unacknowledged: int = 0
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """A member of a group.
+
+    Attributes:
+        instance_id: of a static member.
+        partitions: what it has, as topic-partition.
+        client_id: as the consumer was given it.
+        host, process_id: where it runs.
+        assignors: those that it supports, the best first; empty if it supports all.
+    """
+
+    group: str
+    member_id: str
+    instance_id: str | None
+    topics: list[str]
+    partitions: list[str]
+    session_timeout_ms: int
+    max_poll_interval_ms: int
+    joined_at_ms: int
+    client_id: str | None
+    host: str | None
+    process_id: int | None
+    assignors: list[str]
+
+
+@dataclass(frozen=True)
+class AssignmentInfo:
+    """A partition of a group.
+
+    Attributes:
+        owner: the member that has it.
+        target: the member that is to have it.
+        since_ms, reason: since when, and why, it is in this state.
+        delay_left_ms: how much longer it may stay in this state before time ends that; None: time does not. Unbound
+            partitions wait for the delay of their group; paused ones of a queue group for `max.handoff.ms`.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    state: str
+    owner: str | None
+    target: str | None
+    since_ms: int
+    reason: str
+    delay_left_ms: int | None
+
+
+def list_group_names(state: State) -> list[str]:
+    """Return the names of groups that were created, have members, or have committed offsets."""
+    return sorted({*state.groups, *(group for group, committed in state.offsets.items() if committed)})
+
+
+def find_group(state: State, name: str) -> Group:
+    """Return a group. Raises GroupIdNotFound if it never had members and was not created."""
+    group = state.groups.get(name)
+    if group is None:
+        raise GroupIdNotFound(found=shorten(name), expected="a group that has had members")
+    return group
+
+
+def describe_group(
+    state: State, name: str, retention_ms: int, now_ms: int, consumption: Consumption | None = None
+) -> GroupInfo:
+    """Return what an operator sees of a group.
+
+    Args:
+        state: as of the newest step, with groups and transactions.
+        name: of the group.
+        retention_ms: the namespace's retention of committed offsets.
+        now_ms: the time of the store.
+        consumption: what all groups have done lately; None if that cannot be read.
+
+    Raises:
+        GroupIdNotFound: there is no such group.
+    """
+    lags = list_partition_lags(state, name)
+    group = state.groups.get(name)
+    leader = group.leader if group else None
+    committed = state.offsets.get(name, {})
+    idle_ms = _find_idle_since(state, name)
+    retention_ms = state.offsets_retention_ms(name, retention_ms)
+    return GroupInfo(
+        group=name,
+        shard=state.shards.of_group(name),
+        coordinator=state.leader,
+        protocol=group.setting("group.protocol") if group else None,
+        state=(group.status if group else GroupStatus.EMPTY).value,
+        generation=group.generation if group else 0,
+        leader=leader.member_id if leader else None,
+        members=len(group.members) if group else 0,
+        assignor=group.assignor if group else "",
+        problem=group.problem if group else None,
+        waits_for=_explain_waiting(state, group) if group else [],
+        partitions=len(lags),
+        lag=sum(lag.lag for lag in lags),
+        lag_counted_from=sorted({lag.counted_from for lag in lags}),
+        deleted=sum(count_deleted_offsets(state, name, place) for place in state.list_group_places(name)),
+        expired=sum(commit.expired_count for commit in committed.values()),
+        idle_since_ms=idle_ms,
+        expires_at_ms=None if idle_ms is None or retention_ms < 0 or not committed else idle_ms + retention_ms,
+        config=dict(group.config) if group else {},
+        settings={**(group or Group(name)).settings(), _RETENTION: retention_ms},
+        delay_left_ms=max(0, group.not_before_ms - now_ms) if group and group.not_before_ms else 0,
+        consumption_rate=None if consumption is None else consumption.rate(name, _find_start_offsets(group)),
+        rate_window_ms=None if consumption is None else consumption.window_ms,
+        unacknowledged=sum(lag.unacknowledged for lag in lags),
+    )
+
+
+def describe_members(group: Group) -> list[MemberInfo]:
+    """Return the members of a group in the order in which they joined."""
+    return [
+        MemberInfo(
+            group=group.group,
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            topics=[*member.topics],
+            partitions=[
+                f"{group.assignments[place].topic}-{place[1]}" for place in group.list_places_of(member.member_id)
+            ],
+            session_timeout_ms=member.session_timeout_ms,
+            max_poll_interval_ms=member.max_poll_interval_ms,
+            joined_at_ms=member.joined_at_ms,
+            client_id=member.client_id,
+            host=member.host,
+            process_id=member.process_id,
+            assignors=[*member.assignors],
+        )
+        for member in sorted(group.members.values(), key=lambda member: member.number)
+    ]
+
+
+def describe_assignments(group: Group, now_ms: int) -> list[AssignmentInfo]:
+    """Return the partitions of a group by topic and partition."""
+    assignments: Sequence[AssignmentInfo] = [
+        AssignmentInfo(
+            group=group.group,
+            topic=assignment.topic,
+            partition=partition,
+            state=assignment.status.value,
+            owner=assignment.owner,
+            target=assignment.target,
+            since_ms=assignment.since_ms,
+            reason=assignment.reason,
+            delay_left_ms=_find_remaining_delay(group, assignment, now_ms),
+        )
+        for (_, partition), assignment in group.assignments.items()
+    ]
+    return sorted(assignments, key=lambda assignment: (assignment.topic, assignment.partition))
+
+
+def _find_remaining_delay(group: Group, assignment: Assignment, now_ms: int) -> int | None:
+    """Return how long the partition may still stay in its state before time ends that; None: time does not."""
+    if group.is_queue and assignment.status is PartitionStatus.PAUSED:
+        return max(0, assignment.since_ms + int(group.setting("max.handoff.ms")) - now_ms)
+    waits = assignment.status is PartitionStatus.UNBOUND or (group.is_classic and assignment.is_free)
+    return max(0, group.not_before_ms - now_ms) if waits and group.not_before_ms else None
+
+
+def _find_start_offsets(group: Group | None) -> dict[Place, int]:
+    """Return (topic_id, partition) -> the offset at which the group, or its member, begins."""
+    assignments = group.assignments.items() if group else ()
+    return {place: start for place, assignment in assignments if (start := assignment.start_offset) is not None}
+
+
+def _explain_waiting(state: State, group: Group) -> list[str]:
+    owners = sorted({group.assignments[place].owner or "" for place in group.paused})
+    return [*owners, *(str(stall) for stall in find_stalls(state, group))]
+
+
+def _find_idle_since(state: State, name: str) -> int | None:
+    if name in state.groups_with_members:
+        return None
+    group = state.groups.get(name)
+    commit_times_ms = (commit.committed_at_ms for commit in state.offsets.get(name, {}).values())
+    return max(group.empty_since_ms if group else 0, *commit_times_ms, 0)

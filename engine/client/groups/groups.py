@@ -1,0 +1,270 @@
+"""Groups as an operator sees and changes them: `mq.groups`."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from ...protocol.parameters import GROUP
+from ...protocol.values.consuming.assignments import GroupStatus
+from ...protocol.values.consuming.groups import ConfigureGroup, DeleteGroup, LeaveGroup
+from ...protocol.values.consuming.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets
+from ...protocol.values.state import State
+from ..arguments import (
+    parse_choice,
+    parse_flag,
+    parse_group_name,
+    parse_list,
+    parse_mapping,
+    parse_texts,
+    parse_topics_and_partitions,
+)
+from ..requester import Requester
+from .group_info import (
+    AssignmentInfo,
+    GroupInfo,
+    MemberInfo,
+    describe_assignments,
+    describe_group,
+    describe_members,
+    find_group,
+    list_group_names,
+)
+from .partition_lag import LagOrigin, PartitionLag, list_partition_lags
+from .rates import Consumption
+from .resets import OffsetResets
+from .stalls import Stall, find_stalls
+
+__all__ = [
+    "GROUP",
+    "AssignmentInfo",
+    "GroupInfo",
+    "GroupOffsetChange",
+    "Groups",
+    "LagOrigin",
+    "MemberInfo",
+    "PartitionLag",
+    "Stall",
+]
+
+
+@dataclass(frozen=True)
+class GroupOffsetChange:
+    """A change of a group's committed offset in a partition, `before` and `after`; None: no committed offset."""
+
+    group: str
+    topic: str
+    partition: int
+    before: int | None
+    after: int | None
+
+
+class Groups:
+    """Create, list, describe, alter, reset and delete groups. Thread-safe."""
+
+    def __init__(
+        self,
+        state: Callable[[], State],
+        requester: Requester,
+        resets: OffsetResets,
+        offsets_retention_ms: int,
+        time_ms: Callable[[], int],
+        consumption: Callable[[], Consumption | None],
+    ) -> None:
+        """Groups of one connection.
+
+        Args:
+            state: returns the state as of the newest step, with groups and transactions.
+            requester: sends requests to the sequencer.
+            resets: builds requests that reset offsets.
+            offsets_retention_ms: the namespace's retention of committed offsets.
+            time_ms: returns the time of the store.
+            consumption: returns what all groups have done lately; None if that cannot be read.
+        """
+        self._state, self._requester, self._resets = state, requester, resets
+        self._retention_ms, self._time_ms = offsets_retention_ms, time_ms
+        self._consumption = consumption
+
+    def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
+        """Create a group before its first member joins.
+
+        Args:
+            group: its name.
+            config: its settings, as in docs/settings.md.
+
+        Raises:
+            InvalidGroupId, InvalidConfig: an argument is not valid.
+            InvalidRequest: the group exists.
+        """
+        self._requester.ask(
+            ConfigureGroup(
+                parse_group_name(group), parse_mapping("config", {} if config is None else config), create=True
+            )
+        )
+
+    def alter(self, group: str, config: Mapping[str, Any]) -> None:
+        """Change settings of a group.
+
+        Args:
+            group: its name.
+            config: setting -> value; None resets a setting to its default.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+            InvalidConfig: a setting is not valid.
+            InconsistentGroupProtocol: the group has members of another protocol, or members that do not support the
+                assignor.
+        """
+        self._requester.ask(ConfigureGroup(parse_group_name(group), parse_mapping("config", config)))
+
+    def remove_members(self, group: str, members: Sequence[str] = (), instances: Sequence[str] = ()) -> None:
+        """Remove members, as if they had left. A member that lives joins again with its next poll.
+
+        Args:
+            group: its name.
+            members: ids of members.
+            instances: instance ids of static members.
+
+        Raises:
+            GroupIdNotFound: there is no such group.
+            UnknownMemberId: one of them is not a member. None is removed.
+        """
+        request = LeaveGroup(
+            parse_group_name(group), parse_texts("members", members), parse_texts("instances", instances)
+        )
+        self._requester.ask(request)
+
+    def delete(self, group: str) -> None:
+        """Delete a group: its settings, and its committed offsets.
+
+        Raises:
+            InvalidGroupId: the name is not valid.
+            GroupIdNotFound: there is no such group.
+            NonEmptyGroup: it has members.
+            UnstableOffsetCommit: an open transaction holds offsets of it.
+        """
+        self._requester.ask(DeleteGroup(parse_group_name(group)))
+
+    def delete_offsets(
+        self, group: str, topics: str | Iterable[str | tuple[str, int]]
+    ) -> builtins.list[GroupOffsetChange]:
+        """Delete committed offsets of a group. Its next reader begins as its `auto_offset_reset` says.
+
+        Args:
+            group: its name.
+            topics: a topic, or topics and (topic, partition) pairs.
+
+        Returns:
+            The offsets that were deleted, by topic and partition.
+
+        Raises:
+            InvalidGroupId, InvalidTopic, InvalidRequest: an argument is not valid.
+            GroupIdNotFound, UnknownTopicOrPartition: it does not exist.
+            GroupSubscribedToTopic: a member reads one of the topics.
+            UnstableOffsetCommit: an open transaction holds offsets of it.
+        """
+        group = parse_group_name(group)
+        return self._change_offsets(group, DeleteOffsets(group, parse_topics_and_partitions("topics", topics)))
+
+    def reset_offsets(
+        self,
+        group: str,
+        topics: str | Iterable[str | tuple[str, int]] | None = None,
+        to: str | int | datetime | timedelta | Mapping[tuple[str, int], int] | None = None,
+        *,
+        shift_by: int | None = None,
+        dry_run: bool = False,
+    ) -> builtins.list[GroupOffsetChange]:
+        """Let a group without members go on from other offsets, in all partitions at once.
+
+        An offset that a log does not hold becomes the nearest one that it holds.
+
+        Args:
+            group: its name.
+            topics: a topic, or topics and (topic, partition) pairs; left out, all that the group has committed or has
+                had.
+            to: `earliest`, `latest`, an offset, a time (the first message not before it), how long ago, or (topic,
+                partition) -> offset.
+            shift_by: instead of `to`, how many offsets further, or back if negative.
+            dry_run: only return what would change.
+
+        Returns:
+            The changes, by topic and partition.
+
+        Raises:
+            InvalidGroupId, InvalidTopic, InvalidRequest: an argument is not valid.
+            NonEmptyGroup: the group has members.
+            GroupIdNotFound, UnknownTopicOrPartition: it does not exist.
+            UnknownTopicId: a topic was deleted and created again meanwhile.
+            NoOffsetForPartition: there is no offset to shift.
+            UnstableOffsetCommit: an open transaction holds offsets of the group.
+        """
+        group = parse_group_name(group)
+        request = self._resets.build_request(group, topics, to, shift_by, parse_flag("dry_run", dry_run))
+        return self._change_offsets(group, request)
+
+    def _change_offsets(self, group: str, request: DeleteOffsets | ResetOffsets) -> builtins.list[GroupOffsetChange]:
+        answer = self._requester.ask(request)
+        assert isinstance(answer, OffsetsChanged)
+        changes = (
+            GroupOffsetChange(group, change.topic, change.partition, change.before, change.after)
+            for change in answer.changes
+        )
+        return sorted(changes, key=lambda change: (change.topic, change.partition))
+
+    def list(self) -> builtins.list[str]:
+        """Return the names of groups that were created, have members, or have committed offsets."""
+        return list_group_names(self._state())
+
+    def all(self, states: Iterable[str] = ()) -> builtins.list[GroupInfo]:
+        """Return all groups by name.
+
+        Args:
+            states: only groups in one of these states; left out, all.
+
+        Raises:
+            InvalidRequest: a state does not exist.
+        """
+        chosen_states = {parse_choice("states", state, [*GroupStatus]) for state in parse_list("states", states)}
+        state, now_ms = self._state(), self._time_ms()
+        consumption = self._consumption()
+        groups = (
+            describe_group(state, name, self._retention_ms, now_ms, consumption) for name in list_group_names(state)
+        )
+        return [group for group in groups if not chosen_states or group.state in chosen_states]
+
+    def describe(self, group: str) -> GroupInfo:
+        """Return one group. Raises GroupIdNotFound, InvalidGroupId."""
+        name, state, now_ms = parse_group_name(group), self._state(), self._time_ms()
+        return describe_group(state, name, self._retention_ms, now_ms, self._consumption())
+
+    def members(self, group: str) -> builtins.list[MemberInfo]:
+        """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""
+        return describe_members(find_group(self._state(), parse_group_name(group)))
+
+    def stalls(self, group: str) -> builtins.list[Stall]:
+        """Return what holds up deliveries of a queue group, and what to do about it; empty for other groups.
+
+        Raises:
+            GroupIdNotFound, InvalidGroupId: there is no such group.
+        """
+        state = self._state()
+        return find_stalls(state, find_group(state, parse_group_name(group)))
+
+    def assignments(self, group: str) -> builtins.list[AssignmentInfo]:
+        """Return the partitions by topic and partition. Raises GroupIdNotFound, InvalidGroupId."""
+        return describe_assignments(find_group(self._state(), parse_group_name(group)), self._time_ms())
+
+    def lag(self, group: str) -> builtins.list[PartitionLag]:
+        """Return how far the group has come, by topic and partition.
+
+        It has a row for every partition that the group shares among its members, also before its first commit, and
+        for every partition in which it has committed offsets.
+
+        Raises:
+            GroupIdNotFound, InvalidGroupId: there is no such group.
+        """
+        return list_partition_lags(self._state(), parse_group_name(group))

@@ -1,0 +1,1 @@
+"""The producer: records gather in batches, which a thread publishes in the background, in order and exactly once."""

@@ -1,0 +1,161 @@
+"""A gate before publishing: rows that fail an expectation of the topic's suite are rejected, or all rows are.
+
+A row that fails is marked, and is rejected in the same request: `rejected_rows` refers to it, with the
+expectation. Rows are looked at once, on their way into data files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...protocol.errors import ExpectationFailed, InvalidConfig, InvalidRecord
+from ..rows.placing import FIRST_FAILED
+from .suite_rules import DUCKDB, ColumnNames
+from .suites import Suite, load_suite
+
+_ENDINGS = (".json", ".yaml", ".yml")
+_CHUNK_ROWS = 1 << 16
+_NTH = "lakemq_nth_row"
+
+
+class Gate:
+    """The gate of one topic."""
+
+    def __init__(self, destination: str, suite: Suite) -> None:
+        self.destination, self.suite = destination, suite
+
+    def mark_failed_rows(
+        self, table: pa.Table, requested: npt.NDArray[np.int64] | None
+    ) -> npt.NDArray[np.int64] | None:
+        """Return the explicit partitions, with a mark for each row that fails.
+
+        Raises ExpectationFailed if all rows are refused, InvalidRecord if the suite does not fit the columns.
+        """
+        self.check_columns(table.column_names)
+        failing, measured = self._evaluate(table)
+        marked = np.full(table.num_rows, -1, np.int64) if requested is None else requested.copy()
+        for nth in reversed(range(len(failing))):  # the mark names the first rule that a row fails
+            marked[failing[nth]] = FIRST_FAILED - nth
+        failed_count = int(np.count_nonzero(marked <= FIRST_FAILED))
+        self.judge(table.num_rows, failed_count, measured)
+        return marked if failed_count else requested
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise ExpectationFailed if a column that the suite uses is missing."""
+        if missing := [name for name in self.suite.needed if name not in names]:
+            raise ExpectationFailed(
+                f"The rows for {self.destination} lack columns of its suite.",
+                found=list(names),
+                expected=", ".join(missing),
+            )
+
+    def judge(self, rows: int, failed: int, measured: Sequence[Any]) -> None:
+        """Raise ExpectationFailed if all rows are refused. measured: values of `Suite.aggregates_sql`, in order."""
+        suite = self.suite
+        counts = measured[: 2 * len(suite.rules_with_mostly)]
+        for rule, wrong, of in zip(suite.rules_with_mostly, counts[::2], counts[1::2], strict=True):
+            # shares are divided, as a share is written: 0.55 * 100 is above 55
+            if of and (int(of) - int(wrong)) / int(of) < (rule.mostly or 0):
+                self._refuse_all(f"{wrong} of {of} rows fail {rule.description}", f"that {rule.mostly:g} of them hold")
+        for table_rule, measured_value in zip(suite.table, measured[len(counts) :], strict=True):
+            try:
+                is_within = table_rule.is_within_bounds(measured_value)
+            except TypeError:
+                raise self.build_unfit_error(f"{type(measured_value).__name__} for {table_rule.description}") from None
+            if not is_within:
+                self._refuse_all(f"{measured_value} for {table_rule.description}", "what is within")
+        if rows and failed / rows > suite.most_failed:
+            self._refuse_all(f"{failed} of {rows} rows fail", f"at most a share of {suite.most_failed:g}")
+
+    def _refuse_all(self, found: str, expected: str) -> None:
+        raise ExpectationFailed(f"Nothing is published to {self.destination}.", found=found, expected=expected)
+
+    def _evaluate(self, table: pa.Table) -> tuple[list[npt.NDArray[np.int64]], Sequence[Any]]:
+        """Return the failing rows per row rule, and the values of the aggregates."""
+        import duckdb  # few clients need it
+
+        if len({name.lower() for name in (*self.suite.needed, _NTH)}) <= len(self.suite.needed):
+            raise self.build_unfit_error("columns that differ by case alone are one in SQL")
+        needed = _decode_text_columns(
+            table.select(list(self.suite.needed)) if self.suite.needed else _row_count_table(table)
+        )
+        names = ColumnNames(DUCKDB, frozenset(f.name for f in needed.schema if _is_bytes(f.type)))
+        numbered = needed.append_column(_NTH, pa.array(np.arange(table.num_rows)))
+        failing = [f"list({_NTH}) FILTER (WHERE {rule.failure_sql(names)})" for rule in self.suite.rows]
+        columns = [f"{sql} AS a{nth}" for nth, sql in enumerate([*failing, *self.suite.aggregates_sql(names)])]
+        if not columns:
+            return [], ()
+        connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+        with connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("SET enable_external_access = false")
+            # a thread of DuckDB's takes whole chunks
+            rows = connection.from_arrow(pa.Table.from_batches(numbered.to_batches(_CHUNK_ROWS), numbered.schema))
+            try:
+                aggregates = rows.aggregate(", ".join(columns))
+            except duckdb.Error as error:
+                raise self.build_unfit_error(str(error)) from None
+            try:
+                result = aggregates.to_arrow_table()
+            except duckdb.Error as error:
+                raise self.build_unfit_value_error(type(error).__name__) from None
+        lists = [column.chunk(0).flatten().to_numpy() for column in result.columns[: len(failing)]]
+        return lists, [column[0].as_py() for column in result.columns[len(failing) :]]
+
+    def build_unfit_error(self, why: str) -> InvalidRecord:
+        """Build the error of a suite that does not fit the columns, such as a regular expression on a number."""
+        line = why.partition("\n")[0]
+        return InvalidRecord(f"The suite of {self.destination} cannot be evaluated on these rows.", found=line)
+
+    def build_unfit_value_error(self, error: str) -> InvalidRecord:
+        """Build the error of values that do not fit. error: the name only, because the engine's text quotes values."""
+        return self.build_unfit_error(f"a value of another type than an expectation compares it with ({error})")
+
+
+class Gates:
+    """The gates of a connection, by topic. Each suite is read once. Thread-safe."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """folder: of the suites, each named after its topic; None: there are none."""
+        self._folder, self._known, self._lock = folder, dict[str, "Gate | None"](), threading.Lock()
+
+    def of(self, destination: str) -> Gate | None:
+        """Raises InvalidConfig for a suite that cannot be used."""
+        if self._folder is None:
+            return None
+        with self._lock:
+            if destination not in self._known:
+                self._known[destination] = self._load(self._folder, destination)
+            return self._known[destination]
+
+    @staticmethod
+    def _load(folder: Path, destination: str) -> Gate | None:
+        files = [file for ending in _ENDINGS if (file := folder / f"{destination}{ending}").is_file()]
+        if len(files) > 1:
+            raise InvalidConfig(f"{destination} has two suites.", found=[file.name for file in files], expected="one")
+        return Gate(destination, load_suite(files[0])) if files else None
+
+
+def _is_bytes(type: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(type) or pa.types.is_large_binary(type))
+
+
+def _decode_text_columns(table: pa.Table) -> pa.Table:
+    """Cast byte columns to text if all values are text: it copies nothing, while DuckDB decodes value by value."""
+    for nth, field in enumerate(table.schema):
+        if _is_bytes(field.type):
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(nth, field.name, table.column(nth).cast(pa.large_string()))
+    return table
+
+
+def _row_count_table(table: pa.Table) -> pa.Table:
+    return pa.table({"n": pa.nulls(table.num_rows, pa.bool_())})

@@ -1,0 +1,99 @@
+"""Read decided steps from the step log, beginning behind a watermark.
+
+All tables hold the steps up to the watermark. So a reader of the namespace takes the tables as of the watermark, and
+the steps behind it from their objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from lakemq.tables.specs.watermarks import WatermarkRow
+from lakemq.tables.storage.coordination.step_objects import StepFollower, StepsGone, step_name
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import Files
+
+from ...protocol.codec.step_object import StepHead, decode_head, decode_step_object
+from ...protocol.values.journal import Step
+from .damage import make_damage_error
+from .load import read_watermark
+
+T = TypeVar("T")
+
+
+class StepReader:
+    """Reads the steps after the one that it stands on, in order and without a gap. Not thread-safe."""
+
+    def __init__(self, files: Files, step: int, steady_ms: Callable[[], int], namespace_id: str = "") -> None:
+        """Stand on a step whose object is there.
+
+        Args:
+            steady_ms: returns a time that only goes forward, and on while the machine sleeps.
+            namespace_id: of the namespace whose steps these must be. Empty: the one of the first step that is read.
+
+        Raises:
+            StepsGone: there is no object of this step.
+        """
+        self._follower = StepFollower(files, step, steady_ms)
+        self._namespace_id = namespace_id
+
+    @property
+    def step(self) -> int:
+        """The last step that was read."""
+        return self._follower.step
+
+    @property
+    def identity(self) -> str:
+        """The identity of that step's object."""
+        return self._follower.identity
+
+    def read(self) -> list[Step]:
+        """Return all newer steps, in order; none if there is no newer one yet.
+
+        Raises:
+            StepsGone: steps were removed that were not read yet, or the namespace was replaced.
+            NewerFormat: a newer version of LakeMQ wrote a step.
+            ValueError: an object is not the step that its name says.
+        """
+        return self._read(decode_step_object)
+
+    def read_heads(self) -> list[StepHead]:
+        """Return the heads of all newer steps, as `read` returns the steps."""
+        return self._read(_decode_only_head)
+
+    def _read(self, decode: Callable[[bytes], tuple[StepHead, T]]) -> list[T]:
+        first, values = self.step + 1, []
+        for step, body in enumerate(self._follower.read(), first):
+            head, value = decode(body)
+            self._namespace_id = self._namespace_id or head.namespace_id
+            if (head.step, head.namespace_id) != (step, self._namespace_id):
+                raise ValueError(
+                    f"{step_name(step)} holds step {head.step} of namespace {head.namespace_id},"
+                    f" expected step {step} of {self._namespace_id}"
+                )
+            values.append(value)
+        return values
+
+
+def _decode_only_head(body: bytes) -> tuple[StepHead, StepHead]:
+    head = decode_head(body)
+    return head, head
+
+
+def follow_from_watermark(
+    store: Store, steady_ms: Callable[[], int], namespace_id: str = ""
+) -> tuple[WatermarkRow, StepReader]:
+    """Return the newest watermark, and a reader that stands on its step. Arguments as of StepReader.
+
+    Raises TableDamaged: the object of the watermark's step is lost. The leader never removes it.
+    """
+    watermark = read_watermark(store)
+    while True:
+        try:
+            return watermark, StepReader(store.files, watermark.step, steady_ms, namespace_id)
+        except StepsGone:
+            newest = read_watermark(store)
+            if newest.step == watermark.step:
+                raise make_damage_error(store, f"{step_name(watermark.step)} is missing") from None
+            watermark = newest

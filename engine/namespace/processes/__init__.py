@@ -1,0 +1,1 @@
+"""Processes: clocks, forks, exits, signals, crash points, and optional packages."""

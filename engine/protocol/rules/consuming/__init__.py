@@ -1,0 +1,1 @@
+"""The rules of groups: joining, reconciling, committed offsets, and operations on groups."""

@@ -1,0 +1,1 @@
+"""The rules of delayed messages, and of their release."""

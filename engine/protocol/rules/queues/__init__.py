@@ -1,0 +1,1 @@
+"""The rules of `queue` groups: deliveries, redelivery and dead letters."""

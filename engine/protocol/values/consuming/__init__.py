@@ -1,0 +1,1 @@
+"""Groups, their members and assignments, and the offsets that they commit."""

@@ -1,0 +1,1 @@
+"""Deliveries of `queue` groups, and dead letters."""

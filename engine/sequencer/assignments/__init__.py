@@ -1,0 +1,1 @@
+"""Run assignors beside the steps, and find those of other packages."""

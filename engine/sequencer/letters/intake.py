@@ -1,0 +1,271 @@
+"""The intake: which letters a step takes, which of them must wait, and which are refused unread.
+
+Letters come through the mailbox, or on the lines of clients that are connected (`lines`). Those of lines come first,
+unless they left no room for the mailbox in the last step.
+
+A client numbers its letters. Its letters are decided in that order, each once. The number therefore tells for each
+waiting letter whether to decide it, to repeat its reply, to wait for an earlier letter, or to refuse it (`find_turn`).
+
+What a step does about time depends on the letters (`Sequencer._find_due`). While letters are unread, or come again that
+were decided before, nothing times out, for at most MAX_BACKLOG_MS: a letter that was sent in time may still wait. And
+no client is forgotten while a decided letter is undeleted. A letter that cannot be read or deleted affects its own
+client only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
+
+from ...namespace.config import EngineConfig
+from ...namespace.processes.clock import Clock
+from ...protocol.codec.few_rows import Rows
+from ...protocol.codec.letter import decode_letter
+from ...protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest, LakeMQError
+from ...protocol.rules.clients import Turn, find_turn
+from ...protocol.values.clients import Letter
+from ...protocol.values.state import State
+from .line_table import LineLetter, LineTable
+
+log = logging.getLogger("lakemq.serve")
+
+SHORTEST_PAUSE_MS = 1_000
+LONGEST_PAUSE_MS = 60_000
+"""Pauses between two tries at a letter that cannot be read or deleted. Each is twice the one before."""
+
+_REQUEST_BYTES = 1 << 10
+"""About the memory that a request takes with its decision and reply, however short it is."""
+
+
+@dataclass(frozen=True)
+class OpenedLetter:
+    """A letter that this step decides, with the rows that came in it, or the reason why it is refused unread.
+
+    on_line: the letter as it came on a line. None: it is in the mailbox.
+    """
+
+    name: LetterName
+    letter: Letter
+    rows: Rows | None = None
+    refusal: LakeMQError | None = None
+    on_line: LineLetter | None = None
+
+
+@dataclass
+class StepLetters:
+    """The letters of one step.
+
+    Attributes:
+        taken: letters to decide, oldest first.
+        repeated: letters of the mailbox that were decided before. Their replies are written again.
+        backlog: there may be letters that this step has not looked at.
+        undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
+            would be decided again.
+        gaps: letters wait for an earlier one.
+    """
+
+    taken: list[OpenedLetter] = field(default_factory=list)
+    repeated: list[LetterName] = field(default_factory=list)
+    backlog: bool = False
+    undeleted: bool = False
+    gaps: bool = False
+
+
+@dataclass
+class _Retry:
+    """A letter that goes on waiting: for one before it, since `since_ms`; or, after so many tries, until `again_at_ms`.
+
+    decided: it was, and could not be deleted.
+    """
+
+    since_ms: int
+    again_at_ms: int = 0
+    tries: int = 0
+    decided: bool = False
+
+    def postpone(self, now_ms: int) -> None:
+        self.again_at_ms = now_ms + min(SHORTEST_PAUSE_MS << min(self.tries, 16), LONGEST_PAUSE_MS)
+        self.tries += 1
+
+
+class Intake:
+    """Takes letters from the mailbox, each client's in the order of their numbers, bounded in number and bytes."""
+
+    def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock) -> None:
+        self._mailbox, self._config, self._clock = mailbox, config, clock
+        self._is_mailbox_next = False
+        """The last step had no room for the mailbox. So the next one reads it before the lines."""
+        self._retries: dict[str, _Retry] = {}
+        """By name of the letter.
+
+        Complete only for letters that were there when the mailbox was last read completely.
+        """
+
+    def take_letters(
+        self,
+        state: State,
+        namespace_id: str,
+        alive: Callable[[], None] = lambda: None,
+        lines: LineTable | None = None,
+    ) -> StepLetters:
+        """Return the letters of the next step. Those of the mailbox stay there until they are discarded.
+
+        Args:
+            namespace_id: letters for another namespace are refused.
+            alive: called between letters.
+            lines: on which letters may have come, too.
+        """
+        step_pass = _Pass(self._config, self._clock.steady_ms(), namespace_id, lines)
+        if lines is not None and not self._is_mailbox_next:
+            _take_from_lines(lines, state, step_pass)
+        self._is_mailbox_next = step_pass.is_enough
+        if step_pass.is_enough:
+            step_pass.letters.backlog = True
+            return step_pass.letters
+        self._take_from_mailbox(state, step_pass, alive)
+        if lines is not None:
+            _take_from_lines(lines, state, step_pass)
+        step_pass.letters.backlog |= step_pass.is_enough
+        return step_pass.letters
+
+    def _take_from_mailbox(self, state: State, step_pass: _Pass, alive: Callable[[], None]) -> None:
+        names: set[str] = set()
+        for name in self._mailbox.iterate_letters():
+            alive()
+            names.add(name.name)
+            self._process(name, state, step_pass)
+            if step_pass.is_enough:
+                break
+        else:
+            self._retries = {name: retry for name, retry in self._retries.items() if name in names}
+        step_pass.log_unreadable()
+
+    def discard(self, letters: Iterable[LetterName]) -> None:
+        """Delete decided letters. A letter that cannot be deleted is tried again later, and never decided again."""
+        now_ms = self._clock.steady_ms()
+        for name, error in self._mailbox.discard(letters):
+            retry = self._retries.setdefault(name.name, _Retry(now_ms))
+            if not retry.decided:
+                log.warning("The letter %s was decided and cannot be deleted: %s", name.name, error)
+            retry.decided = True
+            retry.postpone(now_ms)
+
+    def _process(self, name: LetterName, state: State, step_pass: _Pass) -> None:
+        retry, letters = self._retries.get(name.name), step_pass.letters
+        turn = self._find_turn(state, name, step_pass, retry)
+        if turn is Turn.WAIT:
+            self._retries.setdefault(name.name, _Retry(step_pass.now_ms))
+            letters.gaps = True
+        elif retry is not None and step_pass.now_ms < retry.again_at_ms:
+            letters.undeleted |= retry.decided
+        elif turn is Turn.REPEAT:
+            letters.repeated.append(name)
+            step_pass.looked_count += 1
+        else:
+            self._take_letter(name, turn, step_pass)
+
+    def _find_turn(self, state: State, name: LetterName, step_pass: _Pass, retry: _Retry | None) -> Turn:
+        if retry is not None and retry.decided:
+            return Turn.REPEAT  # even if its client is forgotten by now
+        planned = step_pass.planned.get(name.client_id)
+        if planned is not None:
+            return Turn.DECIDE if name.number == planned + 1 else Turn.WAIT
+        waited_ms = 0 if retry is None else step_pass.now_ms - retry.since_ms
+        return find_turn(state, name.client_id, name.number, waited_ms, self._config.ms("request.gap.ms"))
+
+    def _take_letter(self, name: LetterName, turn: Turn, step_pass: _Pass) -> None:
+        step_pass.looked_count += 1
+        try:
+            body = self._mailbox.read(name)
+        except OSError as error:
+            if turn is not Turn.REFUSE:
+                retry = self._retries.setdefault(name.name, _Retry(step_pass.now_ms))
+                if not retry.tries:
+                    step_pass.unreadable.append((name, error))
+                retry.postpone(step_pass.now_ms)
+                return
+            body = b""  # the letter is refused whatever it contains
+        if body is None:
+            return
+        if step_pass.lines is not None:  # its client gave its line up; what that still holds is the same letter
+            step_pass.lines.drop_client(name.client_id)
+        opened = _open_body(name, body, step_pass.namespace_id, in_turn=turn is Turn.DECIDE)
+        if turn is Turn.DECIDE:
+            step_pass.planned[name.client_id] = name.number
+        step_pass.add(opened, len(body))
+
+
+def _take_from_lines(lines: LineTable, state: State, step_pass: _Pass) -> None:
+    """Take the letters that have come on lines. One out of turn is left to the mailbox, where gaps are judged."""
+    while not step_pass.is_enough:
+        on_line = lines.take_letter()
+        if on_line is None:
+            return
+        name = on_line.name
+        planned = step_pass.planned.get(name.client_id)
+        turn = Turn.WAIT if planned is not None else find_turn(state, name.client_id, name.number, 0, 0)
+        step_pass.looked_count += 1
+        if turn is Turn.DECIDE:
+            opened = _open_body(name, on_line.body, step_pass.namespace_id, in_turn=True)
+            step_pass.planned[name.client_id] = name.number
+            step_pass.add(replace(opened, on_line=on_line), len(on_line.body))
+        else:
+            lines.refuse(on_line)
+
+
+class _Pass:
+    """The letters that a step has taken so far. planned: the last number of each client that it decides."""
+
+    def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str, lines: LineTable | None) -> None:
+        self.now_ms, self.namespace_id, self.lines = now_ms, namespace_id, lines
+        self._most, self.room = config.number("step.max.letters"), config.number("step.max.bytes")
+        self.letters, self.planned, self.looked_count = StepLetters(), dict[str, int](), 0
+        self.unreadable: list[tuple[LetterName, OSError]] = []
+
+    @property
+    def is_enough(self) -> bool:
+        return self.looked_count >= self._most or self.room <= 0
+
+    def add(self, opened: OpenedLetter, size_bytes: int) -> None:
+        self.letters.taken.append(opened)
+        self.room -= _memory_bytes(opened, size_bytes)
+
+    def log_unreadable(self) -> None:
+        if self.unreadable:
+            name, error = self.unreadable[0]
+            text = "Letters that cannot be read: %d, such as %s (%s). They are tried again later; see lakemq doctor"
+            log.warning(text, len(self.unreadable), name.name, error.strerror or error)
+
+
+def _open_body(name: LetterName, body: bytes, namespace_id: str, in_turn: bool) -> OpenedLetter:
+    """Decode a letter, or refuse it: it is unreadable, comes after a gap, or is for another namespace."""
+    if not in_turn:
+        refusal: LakeMQError = ClientEnded("A letter before this one never came.", found=f"letter {name.number}")
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
+    try:
+        letter, rows = decode_letter(body)
+    except ValueError as error:
+        refusal = InvalidRequest(f"The letter cannot be read: {error}")
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
+    if (letter.client_id, letter.number) != (name.client_id, name.number):
+        refusal = InvalidRequest(
+            "The letter is not the one its name says.", found=f"{letter.client_id}/{letter.number}"
+        )
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
+    if letter.namespace_id not in ("", namespace_id):  # ids of producers and topics begin at 0 in each namespace
+        refusal = InconsistentClusterId(found=letter.namespace_id, expected=namespace_id)
+        return OpenedLetter(name, _empty_letter(name), refusal=refusal)
+    return OpenedLetter(name, letter, rows)
+
+
+def _memory_bytes(opened: OpenedLetter, size_bytes: int) -> int:
+    """Return about the memory that a letter takes in a step: few bytes may stand for many requests, rows or headers."""
+    rows_bytes = 0 if opened.rows is None else opened.rows.nbytes
+    return max(size_bytes, rows_bytes) + _REQUEST_BYTES * len(opened.letter.requests)
+
+
+def _empty_letter(name: LetterName) -> Letter:
+    return Letter(name.client_id, name.number, [], 0)

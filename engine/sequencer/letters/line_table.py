@@ -1,0 +1,210 @@
+"""The lines of one term, and the letters that have come on them: what the two threads that use lines share.
+
+The reading thread (`lines`) adds lines and letters. The sequencer's thread takes letters and answers them. Neither
+waits for the other: sending never blocks, and what a slow client does not take is sent by the reading thread.
+
+A letter may also come through the mailbox, with the same number and bytes, because its client gave its line up. It must
+still be decided once, even if the leader has forgotten the client by the time it reads the line. Three rules see to it:
+
+1. A client has at most one line. A new one closes the one before.
+2. Before a letter from the mailbox is decided, its client's line is closed, and what it sent is dropped
+   (`drop_client`).
+3. A client sends letters only after the welcome. So no letter arrives on a line that the leader does not know yet.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from lakemq.tables.storage.coordination.mailbox import LetterName
+
+from ...namespace.line_frames import MAX_FRAME_BYTES, MAX_GREETING_BYTES, BadFrame, FrameKind, FrameReader, encode_frame
+from ...namespace.processes.clock import Clock
+
+
+@dataclass(eq=False)
+class Line:
+    """One connection. Only the reading thread reads from it and closes its descriptor.
+
+    Attributes:
+        client_id: empty before the hello.
+        transfer_began_ms: when the connection, the letter that is arriving, or the answer that waits to be sent began.
+        is_busy: a letter of it is not answered yet. A client sends one at a time.
+        arriving_bytes: of its frame that is not complete yet, as last counted.
+        output: bytes that the client has not taken yet.
+        is_closed: nothing that it sends counts any more.
+        is_watched: the reading thread waits for its events.
+    """
+
+    connection: socket.socket
+    transfer_began_ms: int
+    reader: FrameReader = field(default_factory=lambda: FrameReader(MAX_GREETING_BYTES))
+    client_id: str = ""
+    is_busy: bool = False
+    arriving_bytes: int = 0
+    output: bytearray = field(default_factory=bytearray)
+    is_closed: bool = False
+    is_watched: bool = False
+
+
+@dataclass(frozen=True)
+class LineLetter:
+    """A letter that came on a line. name: as it would have in the mailbox."""
+
+    name: LetterName
+    body: bytes
+    line: Line
+
+
+class LineTable:
+    """All lines, by client, with the letters that wait to be decided. Thread-safe."""
+
+    def __init__(self, clock: Clock, wake_reader: Callable[[], None]) -> None:
+        """wake_reader: called when the reading thread has an answer to send."""
+        self._clock, self._wake_reader = clock, wake_reader
+        self._lock = threading.Lock()
+        self._all: set[Line] = set()
+        self._by_client: dict[str, Line] = {}
+        self._inbox: OrderedDict[Line, LineLetter] = OrderedDict()
+        self._inbox_bytes = self._arriving_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    # -- the sequencer's thread -------------------------------------------------------------------------
+
+    def take_letter(self) -> LineLetter | None:
+        """Return the letter that has waited longest; None if none waits."""
+        with self._lock:
+            if not self._inbox:
+                return None
+            _, letter = self._inbox.popitem(last=False)
+            self._inbox_bytes -= len(letter.body)
+            return letter
+
+    def answer(self, letter: LineLetter, body: bytes) -> None:
+        """Send an answer, without waiting. If the line has closed, the client asks again in another way."""
+        line, frame = letter.line, encode_frame(FrameKind.ANSWER, body)
+        with self._lock:
+            line.is_busy = False
+            if line.is_closed:
+                return
+            line.output += frame
+            self._send(line)
+            is_left = bool(line.output) and not line.is_closed
+            if is_left:
+                line.transfer_began_ms = self._clock.steady_ms()
+        if is_left:
+            self._wake_reader()
+
+    def refuse(self, letter: LineLetter) -> None:
+        """Close the line of a letter that this step does not decide, so that it comes through the mailbox."""
+        with self._lock:
+            self._drop(letter.line)
+
+    def drop_client(self, client_id: str) -> None:
+        """Close the client's line, if it has one, and forget everything it sent that was not taken yet."""
+        with self._lock:
+            line = self._by_client.get(client_id)
+            if line is not None:
+                self._drop(line)
+
+    def drop_all(self) -> None:
+        """Close all lines, and forget everything that came on them and was not taken yet."""
+        with self._lock:
+            for line in list(self._all):
+                self._drop(line)
+
+    # -- the reading thread -----------------------------------------------------------------------------
+
+    def add(self, line: Line) -> None:
+        """Add a connection that has not said hello yet."""
+        with self._lock:
+            self._all.add(line)
+
+    def welcome(self, line: Line, client_id: str) -> None:
+        """Let the line carry this client's letters from now on, and no other line."""
+        with self._lock:
+            previous_line = self._by_client.get(client_id)
+            if previous_line is not None:
+                self._drop(previous_line)
+            if line.is_closed:
+                return
+            line.client_id, line.reader.max_bytes = client_id, MAX_FRAME_BYTES
+            self._by_client[client_id] = line
+            line.output += encode_frame(FrameKind.WELCOME, b"")
+            self._send(line)
+
+    def add_letter(self, letter: LineLetter) -> None:
+        """Let a letter wait to be decided, unless its line is closed.
+
+        Raises BadFrame if the client has not taken the answer before: its answers would pile up.
+        """
+        with self._lock:
+            if letter.line.is_closed:
+                return
+            if letter.line.output:
+                raise BadFrame("a letter from a client that has not taken the answer before")
+            letter.line.is_busy = True
+            self._inbox[letter.line] = letter
+            self._inbox_bytes += len(letter.body)
+
+    def send_output(self, line: Line) -> bool:
+        """Send what the client takes at once. Return whether nothing is left."""
+        with self._lock:
+            self._send(line)
+            return not line.output
+
+    def lines(self) -> list[Line]:
+        """Return all lines, also closed ones whose descriptors are open still."""
+        with self._lock:
+            return list(self._all)
+
+    def lines_unlocked(self) -> list[Line]:
+        """Return all lines in a forked child, where the lock may be held for ever by a thread that is not there."""
+        return list(self._all)
+
+    def update_buffered_bytes(self, line: Line) -> int:
+        """Note what has come on this line, and return the bytes of all letters that are arriving or wait."""
+        with self._lock:
+            self._arriving_bytes += line.reader.size_bytes - line.arriving_bytes
+            line.arriving_bytes = line.reader.size_bytes
+            return self._inbox_bytes + self._arriving_bytes
+
+    def remove(self, line: Line) -> None:
+        """Close the line and its descriptor."""
+        with self._lock:
+            self._drop(line)
+            self._all.discard(line)
+            self._arriving_bytes -= line.arriving_bytes
+            line.arriving_bytes = 0
+        line.connection.close()
+
+    # -- both, with the lock held -----------------------------------------------------------------------
+
+    def _send(self, line: Line) -> None:
+        try:
+            while line.output and not line.is_closed:
+                del line.output[: line.connection.send(line.output)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(line)
+
+    def _drop(self, line: Line) -> None:
+        """Ignore everything that the line sends from now on. The reading thread then closes its descriptor."""
+        if line.is_closed:
+            return
+        line.is_closed = True
+        if self._by_client.get(line.client_id) is line:
+            del self._by_client[line.client_id]
+        if (letter := self._inbox.pop(line, None)) is not None:
+            self._inbox_bytes -= len(letter.body)
+        # Closing it here could close a descriptor that the reading thread is about to read, or one with its number.
+        with suppress(OSError):
+            line.connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,1 @@
+"""Projection: decided steps become rows of the tables."""

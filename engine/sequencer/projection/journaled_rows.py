@@ -1,0 +1,62 @@
+"""Write rows that came in the journal to their data file, whoever leads by then.
+
+Small publishes put their rows into the journal, so that a step is one write. The journal already names the file in
+which these rows will be (`pending_file`); the next pass writes it.
+
+Invariant: the file is a function of the journal alone, so any leader may write it. Until it exists, only the journal
+names it. A file that already has its name is accepted only if its digest is the same.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import xxhash
+
+from lakemq.tables.specs.messages import file_stem
+from lakemq.tables.storage.object_stores.files import Files
+
+from ...namespace.data_file import (
+    JOURNALED,
+    DataFileWriter,
+    file_name,
+    new_data_file,
+    read_footer,
+    read_journaled_digest,
+)
+from ...protocol.codec.letter_rows import decode_rows
+from ...protocol.errors import FileTruncated
+from ...protocol.projection import JournaledRows
+from ...protocol.values.log import DataFile
+
+
+def write_journaled_rows(files: Files, rows: JournaledRows) -> DataFile:
+    """Write the data file of these rows durably. Raises FileTruncated: another file has that name; OSError."""
+    digest = xxhash.xxh3_128()
+    for stream in rows.streams:
+        digest.update(stream)
+    body = pa.concat_tables([decode_rows(memoryview(stream)) for stream in rows.streams])
+    writer: DataFileWriter | None = None
+    try:
+        with new_data_file(files, rows.file_id, {JOURNALED: digest.hexdigest()}) as writer:
+            writer.write(body)
+    except FileExistsError:
+        _check(files, rows, digest.hexdigest())
+        files.sync([file_name(rows.file_id)])
+    assert writer is not None
+    return DataFile(*writer.written(files))
+
+
+def _check(files: Files, rows: JournaledRows, digest: str) -> None:
+    expected = f"{rows.record_count} rows, digest {digest}"
+    try:
+        with files.open_input(file_name(rows.file_id)) as source:
+            metadata = read_footer(source).metadata
+        actual = f"{metadata.num_rows} rows, digest {read_journaled_digest(metadata)}"
+    except ValueError as error:
+        actual = str(error)
+    if actual != expected:
+        raise FileTruncated(
+            f"Data file {file_stem(rows.file_id)} exists, but does not hold the rows that the journal has.",
+            found=actual,
+            expected=expected,
+        )

@@ -1,0 +1,136 @@
+"""Write decided steps to the tables that users query.
+
+The order of writes makes a pass safe to repeat:
+
+1. The data files of rows that came in steps, then their names in `messages`. A segment must never point at rows
+   that no file holds.
+2. All other tables; `journal` last, so that the decisions come after what follows from them.
+3. The watermark. Readers trust the tables up to its step only, and read the steps from there.
+4. Maintenance: checkpoints, merges, and removals of files and of old steps.
+
+A process may be killed anywhere. Every commit notes the last step that its table holds. The next leader begins at the
+watermark and repeats the pass, and drops rows of steps that a table holds already. A projector whose sequencer does
+not lead any more still writes decided facts. Of two projectors that write to one table, the second one's commit
+conflicts, and it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import MESSAGES
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.delta.commits import CommitConflict
+from lakemq.tables.storage.delta.store import Store, TableHandle
+
+from ...maintenance.housekeeping import Housekeeping
+from ...maintenance.row_trimming import LiveState, read_live_state
+from ...namespace.data_file import to_table_file
+from ...namespace.processes import crash
+from ...protocol.codec.journal import encode_steps
+from ...protocol.errors import NotLeader
+from ...protocol.projection import JournaledRows, build_watermark, collect_journaled_rows, find_added_files, project
+from ...protocol.values.journal import Step
+from ...protocol.values.log import DataFile
+from ...protocol.values.state import State
+from .journaled_rows import write_journaled_rows
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The rows of one pass, computed from the state at `step`. They stay valid while the state moves on."""
+
+    step: int
+    files: list[DataFile]
+    journaled: list[JournaledRows]
+    tables: dict[str, pa.Table]
+    watermark: pa.Table
+    live_state: LiveState
+
+
+def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projection:
+    """Compute the rows that bring the tables up to the last of `steps`, which is the state's."""
+    mark = build_watermark(state, floor)
+    projection = Projection(
+        state.step,
+        find_added_files(steps),
+        collect_journaled_rows(steps),
+        {**project(state, steps), JOURNAL.name: encode_steps(steps)},
+        mark,
+        read_live_state(state),
+    )
+    state.changes.clear()  # the rows are computed; if they cannot be written, the term ends
+    return projection
+
+
+class Projector:
+    """Writes passes, one at a time. A conflict means that another sequencer projects: NotLeader."""
+
+    def __init__(self, store: Store, housekeeping: Housekeeping, reached: crash.Reached = crash.nowhere) -> None:
+        self._store, self._housekeeping, self._reached = store, housekeeping, reached
+        self._handles: dict[str, TableHandle] = {}
+
+    def write(self, work: Projection, look: Callable[[], None]) -> None:
+        """Write one pass, then maintain the tables written so far. Raises NotLeader.
+
+        look: raises NotLeader unless the log of steps still continues from the last step that landed.
+        """
+        try:
+            data = [MESSAGES.name] if work.files or work.journaled else []
+            looked_at = self._housekeeping.list_tables_to_open()
+            self._open([*data, *work.tables, WATERMARKS.name, *looked_at], look)
+            files = [*work.files, *map(self._write_rows_of_journal, work.journaled)]
+            if files:
+                self._register(files, work.step)
+                self._reached("projector.messages_registered")
+            for name, rows in work.tables.items():
+                self._append(name, rows, work.step)
+                self._reached("projector.table_appended")
+            self._reached("projector.tables_appended")
+            self._append(WATERMARKS.name, work.watermark, work.step)
+            self._reached("projector.watermark_written")
+            self._housekeeping.note_watermark(work.step, work.live_state)
+            for handle in self._handles.values():
+                self._housekeeping.maintain(handle)
+            if looked_at:
+                self._housekeeping.maintain_data_files(self._handles, work.step)
+            self._housekeeping.remove_steps()
+        except (CommitConflict, StepsGone) as conflict:
+            raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
+
+    def _append(self, name: str, rows: pa.Table, step: int) -> None:
+        handle = self._handles[name]
+        # Drop what a killed pass has written. Rows of a changelog have the last step of their pass: if the repeated
+        # pass goes further, they are written once more, and readers take the newest row of a key.
+        rows = rows.filter(pc.field("step") > handle.last_step())
+        if rows.num_rows:
+            order = [(key, "ascending") for key in handle.spec.sort_by]
+            handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
+
+    def _write_rows_of_journal(self, rows: JournaledRows) -> DataFile:
+        file = write_journaled_rows(self._store.files, rows)
+        self._reached("projector.rows_written")
+        return file
+
+    def _register(self, files: Sequence[DataFile], step: int) -> None:
+        handle = self._handles[MESSAGES.name]
+        if handle.last_step() < step:
+            # the same path added again replaces itself: registering is idempotent
+            handle.replace_at(handle.version, [to_table_file(file) for file in files], last_step=step)
+
+    def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
+        """Open the tables that are not open yet: those of this term's namespace, or none.
+
+        If the namespace was created again at this path, its tables appear only after our steps have gone. `look`
+        notices that after opening. A handle that was opened before commits to no other table.
+        """
+        opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
+        look()
+        self._handles |= opened

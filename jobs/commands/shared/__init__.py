@@ -1,0 +1,1 @@
+"""Shared by the commands: options, printing, times, progress, and their documentation."""

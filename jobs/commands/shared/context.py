@@ -1,0 +1,144 @@
+"""Shared by all commands: the global options, the connection, and a sequencer where a request needs one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import typer
+
+from lakemq.jobs.entry import PATH_VARIABLE
+from lakemq.jobs.output import Output, note
+from lakemq.jobs.process.probe import probe
+
+if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
+
+log = logging.getLogger("lakemq.command")
+
+# How often a command checks how long it has waited for its answer.
+_LOOK_S = 0.5
+
+PATIENCE_MS = 2_000
+"""How long an answer may take before a line on stderr says which sequencer is silent."""
+
+NEEDS_SEQUENCER = (
+    "Needs a sequencer. Where one leads (lakemq serve), it answers. Otherwise this command runs one while it works and"
+    " hands over the lease when it ends."
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """The global options of one call of the command."""
+
+    path: str | None = None
+    conf: str | None = None
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    output: Output = Output.table
+
+    def required_path(self) -> str:
+        """Return the namespace's path; raise a usage error if there is none."""
+        if not self.path:
+            raise typer.BadParameter(f"give --path, or set {PATH_VARIABLE}", param_hint="--path")
+        return self.path
+
+    def connect(self, create: bool = False, shared_with_group: bool = False) -> Connection:
+        """Connect to the namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
+        from lakemq.engine.namespace.processes.extras import hide_pandas
+
+        with hide_pandas():
+            import lakemq
+
+            return lakemq.connect(
+                self.required_path(),
+                create=create,
+                shared_with_group=shared_with_group,
+                conf=self.conf,
+                storage_options=self.storage_options,
+            )
+
+
+def get_session(ctx: typer.Context) -> Session:
+    """Return the global options of this call."""
+    session = ctx.find_object(Session)
+    assert session is not None
+    return session
+
+
+@contextmanager
+def ensure_sequencer(mq: Connection) -> Iterator[None]:
+    """Make sure that a sequencer answers requests inside the block: the one that leads, or one in this process.
+
+    If an answer takes long, a line on stderr says so, and this process starts a standby. The standby takes over if the
+    leader died without handing over its lease. If the leader is alive after all, the standby does no harm.
+    """
+    # It loads pyarrow, which `--help` does without.
+    from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+
+    probe(mq.namespace.files)
+    leader = mq.state().leader
+    leads = bool(leader) and not LeaderLocks(mq.namespace.files).is_dead(leader)
+    if not leads:
+        mq.serving()
+    watch = _AnswerWatcher(mq, serves=not leads)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if mq.requester.waited_ms() is not None:
+            note("Interrupted while waiting for an answer. The outcome is unknown: the request may still take effect.")
+        raise
+    finally:
+        watch.stop()
+
+
+class _AnswerWatcher:
+    """Reports a slow answer on stderr, and starts a sequencer when none leads or the leader is silent."""
+
+    def __init__(self, mq: Connection, serves: bool) -> None:
+        self._mq, self._serves, self._told = mq, serves, False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lakemq-watch", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            try:
+                self._look(self._mq.requester.waited_ms())
+            except Exception as error:  # the command itself meets the same error, or does not need this thread
+                log.warning("Cannot find out which sequencer leads: %s", error)
+                return
+
+    def _look(self, waited_ms: float | None) -> None:
+        if waited_ms is None or waited_ms < _LOOK_S * 1000:
+            self._told = False
+            return
+        state = self._mq.state()
+        if waited_ms >= PATIENCE_MS and not self._told:
+            self._told = True
+            leader = _who(state.leader, state.leader_epoch, state.lease_ms)
+            path = self._mq.namespace.path
+            note(f"no answer for {waited_ms / 1000:.0f} s: {leader}. To find out more: lakemq --path {path} doctor")
+        if not self._serves and (not state.leader or waited_ms >= min(PATIENCE_MS, state.lease_ms)):
+            self._serves = True
+            self._mq.serving()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+def _who(leader: str, epoch: int, lease_ms: int) -> str:
+    """Describe which sequencer should answer, and what this command does if it stays silent."""
+    if not leader:
+        return "no sequencer leads (lakemq serve); this command tries to lead"
+    if leader.startswith(f"{socket.gethostname()}-{os.getpid()}-"):
+        return "this command's own sequencer is slow"
+    takeover = f"this command takes over if it stays silent for its lease of {lease_ms / 1000:g} s"
+    return f"{leader} leads (epoch {epoch}) and is silent; {takeover}"

@@ -1,0 +1,1 @@
+"""The process of a job: logs, signals, exit codes and native memory."""

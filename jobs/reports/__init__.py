@@ -1,0 +1,1 @@
+"""Reports of what happened in a namespace."""

@@ -1,0 +1,1 @@
+"""What a namespace does now: leader, status, key spread and handoffs."""

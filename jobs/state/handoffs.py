@@ -1,0 +1,118 @@
+"""Handoffs of a group's partitions, and the keys that they cut: keys of which both owners acknowledged messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+import pyarrow as pa
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.spans import Spans
+from lakemq.errors import OffsetOutOfRange, UnknownTopicOrPartition
+
+_QUERY = """\
+SELECT "group", topic, partition, from_member, to_member, began_at, ended_at, took_ms, reason, redelivered,
+       from_offset, from_acknowledged_ahead, to_offset, to_acknowledged_ahead
+FROM handoffs
+WHERE "group" = $group
+ORDER BY began_at, topic, partition"""
+
+_decoder = msgspec.json.Decoder(list[tuple[int, int]])
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """The move of a partition from one member to the next. to_member: None while the partition has no owner.
+
+    from_offset, to_offset: the offset at which each member started. from_acknowledged_ahead, to_acknowledged_ahead:
+    ranges past these offsets that were already acknowledged, as JSON.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    from_member: str
+    to_member: str | None
+    began_at: datetime
+    ended_at: datetime | None
+    took_ms: int | None
+    reason: str
+    redelivered: int
+    from_offset: int | None
+    from_acknowledged_ahead: str | None
+    to_offset: int | None
+    to_acknowledged_ahead: str | None
+
+
+def read_handoffs(mq: Connection, group: str) -> list[Handoff]:
+    """Read the handoffs of a group from the tables, oldest first. Raises GroupIdNotFound."""
+    from lakemq.engine.client.sql.query import connect_duckdb
+
+    mq.groups.describe(group)
+    with connect_duckdb(mq.namespace) as tables:
+        return [Handoff(*row) for row in tables.execute(_QUERY, {"group": group}).fetchall()]
+
+
+def count_cut_keys(mq: Connection, handoffs: Sequence[Handoff]) -> list[int | None]:
+    """Count for each handoff the keys of which both owners acknowledged messages.
+
+    handoffs: all handoffs of a group, oldest first. A count is None if the partition has no owner, or if messages of an
+    owner are deleted.
+    """
+    following: dict[tuple[str, int], Handoff] = {}
+    counts: list[int | None] = []
+    for handoff in reversed(handoffs):
+        place = handoff.topic, handoff.partition
+        counts.append(_count(mq, handoff, following.get(place)))
+        following[place] = handoff
+    return counts[::-1]
+
+
+def _count(mq: Connection, handoff: Handoff, following: Handoff | None) -> int | None:
+    if handoff.to_member is None or handoff.from_offset is None or handoff.to_offset is None:
+        return None
+    before = _acknowledged_spans(
+        handoff.from_offset, handoff.from_acknowledged_ahead, handoff.to_offset, handoff.to_acknowledged_ahead
+    )
+    if following is not None and following.to_offset is not None:
+        until, ahead = following.to_offset, following.to_acknowledged_ahead
+    else:
+        until, ahead = _committed_offset(mq, handoff), None
+    after = _acknowledged_spans(handoff.to_offset, handoff.to_acknowledged_ahead, until, ahead)
+    try:
+        return len(_keys(mq, handoff, before) & _keys(mq, handoff, after))
+    except (OffsetOutOfRange, UnknownTopicOrPartition):
+        return None
+
+
+def _acknowledged_spans(first: int, ahead_before: str | None, end: int, ahead_after: str | None) -> Spans:
+    """Return the offsets that an owner acknowledged: from its start to the next owner's, and those out of order."""
+    spans = Spans([(first, end)] if first < end else [])
+    for start, count in _decoder.decode(ahead_after or "[]"):
+        spans.add(start, start + count)
+    for start, count in _decoder.decode(ahead_before or "[]"):
+        spans.remove(start, start + count)
+    return spans
+
+
+def _committed_offset(mq: Connection, handoff: Handoff) -> int:
+    rows = (
+        row for row in mq.groups.lag(handoff.group) if (row.topic, row.partition) == (handoff.topic, handoff.partition)
+    )
+    return next((row.committed_offset or 0 for row in rows), 0)
+
+
+def _keys(mq: Connection, handoff: Handoff, spans: Spans) -> set[bytes]:
+    keys: set[bytes] = set()
+    partition = handoff.partition
+    for first, end in spans:
+        fetched = mq.fetch(
+            handoff.topic, start={partition: first}, end={partition: end}, partitions=[partition], include_expired=True
+        )
+        for piece in fetched.pieces():
+            column: pa.ChunkedArray = piece["key"]
+            keys.update(key for key in column.unique().to_pylist() if key is not None)
+    return keys

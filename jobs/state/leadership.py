@@ -1,0 +1,53 @@
+"""Which sequencer leads, and when it last decided a step: for `lakemq doctor` and `lakemq status`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from lakemq.engine.client.connection import Connection
+from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.step_objects import step_name
+
+
+@dataclass(frozen=True)
+class Leadership:
+    """The sequencer that leads.
+
+    Attributes:
+        leader: its name; empty if none leads.
+        has_died: it ended without handing over its lease.
+        step, put_ms: the last step, and when it was put by the store's clock.
+        silent_ms: the age of that step.
+    """
+
+    leader: str
+    epoch: int
+    lease_ms: int
+    has_died: bool
+    step: int
+    put_ms: int
+    silent_ms: int
+
+
+def read_leadership(mq: Connection) -> Leadership:
+    """Return who leads as of the newest step."""
+    state = mq.state()
+    put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
+    return Leadership(
+        leader=state.leader,
+        epoch=state.leader_epoch,
+        lease_ms=state.lease_ms,
+        has_died=bool(state.leader) and LeaderLocks(mq.namespace.files).is_dead(state.leader),
+        step=state.step,
+        put_ms=put_ms,
+        silent_ms=max(0, store_now_ms(mq) - put_ms),
+    )
+
+
+def store_now_ms(mq: Connection) -> int:
+    """Return the store's time, which its objects' ages refer to; this machine's if this user may not write there."""
+    try:
+        return mq.namespace.files.time_ms()
+    except OSError:
+        return time.time_ns() // 1_000_000

@@ -1,0 +1,173 @@
+"""Read what a namespace does now: leader, rates, topics, groups, open transactions, due messages, findings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.groups.group_info import GroupInfo
+from lakemq.engine.client.topics import TopicDescription
+from lakemq.engine.client.transactions.operations import TransactionInfo
+from lakemq.jobs.doctor.examination import Finding, run_check
+from lakemq.jobs.doctor.namespace import CHECKS
+from lakemq.jobs.state.leadership import Leadership, read_leadership, store_now_ms
+
+MINUTES = (1, 10, 60)
+"""For how many minutes ahead the due delayed messages are counted."""
+
+QUICK_CHECKS = ("sequencer", "mailbox", "letters", "aside", "clock", "groups", "delays")
+"""The doctor's checks that read no data file of a topic, and so may run every few seconds."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Counts at one moment, of which two give rates. end_offsets: topic -> sum over its partitions."""
+
+    monotonic_s: float
+    step: int
+    end_offsets: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What takes longer to find out. due_by_minutes: minutes ahead -> delayed messages that are due by then."""
+
+    due_by_minutes: Mapping[int, int]
+    findings: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of a namespace, and the rates since the sample before.
+
+    Attributes:
+        in_per_s: topic -> offsets appended per second, transaction markers included.
+        out_per_s: offsets per second that groups committed or acknowledged over the last minute; None: unknown.
+    """
+
+    path: str
+    now_ms: int
+    leadership: Leadership
+    steps_per_s: float
+    topics: Sequence[TopicDescription]
+    in_per_s: Mapping[str, float]
+    groups: Sequence[GroupInfo]
+    out_per_s: float | None
+    open_transactions: Sequence[TransactionInfo]
+
+
+def take_sample(mq: Connection, clock: Callable[[], float] = time.monotonic) -> Sample:
+    """Return the counts as of the newest step."""
+    state = mq.state()
+    ends = {topic.topic: int(topic.high_watermarks.sum()) for topic in state.topics.values()}
+    return Sample(clock(), state.step, ends)
+
+
+def read_status(mq: Connection, before: Sample, now: Sample) -> Status:
+    """Return the status as of the newest step. before, now: two samples, for the rates."""
+    seconds = now.monotonic_s - before.monotonic_s
+    groups = mq.groups.all()
+    rates = [group.consumption_rate for group in groups]
+    return Status(
+        path=mq.namespace.path,
+        now_ms=store_now_ms(mq),
+        leadership=read_leadership(mq),
+        steps_per_s=_rate(now.step - before.step, seconds),
+        topics=mq.topics.list(),
+        in_per_s={
+            topic: _rate(end - before.end_offsets.get(topic, 0), seconds) for topic, end in now.end_offsets.items()
+        },
+        groups=groups,
+        out_per_s=None if None in rates else round(sum(rate or 0.0 for rate in rates), 1),
+        open_transactions=sorted(mq.transactions.all(("Ongoing",)), key=lambda info: -(info.open_ms or 0)),
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 1) if seconds > 0 else 0.0
+
+
+class OutlookReader:
+    """Reads what takes longer. It follows the waiting messages, so a later call costs less than the first."""
+
+    def __init__(self, mq: Connection) -> None:
+        self._mq, self._releases = mq, mq.delayed.releases()
+
+    def read(self) -> Outlook:
+        """Return the due messages and the doctor's findings as of now. Checks that are ok are left out."""
+        now_ms = store_now_ms(self._mq)
+        due = {minutes: self._releases.count_unreleased(now_ms + 60_000 * minutes).messages for minutes in MINUTES}
+        findings = [run_check(name, partial(CHECKS[name], self._mq)) for name in QUICK_CHECKS]
+        return Outlook(due, [finding for finding in findings if not finding.ok])
+
+
+def status_record(status: Status, outlook: Outlook | None) -> dict[str, object]:
+    """Return the status as one record, for JSON."""
+    leadership = status.leadership
+    return {
+        "path": status.path,
+        "leader": leadership.leader,
+        "leader_epoch": leadership.epoch,
+        "leader_has_died": leadership.has_died,
+        "step": leadership.step,
+        "last_step_age_ms": leadership.silent_ms,
+        "steps_per_s": status.steps_per_s,
+        "in_per_s": round(sum(status.in_per_s.values()), 1),
+        "out_per_s": status.out_per_s,
+        "topics": topic_rows(status),
+        "groups": group_rows(status),
+        "open_transactions": transaction_rows(status),
+        "due_by_minutes": {str(minutes): count for minutes, count in outlook.due_by_minutes.items()} if outlook else {},
+        "findings": finding_rows(outlook),
+    }
+
+
+def topic_rows(status: Status) -> list[dict[str, object]]:
+    """Return a row per topic, the busiest first."""
+    rows = [
+        {
+            "topic": topic.topic,
+            "partitions": topic.partitions,
+            "offsets": topic.offset_count,
+            "in_per_s": status.in_per_s.get(topic.topic, 0.0),
+        }
+        for topic in status.topics
+    ]
+    return sorted(rows, key=lambda row: (-float(str(row["in_per_s"])), str(row["topic"])))
+
+
+def group_rows(status: Status) -> list[dict[str, object]]:
+    """Return a row per group, the one with the most lag first."""
+    return [
+        {
+            "group": group.group,
+            "state": group.state,
+            "members": group.members,
+            "lag": group.lag,
+            "out_per_s": group.consumption_rate,
+            "waits_for": group.waits_for,
+        }
+        for group in sorted(status.groups, key=lambda group: (-group.lag, group.group))
+    ]
+
+
+def transaction_rows(status: Status) -> list[dict[str, object]]:
+    """Return a row per open transaction, the oldest first."""
+    return [
+        {
+            "transactional_id": info.transactional_id,
+            "open_ms": info.open_ms,
+            "timeout_ms": info.timeout_ms,
+            "partitions": list(info.partitions),
+        }
+        for info in status.open_transactions
+    ]
+
+
+def finding_rows(outlook: Outlook | None) -> list[dict[str, object]]:
+    """Return a row per finding of the doctor."""
+    findings = outlook.findings if outlook else ()
+    return [{"check": finding.check, "found": finding.found, "mend": finding.mend} for finding in findings]

@@ -1,0 +1,84 @@
+"""Draw the status of a namespace with rich, for a terminal or a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lakemq.jobs.output import escape_control_characters
+from lakemq.jobs.state.status import Outlook, Status, finding_rows, group_rows, topic_rows, transaction_rows
+
+_MOST_ROWS = 10
+
+Row = Mapping[str, object]
+
+
+def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
+    """Return the page. outlook: None while it is not read yet."""
+    parts: list[RenderableType] = [_draw_figures(status, outlook)]
+    sections: list[tuple[str, Sequence[Row]]] = [
+        ("Topics", topic_rows(status)),
+        ("Groups", [{**row, "waits_for": "; ".join(map(str, _items(row["waits_for"])))} for row in group_rows(status)]),
+        (
+            "Open transactions",
+            [{**row, "partitions": ", ".join(map(str, _items(row["partitions"])))} for row in transaction_rows(status)],
+        ),
+        ("Findings", finding_rows(outlook)),
+    ]
+    for title, rows in sections:
+        parts += [Text(), Text(f"{title}: {len(rows)}", style="bold")]
+        if rows:
+            parts.append(_draw_table(rows))
+    return Group(*parts)
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    lines = {
+        "namespace": status.path,
+        "leader": _describe_leader(status),
+        "last step": f"{status.leadership.step:,}, {status.leadership.silent_ms / 1000:.1f} s ago",
+        "steps/s": f"{status.steps_per_s:,.1f}",
+        "messages in/s": f"{sum(status.in_per_s.values()):,.1f}",
+        "messages out/s": "unknown" if status.out_per_s is None else f"{status.out_per_s:,.1f} (last minute)",
+        "delayed, due in": "counting" if outlook is None else _describe_due(outlook),
+    }
+    for name, value in lines.items():
+        grid.add_row(Text(name, style="bold"), Text(escape_control_characters(value)))
+    return grid
+
+
+def _describe_leader(status: Status) -> str:
+    leadership = status.leadership
+    if not leadership.leader:
+        return "none (lakemq serve)"
+    ended = ", which has died without handing over its lease" if leadership.has_died else ""
+    return f"{leadership.leader}, epoch {leadership.epoch}{ended}"
+
+
+def _describe_due(outlook: Outlook) -> str:
+    return "; ".join(f"{minutes} min: {count:,}" for minutes, count in outlook.due_by_minutes.items())
+
+
+def _draw_table(rows: Sequence[Row]) -> RenderableType:
+    """Return the first rows as a table, and how many are left out."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, value in rows[0].items():
+        table.add_column(name, justify="right" if isinstance(value, int | float) else "left", overflow="fold")
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    hidden = len(rows) - _MOST_ROWS
+    return Group(table, Text(f"and {hidden:,} more", style="dim")) if hidden > 0 else table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int | float) else escape_control_characters(str(value))

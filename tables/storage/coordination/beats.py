@@ -1,0 +1,69 @@
+"""Heartbeats of the processes that have members of groups.
+
+A beat is the object `beats/<id>-<number>`. A process writes the next number, then deletes the one before it. Beats are
+not requests and are not synced: losing one only delays the next sign of life.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ..object_stores.files import Files, LocalFiles
+
+BEATS = "beats"
+MAX_BEAT_BYTES = 4 << 20
+
+_BEAT = re.compile(r"([0-9a-f]{1,64})-([0-9]{10})")
+
+
+class Beats:
+    """The beats of a namespace. The leader and the other processes share only this folder."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def put(self, beats_id: str, number: int, body: bytes) -> None:
+        """Write the beat of this number and delete the one before it. After an OSError the beat may exist or not."""
+        self._files.put(_name(beats_id, number), body, durable=False)
+        self._files.delete([_name(beats_id, number - 1)])
+
+    def forget(self, beats_ids: Iterable[str]) -> None:
+        """Delete all beats of these ids."""
+        gone = set(beats_ids)
+        self._files.delete([name for name, beats_id, _ in self._names() if beats_id in gone])
+
+    def read_newest(self) -> dict[str, tuple[int, bytes | None]]:
+        """Return number and body of the newest beat per id. The body is None if unreadable or just replaced."""
+        newest: dict[str, int] = {}
+        for _, beats_id, number in self._names():
+            newest[beats_id] = max(number, newest.get(beats_id, 0))
+        beats: dict[str, tuple[int, bytes | None]] = {}
+        for beats_id, number in newest.items():
+            body = None
+            with suppress(OSError):
+                body = self._files.get(_name(beats_id, number), MAX_BEAT_BYTES)
+            beats[beats_id] = number, body
+        return beats
+
+    @property
+    def is_on_local_disk(self) -> bool:
+        """True if the store is a folder of this machine, or mounted like one."""
+        return isinstance(self._files, LocalFiles)
+
+    def time_ms(self) -> int:
+        """Return the store's own time in epoch milliseconds. Raises OSError."""
+        return self._files.time_ms()
+
+    def modified_ms(self, beats_id: str, number: int) -> int | None:
+        """Return when this beat was written, by the store's time; None if a newer one has replaced it."""
+        return self._files.modified_ms(_name(beats_id, number))
+
+    def _names(self) -> list[tuple[str, str, int]]:
+        matches = [(name, _BEAT.fullmatch(name.rpartition("/")[2])) for name in self._files.list(BEATS)]
+        return [(name, match[1], int(match[2])) for name, match in matches if match]
+
+
+def _name(beats_id: str, number: int) -> str:
+    return f"{BEATS}/{beats_id}-{number:010d}"

@@ -1,0 +1,30 @@
+"""The objects `line/<20 digits>`: where the leader of an epoch listens for direct connections.
+
+The leader writes its object after the step of its take-over has landed. The next leader removes it, or the leader
+itself at its end. On a disk the folder also has the leader's Unix socket. Connecting takes permission to write to the
+socket, so reading a namespace does not allow publishing.
+"""
+
+from __future__ import annotations
+
+from ..object_stores.files import Files
+
+LINES_FOLDER = "line"
+_DIGITS = 20
+
+
+def line_name(epoch: int) -> str:
+    """Return the name of the object of this epoch's leader."""
+    return f"{LINES_FOLDER}/{epoch:0{_DIGITS}d}"
+
+
+def find_newest_line(files: Files) -> str | None:
+    """Return the name of the newest leader's object; None if no leader listens."""
+    names = [name for name in files.list(LINES_FOLDER) if name[len(LINES_FOLDER) + 1 :].isdecimal()]
+    return max(names, default=None)
+
+
+def remove_older_lines(files: Files, epoch: int) -> None:
+    """Remove the objects and sockets of leaders before this epoch. Call it only when this epoch's take-over landed."""
+    newest = line_name(epoch)
+    files.delete(name for name in files.list(LINES_FOLDER) if name < newest)

@@ -1,0 +1,292 @@
+"""The mailbox: clients put letters with requests, and the sequencer puts replies.
+
+A letter is one object of one client process. A client id is new per process, and the client numbers its letters from 1.
+The sequencer decides a client's letters in that order, each once. It must not trust a listing for that: a listing may
+name a letter again until it is discarded, or name one that is already gone.
+
+Letters are `mailbox/<coarse time>-<client id>-<number>`, replies are `replies/<client id>/<number>`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from ..object_stores.files import Files
+from ..object_stores.inotify import Watch
+
+LETTERS = "mailbox"
+REPLIES = "replies"
+
+MAX_LETTER_BYTES = 64 << 20
+"""A larger object is not read, since a step holds its letters in memory."""
+
+_COARSE_MS = 1_000
+_LOOK_EVERY_S = 1.0
+# the largest share of a client's time for counting letters, however slow the store lists
+_SHARE_OF_COUNTING = 0.05
+
+_LETTER = re.compile(r"([0-9]{13})-([A-Za-z0-9][A-Za-z0-9._-]{0,127})-([0-9]{10})")
+_CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class MailboxFull(Exception):
+    """The mailbox holds as many letters as it may, so nothing was put. Try again later.
+
+    found: waiting letters at the last count. limit: the most that may wait.
+    """
+
+    def __init__(self, found: int, limit: int) -> None:
+        super().__init__(found, limit)
+        self.found, self.limit = found, limit
+
+    def __str__(self) -> str:
+        return f"found {self.found} letters waiting, expected fewer than {self.limit}"
+
+
+class LetterExists(Exception):
+    """A letter with this number waits already: it was put before, or two processes share a client id.
+
+    found: the name of the waiting letter.
+    """
+
+    def __init__(self, found: str) -> None:
+        super().__init__(found)
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"found the letter {self.found!r} waiting, expected a client id and number never used before"
+
+
+@dataclass(frozen=True, order=True)
+class LetterName:
+    """The parsed name of a letter. Names order letters by coarse time, and a client's letters by number.
+
+    name: `<coarse time: 13 digits of epoch ms, whole seconds>-<client id>-<number: 10 digits>`
+    """
+
+    name: str
+    client_id: str
+    number: int
+
+    @classmethod
+    def of(cls, client_id: str, number: int, now_ms: int) -> LetterName:
+        """Return the name of a letter put at `now_ms`. Raises ValueError for a bad client id, number or time."""
+        if now_ms < 0:
+            raise ValueError(f"now_ms: found {now_ms}, expected epoch milliseconds")
+        coarse_ms = now_ms // _COARSE_MS * _COARSE_MS
+        letter = cls.parse(f"{coarse_ms:013d}-{_checked_client(client_id)}-{_ten_digits(number)}")
+        if letter is None:
+            raise ValueError(f"now_ms: found {now_ms}, expected 13 digits of epoch milliseconds")
+        return letter
+
+    @classmethod
+    def parse(cls, name: str) -> LetterName | None:
+        """Parse the name of a letter; None if it is not one."""
+        match = _LETTER.fullmatch(name)
+        return cls(name, match[2], int(match[3])) if match and int(match[3]) else None
+
+
+class Mailbox:
+    """The letters and replies under the root of `files`, for clients and for the sequencer.
+
+    Client threads may share a mailbox. The sequencer's methods are for one thread, since they remember a listing.
+    """
+
+    def __init__(
+        self, files: Files, *, limit: int = 100_000, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """limit: the most letters that may wait. monotonic_s: a monotonic clock in seconds."""
+        self._files = files
+        self._limit = limit
+        self._monotonic_s = monotonic_s
+        self._found = 0
+        self._look_at_s: float | None = None
+        self._listed: deque[str] = deque()
+
+    # -- the client's side --------------------------------------------------------------------------------
+
+    def put(self, client_id: str, number: int, body: bytes, now_ms: int) -> str:
+        """Put a letter and return its name. The letter is not durable: nothing is acknowledged yet.
+
+        Raises:
+            MailboxFull: Too many letters wait, by a count that is at most a second old. It is older where counting is
+                slow, so that counting takes at most a twentieth of the time.
+            LetterExists: A letter with this number waits already.
+            ValueError: A bad client id, number, time or size.
+            MaybeThere: The store failed; the letter may wait or not.
+            OSError: The store refused, for example for a full disk; no letter waits.
+        """
+        letter = LetterName.of(client_id, number, now_ms)
+        if len(body) > MAX_LETTER_BYTES:
+            raise ValueError(f"size of a letter: found {len(body)} bytes, expected at most {MAX_LETTER_BYTES}")
+        self._count_waiting()
+        if self._found >= self._limit:
+            raise MailboxFull(self._found, self._limit)
+        try:
+            self._files.put(f"{LETTERS}/{letter.name}", body, durable=False)
+        except FileExistsError:
+            raise LetterExists(letter.name) from None
+        return letter.name
+
+    def withdraw(self, name: str) -> bool:
+        """Delete an own letter, and return whether it was still waiting.
+
+        Even if it was, a sequencer may have read it already, and may still decide it and reply.
+        """
+        path = f"{LETTERS}/{name}"
+        waited = self._files.size(path) is not None
+        self._files.delete([path])
+        return waited
+
+    def poll_reply(self, client_id: str, number: int) -> bytes | None:
+        """Return the reply to a letter; None if there is none yet."""
+        return self._get(_reply_name(client_id, number))
+
+    def watch_replies(self, client_id: str) -> Watch | None:
+        """Watch for replies to this client; None if there was no reply yet, or folders cannot be watched."""
+        return self._files.watch(f"{REPLIES}/{_checked_client(client_id)}")
+
+    def forget_reply(self, client_id: str, number: int) -> None:
+        """Delete a reply after it was read; a missing one is fine."""
+        self._files.delete([_reply_name(client_id, number)])
+
+    # -- the sequencer's side -----------------------------------------------------------------------------
+
+    def list_waiting(self, most: int) -> list[LetterName]:
+        """Return up to `most` waiting letters in the order of their names: oldest coarse time first."""
+        return list(islice(filter(None, map(LetterName.parse, self._names())), most))
+
+    def iterate_letters(self) -> Iterator[LetterName]:
+        """Yield the waiting letters, each once: the rest of the last listing, then the others of a new one.
+
+        A caller that has enough letters stops, and the next call continues there. So a backlog is not listed for every
+        call, and letters that are never taken do not hide the ones behind them. A caller that reaches the end has seen
+        all letters that waited when this call made its listing. A listing is in the order of names: oldest first.
+        """
+        yielded = set()
+        for letter in self._next():
+            yielded.add(letter.name)
+            yield letter
+        self._listed = deque(name for name in self._names() if name not in yielded)
+        yield from self._next()
+
+    def watch_letters(self) -> Watch | None:
+        """Watch for letters; None if there was no letter yet, or folders cannot be watched."""
+        return self._files.watch(LETTERS)
+
+    def read(self, letter: LetterName) -> bytes | None:
+        """Return the body of a letter, which keeps waiting until it is discarded; None if it is gone.
+
+        Raises OSError if it cannot be read, or is larger than MAX_LETTER_BYTES.
+        """
+        return self._get(f"{LETTERS}/{letter.name}", MAX_LETTER_BYTES)
+
+    def discard(self, letters: Iterable[LetterName]) -> list[tuple[LetterName, OSError]]:
+        """Delete these letters. Returns those that cannot be deleted, with the reason; missing ones are fine.
+
+        After a loss of power some may be back.
+        """
+        discarded = list(letters)
+        try:
+            self._files.delete(f"{LETTERS}/{letter.name}" for letter in discarded)
+        except OSError:
+            return [(letter, error) for letter in discarded if (error := self._undeletable(letter))]
+        return []
+
+    def _undeletable(self, letter: LetterName) -> OSError | None:
+        try:
+            self._files.delete([f"{LETTERS}/{letter.name}"])
+        except OSError as error:
+            return error
+        return None
+
+    def find_unreadable(self, most: int) -> list[tuple[str, str]]:
+        """Return name and reason of letters that this process cannot read, among the first `most`."""
+        failures = []
+        for letter in self.list_waiting(most):
+            try:
+                self.read(letter)
+            except OSError as error:
+                failures.append((letter.name, error.strerror or str(error)))
+        return failures
+
+    def reply(self, client_id: str, number: int, body: bytes) -> None:
+        """Write the reply to a letter, in place of an earlier one. It is not durable: the journal has the result."""
+        name = _reply_name(client_id, number)
+        try:
+            self._files.put(name, body, durable=False)
+        except FileExistsError:
+            # after a loss of power the earlier reply may be empty, so replace it
+            self._files.delete([name])
+            self._files.put(name, body, durable=False)
+
+    def forget_client(self, client_id: str) -> None:
+        """Delete all replies to this client, but not its letters."""
+        self._files.delete_folder(f"{REPLIES}/{_checked_client(client_id)}")
+
+    def list_answered_clients(self) -> list[str]:
+        """Return the clients that have, or had, replies."""
+        ids = (path.rpartition("/")[2] for path in self._files.folders(REPLIES))
+        return [client_id for client_id in ids if _CLIENT_ID.fullmatch(client_id)]
+
+    def last_reply_ms(self, client_id: str) -> int | None:
+        """Return when the newest reply to this client was written, by the store's time; None if there is none."""
+        names = self._files.list(f"{REPLIES}/{_checked_client(client_id)}")
+        return max(filter(None, map(self._files.modified_ms, names)), default=None)
+
+    def store_time_ms(self) -> int:
+        """Return the store's time, the clock of `last_reply_ms`."""
+        return self._files.time_ms()
+
+    def list_alien_names(self, limit: int) -> list[str]:
+        """Return up to `limit` names in the mailbox folder that are not letters and are otherwise ignored."""
+        return [name for name in self._names() if LetterName.parse(name) is None][:limit]
+
+    # -- both ---------------------------------------------------------------------------------------------
+
+    def _count_waiting(self) -> None:
+        """Count the waiting letters, unless the last count is recent."""
+        begun_s = self._monotonic_s()
+        if self._look_at_s is None or begun_s >= self._look_at_s:
+            self._look_at_s = begun_s + _LOOK_EVERY_S  # so that other threads do not count at the same time
+            self._found = len(self._files.list(LETTERS, self._limit))
+            ended_s = self._monotonic_s()
+            self._look_at_s = max(self._look_at_s, ended_s + (ended_s - begun_s) / _SHARE_OF_COUNTING)
+
+    def _names(self) -> list[str]:
+        """Return the names of all objects in the mailbox folder, sorted."""
+        return [path[len(LETTERS) + 1 :] for path in self._files.list(LETTERS)]
+
+    def _next(self) -> Iterator[LetterName]:
+        """Yield the letters of the last listing that were not reached yet."""
+        while self._listed:
+            letter = LetterName.parse(self._listed.popleft())
+            if letter is not None:
+                yield letter
+
+    def _get(self, name: str, limit: int | None = None) -> bytes | None:
+        try:
+            return self._files.get(name, limit)
+        except FileNotFoundError:
+            return None
+
+
+def _reply_name(client_id: str, number: int) -> str:
+    return f"{REPLIES}/{_checked_client(client_id)}/{_ten_digits(number)}"
+
+
+def _ten_digits(number: int) -> str:
+    if not 1 <= number < 10**10:
+        raise ValueError(f"number of a letter: found {number}, expected 1 to 9999999999")
+    return f"{number:010d}"
+
+
+def _checked_client(client_id: str) -> str:
+    if not _CLIENT_ID.fullmatch(client_id):
+        raise ValueError(f"client id: found {client_id!r}, expected 1 to 128 of [A-Za-z0-9._-]; no leading [._-]")
+    return client_id

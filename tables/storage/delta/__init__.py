@@ -1,0 +1,1 @@
+"""Delta tables: commits, logs, changelogs, and entries of Spark catalogs."""

@@ -1,0 +1,167 @@
+"""The Spark catalog of a namespace: a database with all tables and views."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ...specs.registry import TABLES
+from ...specs.spec import TableSpec
+from ...views import VIEW_COLUMNS, VIEWS
+from ..workers import Workers
+from .session_catalog import SessionCatalog, has_delta_session_catalog
+from .store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_TYPES = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+}
+
+
+_AT_ONCE = 8
+"""Statements that Spark runs at a time."""
+
+
+class DatabaseTaken(Exception):
+    """A database with this name exists already and does not belong to this namespace."""
+
+
+def database_name(path: str, moment: Moment | None = None) -> str:
+    """Return the database name for a path: its last part in letters, digits and underscores."""
+    last = path.rstrip("/").rsplit("/", 1)[-1].lower()
+    name = re.sub(r"[^a-z0-9_]+", "_", last).strip("_")
+    name = name if name and not name[0].isdigit() else f"mq_{name}".rstrip("_")
+    return name if moment is None else f"{name}_at_{moment.step}"
+
+
+def ddl_type(type: pa.DataType) -> str:
+    """Return the Spark SQL type of an Arrow type."""
+    if pa.types.is_timestamp(type):
+        return "timestamp"
+    if pa.types.is_list(type):
+        return f"array<{ddl_type(type.value_type)}>"
+    if pa.types.is_struct(type):
+        return "struct<" + ",".join(f"{f.name}:{ddl_type(f.type)}" for f in type) + ">"
+    return _TYPES[type]
+
+
+def columns_ddl(spec: TableSpec) -> str:
+    """Return the columns of a table as a Spark schema string."""
+    return ", ".join(f"`{f.name}` {ddl_type(f.type)}" for f in spec.stored_schema)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A past step, and the version of each table that holds the state as of it, by table name."""
+
+    step: int
+    versions: Mapping[str, int]
+
+
+def is_projection(spec: TableSpec) -> bool:
+    """Return whether the table is a projection of the steps.
+
+    Projections are written one after the other, so a version may hold rows of a step that other tables lack.
+    """
+    return spec.name != "watermarks"
+
+
+def catalog_statements(path: str, store: Store, moment: Moment | None = None) -> list[str]:
+    """Return idempotent SQL statements that register the namespace. moment: register it as of this moment."""
+    database = f"`{database_name(path, moment)}`"
+    if moment is None:
+        tables = [
+            f"CREATE TABLE IF NOT EXISTS {database}.{spec.name} USING delta LOCATION '{_escape(store.uri(spec))}'"
+            for spec in TABLES
+        ]
+    else:
+        tables = [
+            f"CREATE OR REPLACE VIEW {database}.{spec.name} AS\n{_as_it_was(spec, store, moment)}" for spec in TABLES
+        ]
+    views = [
+        f"CREATE OR REPLACE VIEW {database}.{name} AS\n{query.format(database=database)}"
+        for name, query in VIEWS.items()
+    ]
+    comment = _escape(_database_comment(store))
+    return [f"CREATE DATABASE IF NOT EXISTS {database} COMMENT '{comment}'", *tables, *views]
+
+
+def _as_it_was(spec: TableSpec, store: Store, moment: Moment) -> str:
+    location = store.uri(spec).replace("`", "``")
+    query = f"SELECT * FROM delta.`{location}`"
+    if is_projection(spec):  # rows of other tables are never combined, so filtering by step is enough
+        query += f" VERSION AS OF {moment.versions[spec.name]}"
+    return f"{query} WHERE step <= {moment.step}" if "step" in spec.stored_schema.names else query
+
+
+def catalog_sql(path: str, store: Store, moment: Moment | None = None) -> str:
+    """Return the statements as a script for `spark-sql -i`, which ends in the namespace's database."""
+    statements = catalog_statements(path, store, moment)
+    return "".join(f"{s};\n" for s in [*statements, f"USE `{database_name(path, moment)}`"])
+
+
+def register(spark: SparkSession, path: str, store: Store) -> str:
+    """Register tables and views with a session, and return the database's name. Raises DatabaseTaken.
+
+    With Spark's own catalog this reads no table: the first query reads the logs that it needs.
+    """
+    database, statements = database_name(path), catalog_statements(path, store)
+    if spark.catalog.databaseExists(database):
+        comment = spark.catalog.getDatabase(database).description
+        if comment != _database_comment(store):
+            raise DatabaseTaken(
+                f"The Spark session already has a database {database}: found {comment!r},"
+                f" expected {_database_comment(store)!r}. Give the namespace's folder another name."
+            )
+    else:
+        spark.sql(statements[0])
+    if not _put_entries(spark, database, store):
+        _run_statements(spark, statements[1:])
+    return database
+
+
+def _put_entries(spark: SparkSession, database: str, store: Store) -> bool:
+    """Put the entries into the session's catalog; False where this Spark has another catalog, or other classes."""
+    if not has_delta_session_catalog(spark):
+        return False
+    from py4j.protocol import Py4JError  # comes with pyspark, which not every process has
+
+    try:
+        catalog = SessionCatalog(spark, database)
+        for spec in TABLES:
+            catalog.add_table(spec.name, store.uri(spec))
+        for name, query in VIEWS.items():
+            catalog.put_view(name, VIEW_COLUMNS[name], query.format(database=f"`{database}`"))
+    except Py4JError as error:
+        log.info("Spark's session catalog takes no entries; SQL statements register the tables: %s", error)
+        return False
+    return True
+
+
+def _run_statements(spark: SparkSession, statements: list[str]) -> None:
+    # Delta reads the log of each table; what a view reads must be there
+    tables, views = statements[: len(TABLES)], statements[len(TABLES) :]
+    with Workers(_AT_ONCE, "lakemq-catalog") as threads:
+        for group in (tables, views):
+            list(threads.map(spark.sql, group))
+
+
+def _database_comment(store: Store) -> str:
+    return f"LakeMQ namespace {store.files.root}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

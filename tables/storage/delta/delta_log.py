@@ -1,0 +1,149 @@
+"""A table's log as files: one entry per version, and checkpoints. This finds entries and deletes expired ones.
+
+Once a log is cleaned, put-if-absent is no fence any more: a process that stopped before it put version N finds the name
+free again. For the same reason, a missing entry N proves nothing unless entry N - 1 still exists. Entries are deleted
+in ascending order, and the newest never, so that this check is reliable. All times are the store's. Source: the Delta
+protocol, "Delta Log Entries".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from ..object_stores.files import Files
+
+_ENTRY = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
+_PART = re.compile(r"[0-9]{20}\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
+
+
+def log_folder(table: str) -> str:
+    """Return the log folder of a table; without a table, of the root."""
+    return f"{table}/_delta_log" if table else "_delta_log"
+
+
+class DeltaLog:
+    """The log of one table, below its folder. The caller decides what to commit and when."""
+
+    def __init__(self, files: Files, table: str = "") -> None:
+        """table: the folder of the table; empty: the root of the files."""
+        self._files, self._table = files, table
+        self._folder = log_folder(table)
+
+    def exists(self) -> bool:
+        """Return whether there is any log."""
+        return bool(self._files.list(self._folder, 1))
+
+    def identity(self, version: int) -> str | None:
+        """Return the identity of the entry of this version; None if it does not exist (yet, or any more)."""
+        return self._files.identity(self._entry(version))
+
+    def has_same_entry(self, version: int, identity: str | None) -> bool:
+        """Return whether the entry of this version still exists as the same object. identity None: it never did."""
+        return identity is not None and self.identity(version) == identity
+
+    def modified_ms(self, version: int) -> int | None:
+        """Return when the entry of this version was written, by the store's clock; None if it does not exist."""
+        return self._files.modified_ms(self._entry(version))
+
+    def read_actions(self, version: int) -> list[dict[str, Any]]:
+        """Read the actions of this commit in order. Raises FileNotFoundError if there is no such entry."""
+        # split bytes, not text: text would also split at U+2028, which JSON need not escape
+        return [json.loads(line) for line in self._files.get(self._entry(version)).splitlines() if line.strip()]
+
+    def list_added_files(self, version: int, *, moved: bool) -> list[str]:
+        """List the files that this commit added, as paths for `Files`. moved: include files without new rows."""
+        adds = [action["add"] for action in self.read_actions(version) if "add" in action]
+        return [f"{self._table}/{unquote(add['path'])}" for add in adds if moved or add["dataChange"]]
+
+    def sync_entry(self, version: int) -> None:
+        """Make the entry of this version durable, but not the files that it adds."""
+        self._files.sync([self._entry(version)])
+
+    def sync_commit(self, version: int) -> None:
+        """Make the commit of this version durable, with the files that it adds."""
+        self._files.sync(self.list_added_files(version, moved=True))
+        self.sync_entry(version)
+
+    def sync_checkpoint(self, version: int) -> None:
+        """Make the checkpoint of this version durable, so that earlier entries may be deleted."""
+        named = [f"{self._folder}/{name}" for name in self._names() if _version(_CHECKPOINT, name) == version]
+        self._files.sync([*named, self._pointer])
+
+    def checkpointed_version(self) -> int:
+        """Return the version of the last checkpoint, of any writer; 0 before the first."""
+        hinted = self._hinted_version()
+        # entries below it may be deleted, so do not trust the hint without the file
+        if hinted is not None and self._files.size(f"{self._folder}/{hinted:020d}.checkpoint.parquet"):
+            return hinted
+        return max(_complete_checkpoints(self._names()), default=0)
+
+    def _hinted_version(self) -> int | None:
+        """Return the version in `_last_checkpoint`. It is only a hint: after a loss of power it may hold anything."""
+        try:
+            version = json.loads(self._files.get(self._pointer))["version"]
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
+            return None
+        return version if type(version) is int and 0 <= version < 10**20 else None
+
+    def expire(self, keep_ms: int, now_ms: int) -> int:
+        """Delete entries and checkpoints that a newer checkpoint has covered for `keep_ms`, and return how many.
+
+        Their own age does not matter. In a quiet table the last checkpoint may be hours old, and a reader that started
+        just before the next one still needs it. Deletion is in ascending order and spares the newest entry.
+
+        now_ms: the store's time.
+        """
+        names = self._names()
+        entries = {name: version for name in names if (version := _version(_ENTRY, name)) is not None}
+        checkpoints = {name: version for name in names if (version := _version(_CHECKPOINT, name)) is not None}
+        end = min(self._find_covering_checkpoint(checkpoints, now_ms - keep_ms), max(entries.values(), default=0))
+        versions = {**entries, **checkpoints}
+        covered = sorted((version, name) for name, version in versions.items() if version < end)
+        for _, name in covered:  # one by one: if one cannot be deleted, keep all after it
+            self._files.delete([f"{self._folder}/{name}"])
+        return len(covered)
+
+    def _find_covering_checkpoint(self, checkpoints: Mapping[str, int], time_ms: int) -> int:
+        """Return the version of the newest complete checkpoint written by that time; 0 if there is none."""
+        for version in sorted(_complete_checkpoints(checkpoints), reverse=True):
+            paths = [
+                f"{self._folder}/{name}"
+                for name, checkpoint_version in checkpoints.items()
+                if checkpoint_version == version
+            ]
+            written_ms = [self._files.modified_ms(path) for path in paths]
+            # a loss of power may have left an empty file
+            if all(ms is not None and ms <= time_ms for ms in written_ms) and all(map(self._files.size, paths)):
+                return version
+        return 0
+
+    @property
+    def _pointer(self) -> str:
+        return f"{self._folder}/_last_checkpoint"
+
+    def _entry(self, version: int) -> str:
+        return f"{self._folder}/{version:020d}.json"
+
+    def _names(self) -> list[str]:
+        return [path.rpartition("/")[2] for path in self._files.list(self._folder)]
+
+
+def _complete_checkpoints(names: Iterable[str]) -> Iterator[int]:
+    """Yield versions with a complete checkpoint: one file, or all parts that each part announces."""
+    parts = Counter[tuple[int, int]]()
+    for name in names:
+        version, part = _version(_CHECKPOINT, name), _PART.fullmatch(name)
+        if version is not None:
+            parts[version, int(part[1]) if part else 1] += 1
+    return (version for (version, expected), count in parts.items() if count >= expected)
+
+
+def _version(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.fullmatch(name)
+    return int(match[1]) if match else None

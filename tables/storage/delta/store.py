@@ -1,0 +1,400 @@
+"""The only Delta I/O. Every commit is a compare-and-append: it lands on the version that the caller names, or fails.
+
+Nothing here refreshes and retries. A conflict means that another process commits, and the layers above decide who may.
+A process that was stopped while others cleaned the log gets a conflict, too: the log entry of its version must exist
+before a commit, and be the same object after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ...specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
+from ..object_stores.arrow_filesystem import arrow_filesystem
+from ..object_stores.files import Files, LocalFiles
+from ..object_stores.secrets import hide_secrets
+from ..object_stores.store_options import DELTA_DEFAULTS
+from .commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile
+from .delta_log import DeltaLog
+
+APP_ID = "lakemq"
+"""Delta application id under which a projection stores its last step."""
+
+FLOOR_ID = "lakemq-floor"
+"""Delta application id under which a merge stores its floor: it dropped the states of keys before that step."""
+
+_WRITTEN = WriterProperties(compression="SNAPPY", max_row_group_size=GROUP_ROWS)
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+_ATTEMPTS = 3
+"""Attempts to open a table, since its log may be cleaned meanwhile."""
+
+
+class NotATable(Exception):
+    """There is no Delta table here, or it is not LakeMQ's."""
+
+
+class NewerTable(Exception):
+    """A newer version of LakeMQ wrote the table."""
+
+
+class OlderTable(NotATable):
+    """An older version of LakeMQ wrote the table, and it was not migrated."""
+
+
+class TableHandle:
+    """A Delta table at one version. A commit moves it to the next version, `reopen` to the newest."""
+
+    def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
+        self._store, self.spec, self._table = store, spec, table
+        self.log = DeltaLog(store.files, spec.name)
+        self._entry_identity = self.log.identity(self.version)
+        self.has_committed = False
+
+    @property
+    def version(self) -> int:
+        return self._table.version()
+
+    @property
+    def table_id(self) -> str:
+        """Delta's id of the table, which changes if the table is dropped and recreated."""
+        return str(self._table.metadata().id)
+
+    def properties(self) -> Mapping[str, str]:
+        """Return the table's properties."""
+        return self._store.properties(self.spec)
+
+    def reopen(self) -> None:
+        """Load the newest version. A handle gets slower with every commit since its checkpoint.
+
+        Raises CommitConflict if the table was recreated.
+        """
+        fresh = self._store.open(self.spec)
+        if fresh.table_id != self.table_id:
+            raise CommitConflict(f"{self.spec.name}: the table was recreated")
+        self._table, self._entry_identity = fresh._table, fresh._entry_identity
+
+    def open_newest(self) -> TableHandle:
+        """Open the same table at its newest version."""
+        return self._store.open(self.spec)
+
+    def last_step(self) -> int:
+        """Return the last step that a projection wrote; 0 before the first. Raises FileNotFoundError (log cleaned)."""
+        return self._transaction_version(APP_ID)
+
+    def floor(self) -> int:
+        """Return the earliest step whose state can be read: a merge dropped the states of keys before it.
+
+        Raises FileNotFoundError: the log was cleaned.
+        """
+        return self._transaction_version(FLOOR_ID)
+
+    def _transaction_version(self, app_id: str) -> int:
+        try:
+            return self._table.transaction_version(app_id) or 0
+        except DeltaError as error:  # delta-rs reads the log again, which may have been cleaned
+            text, cause = self._store.explain(error)
+            raise FileNotFoundError(f"{self.spec.name}: {text}") from cause
+
+    def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
+        """Commit `rows` durably as version `expected_version` + 1.
+
+        last_step: stored in the same commit as the table's last step.
+
+        Raises:
+            CommitConflict: Another process was first; nothing was written.
+            OSError: The store failed; the commit may have landed or not.
+        """
+
+        def write() -> None:
+            write_deltalake(
+                self._table,
+                rows,
+                mode="append",
+                writer_properties=_WRITTEN,
+                commit_properties=_commit(last_step),
+                post_commithook_properties=_NO_HOOKS,
+            )
+
+        self._commit_at(expected_version, write)
+
+    def replace_at(
+        self,
+        expected_version: int,
+        add: Sequence[NewFile],
+        remove: Sequence[StoredFile] = (),
+        last_step: int | None = None,
+        floor: int | None = None,
+        moved: bool = False,
+    ) -> None:
+        """Commit existing files as version `expected_version` + 1. Raises what `append_at` raises.
+
+        With `remove`, the added files hold the rows of the removed files, or fewer by design. moved: the added files
+        hold rows that the table has already.
+        """
+        swap, now_ms = moved or bool(remove), self._store.files.time_ms() if remove else 0
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics))) for f in add
+        ]
+        actions += [RemoveAction(f.path, False, now_ms, f.size_bytes, {}) for f in remove]
+
+        def write() -> None:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                commit_properties=_commit(last_step, floor),
+                post_commithook_properties=_NO_HOOKS,
+            )
+            self._table.update_incremental()
+
+        self._commit_at(expected_version, write)
+
+    def claim(self) -> None:
+        """Make sure that this handle has committed, so that older handles cannot any more. Raises as `append_at`."""
+        if not self.has_committed:
+            self.replace_at(self.version, [])
+
+    def _commit_at(self, expected_version: int, write: Callable[[], None]) -> None:
+        name = self.spec.name
+        if self.version != expected_version:
+            raise CommitConflict(f"{name}: the handle is at version {self.version}, not {expected_version}")
+        self._check_ground(expected_version)
+        try:
+            write()
+        except CommitFailedError as error:
+            text, cause = self._store.explain(error, whole=True)
+            raise CommitConflict(f"{name}: {text}") from cause
+        except DeltaError as error:
+            text, cause = self._store.explain(error)
+            raise OSError(f"{name}: {text}") from cause
+        except OSError:
+            with self._store.secrets_hidden():
+                raise
+        if self.version != expected_version + 1:
+            raise CommitConflict(f"{name}: version {self.version} appeared after {expected_version}")
+        self._check_ground(expected_version)
+        self.log.sync_commit(self.version)
+        self._entry_identity, self.has_committed = self.log.identity(self.version), True
+
+    def _check_ground(self, version: int) -> None:
+        """Raise CommitConflict if others cleaned the log past this version: the next name may be free again."""
+        if not self.log.has_same_entry(version, self._entry_identity):
+            raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
+
+    def files(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
+        """Return the live files that may hold rows within all bounds (column -> lowest, highest; None: unbounded)."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        for column, (low, high) in bounds.items():
+            least, most = f"min.{column}", f"max.{column}"
+            if least not in actions.column_names:
+                continue
+            # a file without statistics may hold any row
+            if low is not None:
+                actions = actions.filter(pc.fill_null(pc.greater_equal(actions.column(most), low), True))
+            if high is not None:
+                actions = actions.filter(pc.fill_null(pc.less_equal(actions.column(least), high), True))
+        names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
+        return [
+            StoredFile(r["path"], r["size_bytes"], r["num_records"] or 0, {n: r[n] for n in names})
+            for r in actions.to_pylist()
+        ]
+
+    def read(
+        self,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+        files: Sequence[StoredFile] | None = None,
+        **bounds: tuple[Any, Any],
+    ) -> pa.Table:
+        """Read the rows within all bounds (inclusive) for which `where` holds, with `columns` in the given order.
+
+        files: read only these files. Statistics skip whole files, and row groups within them.
+        """
+        chosen = self.files(**bounds) if files is None else files
+        names = list(columns) if columns is not None else self.spec.stored_schema.names
+        for column, (low, high) in bounds.items():
+            for test in (
+                None if low is None else pc.field(column) >= low,
+                None if high is None else pc.field(column) <= high,
+            ):
+                if test is not None:
+                    where = test if where is None else where & test
+        if not chosen:
+            return pa.schema([self.spec.stored_schema.field(n) for n in names]).empty_table()
+        return self._store.dataset(self.spec, chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
+
+    def dataset(self, without: Collection[str] = ()) -> ds.Dataset:
+        """Return a dataset of all live rows at this version, with the columns of `stored_schema`.
+
+        without: paths of files whose rows are left out.
+        """
+        return self._store.dataset(self.spec, [file for file in self.files() if file.path not in without])
+
+    def checkpoint(self) -> None:
+        """Write a durable checkpoint of this version, so that loading is fast again."""
+        try:
+            self._table.create_checkpoint()
+        except DeltaError as error:
+            text, cause = self._store.explain(error)
+            raise OSError(f"{self.spec.name}: {text}") from cause
+        self.log.sync_checkpoint(self.version)
+
+    def expire_log(self) -> int:
+        """Delete log entries that a checkpoint has covered for the spec's `log_retention_ms`. Returns their number."""
+        return self.log.expire(self.spec.log_retention_ms, self._store.files.time_ms())
+
+    def commits_after(self, version: int) -> list[dict[str, Any]]:
+        """Return commitInfo (operation, engineInfo, timestamp, ...) of every later commit, newest first."""
+        with self._store.secrets_hidden():
+            return [c for c in self._table.history() if cast(int, c.get("version", 0)) > version]
+
+
+class Store:
+    """The Delta tables of a namespace."""
+
+    def __init__(self, files: Files, storage_options: Mapping[str, str] | None = None) -> None:
+        self.files = files
+        self._options = dict(storage_options or {})
+        if not isinstance(files, LocalFiles):
+            self._options = {**DELTA_DEFAULTS, **self._options}
+        self.filesystem = arrow_filesystem(files)
+        self._properties: dict[str, Mapping[str, str]] = {}
+
+    def uri(self, spec: TableSpec) -> str:
+        return self.files.uri(spec.name)
+
+    def create(self, spec: TableSpec, properties: Mapping[str, str] | None = None) -> None:
+        """Create the empty table unless it exists. Raises OSError if the store refuses.
+
+        properties: table properties in addition to the spec's. An existing table keeps its own.
+        """
+        log = DeltaLog(self.files, spec.name)
+        if not self.exists(spec):
+            try:
+                DeltaTable.create(
+                    self.uri(spec),
+                    schema=spec.stored_schema,
+                    mode="ignore",
+                    name=spec.name,
+                    description=spec.comment,
+                    configuration={**spec.configuration, **(properties or {})},
+                    storage_options=self._options,
+                    raise_if_key_not_exists=False,
+                )
+            except DeltaError as error:
+                text, cause = self.explain(error, whole=True)
+                raise OSError(" ".join(text.split())) from cause
+        # also for an existing table: its creator may have been killed before this
+        if log.identity(0) is not None:
+            log.sync_commit(0)
+            self.files.sync_folder(spec.name)
+
+    def explain(self, error: BaseException, whole: bool = False) -> tuple[str, BaseException | None]:
+        """Return the text of an error without secrets, and the error itself unless it shows them.
+
+        whole: all lines. Otherwise the first one.
+        """
+        message = str(error)
+        text = hide_secrets(message, self._options)
+        shown = text if whole else _first_line(text)
+        return shown or type(error).__name__, error if text == message else None
+
+    @contextmanager
+    def secrets_hidden(self) -> Iterator[None]:
+        """Raise an error of delta-rs that shows secrets as an OSError without them. Others pass."""
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            text, cause = self.explain(error, whole=True)
+            if cause is not None:
+                raise
+            raise OSError(text) from None
+
+    def properties(self, spec: TableSpec) -> Mapping[str, str]:
+        """Return the table's properties. They are read once, because LakeMQ never changes them."""
+        if spec.name not in self._properties:
+            self._properties[spec.name] = self._load(spec)[2]
+        return self._properties[spec.name]
+
+    def exists(self, spec: TableSpec) -> bool:
+        with self.secrets_hidden():
+            return DeltaTable.is_deltatable(self.uri(spec), self._options)
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        """Open the table at its newest version. Raises NotATable, OlderTable, NewerTable."""
+        table, stored, configuration = self._load(spec)
+        version = configuration.get(VERSION_PROPERTY)
+        if version is None or not str(version).isdigit():
+            raise NotATable(f"{spec.name}: a Delta table, but not LakeMQ's ({VERSION_PROPERTY} is not set)")
+        if int(version) > SCHEMA_VERSION:
+            raise NewerTable(f"{spec.name}: schema version {version}, this LakeMQ supports {SCHEMA_VERSION}")
+        if int(version) < SCHEMA_VERSION:
+            raise OlderTable(f"{spec.name}: schema version {version}, this LakeMQ needs {SCHEMA_VERSION}")
+        missing = [n for n in spec.stored_schema.names if n not in stored.names]
+        if missing:
+            raise NotATable(f"{spec.name}: columns {missing} are missing")
+        return TableHandle(self, spec, table)
+
+    def open_version(self, spec: TableSpec, version: int) -> TableHandle:
+        """Open the table at an older version. Raises FileNotFoundError if its log was cleaned."""
+        try:
+            return TableHandle(self, spec, DeltaTable(self.uri(spec), version, storage_options=self._options))
+        except (DeltaError, OSError) as error:
+            text, cause = self.explain(error)
+            raise FileNotFoundError(f"{spec.name}, version {version}: {text}") from cause
+
+    def _load(self, spec: TableSpec) -> tuple[DeltaTable, pa.Schema, dict[str, Any]]:
+        """Load a table with its schema and its configuration.
+
+        Log entries may expire between listing and reading them. Then this tries again.
+        """
+        failed: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                table = DeltaTable(self.uri(spec), storage_options=self._options)
+                return table, pa.schema(table.schema()), dict(table.metadata().configuration)
+            except TableNotFoundError as error:
+                text, cause = self.explain(error)
+                raise NotATable(f"{spec.name}: {text}") from cause
+            except (DeltaError, OSError) as error:
+                failed = error
+        assert failed is not None
+        text, cause = self.explain(failed)
+        raise NotATable(f"{spec.name}: {text}") from cause
+
+    def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> ds.Dataset:
+        """Return a dataset of these files of the table, with the columns of `stored_schema`."""
+        if not files:
+            return ds.dataset(spec.empty())
+        paths = [f"{spec.name}/{unquote(f.path)}" for f in files]
+        return ds.dataset(paths, schema=spec.stored_schema, format="parquet", filesystem=self.filesystem)
+
+
+def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:
+    steps = {APP_ID: last_step, FLOOR_ID: floor}
+    transactions = [Transaction(app, step) for app, step in steps.items() if step is not None]
+    return CommitProperties(max_commit_retries=0, app_transactions=transactions or None)
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else ""

@@ -1,0 +1,1 @@
+"""Objects on disks and in object stores."""

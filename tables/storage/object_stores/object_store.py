@@ -1,0 +1,350 @@
+"""Objects in an object store, through obstore: S3 and compatible stores, Google Cloud Storage, Azure.
+
+A put is conditional. A store may have written an object although its answer was lost; then obstore puts again and hears
+that the name is taken. So every put carries a mark of its own, and an existing object with this mark is its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..workers import Workers
+from .inotify import Watch
+from .objects import Data, MaybeThere, Names, check_folder, check_name, too_large
+from .secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult
+    from obstore.store import ObjectStore
+
+_REQUESTS_AT_ONCE = 16
+_WHOLE_BYTES = 1 << 20
+"""Size up to which an object is read in one request, and the least that a larger one is read by."""
+
+_PIECE_BYTES = 8 << 20
+"""Size of a part that is read or written by one request; parts of an object go in parallel."""
+
+_PARTS_AT_ONCE = 4
+_MARK = "lakemqput"
+"""User metadata of an object: the mark of the put that wrote it. Azure allows letters and digits only."""
+
+
+class ObjectFiles:
+    """Objects in an object store. An object appears when it is complete, and is then durable.
+
+    Larger outputs are uploaded in parts, and no store can put these conditionally through obstore. So `open_output`
+    looks first, and names of outputs must be unique to one client, as LakeMQ's are.
+    """
+
+    def __init__(
+        self, store: ObjectStore, root: str, options: Mapping[str, str] | None = None, bulk: ObjectStore | None = None
+    ) -> None:
+        """Use a store of obstore whose paths are the names.
+
+        Args:
+            store: for small requests.
+            root: its URI.
+            options: the storage options. Errors do not show the secrets among them.
+            bulk: the same store for parts of large objects, which take longer.
+        """
+        from obstore.store import LocalStore
+
+        self.root, self._store, self._bulk = root, store, bulk or store
+        self._options = dict(options or {})
+        # folders on a disk, in tests, hold no metadata
+        self._has_marks = not isinstance(store, LocalStore)
+
+    def __repr__(self) -> str:
+        return f"ObjectFiles({self.root!r})"
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        path, mark, body = check_name(name), uuid.uuid4().hex, memoryview(data).cast("B")
+        attributes: Any = {_MARK: mark} if self._has_marks else None
+        with self._put_errors(name):
+            try:
+                written = obstore.put(
+                    self._bulk if len(body) > _WHOLE_BYTES else self._store,
+                    path,
+                    body,
+                    attributes=attributes,
+                    mode="create",
+                    use_multipart=False,
+                )
+            except (AlreadyExistsError, PreconditionError):
+                found, identity = self._read_mark(path) if self._has_marks else (None, "")
+                if found != mark:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name)) from None
+                return identity
+            return _identity_of(written)
+
+    def _read_mark(self, path: str) -> tuple[str | None, str]:
+        """Return the mark of an object, and the object's identity."""
+        import obstore
+
+        try:
+            found = obstore.get(self._store, path, options={"head": True})
+        except FileNotFoundError:
+            # it was there and is gone again: it may have been the object of this put
+            raise MaybeThere(errno.EIO, "the object was removed while it was put", self.uri(path)) from None
+        return found.attributes.get(_MARK), _identity_of(found.meta)
+
+    @contextmanager
+    def open_output(self, name: str) -> Iterator[pa.NativeFile]:
+        check_name(name)
+        # spooled to the local disk until it is complete, because an upload cannot be taken back
+        with tempfile.NamedTemporaryFile(prefix="lakemq-") as spool:
+            with pa.OSFile(spool.name, "w") as sink:
+                yield sink
+            with pa.memory_map(spool.name, "r") as written:
+                if written.size() <= _PIECE_BYTES:
+                    self.put(name, written.read_buffer())
+                    return
+            self._upload(name, Path(spool.name))
+
+    def _upload(self, name: str, path: Path) -> None:
+        import obstore
+
+        if self.size(name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
+        with self._put_errors(name):
+            obstore.put(
+                self._bulk,
+                name,
+                path,
+                use_multipart=True,
+                chunk_size=_PIECE_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        return self.get_identified(name, limit)[0]
+
+    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
+        import obstore
+
+        path = check_name(name)
+        with self._errors(name):
+            answer = obstore.get(self._bulk, path)
+            if limit is not None and answer.meta["size"] > limit:
+                raise too_large(self.uri(name), limit)
+            return bytes(answer.bytes()), _identity_of(answer.meta)
+
+    def size(self, name: str) -> int | None:
+        meta = self._head(name)
+        return None if meta is None else meta["size"]
+
+    def modified_ms(self, name: str) -> int | None:
+        meta = self._head(name)
+        return None if meta is None else _to_ms(meta)
+
+    def identity(self, name: str) -> str | None:
+        meta = self._head(name)
+        return None if meta is None else _identity_of(meta)
+
+    def time_ms(self) -> int:
+        name = f"time-{uuid.uuid4().hex}"
+        self.put(name, b".")
+        try:
+            return self.modified_ms(name) or 0
+        finally:
+            self.delete([name])
+
+    def sync(self, names: Iterable[str]) -> None:
+        """Do nothing: an object store acknowledges only durable objects."""
+
+    def sync_folder(self, folder: str) -> None:
+        """Do nothing, as `sync`."""
+
+    def list(self, prefix: str, limit: int | None = None) -> Names:
+        folder, paths = self._within(prefix)
+        return _sort_names(folder, (meta["path"] for meta in paths["objects"]), limit)
+
+    def folders(self, prefix: str, limit: int | None = None) -> Names:
+        folder, paths = self._within(prefix)
+        return _sort_names(folder, paths["common_prefixes"], limit)
+
+    def _within(self, prefix: str) -> tuple[str, Any]:
+        import obstore
+
+        folder = check_folder(prefix)
+        with self._errors(folder):
+            return folder, obstore.list_with_delimiter(self._store, folder or None)
+
+    def delete(self, names: Iterable[str]) -> None:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        paths = [check_name(name) for name in names]
+        if len(paths) > 1:
+            # one request for a thousand names, where the store has it; the others say at once which name is missing
+            with suppress(FileNotFoundError, BaseError):
+                obstore.delete(self._store, paths)
+                return
+        with Workers(_REQUESTS_AT_ONCE, "lakemq-delete") as pool:
+            deletions = [pool.submit(self._delete_one, path) for path in paths]
+        for deletion in deletions:
+            deletion.result()
+
+    def _delete_one(self, path: str) -> None:
+        import obstore
+
+        with suppress(FileNotFoundError), self._errors(path):
+            obstore.delete(self._store, path)
+
+    def delete_folder(self, prefix: str) -> None:
+        check_name(prefix.removesuffix("/"))
+        self.delete(self.list(prefix))
+
+    def watch(self, folder: str) -> Watch | None:
+        check_name(folder)
+        return None
+
+    def open_input(self, name: str) -> pa.NativeFile:
+        import obstore
+
+        path = check_name(name)
+        with self._errors(name):
+            answer = obstore.get(self._bulk, path)
+            if answer.meta["size"] <= _WHOLE_BYTES:
+                return pa.BufferReader(bytes(answer.bytes()))
+        # the rest of the answer is never read, and its connection is closed
+        return pa.PythonFile(_RangedReader(self, path, answer.meta["size"]), mode="r")
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Read the bytes from `start` up to `end`, in parallel requests if they are many."""
+        starts = range(start, end, _PIECE_BYTES)
+        if len(starts) <= 1:
+            return self._read_piece(path, start, end)
+        with Workers(min(_PARTS_AT_ONCE, len(starts)), "lakemq-read") as pool:
+            pieces: list[Future[bytes]] = [
+                pool.submit(self._read_piece, path, first, min(first + _PIECE_BYTES, end)) for first in starts
+            ]
+        return b"".join(piece.result() for piece in pieces)
+
+    def _read_piece(self, path: str, start: int, end: int) -> bytes:
+        import obstore
+
+        with self._errors(path):
+            return bytes(obstore.get_range(self._bulk, path, start=start, end=end))
+
+    def uri(self, name: str) -> str:
+        return f"{self.root}/{check_name(name)}"
+
+    def _head(self, name: str) -> ObjectMeta | None:
+        import obstore
+
+        path = check_name(name)
+        with suppress(FileNotFoundError), self._errors(name):
+            return obstore.head(self._store, path)
+        return None
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Raise errors of obstore as OSError, without secrets."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise self._to_os_error(error, name) from None
+
+    @contextmanager
+    def _put_errors(self, name: str) -> Iterator[None]:
+        """Raise errors of a put as OSError; MaybeThere unless the store refused it."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            failure = self._to_os_error(error, name)
+            if failure.errno != errno.EIO:
+                raise failure from None
+            raise MaybeThere(failure.errno, failure.strerror, failure.filename) from None
+
+    def _to_os_error(self, error: Exception, name: str) -> OSError:
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        # obstore appends its own data structures to the message
+        text = hide_secrets(" ".join(str(error).partition("Debug source:")[0].split()), self._options)
+        uri = self.uri(name) if name else self.root
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri)
+        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            return PermissionError(errno.EACCES, text, uri)
+        return OSError(errno.EIO, text, uri)
+
+
+class _RangedReader(io.RawIOBase):
+    """Reads a large object by ranges. Footers and neighbouring columns come with one request."""
+
+    def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
+        self._files, self._path, self._size = files, path, size
+        self._position = 0
+        self._blocks: dict[str, tuple[int, bytes]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        start = min(self._position, self._size)
+        end = self._size if size < 0 else min(start + size, self._size)
+        data = self._read(start, end) if start < end else b""
+        self._position = end
+        return data
+
+    def _read(self, start: int, end: int) -> bytes:
+        for first, block in self._blocks.values():
+            if first <= start and end <= first + len(block):
+                return block[start - first : end - first]
+        # keep the end, where the footer is, beside the last block
+        tail = max(0, self._size - _WHOLE_BYTES)
+        key, first = ("tail", tail) if start >= tail else ("last", start)
+        block = self._files.read_range(self._path, first, min(max(end, first + _WHOLE_BYTES), self._size))
+        self._blocks[key] = (first, block)
+        return block[start - first : end - first]
+
+
+def _identity_of(found: ObjectMeta | PutResult) -> str:
+    """Return the object's ETag, which stores make from its content or draw for each object, and its version."""
+    return f"{found['e_tag']}-{found['version']}"
+
+
+def _to_ms(meta: ObjectMeta) -> int:
+    modified = meta["last_modified"]
+    return int(modified.timestamp()) * 1000 + modified.microsecond // 1000
+
+
+def _sort_names(folder: str, paths: Iterable[str], limit: int | None) -> Names:
+    """Return the sorted names directly in the folder, `limit` at most, without hidden ones and the folder's marker."""
+    lead = f"{folder}/" if folder else ""
+    names = (path for path in paths if path.startswith(lead) and _is_visible(path[len(lead) :]))
+    return sorted(names)[:limit]
+
+
+def _is_visible(base_name: str) -> bool:
+    return bool(base_name) and base_name[0] != "." and "/" not in base_name
