@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
-from lakemq.engine.client.consume.positions.consumer import Consumer
+from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.errors import GroupIdNotFound, InvalidRequest

@@ -32,13 +32,6 @@ class Letter:
     futures: list[Future[Any]] = field(default_factory=list)
 
 
-class SteppedConsumer(QueueConsumer):
-    """A consumer whose polls never wait in real time: the clock moves instead."""
-
-    def _rest(self, ms: int) -> None:
-        self._clock.sleep(max(ms, 1))
-
-
 class QueueWorld:
     """A namespace in memory. While `holds_letters` is set, letters that consumers submit without waiting wait for
     `deliver`.
@@ -75,7 +68,10 @@ class QueueWorld:
             "read_committed",
             options,
         )
-        return SteppedConsumer(self, membership, self._fetch, self.clock, group, listener=listener)  # type: ignore[arg-type]
+        consumer = QueueConsumer(membership, self._fetch, self.clock, group, listener=listener)  # type: ignore[arg-type]
+        # Its polls never wait in real time: the clock moves instead.
+        consumer._reader.rest = lambda ms: self.clock.sleep(max(ms, 1))  # type: ignore[method-assign]
+        return consumer
 
     def _look(self, look: Any) -> Any:
         self.core.now_ms = max(self.core.now_ms, self.clock.ms)

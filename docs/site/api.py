@@ -40,7 +40,9 @@ API_PAGES: dict[str, ApiPage] = {
     "api/consumers.md": ApiPage(
         "Consumers",
         (
-            f"{_CLIENT}.consume.positions.consumer.Consumer",
+            f"{_CLIENT}.consume.consumer.Consumer",
+            f"{_CLIENT}.consume.positions.assigned_consumer.AssignedConsumer",
+            f"{_CLIENT}.consume.member.member_consumer.MemberConsumer",
             f"{_CLIENT}.consume.member.group_consumer.GroupConsumer",
             f"{_CLIENT}.consume.queue.queue_consumer.QueueConsumer",
             f"{_CLIENT}.consume.batch.ConsumerBatch",

@@ -39,11 +39,11 @@ from .arguments import (
     parse_whole_number,
     parse_whole_numbers,
 )
+from .consume.consumer import Consumer
 from .consume.consumers import ConsumerFactory
 from .consume.group_stream import GroupStream
 from .consume.listener import RebalanceListener
-from .consume.member.group_consumer import GroupConsumer
-from .consume.positions.consumer import Consumer
+from .consume.member.member_consumer import MemberConsumer
 from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
 from .direct_line import DirectLine
@@ -408,8 +408,8 @@ class Connection:
             **unknown: is refused. The error names the option that may be meant.
 
         Returns:
-            A `QueueConsumer` or a `GroupConsumer`, by the protocol; with `assign` a `Consumer`. Close it, or use it
-            as a context manager.
+            A `QueueConsumer` or a `GroupConsumer`, by the protocol; with `assign` an `AssignedConsumer`. Close it, or
+            use it as a context manager.
 
         Raises:
             InvalidGroupId, InvalidTopic, InvalidRequest, InvalidSessionTimeout, InvalidRegularExpression: an argument
@@ -459,9 +459,9 @@ class Connection:
         named = parse_topic_names("topics", topics)
         options.setdefault("protocol", self._consumers.find_protocol(group, "cooperative"))
 
-        def join_group() -> GroupConsumer:
+        def join_group() -> MemberConsumer:
             consumer = self.consumer(group, topics=named, **options)
-            assert isinstance(consumer, GroupConsumer)
+            assert isinstance(consumer, MemberConsumer)
             return consumer
 
         return GroupStream(join_group, self.transaction, self._clock, self._spark is not None)

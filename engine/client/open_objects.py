@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..namespace.processes.process import OwnLock, check_same_process
 from ..protocol.errors import IllegalState
-from .consume.member.group_consumer import GroupConsumer
+from .consume.member.member_consumer import MemberConsumer
 from .producer.open_producers import OpenProducers
 from .producer.producer import Producer
 
 if TYPE_CHECKING:
     from ..sequencer.serving import Serving
 
-Closable = TypeVar("Closable", "Producer", "Serving", "GroupConsumer")
+Closable = TypeVar("Closable", "Producer", "Serving", "MemberConsumer")
 
 
 class OpenObjects:
@@ -32,7 +32,7 @@ class OpenObjects:
         self._is_closed = False
         self.serving: list[Serving] = []
         self.producers = OpenProducers(self._serve_again)
-        self.members: set[GroupConsumer] = set()
+        self.members: set[MemberConsumer] = set()
 
     def check_process(self) -> None:
         """Raise IllegalState in a forked process."""

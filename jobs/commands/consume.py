@@ -13,7 +13,7 @@ from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+    from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
     from lakemq.jobs.commands.shared.message_format import FormatPrinter
     from lakemq.jobs.output import MessagePrinter
 
@@ -67,7 +67,7 @@ def consume(
     the next member prints the message again. With --timeout-ms the command may end while other members, alive or dead,
     still hold messages; a line on stderr says so. --until-end waits for these messages.
     """
-    from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+    from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 
     session = get_session(ctx)
     printer = open_printer(session, print_format, key_separator)
@@ -80,7 +80,7 @@ def consume(
         # Ctrl-C is the normal end of --follow; any other loop is cut short, and scripts must see that (exit code 130)
         suppress(KeyboardInterrupt) if follow else nullcontext(),
     ):
-        assert isinstance(consumer, GroupConsumer)
+        assert isinstance(consumer, MemberConsumer)
         if until_end and not follow:
             _print_until_end(consumer, printer, limit)
         else:
@@ -88,7 +88,7 @@ def consume(
     printer.close()
 
 
-def _print_until_end(consumer: GroupConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None) -> None:
+def _print_until_end(consumer: MemberConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None) -> None:
     if limit is None:
         for batch in consumer.until_end():
             printer.write(batch.to_arrow())
@@ -105,7 +105,7 @@ def _print_until_end(consumer: GroupConsumer, printer: MessagePrinter | FormatPr
         remaining -= next_batch.record_count
 
 
-def _warn_of_unread_messages(consumer: GroupConsumer) -> None:
+def _warn_of_unread_messages(consumer: MemberConsumer) -> None:
     """Say on stderr how much other members still hold, so that the end does not look like the end of the topic."""
     lags = {place: lag for place, lag in consumer.group_lag().items() if lag}
     elsewhere = lags.keys() - set(consumer.assignment())
@@ -119,7 +119,7 @@ def _warn_of_unread_messages(consumer: GroupConsumer) -> None:
 
 
 def _print(
-    consumer: GroupConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None, timeout_ms: int | None
+    consumer: MemberConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None, timeout_ms: int | None
 ) -> None:
     """Print until `limit` or `timeout_ms` is reached; None is no bound."""
     remaining, last_message_s = limit, time.monotonic()

@@ -23,7 +23,7 @@ from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
@@ -45,10 +45,10 @@ def run(messages: int, idle_members: int, idle_s: float, partitions: int, member
         yield from _many(folder, partitions, members)
 
 
-def join_group(mq: Connection, group: str, topic: str) -> GroupConsumer:
+def join_group(mq: Connection, group: str, topic: str) -> MemberConsumer:
     options = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 1_000, "auto_offset_reset": "earliest"}
     consumer = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
-    assert isinstance(consumer, GroupConsumer)
+    assert isinstance(consumer, MemberConsumer)
     return consumer
 
 

@@ -9,7 +9,7 @@ from unit.served import until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.listener import RebalanceListener
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 
 
@@ -41,7 +41,7 @@ def texts(batch: Any) -> list[str]:
     return [value.decode() for value in batch.to_arrow()["value"].to_pylist()]
 
 
-def list_partitions(consumer: GroupConsumer) -> list[int]:
+def list_partitions(consumer: MemberConsumer) -> list[int]:
     return [partition for _, partition in consumer.assignment()]
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.positions.consumer import Consumer
+from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.delayed.delayed import DelayedMessages
 from lakemq.engine.client.groups.groups import Groups
 from lakemq.engine.client.topics import Topics

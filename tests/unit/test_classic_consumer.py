@@ -154,7 +154,7 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
     add(mq, topic, {0: 1, 1: 1}, "later ")
     read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
     assert sorted(read) == ["later 0.0", "later 1.0"]
-    first._listener = RebalanceListener()
+    first._member._listener = RebalanceListener()
     second.close()
     first.close()
 
@@ -246,7 +246,7 @@ def test_a_static_member_that_was_away_for_too_long_has_its_share_of_the_next_ge
     options = {"heartbeat_interval_ms": 100, "max_poll_interval_ms": 1_000, "session_timeout_ms": 60_000}
     absent = member(mq, group, topic, instance_id="away", listener=listener, **options)
     batch = absent.poll(timeout_ms=5_000)
-    absent._membership._stop_heartbeat()
+    absent._member.membership._stop_heartbeat()
     present = member(mq, group, topic, instance_id="here", **options)
     settle(present, on=lambda: len(list_partitions(present)) == 1)
     assert [member_info.instance_id for member_info in mq.groups.members(group)] == ["here", "away"]

@@ -361,14 +361,14 @@ def test_messages_that_were_deleted_below_the_position(
 def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
     topic = create_filled_topic(mq, 4)
     with mq.consumer(group, assign=[topic]) as consumer:
-        fetch = consumer._fetch
+        fetch = consumer._reader.fetcher.fetch
 
         def delete_and_fetch(*args: Any, **options: Any) -> Any:
-            consumer._fetch = fetch
+            consumer._reader.fetcher.fetch = fetch
             mq.topics.delete_records(topic, {0: 2})
             return fetch(*args, **options)
 
-        consumer._fetch = delete_and_fetch
+        consumer._reader.fetcher.fetch = delete_and_fetch
         assert texts(consumer.poll(timeout_ms=5_000)) == ["0.2", "0.3"]
 
 

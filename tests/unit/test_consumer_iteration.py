@@ -12,10 +12,10 @@ from unit.consuming import add, list_partitions
 from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume import consumer as consumer_module
 from lakemq.engine.client.consume import iteration
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-from lakemq.engine.client.consume.positions import consumer as consumer_module
-from lakemq.engine.client.consume.positions.consumer import Consumer
+from lakemq.engine.client.consume.consumer import Consumer
+from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
 
@@ -166,11 +166,11 @@ def test_a_slow_loop_gives_up_partitions_between_two_messages(
     mq.groups.create(group, {"group.protocol": protocol, "max.handoff.ms": 600_000})
     add(mq, topic, {0: 300, 1: 300})
     with create_consumer(mq, group, topic, protocol) as first:
-        assert isinstance(first, GroupConsumer)
+        assert isinstance(first, MemberConsumer)
         messages = iter(first)
         read_messages = [next(messages)]
         with create_consumer(mq, group, topic, protocol) as second:
-            assert isinstance(second, GroupConsumer)
+            assert isinstance(second, MemberConsumer)
 
             def is_shared_evenly() -> bool:
                 message = next(messages)

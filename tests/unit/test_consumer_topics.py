@@ -73,15 +73,15 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
     topic = new_topic(mq, 2)
     add(mq, topic, "old 0", "old 1", partition=1)
     with mq.consumer(group, assign=[topic]) as consumer:
-        fetch = consumer._fetch
+        fetch = consumer._reader.fetcher.fetch
 
         def recreate_and_fetch(*args: Any, **options: Any) -> Any:
-            consumer._fetch = fetch
+            consumer._reader.fetcher.fetch = fetch
             recreate_topic(mq, topic, "new 0", "new 1")
             return fetch(*args, **options)
 
         consumer.poll(max_records=1)
-        consumer._fetch = recreate_and_fetch
+        consumer._reader.fetcher.fetch = recreate_and_fetch
         batch = consumer.poll()
         assert (texts(batch), batch.offsets) == (["new 0", "new 1"], {(topic, 0): 2})
 

@@ -20,7 +20,7 @@ from unit.served import new_name, new_topic, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.positions.consumer import Consumer
+from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.processes.process import OwnLock, check_same_process, pause_garbage_collection
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit

@@ -16,7 +16,6 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-from lakemq.engine.client.consume.member.membership import Membership
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     FencedInstanceId,
@@ -27,7 +26,6 @@ from lakemq.errors import (
     InvalidRequest,
     InvalidSessionTimeout,
     NoOffsetForPartition,
-    StorageError,
     TransactionAbortable,
     UnknownMemberId,
     UnknownTopicOrPartition,
@@ -442,18 +440,6 @@ def test_a_consumer_that_is_closed_by_its_listener_leaves_nobody_behind(mq: Conn
         until(lambda: first.poll() is None)
     settle(second, on=lambda: list_partitions(second) == [0, 1])
     second.close()
-
-
-def test_a_consumer_that_cannot_be_made_leaves_nobody_behind(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Any) -> Any:
-        raise StorageError("The store cannot be read.")
-
-    topic, group = new_topic(mq, 2), new_name("g")
-    with monkeypatch.context() as patched:
-        patched.setattr(Membership, "read_view", fails)
-        with pytest.raises(StorageError):
-            member(mq, group, topic)
-    assert mq.groups.describe(group).members == 0
 
 
 def test_a_member_that_has_a_great_many_offsets_stops_nobody(mq: Connection) -> None:

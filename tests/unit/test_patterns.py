@@ -12,7 +12,7 @@ import pytest
 from unit.served import new_name, served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.member.subscription import Pattern, Subscription
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
 from lakemq.engine.protocol.values.state import State
@@ -25,9 +25,9 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         yield connection
 
 
-def member(mq: Connection, group: str, pattern: Any, **options: Any) -> GroupConsumer:
+def member(mq: Connection, group: str, pattern: Any, **options: Any) -> MemberConsumer:
     consumer = mq.consumer(group, pattern=pattern, protocol="cooperative", **options)
-    assert isinstance(consumer, GroupConsumer)
+    assert isinstance(consumer, MemberConsumer)
     return consumer
 
 
@@ -35,7 +35,7 @@ def publish(mq: Connection, topic: str, *values: str) -> None:
     mq.publish(topic, pa.table({"value": list(values)}))
 
 
-def read(consumer: GroupConsumer, count: int) -> list[tuple[str, bytes]]:
+def read(consumer: MemberConsumer, count: int) -> list[tuple[str, bytes]]:
     messages: list[tuple[str, bytes]] = []
     deadline_s = time.monotonic() + 10
     while len(messages) < count:

@@ -19,6 +19,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_partitions import QueuePartitions
 from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
@@ -348,8 +349,7 @@ def test_where_it_is_is_the_groups_to_say(mq: Connection) -> None:
     add(mq, topic, {0: 3})
     with member(mq, group, topic) as consumer:
         poll_messages(consumer, 1, max_records=1)
-        with pytest.raises(IllegalState, match="reset the group"):
-            consumer.seek(topic, 0, 0)
+        assert not hasattr(consumer, "seek")
         assert consumer.position(topic, 0) in (1, 2)  # one message may be prefetched
         with pytest.raises(IllegalState, match="not assigned"):
             consumer.position(topic, 1)
@@ -363,7 +363,7 @@ def test_a_poll_that_is_interrupted_has_shown_nothing(mq: Connection, monkeypatc
 
         def interrupt(*arguments: Any, **more: Any) -> None:
             tell(*arguments, **more)
-            if consumer._poller.count_open():
+            if consumer._reader._poller.count_open():
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(consumer._ack_sender, "send", interrupt)
@@ -440,15 +440,15 @@ def test_no_partition_waits_for_those_before_it_when_a_poll_has_not_room_for_all
     mq: Connection, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """is_late: an answer comes after the poll has looked at its messages, and before it requests more."""
-    look = QueueConsumer._read_owned_partitions
+    look = QueuePartitions.read_owned
 
-    def look_late(consumer: QueueConsumer) -> Any:
-        result, request = look(consumer), consumer._ack_sender.acquire_request
+    def look_late(partitions: QueuePartitions) -> Any:
+        result, request = look(partitions), partitions._ack_sender.acquire_request
         if is_late and request is not None:
             wait([request], 5)
         return result
 
-    monkeypatch.setattr(QueueConsumer, "_read_owned_partitions", look_late)
+    monkeypatch.setattr(QueuePartitions, "read_owned", look_late)
     topic, group = new_topic(mq, 4), new_name("g")
     add(mq, topic, dict.fromkeys(range(4), 20))
     with member(mq, group, topic) as consumer:
@@ -513,7 +513,7 @@ def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connec
         assert values(mq, out) == ["0.0", "0.1"]
         assert deliveries(mq, group, topic) == {0: []}
         assert not consumer.poll()
-        assert consumer._poller.count_open() == 0
+        assert consumer._reader._poller.count_open() == 0
 
 
 def test_a_transaction_takes_what_was_partly_acknowledged_and_refuses_what_wholly_was(mq: Connection) -> None:
@@ -632,7 +632,7 @@ def test_an_interrupt_loses_nothing_that_was_said_before(mq: Connection, monkeyp
     with member(mq, group, topic) as consumer:
         messages = poll_messages(consumer, 3)
         places = (
-            (consumer._membership, "submit"),
+            (consumer._member.membership, "submit"),
             (consumer._trackers[topic, 0], "record"),
             (consumer._ack_sender, "_apply_answer"),
         )
@@ -676,7 +676,7 @@ def request_more(consumer: QueueConsumer) -> bool:
     """
     consumer._ack_sender.collect_answers()
     if consumer._ack_sender.acquire_request is None:
-        consumer._ack_sender.send(consumer._poller.plan_next(consumer._read_owned_partitions(), 2, ()))
+        consumer._ack_sender.send(consumer._reader._poller.plan_next(consumer._partitions.read_owned(), 2, ()))
     return False
 
 
@@ -781,8 +781,8 @@ def test_a_member_that_was_lost_is_back_with_what_it_had(mq: Connection) -> None
     add(mq, topic, {0: 2, 1: 2})
     with member(mq, group, topic, listener=listener, session_timeout_ms=6_000, heartbeat_interval_ms=1_000) as consumer:
         batch = consumer.poll(timeout_ms=5_000)
-        assert consumer._membership._heartbeat is not None
-        consumer._membership._heartbeat.stop()
+        assert consumer._member.membership._heartbeat is not None
+        consumer._member.membership._heartbeat.stop()
         lost_s = time.monotonic()
         until_s = lost_s + 9
         while mq.groups.members(group) and time.monotonic() < until_s:
@@ -849,13 +849,13 @@ def test_a_member_whose_joining_again_was_not_answered_goes_on_with_a_later_poll
         consumer.ack(messages[0])
         with pytest.raises(UnknownMemberId):
             consumer.flush()
-        join = consumer._membership.join
+        join = consumer._member.membership.join
 
         def submit_late(*arguments: Any) -> None:
             join(*arguments)
             raise RequestTimedOut("No answer; the outcome is unknown.")
 
-        monkeypatch.setattr(consumer._membership, "join", submit_late)
+        monkeypatch.setattr(consumer._member.membership, "join", submit_late)
         with pytest.raises(RequestTimedOut):
             consumer.poll()
         monkeypatch.undo()

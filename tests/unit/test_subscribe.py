@@ -9,7 +9,7 @@ from unit.consuming import RecordingListener, add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.errors import IllegalState, InvalidRegularExpression, InvalidRequest, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
@@ -17,24 +17,24 @@ pytestmark = pytest.mark.slow
 PROTOCOLS = pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
 
 
-def member(mq: Connection, group: str, *topics: str, protocol: str, **options: Any) -> GroupConsumer:
+def member(mq: Connection, group: str, *topics: str, protocol: str, **options: Any) -> MemberConsumer:
     # otherwise the group waits for a member that leaves
     if protocol != "cooperative" and group not in mq.groups.list():
         delay = {"queue": "rebalance.delay.ms", "classic": "group.initial.rebalance.delay.ms"}[protocol]
         mq.groups.create(group, {"group.protocol": protocol, delay: 0})
     consumer = mq.consumer(group, topics=topics, protocol=protocol, **options)
-    assert isinstance(consumer, GroupConsumer)
+    assert isinstance(consumer, MemberConsumer)
     return consumer
 
 
-def poll_until_it_has(consumer: GroupConsumer, *places: tuple[str, int]) -> list[str]:
+def poll_until_it_has(consumer: MemberConsumer, *places: tuple[str, int]) -> list[str]:
     """Poll until the member owns exactly these partitions, and return the texts that it read meanwhile."""
     read_texts: list[str] = []
     until(lambda: bool(read_texts.extend(texts(consumer.poll())) or consumer.assignment() == sorted(places)))
     return read_texts
 
 
-def read(consumer: GroupConsumer, count: int) -> list[str]:
+def read(consumer: MemberConsumer, count: int) -> list[str]:
     read_texts: list[str] = []
     until(lambda: bool(read_texts.extend(texts(consumer.poll(timeout_ms=20))) or len(read_texts) >= count))
     return read_texts

@@ -10,7 +10,7 @@ from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.outcome import PollOutcome
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
@@ -29,13 +29,13 @@ def create_group(mq: Connection, protocol: str) -> str:
     return name
 
 
-def join(mq: Connection, group: str, topic: str) -> GroupConsumer:
+def join(mq: Connection, group: str, topic: str) -> MemberConsumer:
     member = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
-    assert isinstance(member, GroupConsumer)
+    assert isinstance(member, MemberConsumer)
     return member
 
 
-def wait_until_shared(*members: GroupConsumer) -> None:
+def wait_until_shared(*members: MemberConsumer) -> None:
     """Poll until each member owns a partition."""
 
     def all_have() -> bool:
@@ -47,7 +47,7 @@ def wait_until_shared(*members: GroupConsumer) -> None:
     until(all_have)
 
 
-def read_all(member: GroupConsumer, **options: Any) -> list[str]:
+def read_all(member: MemberConsumer, **options: Any) -> list[str]:
     read_texts = []
     for batch in member.until_end(**options):
         read_texts += texts(batch)
@@ -190,7 +190,7 @@ def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, 
 # -- why a batch is empty -----------------------------------------------------------------------------------
 
 
-def poll_until_outcome(member: GroupConsumer, outcome: PollOutcome) -> PollOutcome:
+def poll_until_outcome(member: MemberConsumer, outcome: PollOutcome) -> PollOutcome:
     """Poll until this is the outcome. No message may come."""
     until(lambda: member.poll(timeout_ms=20).outcome is outcome)
     return outcome

@@ -30,10 +30,11 @@ from ..requester import Requester
 from .listener import RebalanceListener
 from .member.group_consumer import GroupConsumer
 from .member.heartbeats import HeartbeatThread
+from .member.member_consumer import MemberConsumer
 from .member.member_options import read_member_options
 from .member.membership import Membership
 from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
-from .positions.consumer import Consumer
+from .positions.assigned_consumer import AssignedConsumer
 from .positions.positions import Reset
 from .queue.queue_consumer import QueueConsumer
 
@@ -58,7 +59,7 @@ class ConsumerFactory:
         self._new_id, self._check_open = new_id, check_open
         self._heartbeats = HeartbeatThread(beats, new_id)
 
-    def create_for_partitions(self, group: Any, assign: Any, options: dict[str, Any]) -> Consumer:
+    def create_for_partitions(self, group: Any, assign: Any, options: dict[str, Any]) -> AssignedConsumer:
         """Return a consumer of these partitions and of all partitions of these topics.
 
         Raises what `mq.consumer` raises.
@@ -75,7 +76,7 @@ class ConsumerFactory:
                 found="assign",
                 expected="topics, to join the group",
             )
-        return Consumer(
+        return AssignedConsumer(
             self._requester, self._find_bounds, self._build_fetch(), self._clock, group, topics, partitions, **options
         )
 
@@ -85,8 +86,8 @@ class ConsumerFactory:
         topics: Any,
         protocol: Any,
         options: dict[str, Any],
-        closed: Callable[[GroupConsumer], object],
-    ) -> GroupConsumer:
+        closed: Callable[[MemberConsumer], object],
+    ) -> MemberConsumer:
         """Return a consumer that has joined the group. closed: called when it is closed.
 
         Raises what `mq.consumer` raises.
@@ -114,7 +115,6 @@ class ConsumerFactory:
         )
         if config["group.protocol"] == "queue":
             return QueueConsumer(
-                self._requester,
                 membership,
                 self._build_fetch(),
                 self._clock,

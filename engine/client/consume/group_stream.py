@@ -21,7 +21,7 @@ from ...protocol.errors import (
 from ..arguments import invalid_argument, parse_flag, parse_text, parse_whole_number
 from ..transactions.scope import TransactionScope
 from .batch import ConsumerBatch
-from .member.group_consumer import GroupConsumer
+from .member.member_consumer import MemberConsumer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,7 +46,7 @@ class GroupStream:
 
     def __init__(
         self,
-        consumer: Callable[[], GroupConsumer],
+        consumer: Callable[[], MemberConsumer],
         transaction: Callable[[str], TransactionScope],
         clock: Clock,
         has_spark: bool,
@@ -106,7 +106,7 @@ class GroupStream:
                 self._stopped.wait(max(0, began_ms + every_ms - self._clock.steady_ms()) / 1000)
         return count
 
-    def _poll_batches(self, consumer: GroupConsumer, max_records: int, available_now: bool) -> Iterator[ConsumerBatch]:
+    def _poll_batches(self, consumer: MemberConsumer, max_records: int, available_now: bool) -> Iterator[ConsumerBatch]:
         """Yield batches until `stop`, or until the group has read what was there at first."""
         if available_now:
             yield from consumer.until_end(max_records, stopped=self._stopped.is_set)
@@ -120,7 +120,7 @@ class GroupStream:
         self._stopped.set()
 
     def _process(
-        self, consumer: GroupConsumer, batch: ConsumerBatch, function: Callable[..., object], name: str | None
+        self, consumer: MemberConsumer, batch: ConsumerBatch, function: Callable[..., object], name: str | None
     ) -> int:
         """Process and commit a batch; return the number of rows that count as processed."""
         if name is None:

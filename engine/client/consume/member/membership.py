@@ -18,7 +18,7 @@ from ...fetch.planning.plan import Isolation
 from ...groups.stalls import Stall, find_stalls
 from ...offsets import TopicPartition
 from ...requester import Requester
-from .beginnings import find_beginnings, find_new_topics, log_beginnings
+from ..beginnings import find_beginnings, find_new_topics, log_beginnings
 from .heartbeats import Heartbeat, HeartbeatThread
 from .membership_view import MembershipView, OwnedPartition, build_view
 from .progress import GroupProgress, read_progress

@@ -11,7 +11,7 @@ from ....protocol.values.consuming.offsets import OffsetCommit
 from ...arguments import parse_partition, parse_topic_name
 from ...fetch.planning.plan import Bounds
 from ...offsets import TopicPartition
-from ..member.beginnings import Beginning, log_beginnings
+from ..beginnings import Beginning, log_beginnings
 
 Reset = Literal["earliest", "latest", "none"]
 

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from ....namespace.processes.clock import Clock
-from ....namespace.processes.process import OwnLock
 from ....protocol.errors import ClientEnded, LakeMQError, NoOffsetForPartition, RequestTimedOut, UnknownMemberId
 from ....protocol.values.queues.deliveries import (
     MAX_RANGES,
@@ -20,6 +19,7 @@ from ....protocol.values.queues.deliveries import (
     WantedMessages,
 )
 from ...offsets import TopicPartition
+from ..consumer_lock import ConsumerLock
 from ..member.membership import Membership
 from .ack_tracker import AckTracker
 from .refusals import Refusals
@@ -215,7 +215,11 @@ class AckSender:
 
 
 def flush_acknowledgements(
-    sender: AckSender, trackers: Mapping[TopicPartition, AckTracker], lock: OwnLock, clock: Clock, deadline_ms: float
+    sender: AckSender,
+    trackers: Mapping[TopicPartition, AckTracker],
+    lock: ConsumerLock,
+    clock: Clock,
+    deadline_ms: float,
 ) -> None:
     """Wait until the group has answered all acknowledgements, and send them again while no sequencer answers.
 

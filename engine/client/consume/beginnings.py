@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ....protocol.values.state import State
+from ...protocol.values.state import State
 
 log = logging.getLogger("lakemq.consumer")
 

@@ -1,0 +1,176 @@
+"""The calls that all consumers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from ...namespace.processes.clock import Clock
+from ...protocol.values.consuming.offsets import OffsetCommit
+from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_number
+from ..fetch.fetch_result import Message
+from ..offsets import ConsumedOffsets, TopicPartition
+from .batch import ConsumerBatch
+from .consumer_lock import ConsumerLock
+from .iteration import POLL_RECORDS, iterate
+from .partition_reader import PartitionReader
+from .positions.positions import check_assignment
+from .until_end import Ends, Left, read_until_end
+
+C = TypeVar("C", bound="Consumer")
+
+
+class EndFinder(Protocol):
+    """Finds how much is left before the ends that partitions had when a loop began. It takes the consumer's lock.
+
+    Attributes:
+        timeout_ms: how long the loop waits without progress, unless its caller says otherwise.
+    """
+
+    timeout_ms: int
+
+    def find_ends(self) -> Ends:
+        """Return where the partitions to read end now."""
+        ...
+
+    def find_remainder(self, ends: Ends) -> Left:
+        """Return how much is not read before these ends."""
+        ...
+
+
+class Consumer(ABC):
+    """What `mq.consumer` returns. Thread-safe; close it, or use it as a context manager.
+
+    It is a `QueueConsumer` or a `GroupConsumer`, by the protocol of its group; with `assign`, an `AssignedConsumer`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        lock: ConsumerLock,
+        reader: PartitionReader[Any],
+        ends: EndFinder,
+        clock: Clock,
+        consumer_timeout_ms: int | None,
+    ) -> None:
+        """Put the parts together: reader: reads the partitions; ends: finds what is left of them."""
+        self.group, self._lock, self._clock = group, lock, clock
+        self._reader, self._ends = reader, ends
+        self._iteration_timeout_ms = (
+            None if consumer_timeout_ms is None else parse_whole_number("consumer_timeout_ms", consumer_timeout_ms, 0)
+        )
+
+    @abstractmethod
+    def poll(self, max_records: int = ..., timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
+        """Return the next messages, or an empty batch that says why in `outcome`."""
+
+    @abstractmethod
+    def position(self, topic: str, partition: int) -> int:
+        """Return the next offset to read of a partition."""
+
+    @abstractmethod
+    def lag(self) -> dict[TopicPartition, int]:
+        """Return how many offsets are left in each partition of this consumer."""
+
+    @abstractmethod
+    def commit(
+        self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
+    ) -> ConsumedOffsets:
+        """Let the group note how far it has come."""
+
+    @abstractmethod
+    def committed(self) -> dict[TopicPartition, OffsetCommit]:
+        """Return what the group has noted of this consumer's partitions."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop polling."""
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over the messages one by one, and wait for more: `for message in consumer`.
+
+        The loop ends when the consumer is closed, by the loop itself or by another thread; and with
+        `consumer_timeout_ms`, when no message has come for so long. That says nothing about what is left: see `lag`.
+        Messages are read 500 at a time, but each counts as read when the loop gets it. So `position`, and a `commit`
+        without arguments, are just behind the last message that the loop got; what it did not get, the next `poll` or
+        loop reads. Raises what `poll` raises.
+        """
+        return iterate(
+            self._lock, self._reader, lambda: self.poll(POLL_RECORDS), self._clock, self._iteration_timeout_ms
+        )
+
+    def until_end(
+        self,
+        max_records: int = 10_000,
+        timeout_ms: int | None = None,
+        stopped: Callable[[], bool] | None = None,
+    ) -> Iterator[ConsumerBatch]:
+        """Poll until all that was there at the time of this call is read: `for batch in consumer.until_end():`.
+
+        A member of a group goes on until the whole group has read it. It waits for partitions that other members have,
+        until those have committed (in a queue: acknowledged), and takes over what a lost member had. Messages that
+        come during the loop may be among the last batches. Commit or acknowledge each batch in the loop. A topic that
+        is deleted meanwhile, or that the loop unsubscribes from, counts as read.
+
+        Args:
+            max_records: the most messages of a batch.
+            timeout_ms: how long to wait while no member makes progress. Left out, long enough to find out that a
+                member died or does not poll.
+            stopped: called before each poll; true ends the loop early, without an error.
+
+        Raises:
+            EndNotReached: the wait is over. The message names the holders of the rest.
+            LakeMQError: an error of `poll`.
+        """
+        max_records = parse_whole_number("max_records", max_records, 1)
+        limit_ms = self._ends.timeout_ms if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)
+        if not (stopped is None or callable(stopped)):
+            raise invalid_argument("stopped", stopped, "a function without arguments")
+        ends = self._ends.find_ends()
+        return read_until_end(
+            self.group,
+            lambda wait_ms: self.poll(max_records, timeout_ms=wait_ms),
+            lambda: self._ends.find_remainder(ends),
+            limit_ms,
+            self._clock,
+            stopped,
+        )
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Get no messages of these partitions until `resume`. Raises IllegalState: one of them is not assigned."""
+        with self._lock.own:
+            places = parse_topic_partitions("partitions", partitions)
+            for place in places:
+                check_assignment(place, self._reader.list_places())
+            self._reader.paused_by_user.update(places)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Get messages of these partitions again."""
+        with self._lock.own:
+            self._reader.paused_by_user.difference_update(parse_topic_partitions("partitions", partitions))
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def find_offsets_to_commit(
+    what: ConsumerBatch | Mapping[TopicPartition, int] | None,
+    lock: ConsumerLock,
+    find_consumed: Callable[[Mapping[TopicPartition, int] | None], ConsumedOffsets],
+) -> ConsumedOffsets:
+    """Return the offsets that a user wants to commit.
+
+    Args:
+        what: a batch, offsets, or None.
+        lock: of the consumer.
+        find_consumed: completes offsets that the user named; with None it returns those that the consumer has come to.
+    """
+    offsets = what.offsets if isinstance(what, ConsumerBatch) else what
+    if isinstance(offsets, ConsumedOffsets):
+        return offsets  # without the lock: one thread may commit its batch while another polls
+    with lock.own:
+        return find_consumed(offsets)

@@ -1,0 +1,266 @@
+"""A member of a group: what the group decides about its partitions is reported to the user, and carried out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from ....protocol.errors import IllegalState, LakeMQError
+from ....protocol.values.consuming.offsets import OffsetCommit
+from ...offsets import ConsumedOffsets, TopicPartition
+from ..batch import ConsumerBatch, Ownership
+from ..consumer_lock import ConsumerLock
+from ..listener import RebalanceListener
+from ..outcome import PollOutcome
+from .membership import Membership
+from .membership_view import MembershipView, OwnedPartition
+from .subscription import Pattern
+
+OwnedPartitions = Mapping[TopicPartition, OwnedPartition]
+
+
+class PartitionHolder(Protocol):
+    """Keeps what a consumer knows of its partitions: positions, or messages without an outcome."""
+
+    def join(self) -> None:
+        """Join the group: at first, after the member was lost, or after the consumer has unsubscribed."""
+        ...
+
+    def note_joined(self) -> None:
+        """Note that the group knows the member, which may have joined although the answer to that was lost."""
+        ...
+
+    def list_lost_with_member(self) -> Sequence[TopicPartition]:
+        """Return the partitions that are lost when the group has lost the member, before it joins again."""
+        ...
+
+    def lose(self, place: TopicPartition) -> bool:
+        """Drop a partition that the member has no longer; return whether that is news to the user."""
+        ...
+
+    def find_revoked(self, owned: OwnedPartitions) -> Sequence[TopicPartition]:
+        """Return the partitions that the group wants back, and of which the user does not know that yet."""
+        ...
+
+    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
+        """Do what follows once the user was told that the group wants these partitions back."""
+        ...
+
+    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
+        """Return the partitions of which the user is to be told that they are new."""
+        ...
+
+    def take(self, new: OwnedPartitions) -> None:
+        """Take new partitions, before the user is told of them."""
+        ...
+
+    def drop_all(self) -> None:
+        """Drop all partitions, because the consumer closes or unsubscribes."""
+        ...
+
+
+class Member:
+    """One consumer as a member of its group. The consumer holds its lock for every call.
+
+    The user is told of changes in this order: lost, revoked, new partitions.
+    """
+
+    def __init__(
+        self,
+        lock: ConsumerLock,
+        membership: Membership,
+        listener: RebalanceListener | None,
+        closed: Callable[[], object],
+    ) -> None:
+        """closed: called when the consumer is closed, or was replaced."""
+        self.membership, self._lock = membership, lock
+        self._listener, self._on_closed = listener or RebalanceListener(), closed
+        self.known: dict[TopicPartition, OwnedPartition] = {}
+        """Partitions that the listener knows of, as they were assigned. A revoked one leaves after `on_revoked`."""
+        self.may_get_some = True
+        """Whether the group was moving partitions at the last poll, so that this member may get some soon."""
+        self.generation: int | None = None
+        """Generation of a classic group in which the partitions were assigned."""
+        self.is_subscribed = True
+        self._pid = os.getpid()
+
+    def check_open(self) -> None:
+        """Raise IllegalState if the consumer is closed, or has unsubscribed."""
+        self._lock.check_open()
+        if not self.is_subscribed:
+            raise IllegalState("The consumer is subscribed to nothing.", expected="subscribe(topics) before it polls")
+
+    # -- the subscription -------------------------------------------------------------------------------
+
+    def list_topics(self) -> list[str]:
+        """Return the topics that the member asks for; of a pattern, those that match as of now."""
+        if self.is_subscribed and not self._lock.is_closed:
+            self.membership.read_view()
+        return self.membership.topics if self.is_subscribed else []
+
+    def subscribe(self, names: Sequence[str], pattern: Pattern | None, holder: PartitionHolder) -> None:
+        """Ask for these topics, and join again if the consumer has unsubscribed."""
+        self._lock.check_open()
+        self.membership.subscribe(names, pattern)
+        if not self.is_subscribed:
+            holder.join()
+            self.is_subscribed = True
+
+    def unsubscribe(self, holder: PartitionHolder) -> None:
+        """Give up all partitions, and leave the group."""
+        self._lock.check_open()
+        if not self.is_subscribed:
+            return
+        self.is_subscribed = False
+        try:
+            self._report_all_revoked()
+        finally:
+            self._drop_all(holder)
+            self.membership.leave(for_good=True)
+
+    def close(self, holder: PartitionHolder, leave: bool | None) -> None:
+        """Give up all partitions, and leave the group. In a forked process do nothing. leave: as `close` says."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock.own:
+            self._on_closed()
+            if self._lock.is_closed:
+                return
+            self._lock.is_closed = True
+            if not self.is_subscribed:
+                return  # it has left the group already
+            try:
+                self._report_all_revoked()
+            finally:
+                self._drop_all(holder)
+                for_good = self.membership.options.instance_id is None if leave is None else leave
+                if not for_good:
+                    self._release_partitions()
+                self.membership.leave(for_good)
+
+    def _report_all_revoked(self) -> None:
+        if self.known:
+            self._listener.on_revoked(sorted(self.known))
+
+    def _drop_all(self, holder: PartitionHolder) -> None:
+        holder.drop_all()
+        self.known.clear()
+
+    # -- the partitions ---------------------------------------------------------------------------------
+
+    def update(self, holder: PartitionHolder) -> None:
+        """Take in what the group has decided since the last poll: joining again, lost, revoked and new partitions."""
+        self.check_open()
+        self.membership.note_poll()
+        view = self.membership.read_view()
+        if view.is_replaced:
+            self._lock.is_closed = True
+            self._on_closed()
+            self.membership.leave(for_good=False)
+            self._report_loss(list(self.known), holder)
+            raise self.membership.fenced_error()
+        if not view.is_member:
+            self._report_loss(holder.list_lost_with_member(), holder)
+            self.check_open()  # the listener may have closed the consumer
+            holder.join()
+            view = self.membership.read_view()
+        self.may_get_some = not view.is_stable
+        self._apply_view(view, holder)
+
+    def _apply_view(self, view: MembershipView, holder: PartitionHolder) -> None:
+        """Report changes to the listener, in this order: lost, revoked, new partitions.
+
+        What follows a revocation is done after the listener has returned, even if it raises.
+        """
+        holder.note_joined()
+        self._report_loss(self._find_lost(view.owned), holder)
+        revoked = holder.find_revoked(view.owned)
+        try:
+            if revoked:
+                self._listener.on_revoked(sorted(revoked))
+        finally:
+            holder.give_up(view.owned, revoked)
+        self.check_open()
+        new = holder.find_new(view.owned)
+        if new:
+            self.known.update(new)
+            self.generation = view.generation
+            holder.take(new)
+            self._listener.on_assigned(sorted(new))
+            self.check_open()
+
+    def _find_lost(self, owned: OwnedPartitions) -> list[TopicPartition]:
+        """Return known partitions that the member has no longer, or has under a later assignment."""
+        return [
+            place
+            for place, partition in self.known.items()
+            if place not in owned or owned[place].epoch != partition.epoch
+        ]
+
+    def _report_loss(self, places: Sequence[TopicPartition], holder: PartitionHolder) -> None:
+        news = []
+        for place in places:
+            self.known.pop(place, None)
+            if holder.lose(place):
+                news.append(place)
+        if news:
+            self._listener.on_lost(sorted(news))
+
+    def _release_partitions(self) -> None:
+        """Release revoked partitions of a static member that closes, so that the group need not wait for its return.
+
+        A queue group keeps them for the member, because it may still have messages of them.
+        """
+        with suppress(LakeMQError):
+            owned = self.membership.read_view().owned
+            revoked = {
+                place: partition
+                for place, partition in owned.items()
+                if partition.is_paused and partition.deliveries is None
+            }
+            if revoked:
+                self.membership.release(revoked)
+
+    # -- what others ask ----------------------------------------------------------------------------------
+
+    def find_ownership(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Ownership]:
+        """Return since when the member has these partitions."""
+        return {
+            place: Ownership(partition.since_ms, partition.start_offset, partition.epoch)
+            for place in places
+            if (partition := self.known.get(place)) is not None
+        }
+
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        """Return offsets that can be committed, with the assignments under which they were read."""
+        epochs = {place: self.known[place].epoch for place in offsets if place in self.known}
+        return ConsumedOffsets(offsets, topic_ids, self.membership.member_id, epochs, self.generation)
+
+    def find_still_owned(self, batch: ConsumerBatch) -> list[TopicPartition]:
+        """Return the partitions of the batch that the member has under the assignment under which it was read."""
+        owned = self.membership.read_view().owned
+        return [p for p in batch.offsets if p in owned and owned[p].epoch == batch.offsets.epochs.get(p)]
+
+    def read_committed(self) -> dict[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of the partitions that the user knows of."""
+        return {
+            place: OffsetCommit(*place, commit.offset, commit.metadata, partition.bounds.topic_id)
+            for place, partition in self.membership.read_view().owned.items()
+            if (commit := partition.committed) is not None and place in self.known
+        }
+
+    def waits_for_partitions(self) -> bool:
+        """Return whether the member has no partitions yet, and is about to get some. Needs no lock."""
+        return not self.known and self.may_get_some
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        """Return why a poll brought nothing. is_behind: whether something is left in the member's partitions."""
+        view = self.membership.read_view()
+        if not view.is_member or not view.is_stable:
+            return PollOutcome.NOT_ASSIGNED
+        if is_behind():
+            return PollOutcome.NOT_YET
+        has_all = len(view.owned) == view.partition_count
+        return PollOutcome.AT_END if has_all else PollOutcome.OTHERS_HOLD_THE_REST

@@ -1,0 +1,104 @@
+"""The partitions of a member that has positions: of a cooperative or a classic group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from ....protocol.values.consuming.offsets import OffsetCommit
+from ...fetch.planning.plan import Bounds
+from ...offsets import ConsumedOffsets, TopicPartition
+from ..batch import Ownership
+from ..consumer_lock import ConsumerLock
+from ..outcome import PollOutcome
+from ..positions.position_reader import PositionReader
+from ..positions.positions import Positions, ReadPosition
+from .member import Member, OwnedPartitions
+from .membership_view import OwnedPartition
+
+
+class MemberPartitions:
+    """The partitions that a group has assigned to a member. The consumer holds its lock for every call."""
+
+    def __init__(self, lock: ConsumerLock, member: Member) -> None:
+        self._lock, self._member = lock, member
+        self.revoked: AbstractSet[TopicPartition] = frozenset()
+
+    def update(self, reader: PositionReader) -> None:
+        self._member.update(PositionHolder(self._lock, self._member, reader))
+
+    def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
+        """Return the bounds as of now of known partitions that the member still has.
+
+        The positions of others stay until they are reported as lost, because they may still be committed.
+        """
+        known, current = self._member.known, self._member.membership.read_view().owned
+        owned = {p: current[p] for p, old in known.items() if p in current and current[p].epoch == old.epoch}
+        self.revoked = {place for place, partition in owned.items() if partition.is_paused}
+        for place, partition in owned.items():
+            if place not in positions.by_place:
+                positions.by_place[place] = ReadPosition(
+                    partition.bounds.topic_id, partition.start_offset, is_group_start=known[place].committed is None
+                )
+        return {place: partition.bounds for place, partition in owned.items()}
+
+    def read_committed(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+        return self._member.read_committed()
+
+    def find_ownership(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        return self._member.find_ownership(places)
+
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        return self._member.build_offsets(offsets, topic_ids)
+
+    def waits_for_partitions(self) -> bool:
+        return self._member.waits_for_partitions()
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        return self._member.find_outcome(is_behind)
+
+
+class PositionHolder:
+    """Keeps the positions in a member's partitions.
+
+    A revoked partition is released after the listener has returned, even if it raises: the group waits for that before
+    another member gets it. The release is repeated with each poll until the group knows of it.
+    """
+
+    def __init__(self, lock: ConsumerLock, member: Member, reader: PositionReader) -> None:
+        self._lock, self._member, self._reader = lock, member, reader
+
+    def join(self) -> None:
+        self._member.membership.join()
+
+    def note_joined(self) -> None:
+        pass
+
+    def list_lost_with_member(self) -> Sequence[TopicPartition]:
+        """Return all partitions: other members may have them already."""
+        return list(self._member.known)
+
+    def lose(self, place: TopicPartition) -> bool:
+        self._reader.forget(place)
+        return True
+
+    def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
+        return [place for place, partition in owned.items() if partition.is_paused and place in self._member.known]
+
+    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
+        for place in reported:
+            self._member.known.pop(place, None)
+            self._reader.forget(place)
+        revoked = {place: partition for place, partition in owned.items() if partition.is_paused}
+        if revoked and not self._lock.is_closed:
+            self._member.membership.release(revoked)
+
+    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
+        known = self._member.known
+        return {p: partition for p, partition in owned.items() if not partition.is_paused and p not in known}
+
+    def take(self, new: OwnedPartitions) -> None:
+        self._reader.read_bounds()
+
+    def drop_all(self) -> None:
+        self._reader.forget_all()

@@ -1,0 +1,81 @@
+"""The interface of what a consumer reads with: positions, or the deliveries of a queue group."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, Protocol, TypeVar
+
+from ..fetch.fetch_result import Message
+from ..offsets import TopicPartition
+from .batch import ConsumerBatch
+
+Moves = dict[TopicPartition, Any]
+"""(topic, partition) -> how a poll has moved on in it, so that this can be undone. Each reader has its own values."""
+
+Batch = TypeVar("Batch", bound=ConsumerBatch)
+
+
+class Unseen(Protocol):
+    """The messages of a poll that the loop has not got yet. The consumer's lock is held for each call."""
+
+    messages: list[Message]
+
+    def show(self, message: Message) -> bool:
+        """Note that the message is handed out. False: the consumer has it no longer, or it will come again."""
+        ...
+
+    def end(self) -> None:
+        """Note that all messages were handed out, or passed over."""
+        ...
+
+
+class PartitionReader(Protocol[Batch]):
+    """Reads the partitions of a consumer, which holds its lock for every call unless a method says otherwise.
+
+    Attributes:
+        paused_by_user: partitions of which no messages are read.
+    """
+
+    paused_by_user: set[TopicPartition]
+
+    def list_places(self) -> Container[TopicPartition]:
+        """Return the partitions that the consumer has."""
+        ...
+
+    def begin_poll(self) -> None:
+        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed."""
+        ...
+
+    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> Batch | None:
+        """Look once for messages, and move on past them; return None to be called again.
+
+        Args:
+            max_records: the most messages of the batch.
+            moves: how the poll has moved on so far; this call adds its own moves.
+            read_ahead: among how many offsets to look, after a stretch without visible messages.
+        """
+        ...
+
+    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
+        """Move back to where a poll that failed has begun."""
+        ...
+
+    def mark_unseen(self, batch: Batch) -> Unseen:
+        """Move back to where the poll of this batch has begun, so that its messages can be handed out one by one."""
+        ...
+
+    def explain_empty(self, batch: Batch) -> None:
+        """Note in an empty batch why it is empty, or raise if the caller has to act before anything comes."""
+        ...
+
+    def waits_for_partitions(self) -> bool:
+        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
+        ...
+
+    def expects_messages(self, deadline_ms: float) -> bool:
+        """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
+        ...
+
+    def rest(self, ms: int) -> None:
+        """Sleep until polling again is worthwhile, at most this long. The lock must not be held."""
+        ...

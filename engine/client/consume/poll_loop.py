@@ -1,0 +1,67 @@
+"""The loop of a poll: look for messages until some are there, or until the timeout."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from ...namespace.processes.clock import Clock
+from ..arguments import parse_whole_number
+from ..offsets import ConsumedOffsets
+from .consumer_lock import ConsumerLock
+from .partition_reader import Batch, Moves, PartitionReader
+
+_PASSING_MS = 1_000
+"""How long a poll goes on past offsets without visible messages, even with a shorter timeout."""
+_MAX_PASSED = 16_384
+"""Offsets that a poll passes at once, unless it may return more messages than these."""
+
+
+class PollLoop(Generic[Batch]):
+    """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
+
+    def __init__(self, lock: ConsumerLock, reader: PartitionReader[Batch], clock: Clock) -> None:
+        self._lock, self._reader, self._clock = lock, reader, clock
+
+    def poll(self, max_records: int, timeout_ms: int, poll_ms: int) -> Batch:
+        """Return the next messages; if none come before the timeout, an empty batch that says why.
+
+        Args:
+            max_records: the most messages of the batch.
+            timeout_ms: how long to wait for the first message.
+            poll_ms: how long to sleep before looking again.
+        """
+        max_records, poll_ms = (
+            parse_whole_number("max_records", max_records, 1),
+            parse_whole_number("poll_ms", poll_ms, 0),
+        )
+        begun_ms = self._clock.steady_ms()
+        deadline_ms = begun_ms + parse_whole_number("timeout_ms", timeout_ms, 0)
+        reader, passed, read_ahead = self._reader, None, 0
+        moves: Moves = {}
+        try:
+            while True:
+                with self._lock.own:
+                    reader.begin_poll()
+                    while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
+                        pass  # messages were deleted between looking and reading: look again
+                has_moved = bool(batch.offsets)
+                # The batch says where to go on also for partitions that had nothing visible.
+                batch.offsets = passed = _follow(passed, batch.offsets)
+                if batch:
+                    return batch
+                read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
+                end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
+                if self._clock.steady_ms() >= end_ms and not reader.expects_messages(deadline_ms):
+                    with self._lock.own:
+                        reader.explain_empty(batch)
+                    return batch
+                if not has_moved:
+                    reader.rest(min(poll_ms, max(1, deadline_ms - self._clock.steady_ms())))
+        except BaseException:  # also an interrupt: the user has not seen these messages
+            with self._lock.own:
+                reader.undo_moves(moves)
+            raise
+
+
+def _follow(passed: ConsumedOffsets | None, offsets: ConsumedOffsets) -> ConsumedOffsets:
+    return offsets if passed is None else passed.followed_by(offsets)

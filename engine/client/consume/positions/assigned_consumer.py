@@ -1,0 +1,169 @@
+"""A consumer of assigned partitions: it reads on from the group's committed offsets, and commits new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ....namespace.processes.clock import Clock
+from ....protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
+from ...arguments import parse_text, parse_whole_number
+from ...fetch.fetch_result import FetchResult
+from ...fetch.planning.plan import Isolation, check_isolation
+from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
+from ...requester import Requester
+from ..batch import ConsumerBatch
+from ..consumer import Consumer, find_offsets_to_commit
+from ..consumer_lock import ConsumerLock
+from ..poll_loop import PollLoop
+from ..range_fetcher import RangeFetcher
+from ..until_end import Ends, Left, find_left_by_positions
+from .assigned_partitions import AssignedPartitions, FindBounds
+from .position_reader import PositionReader
+from .positions import Reset
+
+
+class AssignedConsumer(Consumer):
+    """Reads the partitions it was assigned. Thread-safe; close it, or use it as a context manager.
+
+    A position is the next offset to read. It begins at the group's committed offset. Where the group has committed
+    nothing, or the offset was deleted, it begins at `auto_offset_reset`. A partition that is added later, or that
+    belongs to a topic created again under its old name, is read from its start. Of its topics the consumer reads all
+    partitions, also those added later.
+    """
+
+    _reader: PositionReader
+
+    def __init__(
+        self,
+        requester: Requester,
+        bounds: FindBounds,
+        fetch: Callable[..., FetchResult],
+        clock: Clock,
+        group: str,
+        topics: Sequence[str],
+        assign: Sequence[TopicPartition],
+        auto_offset_reset: Reset = "earliest",
+        isolation: Isolation = "read_committed",
+        default_timeout_ms: int = 60_000,
+        consumer_timeout_ms: int | None = None,
+    ) -> None:
+        """Begin to read; nothing is polled yet.
+
+        Args:
+            requester: sends requests to the sequencer.
+            bounds: returns the bounds of all partitions of some topics, as of now.
+            fetch: fetches ranges of a topic.
+            clock: the consumer's clock.
+            group: the group whose offsets are read and committed.
+            topics: topics whose partitions are all read.
+            assign: single partitions that are read.
+            auto_offset_reset, isolation, default_timeout_ms, consumer_timeout_ms: as in `mq.consumer`.
+
+        Raises:
+            UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
+        """
+        check_isolation(isolation)
+        timeout_ms = parse_whole_number("default_timeout_ms", default_timeout_ms, 0)
+        lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
+        partitions = AssignedPartitions(lock, requester, bounds, group, topics, assign, isolation, clock, timeout_ms)
+        reader = PositionReader(group, auto_offset_reset, partitions, fetcher, clock)
+        super().__init__(group, lock, reader, _PositionEnds(lock, reader, timeout_ms), clock, consumer_timeout_ms)
+        self._requester, self._partitions, self._loop = requester, partitions, PollLoop(lock, reader, clock)
+        reader.read_bounds()
+
+    def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
+        """Return the next messages, and move the positions past them.
+
+        Args:
+            max_records: the most messages that are returned. They come evenly from all partitions.
+            timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. If
+                the next offsets are expired or aborted, the poll reads past them for up to a second.
+            poll_ms: how long to sleep before looking again.
+
+        Returns:
+            A batch, which is empty and says why in `outcome` if no message came.
+
+        Raises:
+            NoOffsetForPartition, OffsetOutOfRange: only with `auto_offset_reset="none"`.
+            IllegalState: the consumer is closed.
+        """
+        return self._loop.poll(max_records, timeout_ms, poll_ms)
+
+    def position(self, topic: str, partition: int) -> int:
+        """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
+        with self._lock.own:
+            return self._reader.position(topic, partition)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Read on from this offset.
+
+        Raises:
+            OffsetOutOfRange: the log does not hold the offset.
+            IllegalState: the partition is not assigned.
+            UnknownTopicOrPartition: an assigned topic was deleted.
+        """
+        with self._lock.own:
+            self._reader.seek(topic, partition, offset)
+
+    def lag(self) -> dict[TopicPartition, int]:
+        """Return the number of offsets from each position to the end of what this isolation sees.
+
+        Returns:
+            (topic, partition) -> offsets, at least 0.
+        """
+        with self._lock.own:
+            return self._reader.count_lag()
+
+    def commit(
+        self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
+    ) -> ConsumedOffsets:
+        """Commit the end of a batch, these offsets, or all positions for the group.
+
+        Args:
+            what: a batch; or (topic, partition) -> next offset to read; left out, all positions.
+            metadata: a text that is stored beside the offsets.
+
+        Returns:
+            The offsets that were committed.
+
+        Raises:
+            OffsetOutOfRange, UnknownTopicOrPartition, OffsetMetadataTooLarge: an argument is not valid.
+            UnknownTopicId: the topic that was read was deleted. Nothing is committed.
+        """
+        offsets = find_offsets_to_commit(what, self._lock, self._reader.find_consumed_offsets)
+        if offsets:
+            text = None if metadata is None else parse_text("metadata", metadata)
+            self._requester.ask(CommitOffsets(self.group, build_offset_commits(offsets, text)))
+        return offsets
+
+    def committed(self) -> dict[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of the assigned partitions.
+
+        Waits while an open transaction holds some of the offsets back.
+
+        Raises:
+            UnstableOffsetCommit: that takes longer than `default_timeout_ms`.
+            ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
+        """
+        return self._partitions.read_committed(list(self._reader.positions.by_place))
+
+    def close(self) -> None:
+        """Stop polling. Nothing is committed by this."""
+        self._lock.is_closed = True
+
+
+class _PositionEnds:
+    """Finds how far positions are from the ends of their partitions."""
+
+    def __init__(self, lock: ConsumerLock, reader: PositionReader, timeout_ms: int) -> None:
+        self._lock, self._reader, self.timeout_ms = lock, reader, timeout_ms
+
+    def find_ends(self) -> Ends:
+        with self._lock.own:
+            self._lock.check_open()
+            return {place: (bounds.topic_id, bounds.end) for place, bounds in self._reader.read_bounds().items()}
+
+    def find_remainder(self, ends: Ends) -> Left:
+        with self._lock.own:
+            self._lock.check_open()
+            return find_left_by_positions(ends, *self._reader.positions.settle())

@@ -1,0 +1,92 @@
+"""Partitions that a user has assigned to a consumer: all those of some topics, and single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from ....namespace.processes.clock import Clock
+from ....protocol.errors import ThrottlingQuotaExceeded, UnknownTopicOrPartition, UnstableOffsetCommit
+from ....protocol.values.consuming.offsets import FetchOffsets, OffsetCommit, OffsetsFetched
+from ...fetch.planning.plan import Bounds, Isolation
+from ...offsets import ConsumedOffsets, TopicPartition
+from ...requester import Requester
+from ..batch import Ownership
+from ..consumer_lock import ConsumerLock
+from ..outcome import PollOutcome
+from .position_reader import PositionReader
+from .positions import Positions
+
+_RETRY_MS = 20
+
+FindBounds = Callable[[Iterable[str], Isolation], Mapping[TopicPartition, Bounds]]
+"""Returns the bounds of all partitions of some topics, as of now."""
+
+
+class AssignedPartitions:
+    """The assigned partitions of one consumer, which holds its lock for every call."""
+
+    def __init__(
+        self,
+        lock: ConsumerLock,
+        requester: Requester,
+        find_bounds: FindBounds,
+        group: str,
+        topics: Sequence[str],
+        assign: Sequence[TopicPartition],
+        isolation: Isolation,
+        clock: Clock,
+        timeout_ms: int,
+    ) -> None:
+        """timeout_ms: how long to wait for committed offsets that an open transaction holds back."""
+        self._lock, self._requester, self._find_bounds, self._group = lock, requester, find_bounds, group
+        self._topics, self._assigned = frozenset(topics), frozenset(assign)
+        self._isolation, self._clock, self._timeout_ms = isolation, clock, timeout_ms
+        self.revoked: AbstractSet[TopicPartition] = frozenset()
+        self._has_begun = False
+
+    def update(self, reader: PositionReader) -> None:
+        self._lock.check_open()
+
+    def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions as of now. Raises UnknownTopicOrPartition: one of them is not there."""
+        topics = sorted({*self._topics, *(topic for topic, _ in self._assigned)})
+        existing = self._find_bounds(topics, self._isolation)
+        for topic, partition in self._assigned - existing.keys():
+            raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+        bounds = {p: of for p, of in existing.items() if p[0] in self._topics or p in self._assigned}
+        positions.follow(bounds, are_new=self._has_begun)
+        self._has_begun = True
+        return bounds
+
+    def read_committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
+        """Return what the group has committed. Waits while an open transaction holds some of the offsets back.
+
+        Raises:
+            UnstableOffsetCommit: that takes too long.
+            ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
+        """
+        request = FetchOffsets(self._group, list(places))
+        deadline_ms = self._clock.steady_ms() + self._timeout_ms
+        while True:
+            try:
+                answer = self._requester.ask(request)
+            except (UnstableOffsetCommit, ThrottlingQuotaExceeded):
+                if self._clock.steady_ms() > deadline_ms:
+                    raise
+                self._clock.sleep(_RETRY_MS)
+                continue
+            assert isinstance(answer, OffsetsFetched)
+            return {(commit.topic, commit.partition): commit for commit in answer.offsets}
+
+    def find_ownership(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        return {}
+
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        return ConsumedOffsets(offsets, topic_ids)
+
+    def waits_for_partitions(self) -> bool:
+        return False
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END

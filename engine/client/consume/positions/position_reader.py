@@ -1,0 +1,227 @@
+"""Read partitions at positions, which move on with each poll."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ....namespace.processes.clock import Clock
+from ....protocol.errors import OffsetOutOfRange
+from ....protocol.values.consuming.offsets import OffsetCommit
+from ...arguments import parse_choice, parse_partition_offsets, parse_whole_number
+from ...fetch.planning.plan import Bounds
+from ...offsets import ConsumedOffsets, TopicPartition
+from ..batch import ConsumerBatch, Ownership
+from ..outcome import PollOutcome
+from ..partition_reader import Moves
+from ..poll_parts import cut_to_messages, fetch_parts
+from ..poll_sizes import poll_sizes
+from ..range_fetcher import RangeFetcher
+from .positions import Positions, Reset, check_assignment
+from .unseen_positions import UnseenPositions
+
+
+class Partitions(Protocol):
+    """The partitions of a consumer that has positions: assigned by its user, or by a group.
+
+    The consumer holds its lock for every call.
+
+    Attributes:
+        revoked: partitions that a group wants back, as of the last `read_bounds`. They are read no further.
+    """
+
+    revoked: AbstractSet[TopicPartition]
+
+    def update(self, reader: PositionReader) -> None:
+        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed."""
+        ...
+
+    def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of the partitions as of now, and add and drop positions as needed."""
+        ...
+
+    def read_committed(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of these partitions."""
+        ...
+
+    def find_ownership(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        """Return since when a member of a group has these partitions; empty for assigned partitions."""
+        ...
+
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        """Return offsets that can be committed."""
+        ...
+
+    def waits_for_partitions(self) -> bool:
+        """Return whether there are no partitions yet, and some are about to come. Needs no lock."""
+        ...
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        """Return why a poll brought nothing. is_behind: whether something is left before the ends of partitions."""
+        ...
+
+
+class PositionReader:
+    """Reads partitions at their positions. The consumer holds its lock for every call, unless `poll_loop` says not."""
+
+    def __init__(self, group: str, reset: Reset, partitions: Partitions, fetcher: RangeFetcher, clock: Clock) -> None:
+        """Begin to read; nothing is polled yet.
+
+        Args:
+            group: the group whose offsets are read and committed.
+            reset: where to begin without a committed offset.
+            partitions: of the consumer.
+            fetcher: fetches the messages.
+            clock: the consumer's clock.
+
+        Raises:
+            UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
+        """
+        parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
+        self.group, self.fetcher = group, fetcher
+        self._partitions, self._clock = partitions, clock
+        self.positions = Positions(group, reset, self.read_bounds, self._read_committed)
+        self.paused_by_user: set[TopicPartition] = set()
+
+    # -- the partitions ---------------------------------------------------------------------------------
+
+    def list_places(self) -> Container[TopicPartition]:
+        """Return the partitions that have a position."""
+        return self.positions.by_place
+
+    def read_bounds(self) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these."""
+        return self._partitions.read_bounds(self.positions)
+
+    def _read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
+        return self._partitions.read_committed(list(self.positions.by_place))
+
+    def forget(self, place: TopicPartition) -> None:
+        """Drop a partition."""
+        self.positions.by_place.pop(place, None)
+        self.paused_by_user.discard(place)
+
+    def forget_all(self) -> None:
+        """Drop all partitions."""
+        self.positions.by_place.clear()
+        self.paused_by_user.clear()
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def begin_poll(self) -> None:
+        self._partitions.update(self)
+
+    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> ConsumerBatch | None:
+        """Read the next messages and move the positions; return None to be called again.
+
+        A stretch of expired or aborted messages may be long, so each look takes four times as many offsets as the one
+        before (`read_ahead`).
+        """
+        bounds, offsets = self.positions.settle()
+        resting = self._find_resting()
+        behind = {place: bounds[place].end - offset for place, offset in offsets.items() if place not in resting}
+        sizes = poll_sizes(behind, max(max_records, read_ahead))
+        ends = {place: offsets[place] + count for place, count in sizes.items() if count}
+        topic_ids = self._list_topic_ids()
+        parts = fetch_parts(self.fetcher.try_to_fetch, offsets, ends, topic_ids, offsets)
+        if read_ahead and parts is not None and (cut := cut_to_messages(ends, parts, max_records)) != ends:
+            ends = {place: end for place, end in cut.items() if end > offsets[place]}
+            parts = fetch_parts(self.fetcher.try_to_fetch, offsets, ends, topic_ids, offsets)
+        if parts is None:
+            return None
+        self._move(ends, moves)
+        batch = ConsumerBatch(self.group, parts, self._partitions.build_offsets(ends, topic_ids))
+        batch.ownership = self._partitions.find_ownership(batch.offsets)
+        return batch
+
+    def _move(self, ends: Mapping[TopicPartition, int], moves: Moves) -> None:
+        before = self.positions.by_place
+        after = {place: replace(before[place], offset=end) for place, end in ends.items()}
+        moves |= {
+            place: (moves[place][0] if place in moves else before[place], position) for place, position in after.items()
+        }
+        # Partitions read last come last. One assignment, because an interrupt may come at any time.
+        self.positions.by_place = {**{p: position for p, position in before.items() if p not in after}, **after}
+
+    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
+        """Move positions back to where they were before a poll that failed."""
+        for place, (before, after) in moves.items():
+            if self.positions.by_place.get(place) is after:
+                self.positions.by_place[place] = before
+
+    def mark_unseen(self, batch: ConsumerBatch) -> UnseenPositions:
+        return UnseenPositions(batch, lambda: self.positions.by_place, self._find_resting)
+
+    def explain_empty(self, batch: ConsumerBatch) -> None:
+        batch.outcome = self._partitions.find_outcome(self._is_behind)
+
+    def waits_for_partitions(self) -> bool:
+        return self._partitions.waits_for_partitions()
+
+    def expects_messages(self, deadline_ms: float) -> bool:
+        return False
+
+    def rest(self, ms: int) -> None:
+        self._clock.sleep(ms)
+
+    def _find_resting(self) -> set[TopicPartition]:
+        return self.paused_by_user | self._partitions.revoked
+
+    def _list_topic_ids(self) -> dict[str, int]:
+        return {topic: position.topic_id for (topic, _), position in self.positions.by_place.items()}
+
+    def _is_behind(self) -> bool:
+        """Return whether something is left before the ends of the partitions."""
+        bounds = self.read_bounds()
+        offsets = {place: position.offset for place, position in self.positions.by_place.items() if place in bounds}
+        return any(offset is None or offset < bounds[place].end for place, offset in offsets.items())
+
+    # -- where it is ------------------------------------------------------------------------------------
+
+    def position(self, topic: str, partition: int) -> int:
+        """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
+        _, offsets = self.positions.settle((topic, partition))
+        return offsets[topic, partition]
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Read on from this offset. Raises OffsetOutOfRange: the log does not hold it."""
+        offset = parse_whole_number("offset", offset)
+        all_bounds = self.read_bounds()
+        check_assignment((topic, partition), all_bounds)
+        bounds = all_bounds[topic, partition]
+        if not bounds.first <= offset <= bounds.high_watermark:
+            raise OffsetOutOfRange(
+                f"{topic}-{partition} does not hold this offset.",
+                found=offset,
+                expected=f"{bounds.first} to {bounds.high_watermark}",
+            )
+        self.positions.by_place[topic, partition].offset = offset
+
+    def go_back(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Read on from these offsets, in partitions that have a position."""
+        positions = self.positions.by_place
+        for place in starts.keys() & positions.keys():
+            positions[place] = replace(positions[place], offset=starts[place])
+
+    def count_lag(self) -> dict[TopicPartition, int]:
+        """Return the number of offsets from each position to the end of what this isolation sees."""
+        bounds, offsets = self.positions.settle()
+        return {place: max(0, bounds[place].end - offset) for place, offset in offsets.items()}
+
+    def list_known_offsets(self) -> dict[TopicPartition, int]:
+        """Return the positions that are known, of the partitions that the consumer has now."""
+        bounds, positions = self.read_bounds(), self.positions.by_place
+        return {place: offset for place in bounds if (offset := positions[place].offset) is not None}
+
+    def find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
+        """Return the offsets that the user named, or all positions, with the ids of their topics.
+
+        A name stands for the topic that this consumer reads. The sequencer resolves all other names.
+        """
+        if named is not None:
+            offsets = parse_partition_offsets("what", named)
+        else:
+            offsets = {p: at.offset for p, at in self.positions.by_place.items() if at.offset is not None}
+        return self._partitions.build_offsets(offsets, self._list_topic_ids())

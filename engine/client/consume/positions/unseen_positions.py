@@ -1,0 +1,62 @@
+"""The messages of a poll that a loop has not got yet, for a consumer that has positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+from ...fetch.fetch_result import Message
+from ...offsets import TopicPartition
+from ..batch import ConsumerBatch
+from .positions import ReadPosition
+
+
+class UnseenPositions:
+    """Unseen messages of a consumer that has positions. Each position follows the messages that are handed out.
+
+    If something else moves a position (`seek`, a rebalance, another poll), or the partition is paused, none of its
+    other messages are handed out. The next poll goes on from its position.
+    """
+
+    def __init__(
+        self,
+        batch: ConsumerBatch,
+        positions: Callable[[], dict[TopicPartition, ReadPosition]],
+        resting: Callable[[], Container[TopicPartition]],
+    ) -> None:
+        """Move the positions back to where the poll began.
+
+        Args:
+            batch: the messages of the poll.
+            positions: returns the consumer's positions now.
+            resting: returns the partitions now that are paused, or are being given up.
+        """
+        self.messages = list(batch)
+        self._positions, self._resting = positions, resting
+        self._ends, self._next = batch.offsets, batch.starts
+        for place, start in self._next.items():
+            self._move(place, start)
+
+    def show(self, message: Message) -> bool:
+        place = (message.topic, message.partition)
+        if not self._is_in_step(place) or place in self._resting():
+            self._next.pop(place, None)
+            return False
+        self._next[place] = message.offset + 1
+        self._move(place, message.offset + 1)
+        return True
+
+    def end(self) -> None:
+        """Move the positions past the offsets at the end that hold no message for this reader."""
+        for place in self._next:
+            if self._is_in_step(place) and place not in self._resting():
+                self._move(place, self._ends[place])
+
+    def _is_in_step(self, place: TopicPartition) -> bool:
+        """Return whether the position is where this iteration has left it."""
+        position = self._positions().get(place)
+        return position is not None and place in self._next and position.offset == self._next[place]
+
+    def _move(self, place: TopicPartition, offset: int) -> None:
+        positions = self._positions()
+        positions[place] = replace(positions[place], offset=offset)

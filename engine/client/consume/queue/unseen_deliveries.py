@@ -1,0 +1,64 @@
+"""The messages of a poll that a loop has not got yet, for a member of a queue group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from ....protocol.values.queues.stretches import Stretch
+from ...fetch.fetch_result import Message
+from ...offsets import TopicPartition
+from ...spans import Spans
+from .ack_tracker import AckTracker
+from .queue_batch import QueueBatch
+
+
+class UnseenDeliveries:
+    """Unseen messages of a queue group's member. Each counts as shown when it is handed out.
+
+    Until then the member has acquired it, and the user has not seen it. The rest is left to the next poll when a
+    partition moves, when another poll shows one of the messages, or when the member gives a message back.
+    """
+
+    def __init__(
+        self,
+        batch: QueueBatch,
+        trackers: Callable[[], Mapping[TopicPartition, AckTracker]],
+        resting: Callable[[], Container[TopicPartition]],
+        returned_count: Callable[[], int],
+    ) -> None:
+        """Hide the messages from the trackers.
+
+        Args:
+            batch: the messages of the poll.
+            trackers: returns the consumer's trackers now.
+            resting: returns the partitions now that the user has paused.
+            returned_count: grows when the member gives messages back.
+        """
+        self.messages = list(batch)
+        self._trackers, self._resting, self._returned_count = trackers, resting, returned_count
+        self._returned_before = returned_count()
+        self._trackers_at_poll = {place: trackers()[place] for place in batch.shown}
+        self._stretches = {
+            (*place, offset): stretch.cut(offset, offset + 1)
+            for place, shown in batch.shown.items()
+            for stretch in shown.stretches
+            for offset in range(stretch.first, stretch.end)
+        }
+        for message in self.messages:
+            self._trackers_at_poll[message.topic, message.partition].hide([self._stretch_of(message)])
+
+    def show(self, message: Message) -> bool:
+        place, stretch = (message.topic, message.partition), self._stretch_of(message)
+        tracker = self._trackers().get(place)
+        if tracker is None or tracker is not self._trackers_at_poll[place] or place in self._resting():
+            return False
+        if self._returned_count() != self._returned_before or not tracker.find_unshown([stretch]):
+            return False
+        tracker.show([stretch], Spans([stretch.span]), Spans())
+        return True
+
+    def end(self) -> None:
+        pass
+
+    def _stretch_of(self, message: Message) -> Stretch:
+        return self._stretches[message.topic, message.partition, message.offset]
