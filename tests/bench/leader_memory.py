@@ -20,8 +20,8 @@ TOPICS = 100
 GROUPS = 20
 LOOKS = 12
 STEPS_PER_POLL = 50
-FULL_RUN = 30_000
-"""Shorter runs say nothing about growth: until about 4,000 steps each of the threads allocates for the first time."""
+FULL_RUN = 60_000
+"""Shorter runs say nothing about growth: until about 30,000 steps the heaps of the threads still fill."""
 
 
 def run(steps: int) -> Iterator[Figure]:
