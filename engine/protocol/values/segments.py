@@ -39,6 +39,11 @@ class Segments:
         column = self._columns[_INDEX[name]]
         return column if isinstance(column, list) else column.to_pylist()
 
+    def row(self, number: int, names: Sequence[str]) -> list[Any]:
+        """Return these columns of one segment as Python values."""
+        columns = [self._columns[_INDEX[name]] for name in names]
+        return [column[number] if isinstance(column, list) else column[number].as_py() for column in columns]
+
     def lists(self) -> list[list[Any]]:
         """Return all columns as Python values, in the order of SEGMENT_SCHEMA."""
         return [column if isinstance(column, list) else column.to_pylist() for column in self._columns]

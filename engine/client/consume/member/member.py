@@ -150,8 +150,12 @@ class Member:
 
     # -- the partitions ---------------------------------------------------------------------------------
 
-    def update(self, holder: PartitionHolder) -> None:
-        """Take in what the group has decided since the last poll: joining again, lost, revoked and new partitions."""
+    def update(self, holder: PartitionHolder) -> MembershipView | None:
+        """Take in what the group has decided since the last poll: joining again, lost, revoked and new partitions.
+
+        Returns:
+            The view that was taken in; None if the user was told of changes, because a listener may do anything.
+        """
         self.check_open()
         self.membership.note_poll()
         view = self.membership.read_view()
@@ -167,15 +171,16 @@ class Member:
             holder.join()
             view = self.membership.read_view()
         self.may_get_some = not view.is_stable
-        self._apply_view(view, holder)
+        return None if self._apply_view(view, holder) else view
 
-    def _apply_view(self, view: MembershipView, holder: PartitionHolder) -> None:
-        """Report changes to the listener, in this order: lost, revoked, new partitions.
+    def _apply_view(self, view: MembershipView, holder: PartitionHolder) -> bool:
+        """Report changes to the listener, in this order: lost, revoked, new partitions; return whether there are any.
 
         What follows a revocation is done after the listener has returned, even if it raises.
         """
         holder.note_joined()
-        self._report_loss(self._find_lost(view.owned), holder)
+        lost = self._find_lost(view.owned)
+        self._report_loss(lost, holder)
         revoked = holder.find_revoked(view.owned)
         try:
             if revoked:
@@ -190,6 +195,7 @@ class Member:
             holder.take(new)
             self._listener.on_assigned(sorted(new))
             self.check_open()
+        return bool(lost or revoked or new)
 
     def _find_lost(self, owned: OwnedPartitions) -> list[TopicPartition]:
         """Return known partitions that the member has no longer, or has under a later assignment."""

@@ -14,7 +14,7 @@ from ...fetch.planning.plan import Bounds
 from ...offsets import TopicPartition
 from ..member.member import Member, OwnedPartitions
 from ..member.member_options import log
-from ..member.membership_view import OwnedPartition
+from ..member.membership_view import MembershipView, OwnedPartition
 from ..range_fetcher import RangeFetcher
 from .ack_sender import AckSender
 from .ack_tracker import AckTracker
@@ -47,7 +47,10 @@ class QueuePartitions:
 
     def read_owned(self) -> dict[TopicPartition, OwnedPartition]:
         """Return the partitions that have a tracker and that the member still has, as of the newest step."""
-        view = self._member.membership.read_view()
+        return self.find_owned(self._member.membership.read_view())
+
+    def find_owned(self, view: MembershipView) -> dict[TopicPartition, OwnedPartition]:
+        """Return the same as of the step of this view."""
         self._poller.note_view(view)
         if view.queue_settings is not None:
             self._fetcher.isolation = view.queue_settings.isolation

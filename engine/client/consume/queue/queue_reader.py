@@ -13,6 +13,7 @@ from ...offsets import ConsumedMessages, TopicPartition
 from ..batch import ConsumerBatch
 from ..consumer_lock import ConsumerLock
 from ..member.member import Member
+from ..member.membership_view import MembershipView, OwnedPartition
 from ..partition_reader import Moves
 from ..poll_parts import fetch_parts
 from ..range_fetcher import RangeFetcher
@@ -52,23 +53,28 @@ class QueueReader:
         self.fetcher, self._clock, self._returned_count = fetcher, clock, returned_count
         self.paused_by_user = partitions.paused_by_user
         self.accepts_previous = False
+        self._view: MembershipView | None = None
+        """The view with which the poll has begun, until it is used."""
 
     def list_places(self) -> Container[TopicPartition]:
         return self._trackers
 
     def begin_poll(self) -> None:
-        self._member.update(self._partitions)
+        """Take in answers, and then what the group has decided.
+
+        This order matters: the state then includes what the answers brought, so that nothing is requested twice.
+        """
+        self._ack_sender.collect_answers()
+        self._view = self._member.update(self._partitions)
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> QueueBatch | None:
         """Look once for messages to show, and request those of the next poll; return None to be called again.
 
-        The order of the steps matters. Answers are collected before the state is read: the state then includes what
-        they brought, and nothing is requested twice. With ack.mode auto, the messages of the poll before are accepted
-        before new ones are selected, because they take room. Messages are marked as shown only once they are fetched.
-        The next request comes after that. It asks for `max_records` less what is acquired already and still unshown.
+        The order of the steps matters. With ack.mode auto, the messages of the poll before are accepted before new
+        ones are selected, because they take room. Messages are marked as shown only once they are fetched. The next
+        request comes after that. It asks for `max_records` less what is acquired already and still unshown.
         """
-        self._ack_sender.collect_answers()
-        owned = self._partitions.read_owned()
+        owned = self._find_owned()
         if self.accepts_previous and self._poller.is_auto_ack:
             for tracker in self._trackers.values():
                 tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.open_spans()])
@@ -89,6 +95,14 @@ class QueueReader:
         batch = QueueBatch(self._group, parts, offsets, shown)
         batch.ownership = self._member.find_ownership(batch.offsets)
         return batch
+
+    def _find_owned(self) -> dict[TopicPartition, OwnedPartition]:
+        """Return the member's partitions: as `begin_poll` has just read them, if nothing has happened since."""
+        view, self._view = self._view, None
+        if view is not None:
+            return self._partitions.find_owned(view)
+        self._ack_sender.collect_answers()
+        return self._partitions.read_owned()
 
     def _has_open(self, acceptances: Sequence[Acknowledgement]) -> bool:
         """Return whether some of these messages have no outcome yet.

@@ -22,6 +22,7 @@ _MANY_NEWEST = 128
 """How many segments are kept one by one. More become a piece."""
 
 _KEY_COLUMNS = ("kind", "topic_id", "partition", "base_offset", "last_offset", "first_offset")
+_OTHER_COLUMNS = LOOKUP_SCHEMA.names[1:]
 
 
 class _Newest(NamedTuple):
@@ -124,9 +125,7 @@ class TailSegments:
 
 
 def _to_table(segments: list[_Newest]) -> pa.Table:
-    steps = pa.array([segment.step for segment in segments], LOOKUP_SCHEMA.field(0).type)
-    other_columns = [
-        pa.array([segment.segments.column(field.name)[segment.row] for segment in segments], field.type)
-        for field in list(LOOKUP_SCHEMA)[1:]
-    ]
-    return pa.Table.from_arrays([steps, *other_columns], schema=LOOKUP_SCHEMA)
+    rows = [[segment.step, *segment.segments.row(segment.row, _OTHER_COLUMNS)] for segment in segments]
+    columns = zip(*rows, strict=True) if rows else [()] * len(LOOKUP_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, LOOKUP_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=LOOKUP_SCHEMA)
