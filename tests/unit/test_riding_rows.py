@@ -34,7 +34,7 @@ from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 HOURS_MS = 3_600_000
-CONFIG = {"engine.idle.ms": 2, "lease.ms": 500, "project.interval.ms": HOURS_MS}
+CONFIG = {"engine.idle.ms": 2, "lease.ms": 2_000, "project.interval.ms": HOURS_MS}
 FEW = 5
 
 
