@@ -11,6 +11,7 @@ READY := $(VENV)/ready
 # On a terminal uv shows on stderr what it fetches, with progress bars; elsewhere it says nothing but errors.
 QUIET := $(shell test -t 2 || echo --quiet)
 AIRFLOW := .venv-airflow
+AIRFLOW_LOCK := tests/airflow/requirements.lock
 # Python 3.10 or newer, able to make a virtual environment: the first that answers, or PYTHON=/path/to/python.
 PYTHON ?= $(shell for name in python3 python3.12 python3.11 python3.10; do \
 	$$name -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && \
@@ -53,14 +54,14 @@ $(READY): setup.cfg pyproject.toml requirements.lock
 	  { $(BIN)/python -m ensurepip >/dev/null && $(BIN)/python -m pip $(GET_UV); }
 	$(UV_INSTALL) --python $(BIN)/python --require-hashes $(STORED) -r requirements.lock
 	@# The jars need no more than pyspark, so they come while the package is built.
-	@$(BIN)/python -I jobs/jars.py & jars=$$!; $(UV_INSTALL) --python $(BIN)/python $(EDITABLE) && wait $$jars
+	@$(BIN)/python -I lakemq/jobs/jars.py & jars=$$!; $(UV_INSTALL) --python $(BIN)/python $(EDITABLE) && wait $$jars
 	@touch $@
 
 .PHONY: lock
 lock: $(READY) ## the newest versions within the ranges of setup.cfg, with their hashes
 	$(BIN)/uv $(COMPILE) --extra all --extra dev --extra demo --python-version 3.10 -o requirements.lock
 	@# setuptools builds the package there, too.
-	echo setuptools | $(BIN)/uv $(COMPILE) - --extra airflow --python-version 3.11 -o requirements-airflow.lock
+	echo setuptools | $(BIN)/uv $(COMPILE) - --extra airflow --python-version 3.11 -o $(AIRFLOW_LOCK)
 
 .PHONY: demo
 demo: $(READY) ## the tour, on data of its own
@@ -106,9 +107,9 @@ test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real
 	$(BIN)/pytest tests/airflow
 
 # Its provider for Spark brings pyspark-client, which must not meet our pyspark.
-$(AIRFLOW)/ready: setup.cfg requirements-airflow.lock | $(READY)
+$(AIRFLOW)/ready: setup.cfg $(AIRFLOW_LOCK) | $(READY)
 	$(BIN)/python -m venv --without-pip $(AIRFLOW)
-	$(UV_INSTALL) --python $(AIRFLOW)/bin/python --require-hashes -r requirements-airflow.lock
+	$(UV_INSTALL) --python $(AIRFLOW)/bin/python --require-hashes -r $(AIRFLOW_LOCK)
 	$(UV_INSTALL) --python $(AIRFLOW)/bin/python $(EDITABLE)
 	@touch $@
 
@@ -133,9 +134,7 @@ lint: $(READY) types ## format, lint, types, layers, language
 
 .PHONY: types
 types: $(READY) ## mypy; strict for the protocol and the tables
-	@mkdir -p $(VENV)/typing && ln -sfn ../.. $(VENV)/typing/lakemq
-	@# Under the link's name nobody could click on a message.
-	$(BIN)/mypy | sed 's|^$(VENV)/typing/lakemq/||'
+	$(BIN)/mypy
 
 .PHONY: bench
 bench: $(READY) ## the benchmarks, with their table

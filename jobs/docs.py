@@ -38,7 +38,7 @@ from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.catalog import ddl_type
 from lakemq.tables.views import VIEWS
 
-FOLDER = Path(__file__).parents[1] / "docs"
+FOLDER = Path(__file__).resolve().parents[1] / "docs"
 
 _GENERATED = "<!-- Written by `make docs` from {source}; change it there. -->"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[1]
 MARKED_FOLDERS = ("faults", "spark")
-PACKAGE_FOLDERS = ("conf", "engine", "jobs", "pyspark_lakemq", "tables")
+PACKAGE_FOLDERS = ("conf", "engine", "jobs", "lakemq", "pyspark_lakemq", "tables")
 
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH")]))
@@ -60,15 +60,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOnePr
     return SparkInOneProcess(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder of the checkout with its links, but without what Python keeps there."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def copy_checkout(target: Path) -> None:
+    """Copy what the package is built from."""
+    target.mkdir()
+    for path in CHECKOUT.iterdir():
+        if path.is_file():
+            shutil.copy(path, target)
+    for folder in PACKAGE_FOLDERS:
+        copy_folder(CHECKOUT / folder, target / folder)
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout, built without a network and without a trace in the checkout."""
-    source = tmp_path_factory.mktemp("source")
-    for path in CHECKOUT.iterdir():
-        if path.is_file():
-            shutil.copy(path, source)
-    for folder in PACKAGE_FOLDERS:
-        shutil.copytree(CHECKOUT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    source = tmp_path_factory.mktemp("source") / "checkout"
+    copy_checkout(source)
     build = "import setuptools.build_meta as backend; backend.build_wheel('dist')"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
     (wheel_path,) = (source / "dist").glob("*.whl")

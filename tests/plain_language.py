@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
-FOLDERS = ("engine", "tables", "jobs", "conf", "examples", "pyspark_lakemq")
+FOLDERS = ("lakemq", "engine", "tables", "jobs", "conf", "examples", "pyspark_lakemq")
 
 # fmt: off
 VAGUE_NAMES = frozenset(
@@ -94,7 +94,6 @@ CLASS_NAMES_BOUND = 2
 
 
 def python_files(root: Path) -> Iterator[Path]:
-    yield from sorted(root.glob("*.py"))
     for folder in FOLDERS:
         yield from sorted((root / folder).rglob("*.py"))
 

@@ -24,19 +24,12 @@ CHECKOUT = DOCS.parent
 OUTSIDE = "project"
 """Folder of the site for files of the checkout that lie outside docs/ and that a page links to."""
 
-PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
-
 _FENCE = re.compile(r"^(```+)(.*?)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _EXTERNAL = ("http://", "https://", "mailto:")
 
 
 # -- files ----------------------------------------------------------------------------------------------
-
-
-def on_startup(command: str, dirty: bool) -> None:
-    """Let mkdocstrings find the package under its name. Its own `on_config` drops folders that do not exist."""
-    _link_package(CHECKOUT / ".venv/site/lakemq")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -60,16 +53,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         # A page that nobody lists in the navigation is still built and found by the search.
         files.append(File.generated(config, _site_path(target), content=content, inclusion=InclusionLevel.NOT_IN_NAV))
     return files
-
-
-def _link_package(package: Path) -> None:
-    """Create links that show the code, and nothing else of the checkout, under the name of the package."""
-    package.mkdir(parents=True, exist_ok=True)
-    for source in [*CHECKOUT.glob("*.py"), *(CHECKOUT / folder for folder in PACKAGE_FOLDERS)]:
-        link = package / source.name
-        if not link.exists():
-            link.unlink(missing_ok=True)  # it leads to a checkout that was moved
-            link.symlink_to(source)
 
 
 def _paths_of(entries: list[Any]) -> Iterator[str]:

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.extended
 def test_tasks_that_fail_once_publish_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # within the function: workers cannot import a module of this folder, whose name the checkout's spark.py has
     class Fails(WriteMessages):
         """A task that dies after it wrote its file, like one whose executor is lost before the driver hears of it."""
 

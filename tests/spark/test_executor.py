@@ -55,8 +55,10 @@ def test_the_executor_runs_where_only_arrow_and_numpy_are(tmp_path: Path, wheel:
         archive.write_bytes(wheel.read_bytes())
         environment["PYTHONPATH"] = str(archive)
         code += "\nimport lakemq\nassert '.zip/' in lakemq.__file__, lakemq.__file__"
+    command = [sys.executable, "-c", code]
+    # Not in the checkout, where Python would find `lakemq` before it looks into the zip.
     completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, env=environment
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, env=environment
     )
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.strip() == "12"

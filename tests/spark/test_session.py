@@ -91,8 +91,7 @@ def test_workers_run_the_interpreter_of_the_driver(spark: SparkSession) -> None:
 
 
 def test_workers_import_the_functions_of_a_test_module(spark: SparkSession) -> None:
-    # By name, not by value: cloudpickle sends a module's function as a reference. The function is not of this folder,
-    # because workers first look in the checkout, where spark.py has the folder's name.
+    # By name, not by value: cloudpickle sends a module's function as a reference.
     assert spark.sparkContext.parallelize(["t"], 1).map(new_name).first().startswith("t")
 
 

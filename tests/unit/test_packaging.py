@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from conftest import copy_checkout
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -20,6 +23,34 @@ from lakemq.jobs import jars
 
 CHECKOUT = Path(__file__).parents[2]
 PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
+"""Folders at the root that lakemq/ holds links to."""
+
+PACKAGES = ("lakemq", "pyspark_lakemq")
+
+IMPORT_EVERYTHING = """
+import importlib, json, os, pkgutil, runpy, sys
+import lakemq
+from lakemq.errors import MissingExtra
+
+sys.argv = ["docs", "--check"]
+try:  # as `python -m` does
+    runpy.run_module("lakemq.jobs.docs", run_name="__main__", alter_sys=True)
+except SystemExit as end:
+    assert not end.code, end.code
+for module in pkgutil.walk_packages(lakemq.__path__, "lakemq."):
+    if not module.name.endswith(".__main__"):
+        try:
+            importlib.import_module(module.name)
+        # An extra is not installed. Without grpc, PySpark even exits when Great Expectations imports its client.
+        except (ModuleNotFoundError, MissingExtra, SystemExit) as missing:
+            assert getattr(missing, "name", "") not in ("conf", "engine", "jobs", "tables"), module.name
+names = {}
+for name, module in sys.modules.items():
+    if getattr(module, "__file__", None):
+        names.setdefault(os.path.realpath(module.__file__), []).append(name)
+print(json.dumps(names))
+"""
+"""Prints, in its last line, the names of all modules that the process has loaded, by file."""
 
 
 def python_says(code: str, *options: str, cwd: Path, executable: str | Path = sys.executable) -> str:
@@ -29,17 +60,38 @@ def python_says(code: str, *options: str, cwd: Path, executable: str | Path = sy
     return done.stdout.strip()
 
 
+def packed_files(wheel: Path) -> set[str]:
+    """Return the names of a wheel's files, without those that describe it."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
     files = [path for folder in PACKAGE_FOLDERS for path in (CHECKOUT / folder).rglob("*") if path.is_file()]
-    files += CHECKOUT.glob("*.py")
     wanted = {f"lakemq/{path.relative_to(CHECKOUT)}" for path in files if "__pycache__" not in path.parts}
-    wanted.add("lakemq/py.typed")
-    wanted |= {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "pyspark_lakemq").glob("*.py")}
-    with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
-    assert packed == wanted
+    for package in PACKAGES:
+        wanted |= {f"{package}/{path.name}" for path in (CHECKOUT / package).iterdir() if path.is_file()}
+    assert packed_files(wheel) == wanted
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """It has files where the checkout has links."""
+    copy = tmp_path / "copy"
+    copy_checkout(copy)
+    build = "import setuptools.build_meta as backend; backend.build_{}('dist')"
+    subprocess.run([sys.executable, "-c", build.format("sdist")], cwd=copy, check=True, capture_output=True)
+    (archive,) = (copy / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        assert all(member.isfile() or member.isdir() for member in packed)
+        packed.extractall(tmp_path)
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    subprocess.run([sys.executable, "-c", build.format("wheel")], cwd=unpacked, check=True, capture_output=True)
+    (from_source,) = (unpacked / "dist").glob("*.whl")
+    assert packed_files(from_source) == packed_files(wheel)
 
 
 @pytest.mark.extended
@@ -119,11 +171,21 @@ print(lakemq.engine.__file__)
     assert python_says(code, cwd=tmp_path).endswith("engine/__init__.py")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [CHECKOUT, pytest.param(Path("/"), marks=pytest.mark.extended)], ids=str)
+def test_no_module_is_loaded_under_two_names(folder: Path) -> None:
+    """Not even in the checkout, where `import engine` would succeed."""
+    names = json.loads(python_says(IMPORT_EVERYTHING, cwd=folder).splitlines()[-1])
+    modules = {file: found for file, found in names.items() if file.startswith(f"{CHECKOUT}/") and "/." not in file}
+    assert len(modules) > 400
+    assert [found for found in modules.values() if len(found) > 1 or found[0].split(".")[0] not in PACKAGES] == []
+
+
 def test_no_job_file_shadows_the_standard_library() -> None:
     assert not {path.stem for path in (CHECKOUT / "jobs").glob("*.py")} & sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("environment", ["requirements.lock", "requirements-airflow.lock"])
+@pytest.mark.parametrize("environment", ["requirements.lock", "tests/airflow/requirements.lock"])
 def test_every_requirement_is_pinned_within_its_range(environment: str) -> None:
     """Airflow has an environment of its own, with the plain package."""
     pins: dict[str, set[str]] = {}

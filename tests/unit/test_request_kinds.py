@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHECKOUT, PACKAGE_FOLDERS
+from conftest import CHECKOUT, PACKAGE_FOLDERS, copy_folder
 
 PATCH = Path(__file__).with_name("pause_topic.patch")
 
@@ -47,19 +46,15 @@ def test_the_example_of_the_page_changes_three_files_of_the_core_and_what_has_it
 @pytest.mark.extended
 def test_the_example_of_the_page_is_decided_applied_and_restored(tmp_path: Path) -> None:
     """In a copy of the package: the codec, the machine, the projection and the player of stories find the new kind."""
-    package = tmp_path / "lakemq"
+    copy = tmp_path / "copy"
     for name in (*PACKAGE_FOLDERS, "tests"):
-        shutil.copytree(CHECKOUT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "assignors.py", "errors.py", "spark.py", "pyproject.toml"):
-        shutil.copy(CHECKOUT / name, package)
-    applied = subprocess.run(
-        ["git", "apply", "-C1", "--recount", str(PATCH)], cwd=package, capture_output=True, text=True
-    )
+        copy_folder(CHECKOUT / name, copy / name)
+    applied = subprocess.run(["git", "apply", "-C1", "--recount", str(PATCH)], cwd=copy, capture_output=True, text=True)
     assert applied.returncode == 0, f"Change {PATCH.name} so that it fits the code again: {applied.stderr}"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{package / 'tests'}"}
+    environment = os.environ | {"PYTHONPATH": f"{copy}:{copy / 'tests'}"}
     play = ["-m", "pytest", "-q", "-n", "0", "tests/golden", "-k", "paused and topic"]
     for arguments in (play, ["-c", RESTORE]):
         run = subprocess.run(
-            [sys.executable, *arguments], cwd=package, env=environment, capture_output=True, text=True, timeout=60
+            [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=60
         )
         assert run.returncode == 0, run.stdout + run.stderr
