@@ -15,6 +15,7 @@ from ...namespace.config import EngineConfig
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import NotLeader, StorageError
 from ...protocol.values.journal import Step
+from ...protocol.values.leader import LeaderElected
 from ...protocol.values.state import State
 from ..step_log import StepLog
 from .pending_file import PASS_DUE_BYTES, CurrentPendingFile
@@ -31,6 +32,9 @@ The tail is in memory, and a new leader replays it.
 
 MAX_TAIL = 10_000
 """Steps that may wait for a pass. More would take too much memory, and too long to replay."""
+
+RENEWALS_INTERVAL_MS = 60_000
+"""Least time between two passes while steps only renew the lease. On a store a pass costs requests."""
 
 _TURN_S = 0.1
 
@@ -116,7 +120,9 @@ class BackgroundProjection:
         since_ms = self._clock.steady_ms() - self._begun_at_ms
         interval_ms = self._config.ms("project.interval.ms")
         is_long = len(self._tail) >= LONG_TAIL or self._pending_file.size_bytes >= PASS_DUE_BYTES
-        return bool(self._tail) and (since_ms >= interval_ms or is_long)
+        if not self._tail or (since_ms < RENEWALS_INTERVAL_MS and all(map(_is_renewal, self._tail))):
+            return False
+        return since_ms >= interval_ms or is_long
 
     def _begin_pass(self, state: State) -> None:
         self._steps_in_pass = len(self._tail)
@@ -131,3 +137,8 @@ class BackgroundProjection:
         running, self._running = self._running, None
         running.result()
         del self._tail[: self._steps_in_pass]
+
+
+def _is_renewal(step: Step) -> bool:
+    """Return whether a step only names its leader. Followers read that from the step itself."""
+    return all(isinstance(entry.record, LeaderElected) for entry in step.entries)

@@ -1,0 +1,73 @@
+"""How often a leader that has nothing to decide writes the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clocks import HastyClock
+from unit.served import CONFIG
+from unit.test_direct_line import letter_of, until
+
+import lakemq
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.specs.watermarks import WATERMARKS
+
+RENEWAL_MS = 4_000
+"""More than a third of the lease."""
+
+
+class IdleLeader:
+    """A sequencer that does one step when it is told to, and has projected all it has decided."""
+
+    def __init__(self, mq: lakemq.Connection) -> None:
+        self.mq, self.clock = mq, HastyClock()
+        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, iter(range(1, 1000)).__next__)
+        assert self.sequencer.try_lead()
+        assert self.sequencer._term is not None
+        self.background = self.sequencer._term.background
+        self.background.drain(self.sequencer.state)
+
+    def renew(self) -> None:
+        self.clock.ahead_ms += RENEWAL_MS
+        step_before = self.sequencer.state.step
+        self.sequencer.step()
+        assert self.sequencer.state.step > step_before
+
+    @property
+    def watermark_version(self) -> int:
+        """Grows with each pass."""
+        return self.mq.namespace.store.open(WATERMARKS).version
+
+    def wait_for_pass(self) -> None:
+        until(lambda: self.background._running is None or self.background._running.done())
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[IdleLeader]:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        leader = IdleLeader(mq)
+        yield leader
+        leader.sequencer.resign()
+
+
+def test_renewals_alone_are_projected_once_a_minute(leader: IdleLeader) -> None:
+    version = leader.watermark_version
+    for _ in range(14):
+        leader.renew()
+    leader.wait_for_pass()
+    assert leader.watermark_version == version
+    for _ in range(2):
+        leader.renew()
+    leader.wait_for_pass()
+    assert leader.watermark_version == version + 1
+
+
+def test_a_decision_among_renewals_does_not_wait(leader: IdleLeader) -> None:
+    version = leader.watermark_version
+    leader.renew()
+    leader.mq.namespace.mailbox.put("c1", 1, letter_of("c1", 1, "orders"), 0)
+    leader.renew()
+    leader.wait_for_pass()
+    assert leader.watermark_version == version + 1
