@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from lakemq.tables.storage.coordination import unix_sockets
 from lakemq.tables.storage.coordination.line_objects import find_newest_line
+from lakemq.tables.storage.coordination.line_proofs import remove_proof
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
 from ..namespace.line_frames import (
@@ -23,7 +24,6 @@ from ..namespace.line_frames import (
     FrameKind,
     FrameReader,
     Hello,
-    LineAddress,
     decode_address,
     encode_hello,
     encode_letter_frame,
@@ -31,6 +31,7 @@ from ..namespace.line_frames import (
 from ..namespace.processes.clock import Clock
 from ..protocol.codec.letter import decode_answer
 from ..protocol.values.clients import Answer
+from .line_connector import connect_to_leader
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ FIND_LEADER_INTERVAL_MS = 200
 """Time between two looks for a leader that listens."""
 BAD_LINE_MS = 2_000
 """Time without a line after one that has failed. The leader may be gone, and its successor not there yet."""
+LONGEST_PAUSE_MS = 60_000
+"""Longest time without a line where trying costs requests to a store. It doubles with each try that fails."""
 
 _RECEIVED_BYTES = 64 << 10
 
@@ -53,7 +56,9 @@ class DirectLine:
         self._connection: socket.socket | None = None
         self._reader = FrameReader(MAX_FRAME_BYTES)
         self._client_id = ""
-        self._look_at_ms = clock.steady_ms()
+        self._look_at_ms: float = clock.steady_ms()
+        self._failures = 0
+        """Tries in a row without a line."""
         _open_lines.add(self)
 
     def exchange(
@@ -73,7 +78,7 @@ class DirectLine:
             connection = self._open(client_id, deadline_ms)
         except (OSError, ValueError) as error:
             log.debug("No direct connection to the sequencer: %s", error)
-            self._give_up(BAD_LINE_MS)
+            self._give_up()
             return False, None
         if connection is None:
             return False, None
@@ -86,8 +91,9 @@ class DirectLine:
                 raise ValueError(f"the answer to {answer.client_id}/{answer.number}, expected {client_id}/{number}")
         except (OSError, ValueError) as error:
             log.debug("The direct connection to the sequencer has failed: %s", error)
-            self._give_up(BAD_LINE_MS)
+            self._give_up()
             return True, None
+        self._failures = 0
         return True, answer
 
     def close(self) -> None:
@@ -96,32 +102,52 @@ class DirectLine:
         if connection is not None:
             connection.close()
 
-    def _give_up(self, pause_ms: int) -> None:
+    def _give_up(self) -> None:
         self.close()
-        self._look_at_ms = self._clock.steady_ms() + pause_ms
+        self._look_at_ms = self._clock.steady_ms() + self._next_pause_ms(BAD_LINE_MS)
+
+    def _next_pause_ms(self, on_disk_ms: int) -> float:
+        """Return the time until the next try. on_disk_ms: where trying costs no requests to a store."""
+        if isinstance(self._files, LocalFiles):
+            return on_disk_ms
+        pause_ms = min(LONGEST_PAUSE_MS, BAD_LINE_MS << min(self._failures, 16))
+        self._failures += 1
+        return pause_ms * random.uniform(0.75, 1)  # clients of a leader that has ended must not come all at once
 
     def _open(self, client_id: str, deadline_ms: float) -> socket.socket | None:
         """Return the open line of this client; None if no leader listens where this process can connect."""
-        if self._connection is not None and self._client_id == client_id:
+        if self._connection is not None and self._client_id == client_id and not _has_ended(self._connection):
             return self._connection
         self.close()
         now_ms = self._clock.steady_ms()
-        if now_ms < self._look_at_ms or not isinstance(self._files, LocalFiles):
+        if now_ms < self._look_at_ms:
             return None
-        self._look_at_ms = now_ms + FIND_LEADER_INTERVAL_MS
         name = find_newest_line(self._files)
         if name is None:
+            self._look_at_ms = now_ms + self._next_pause_ms(FIND_LEADER_INTERVAL_MS)
             return None
         address = decode_address(self._files.get(name))
-        self._connection = unix_sockets.connect(os.path.join(self._files.root, address.socket), GREETING_MS / 1000)
+        if address.namespace_id != self._namespace_id:
+            raise ValueError(f"the leader of the namespace {address.namespace_id}, expected {self._namespace_id}")
+        left_ms = max(1, deadline_ms - self._clock.steady_ms())
+        reached = connect_to_leader(self._files, address, client_id, GREETING_MS / 1000, left_ms / 1000)
+        if reached is None:
+            self._look_at_ms = now_ms + self._next_pause_ms(BAD_LINE_MS)
+            return None
+        self._connection, hello = reached
         self._client_id, self._reader = client_id, FrameReader(MAX_FRAME_BYTES)
-        self._greet(self._connection, address, min(deadline_ms, now_ms + GREETING_MS))
+        self._greet(self._connection, hello, deadline_ms if hello.proof else min(deadline_ms, now_ms + GREETING_MS))
         return self._connection
 
-    def _greet(self, connection: socket.socket, address: LineAddress, deadline_ms: float) -> None:
-        hello = Hello(self._namespace_id, address.epoch, address.token, self._client_id)
-        connection.sendall(encode_hello(hello))
-        self._receive(FrameKind.WELCOME, deadline_ms)
+    def _greet(self, connection: socket.socket, hello: Hello, deadline_ms: float) -> None:
+        try:
+            connection.sendall(encode_hello(hello))
+            self._receive(FrameKind.WELCOME, deadline_ms)
+        except BaseException:
+            if hello.proof:
+                with suppress(OSError):
+                    remove_proof(self._files, hello.proof)
+            raise
 
     def _receive(self, kind: FrameKind, deadline_ms: float) -> Frame:
         """Return the next frame, which must be of this kind. Raises OSError, ValueError."""
@@ -137,6 +163,18 @@ class DirectLine:
             if not data:
                 raise ConnectionError("the sequencer has closed the line")
             self._reader.add(data)
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Return whether the other end has closed. A letter sent now would have to go through the mailbox as well."""
+    connection.settimeout(0)
+    try:
+        # below TLS, which cannot look without taking
+        return not socket.socket.recv(connection, 1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 _open_lines: weakref.WeakSet[DirectLine] = weakref.WeakSet()

@@ -31,6 +31,8 @@ VARIABLE = "LAKEMQ_CONF"
 EXPECTATIONS = "expectations"
 """Folder of expectation suites, beside the settings file."""
 _DAY_MS = 86_400_000
+_HOST = r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})"
+"""A name, an IPv4 address, or an IPv6 address in brackets."""
 
 ENGINE = Parameters(
     [
@@ -59,6 +61,20 @@ ENGINE = Parameters(
             "A standby takes over when no step came for so long.",
             500,
             _DAY_MS // 48,
+        ),
+        Parameter(
+            "line.listen",
+            "",
+            "Address on which `serve` accepts clients of other machines over TCP; port 0: any. Empty: none.",
+            pattern=_HOST + ":[0-9]{1,5}",
+            example="10.0.0.5:7788",
+        ),
+        Parameter(
+            "line.advertise",
+            "",
+            "Address by which clients reach `line.listen`, if it is another; without a port: the same port.",
+            pattern=_HOST + "(:[0-9]{1,5})?",
+            example="mq.example.org:7788",
         ),
         Parameter("project.interval.ms", 1000, "Least time between two projections.", 0, 3_600_000),
         Parameter("inline.max.bytes", 262_144, "Largest batch of rows that rides in its request.", 0, 16 << 20),
@@ -245,6 +261,12 @@ class EngineConfig(Mapping[str, Value]):
         return value
 
     number = ms
+
+    def text(self, key: str) -> str:
+        """Return a setting that is a text."""
+        value = self._values[key]
+        assert isinstance(value, str), key
+        return value
 
 
 def _select(values: Mapping[str, Value], parameters: Parameters) -> dict[str, Value]:

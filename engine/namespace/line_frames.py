@@ -7,6 +7,7 @@ arrive. This order is what lets a leader drop the lines that a client has left (
 
 from __future__ import annotations
 
+import hmac
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
@@ -46,26 +47,40 @@ class BadFrame(ValueError):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame of a line, from the client. Everything but client_id must be what the leader expects."""
-
-    namespace_id: str
-    epoch: int
-    token: str
-    client_id: str
-
-
-class LineAddress(msgspec.Struct, frozen=True):
-    """Where a leader listens; the content of its object `line/<epoch>`.
+    """The first frame of a line, from the client. The leader expects namespace_id, epoch and token.
 
     Attributes:
-        namespace_id, epoch, token: what a client's hello must repeat.
-        socket: name of a Unix socket beside this object. A client must not be led to sockets of other programs.
+        proof: name of the object that shows that the client may write to the namespace. A Unix socket needs none.
+        secret: of which the proof is the digest.
     """
 
     namespace_id: str
     epoch: int
     token: str
-    socket: Annotated[str, msgspec.Meta(pattern=rf"^{LINES_FOLDER}/[^/]+$")]
+    client_id: str
+    proof: str = ""
+    secret: bytes = b""
+
+
+class LineAddress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a leader listens; the content of its object `line/<epoch>`.
+
+    Attributes:
+        namespace_id, epoch, token: what a client's hello must repeat.
+        socket: name of a Unix socket beside this object; empty if there is none. A client must not be led to sockets
+            of other programs.
+        host, port: address of a TCP socket. Port 0: there is none.
+        fingerprint: SHA-256 of the certificate for TLS, as hexadecimal digits. Empty: the address is of this machine
+            only, and uses no TLS.
+    """
+
+    namespace_id: str
+    epoch: int
+    token: str
+    socket: Annotated[str, msgspec.Meta(pattern=rf"^({LINES_FOLDER}/[^/]+)?$")] = ""
+    host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9.:_-]{0,255}$")] = ""
+    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    fingerprint: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 _hellos = msgspec.msgpack.Decoder(Hello)
@@ -78,6 +93,12 @@ def encode_frame(kind: FrameKind, content: bytes) -> bytes:
 
 def encode_hello(hello: Hello) -> bytes:
     return encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello))
+
+
+def compute_proof(hello: Hello) -> bytes:
+    """Return the digest of the hello's secret. It counts for this client at this leader only."""
+    bound = "\0".join((hello.namespace_id, str(hello.epoch), hello.token, hello.client_id))
+    return hmac.digest(hello.secret, bound.encode(), "sha256").hex().encode()
 
 
 def decode_hello(content: bytes) -> Hello:

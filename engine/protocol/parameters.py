@@ -36,7 +36,8 @@ class Parameter:
 
     A bool: True or False. An int: a whole number from `low` to `high`, both included. A tuple: a list of such numbers,
     as text separated by commas or spaces, in milliseconds or as durations such as `5s`, `30m`, `2h`, `1d`. A str: one
-    of `choices` or, without choices, a name that a topic may have; empty if the default is empty.
+    of `choices`, or a text of the form `pattern`, such as `example`, or else a name that a topic may have; empty if the
+    default is empty.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Parameter:
     low: int | None = None
     high: int | None = None
     choices: tuple[str, ...] = ()
+    pattern: str = ""
+    example: str = ""
 
     def parse(self, raw: object) -> Value:
         """Return `raw` as a value of this parameter. Raises InvalidConfig, which names the key."""
@@ -64,7 +67,8 @@ class Parameter:
     def _is_text(self, raw: str) -> bool:
         if self.choices:
             return raw in self.choices
-        return is_name(raw) or (raw == "" and self.default == "")
+        is_valid = re.fullmatch(self.pattern, raw) is not None if self.pattern else is_name(raw)
+        return is_valid or (raw == "" and self.default == "")
 
     def _whole_numbers(self, raw: object) -> tuple[int, ...] | None:
         listed = re.split(r"\s*,\s*|\s+", raw.strip()) if isinstance(raw, str) else raw
@@ -89,6 +93,8 @@ class Parameter:
     def expected(self) -> str:
         if isinstance(self.default, bool):
             return "true or false"
+        if self.pattern:
+            return f"a text such as {self.example}"
         if isinstance(self.default, str):
             return " or ".join(self.choices) or "a name of letters, digits, '.', '_' and '-'"
         unit = {"ms": "milliseconds", "bytes": "bytes"}.get(self.name.rsplit(".", 1)[-1], "")

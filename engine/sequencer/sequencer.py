@@ -31,10 +31,12 @@ from typing import TypeVar
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.mailbox import Mailbox
 from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.storage.object_stores.inotify import Watch
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.config import build_limits
+from ..namespace.line_settings import read_line_settings
 from ..namespace.loading.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
@@ -57,6 +59,7 @@ from ..protocol.values.topics import LogOutgrown
 from .letters.answers import Answers
 from .letters.intake import Intake, OpenedLetter, StepLetters
 from .letters.line_opener import open_term_lines, remove_old_lines
+from .letters.listing_pace import ListingPace
 from .letters.quarantine import Quarantine
 from .letters.replies import Replies
 from .standby import Standby
@@ -150,12 +153,15 @@ class Sequencer:
         """
         self.news = threading.Event()
         self._has_lines = has_lines
+        self._line_settings = read_line_settings(namespace.config) if has_lines else None
         self._ns, self.name, self._clock, self._reached = namespace, name, clock, reached
         self._owns_executor = background is None
         self._executor = background or Workers(1, "lakemq-projector")
         # not the namespace's mailbox: this one remembers its listing
         self._mailbox = Mailbox(namespace.files)
-        self._intake = Intake(self._mailbox, namespace.config, clock)
+        # on a disk, listing costs next to nothing
+        pace = None if isinstance(namespace.files, LocalFiles) else ListingPace(clock)
+        self._intake = Intake(self._mailbox, namespace.config, clock, pace)
         self._quarantine = Quarantine(namespace.files, self._mailbox)
         timeout_ms, max_age_ms = map(namespace.config.ms, ("step.timeout.ms", "publish.max.duration.ms"))
         self._preparer = StepPreparer(namespace.files, new_file_id, timeout_ms, max_age_ms)
@@ -247,6 +253,7 @@ class Sequencer:
                     term.current_at_ms,
                     self.news,
                     self._clock,
+                    self._line_settings,
                 )
         return term
 
@@ -383,9 +390,9 @@ class Sequencer:
         """
         steady_ms = self._clock.steady_ms()
         all_seen = not (letters.repeated or letters.backlog)
-        if all_seen:
+        if all_seen and not letters.is_mailbox_skipped:
             term.all_seen_at_ms = steady_ms
-        elif steady_ms - term.all_seen_at_ms < MAX_BACKLOG_MS:
+        elif not all_seen and steady_ms - term.all_seen_at_ms < MAX_BACKLOG_MS:
             return []  # let nothing time out while a letter that was sent in time may be waiting
         # forget no client while one of its decided letters is undeleted: the letter would be decided again
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
@@ -395,8 +402,10 @@ class Sequencer:
         time = Time(term.time.now_ms() - age_ms, steady_ms - age_ms, self._limits, term.patience)
         due = machine.find_due(term.state, time, expire)
         due = [deadline for deadline in due if deadline not in term.failed_due]
-        if due and drained_at_ms is None and term.lines is not None:
-            term.lines.request_drain()  # the next step comes when it has ended, and decides them
+        if due and term.lines is not None and (drained_at_ms is None or letters.is_mailbox_skipped):
+            # the next step comes when the drain has ended, lists the mailbox, and decides them
+            term.lines.request_drain()
+            self._intake.request_listing()
             return []
         if expire:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS

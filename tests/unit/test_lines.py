@@ -26,10 +26,12 @@ from lakemq.engine.namespace.line_frames import (
     encode_letter_frame,
 )
 from lakemq.engine.sequencer.letters import lines as lines_module
+from lakemq.engine.sequencer.letters.line_connections import LineListener
 from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS, LineServer
 from lakemq.tables.storage.coordination import unix_sockets
 from lakemq.tables.storage.coordination.mailbox import LetterName
+from lakemq.tables.storage.object_stores.local_files import LocalFiles
 
 ADDRESS = LineAddress("ns", 3, "secret", "line.sock")
 HELLO = Hello("ns", 3, "secret", "client")
@@ -71,9 +73,9 @@ class Leader:
 
     def __init__(self, folder: Path) -> None:
         self.path, self.clock, self.news = str(folder / "line.sock"), AheadClock(), threading.Event()
-        self.lines = LineServer(
-            unix_sockets.listen(self.path), ADDRESS, LEASE_MS, self.clock.steady_ms(), self.news, self.clock
-        )
+        listener = LineListener(unix_sockets.listen(self.path))
+        files = LocalFiles(str(folder))
+        self.lines = LineServer([listener], files, ADDRESS, LEASE_MS, self.clock.steady_ms(), self.news, self.clock)
 
     def connect(self) -> Client:
         return Client(self.path)

@@ -16,6 +16,7 @@ EXTRAS = {
     "metrics": ("prometheus_client",),
     "console": ("prometheus_client", "jinja2", "python_multipart", "starlette", "uvicorn"),
     "quality": ("great_expectations",),
+    "tls": ("cryptography",),
     "airflow": ("airflow",),
 }
 """Each extra with the modules that it brings. setup.cfg has the packages."""

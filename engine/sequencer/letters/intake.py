@@ -29,6 +29,7 @@ from ...protocol.rules.clients import Turn, find_turn
 from ...protocol.values.clients import Letter
 from ...protocol.values.state import State
 from .line_table import LineLetter, LineTable
+from .listing_pace import ListingPace
 
 log = logging.getLogger("lakemq.serve")
 
@@ -65,6 +66,7 @@ class StepLetters:
         undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
             would be decided again.
         gaps: letters wait for an earlier one.
+        is_mailbox_skipped: this step has not listed the mailbox, to save a request.
     """
 
     taken: list[OpenedLetter] = field(default_factory=list)
@@ -72,6 +74,7 @@ class StepLetters:
     backlog: bool = False
     undeleted: bool = False
     gaps: bool = False
+    is_mailbox_skipped: bool = False
 
 
 @dataclass
@@ -94,10 +97,12 @@ class _Retry:
 class Intake:
     """Takes letters from the mailbox, each client's in the order of their numbers, bounded in number and bytes."""
 
-    def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock) -> None:
-        self._mailbox, self._config, self._clock = mailbox, config, clock
+    def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock, pace: ListingPace | None = None) -> None:
+        """pace: of listings while clients have lines. None: each step lists the mailbox."""
+        self._mailbox, self._config, self._clock, self._listing_pace = mailbox, config, clock, pace
         self._is_mailbox_next = False
         """The last step had no room for the mailbox. So the next one reads it before the lines."""
+        self._is_listing_unfinished = False
         self._retries: dict[str, _Retry] = {}
         """By name of the letter.
 
@@ -125,11 +130,24 @@ class Intake:
         if step_pass.is_enough:
             step_pass.letters.backlog = True
             return step_pass.letters
-        self._take_from_mailbox(state, step_pass, alive)
+        if self._is_listing_due(lines):
+            self._take_from_mailbox(state, step_pass, alive)
+        else:
+            step_pass.letters.is_mailbox_skipped = True
         if lines is not None:
             _take_from_lines(lines, state, step_pass)
         step_pass.letters.backlog |= step_pass.is_enough
         return step_pass.letters
+
+    def request_listing(self) -> None:
+        """Let the next step list the mailbox."""
+        if self._listing_pace is not None:
+            self._listing_pace.request()
+
+    def _is_listing_due(self, lines: LineTable | None) -> bool:
+        if self._listing_pace is None or lines is None or self._is_listing_unfinished or self._retries:
+            return True
+        return self._listing_pace.is_due(lines.client_count)
 
     def _take_from_mailbox(self, state: State, step_pass: _Pass, alive: Callable[[], None]) -> None:
         names: set[str] = set()
@@ -141,6 +159,9 @@ class Intake:
                 break
         else:
             self._retries = {name: retry for name, retry in self._retries.items() if name in names}
+        self._is_listing_unfinished = step_pass.is_enough
+        if self._listing_pace is not None:
+            self._listing_pace.note_listing(bool(names))
         step_pass.log_unreadable()
 
     def discard(self, letters: Iterable[LetterName]) -> None:

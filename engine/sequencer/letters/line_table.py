@@ -25,6 +25,10 @@ from lakemq.tables.storage.coordination.mailbox import LetterName
 
 from ...namespace.line_frames import MAX_FRAME_BYTES, MAX_GREETING_BYTES, BadFrame, FrameKind, FrameReader, encode_frame
 from ...namespace.processes.clock import Clock
+from .line_connections import LineConnection
+
+MAX_OUTPUT_BYTES = 256 << 20
+"""Bytes of all answers that clients have not taken yet. A line whose answer would exceed this is closed."""
 
 
 @dataclass(eq=False)
@@ -32,7 +36,10 @@ class Line:
     """One connection. Only the reading thread reads from it and closes its descriptor.
 
     Attributes:
-        client_id: empty before the hello.
+        client_id: empty before the welcome.
+        host: address of the client's machine; empty on a Unix socket.
+        is_tcp: the client must prove that it may write to the namespace.
+        is_checked: the hello has come, and its proof is being read.
         transfer_began_ms: when the connection, the letter that is arriving, or the answer that waits to be sent began.
         is_busy: a letter of it is not answered yet. A client sends one at a time.
         arriving_bytes: of its frame that is not complete yet, as last counted.
@@ -41,7 +48,7 @@ class Line:
         is_watched: the reading thread waits for its events.
     """
 
-    connection: socket.socket
+    connection: LineConnection
     transfer_began_ms: int
     reader: FrameReader = field(default_factory=lambda: FrameReader(MAX_GREETING_BYTES))
     client_id: str = ""
@@ -50,6 +57,9 @@ class Line:
     output: bytearray = field(default_factory=bytearray)
     is_closed: bool = False
     is_watched: bool = False
+    host: str = ""
+    is_tcp: bool = False
+    is_checked: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,11 @@ class LineTable:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def client_count(self) -> int:
+        """How many clients have lines."""
+        return len(self._by_client)
+
     # -- the sequencer's thread -------------------------------------------------------------------------
 
     def take_letter(self) -> LineLetter | None:
@@ -97,7 +112,9 @@ class LineTable:
             line.output += frame
             self._send(line)
             is_left = bool(line.output) and not line.is_closed
-            if is_left:
+            if is_left and sum(len(line.output) for line in self._all) > MAX_OUTPUT_BYTES:
+                self._drop(line)
+            elif is_left:
                 line.transfer_began_ms = self._clock.steady_ms()
         if is_left:
             self._wake_reader()

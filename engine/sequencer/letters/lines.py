@@ -1,6 +1,7 @@
 """Serve the lines of one term: direct connections on which clients send letters and get answers.
 
-One thread accepts connections and reads. What it shares with the sequencer's thread is in `line_table`.
+One thread accepts connections (`line_acceptor`) and reads. What it shares with the sequencer's thread is in
+`line_table`. A client that comes over TCP is welcomed when other threads have read its proof (`proof_checker`).
 
 A line is a convenience, so anything unusual closes it: the client then uses the mailbox. All lines close when no step
 has landed for a whole lease, even if the sequencer's thread hangs: another sequencer may lead by then.
@@ -11,42 +12,36 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-import resource
 import selectors
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from lakemq.tables.storage.coordination.mailbox import LetterName
+from lakemq.tables.storage.object_stores.files import Files
 
-from ...namespace.line_frames import BadFrame, Frame, FrameKind, LineAddress, decode_hello, decode_letter_frame
+from ...namespace.line_frames import BadFrame, Frame, FrameKind, Hello, LineAddress, decode_hello, decode_letter_frame
 from ...namespace.processes.clock import Clock
+from .line_acceptor import LineAcceptor
+from .line_connections import LineListener
 from .line_table import Line, LineLetter, LineTable
+from .proof_checker import CheckedHello, ProofChecker
 
 log = logging.getLogger("lakemq.serve")
 
 HELLO_MS = 5_000
-"""Time until a new connection must have said hello."""
+"""Time until a new connection must have said hello, TLS included, and for reading the proof of a hello."""
 TRANSFER_MS = 10_000
 """Time for the rest of a letter that has begun, and for a client to take an answer."""
 MAX_BUFFERED_BYTES = 256 << 20
 """Bytes of all letters that are being received or wait. A line whose letter would exceed this is closed."""
 
-_MAX_LINES = 4096
 _TURN_MS = 250
-_RECEIVED_BYTES = 256 << 10
+_RECEIVED_BYTES = 1 << 20
 """More than a socket's buffer has room for, so one read takes all that had arrived."""
 _CLOSE_S = 10
-_ACCEPT_PAUSE_MS = 1_000
-"""Pause after a connection could not be accepted, such as for lack of descriptors."""
-
-
-def max_lines() -> int:
-    """Return how many lines a process may have. They take at most half of its descriptors: steps need some, too."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_LINES if soft == resource.RLIM_INFINITY else min(_MAX_LINES, soft // 2)
 
 
 class LineServer:
@@ -58,7 +53,8 @@ class LineServer:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[LineListener],
+        files: Files,
         address: LineAddress,
         lease_ms: int,
         step_began_ms: int,
@@ -69,26 +65,26 @@ class LineServer:
         """Start to accept connections.
 
         Args:
-            listener: a listening socket, which belongs to this object from now on.
+            listeners: listening sockets, which belong to this object from now on.
+            files: of the namespace, where clients put their proofs.
             address: what a hello must repeat.
             step_began_ms: when the last step began that has landed, by the steady clock.
             news: is set when a letter has come, or a drain has ended.
             withdraw: called at the end, to remove what leads clients here.
         """
         self._withdraw = withdraw
-        self._listener, self._address, self._lease_ms = listener, address, lease_ms
+        self._address, self._lease_ms = address, lease_ms
         self._news, self._clock = news, clock
         self.table = LineTable(clock, self._wake)
-        self._max_lines = max_lines()
+        self._proofs = ProofChecker(files, clock, self._wake)
         self._step_began_ms, self._looked_at_ms = step_began_ms, clock.steady_ms()
-        self._accept_at_ms: int | None = None
         self._is_drain_wanted = self._is_closing = self._is_over = False
         self._drained_at_ms: int | None = None
         self._waker, self._wake_end = socket.socketpair()
-        for end in (listener, self._waker, self._wake_end):
+        for end in (self._waker, self._wake_end):
             end.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._acceptor = LineAcceptor(listeners, self._selector, self.table, clock)
         self._selector.register(self._wake_end, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="lakemq-lines", daemon=True)
         self._thread.start()
@@ -139,11 +135,10 @@ class LineServer:
         is_drain, self._is_drain_wanted = self._is_drain_wanted, False
         begun_ms = self._clock.steady_ms()
         for key, mask in self._selector.select(0 if is_drain else _TURN_MS / 1000):
-            line = key.data
-            if line is not None:
-                self._serve_line(line, mask)
-            elif key.fileobj is self._listener:
-                self._accept()
+            if isinstance(key.data, Line):
+                self._serve_line(key.data, mask)
+            elif isinstance(key.data, LineListener):
+                self._accept(key.data)
             else:
                 self._take_wake_ups()
         if is_drain:
@@ -154,6 +149,8 @@ class LineServer:
         with suppress(BlockingIOError):
             while self._wake_end.recv(4096):
                 pass
+        for checked in self._proofs.take_checked():
+            self._welcome_if_proven(checked)
         for line in self.table.lines():
             if line.output and not line.is_closed:
                 self._watch(line, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -170,23 +167,10 @@ class LineServer:
             log.warning("A direct connection is closed, because the system cannot watch it: %s", error)
             self._remove(line)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError as error:
-            if isinstance(error, BlockingIOError | ConnectionError):
-                return
-            log.warning("A direct connection could not be accepted: %s", error)
-            self._selector.unregister(self._listener)
-            self._accept_at_ms = self._clock.steady_ms() + _ACCEPT_PAUSE_MS
-            return
-        if len(self.table) >= self._max_lines:
-            connection.close()
-            return
-        connection.setblocking(False)
-        line = Line(connection, self._clock.steady_ms())
-        self.table.add(line)
-        self._watch(line, selectors.EVENT_READ)
+    def _accept(self, listener: LineListener) -> None:
+        line = self._acceptor.accept(listener)
+        if line is not None:
+            self._watch(line, selectors.EVENT_READ)
 
     def _serve_line(self, line: Line, mask: int) -> None:
         try:
@@ -210,7 +194,8 @@ class LineServer:
         if not data or line.is_closed:
             self._remove(line)
             return
-        if not line.reader.size_bytes:
+        # the time of a stranger runs from the beginning of its connection
+        if line.client_id and not line.reader.size_bytes:
             line.transfer_began_ms = self._clock.steady_ms()
         line.reader.add(data)
         for frame in line.reader.frames():
@@ -219,8 +204,10 @@ class LineServer:
             raise BadFrame(f"all letters that are arriving or wait have more than {MAX_BUFFERED_BYTES} bytes")
 
     def _take_frame(self, line: Line, frame: Frame) -> None:
-        if not line.client_id:
-            self._welcome(line, frame)
+        if line.is_checked and not line.client_id:
+            raise BadFrame("a frame before the welcome")
+        elif not line.client_id:
+            self._greet(line, frame)
         elif frame.kind != FrameKind.LETTER or line.is_busy:
             raise BadFrame(f"frame {frame.kind} where a letter was expected, or a second letter at once")
         else:
@@ -228,16 +215,34 @@ class LineServer:
             self.table.add_letter(LineLetter(_check_name(line.client_id, number, self._clock.now_ms()), body, line))
             self._news.set()
 
-    def _welcome(self, line: Line, frame: Frame) -> None:
+    def _greet(self, line: Line, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
             raise BadFrame(f"frame {frame.kind} where a hello was expected")
         hello, address = decode_hello(frame.content), self._address
         expected = address.namespace_id, address.epoch
         if (hello.namespace_id, hello.epoch) != expected or not _is_same_token(hello.token, address.token):
             raise BadFrame("a hello for another leader")
+        _check_name(hello.client_id, 1)
+        if line.is_tcp:
+            line.is_checked, line.transfer_began_ms = True, self._clock.steady_ms()
+            self._proofs.submit(line, hello)
+        else:
+            self._welcome(line, hello)
+
+    def _welcome_if_proven(self, checked: CheckedHello) -> None:
+        if checked.line.is_closed:
+            return
+        try:
+            if checked.failure:
+                raise BadFrame(checked.failure)
+            self._welcome(checked.line, checked.hello)
+        except BadFrame as error:
+            log.debug("A client at %s is refused: %s", checked.line.host, error)
+            self._remove(checked.line)
+
+    def _welcome(self, line: Line, hello: Hello) -> None:
         if self._is_silent():
             raise BadFrame("no step lands at present")
-        _check_name(hello.client_id, 1)
         self.table.welcome(line, hello.client_id)
 
     def _is_silent(self) -> bool:
@@ -248,9 +253,7 @@ class LineServer:
         if now_ms - self._looked_at_ms < _TURN_MS:
             return
         self._looked_at_ms = now_ms
-        if self._accept_at_ms is not None and now_ms >= self._accept_at_ms:
-            self._accept_at_ms = None
-            self._selector.register(self._listener, selectors.EVENT_READ)
+        self._acceptor.resume_if_due(now_ms)
         is_silent = self._is_silent()
         for line in self.table.lines():
             limit_ms = TRANSFER_MS if line.client_id else HELLO_MS
@@ -266,8 +269,10 @@ class LineServer:
     def _end(self) -> None:
         for line in self.table.lines():
             self._remove(line)
+        self._proofs.close()
+        self._acceptor.close()
         self._selector.close()
-        for end in (self._listener, self._waker, self._wake_end):
+        for end in (self._waker, self._wake_end):
             end.close()
         self._is_over = True
         self._news.set()
@@ -279,8 +284,9 @@ class LineServer:
 
     def close_descriptors(self) -> None:
         """Close the descriptors in a forked child, where no thread uses them. The parent's lines stay as they are."""
+        listening = [listener.listening_socket for listener in self._acceptor.listeners]
         connections = [line.connection for line in self.table.lines_unlocked()]
-        for end in (self._listener, self._waker, self._wake_end, *connections):
+        for end in (*listening, self._waker, self._wake_end, *connections):
             with suppress(OSError):
                 os.close(end.detach())
         self._selector.close()

@@ -1,8 +1,9 @@
 """The objects `line/<20 digits>`: where the leader of an epoch listens for direct connections.
 
 The leader writes its object after the step of its take-over has landed. The next leader removes it, or the leader
-itself at its end. On a disk the folder also has the leader's Unix socket. Connecting takes permission to write to the
-socket, so reading a namespace does not allow publishing.
+itself at its end. On a disk the folder also has the leader's Unix socket. Reading a namespace does not allow
+publishing: a client of the socket needs permission to write to it, and a client of a TCP address puts a proof
+(`line_proofs`).
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ _SHARE_OF_COUNTING = 0.05
 
 _LETTER = re.compile(r"([0-9]{13})-([A-Za-z0-9][A-Za-z0-9._-]{0,127})-([0-9]{10})")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+PROOF_NAME = re.compile(r"proof-[0-9a-f]{32}")
+"""Names in the folder of letters that belong to greetings on lines (see `line_proofs`)."""
 
 
 class MailboxFull(Exception):
@@ -245,7 +247,8 @@ class Mailbox:
 
     def list_alien_names(self, limit: int) -> list[str]:
         """Return up to `limit` names in the mailbox folder that are not letters and are otherwise ignored."""
-        return [name for name in self._names() if LetterName.parse(name) is None][:limit]
+        aliens = (name for name in self._names() if LetterName.parse(name) is None and not PROOF_NAME.fullmatch(name))
+        return list(islice(aliens, limit))
 
     # -- both ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+"""Connect to the leader in the way that its line object says: over the Unix socket, or over TCP.
+
+Over TCP a client trusts the leader by the fingerprint of its certificate, before it sends anything. Without TLS it
+connects to addresses of its own machine only. The leader trusts the client because of a proof in the mailbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import ssl
+
+from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
+from lakemq.tables.storage.coordination.line_proofs import put_proof
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles
+
+from ..namespace.line_frames import Hello, LineAddress, compute_proof
+from ..namespace.line_settings import is_loopback
+
+_SECRET_BYTES = 32
+
+
+def connect_to_leader(
+    files: Files, address: LineAddress, client_id: str, unix_timeout_s: float, tcp_timeout_s: float
+) -> tuple[socket.socket, Hello] | None:
+    """Return a connection and the hello to send; None if the leader cannot be reached from here.
+
+    Args:
+        unix_timeout_s, tcp_timeout_s: for connecting by each kind of socket.
+
+    Raises:
+        OSError, ValueError: the leader does not answer, or is not the one of the address.
+    """
+    hello = Hello(address.namespace_id, address.epoch, address.token, client_id)
+    if address.socket and isinstance(files, LocalFiles):
+        try:
+            return unix_sockets.connect(os.path.join(files.root, address.socket), unix_timeout_s), hello
+        except OSError:  # on a network disk the socket may be another machine's
+            if not address.port:
+                raise
+    if not address.port:
+        return None
+    connection = _connect_by_tcp(address, tcp_timeout_s)
+    try:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        proven = Hello(hello.namespace_id, hello.epoch, hello.token, client_id, secret=secret)
+        # the connection comes first: where there is none, no object is left behind
+        proof = put_proof(files, compute_proof(proven))
+    except BaseException:
+        connection.close()
+        raise
+    return connection, Hello(hello.namespace_id, hello.epoch, hello.token, client_id, proof, secret)
+
+
+def _connect_by_tcp(address: LineAddress, timeout_s: float) -> socket.socket:
+    if not address.fingerprint and not is_loopback(address.host):
+        raise ValueError(f"the leader at {address.host} has no TLS, which only an address of this machine may lack")
+    connection = tcp_sockets.connect(address.host, address.port, timeout_s)
+    if not address.fingerprint:
+        return connection
+    try:
+        return _begin_tls(connection, address.fingerprint)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _begin_tls(connection: socket.socket, fingerprint: str) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # no authority knows the certificate, and its name says nothing: the fingerprint is compared instead
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    encrypted = context.wrap_socket(connection)
+    certificate = encrypted.getpeercert(binary_form=True) or b""
+    presented = hashlib.sha256(certificate).hexdigest()
+    if not hmac.compare_digest(presented, fingerprint):
+        encrypted.close()
+        raise ValueError(f"found a certificate with fingerprint {presented}, expected {fingerprint}")
+    return encrypted

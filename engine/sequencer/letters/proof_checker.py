@@ -1,0 +1,104 @@
+"""Check that clients of a TCP line may write to the namespace.
+
+A client has put a proof into the mailbox: an object that it can put only with write permission. The store may take its
+time to return it, so threads of their own read it. The thread that reads lines takes the outcome when it is there.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lakemq.tables.storage.coordination.line_proofs import read_proof, remove_abandoned_proofs, remove_proof
+from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.workers import Workers
+
+from ...namespace.line_frames import BadFrame, Hello, compute_proof
+from ...namespace.processes.clock import Clock
+from .line_table import Line
+
+log = logging.getLogger("lakemq.serve")
+
+MAX_WAITING = 64
+"""Proofs that are being read or wait to be read. Each may cost the store a request."""
+_THREADS = 4
+_CLEANING_MS = 60_000
+
+
+@dataclass(frozen=True)
+class CheckedHello:
+    """The outcome for one line. failure: why the client is not believed; empty: it may write to the namespace."""
+
+    line: Line
+    hello: Hello
+    failure: str
+
+
+class ProofChecker:
+    """Checks the hellos of one term. `submit` and `take_checked` are for the thread that reads lines."""
+
+    def __init__(self, files: Files, clock: Clock, wake_reader: Callable[[], None]) -> None:
+        """wake_reader: called when a hello has been checked."""
+        self._files, self._clock, self._wake_reader = files, clock, wake_reader
+        self._workers = Workers(_THREADS, "lakemq-proofs")
+        self._checked: deque[CheckedHello] = deque()
+        self._waiting_count = 0
+        self._clean_at_ms = clock.steady_ms()
+
+    def submit(self, line: Line, hello: Hello) -> None:
+        """Check a hello beside the lines. Raises BadFrame if too many wait."""
+        if self._waiting_count >= MAX_WAITING:
+            raise BadFrame(f"{MAX_WAITING} clients wait already until the store gives their proofs")
+        self._waiting_count += 1
+        try:
+            self._workers.submit(self._check, line, hello)
+        except RuntimeError as error:  # the system gives no thread
+            self._waiting_count -= 1
+            raise BadFrame(f"the proof cannot be read: {error}") from error
+
+    def take_checked(self) -> list[CheckedHello]:
+        """Return the outcomes since the last call."""
+        checked = []
+        while self._checked:
+            checked.append(self._checked.popleft())
+        self._waiting_count -= len(checked)
+        return checked
+
+    def close(self) -> None:
+        """Check nothing more. It does not wait for the store."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _check(self, line: Line, hello: Hello) -> None:
+        failure = "the check has failed"
+        try:
+            failure = "the line is closed" if line.is_closed else self._find_failure(hello)
+        except (OSError, ValueError) as error:
+            failure = str(error)
+        finally:
+            self._checked.append(CheckedHello(line, hello, failure))
+            self._wake_reader()
+        self._clean_if_due()
+
+    def _find_failure(self, hello: Hello) -> str:
+        proof = read_proof(self._files, hello.proof)
+        if proof is None:
+            return f"there is no proof {hello.proof}"
+        # Only an accepted proof is removed. Others may belong to a client whose proof a stranger has named.
+        if not hmac.compare_digest(proof, compute_proof(hello)):
+            return f"the proof {hello.proof} does not fit"
+        remove_proof(self._files, hello.proof)
+        return ""
+
+    def _clean_if_due(self) -> None:
+        """Remove abandoned proofs from time to time. Two threads may do it at once, which does no harm."""
+        now_ms = self._clock.steady_ms()
+        if now_ms < self._clean_at_ms:
+            return
+        self._clean_at_ms = now_ms + _CLEANING_MS
+        try:
+            remove_abandoned_proofs(self._files)
+        except OSError as error:
+            log.debug("Abandoned proofs stay in the mailbox: %s", error)

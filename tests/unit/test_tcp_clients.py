@@ -1,0 +1,364 @@
+"""Clients of lines over TCP: which leader they trust, when they use the mailbox, and when they try again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from clocks import AheadClock
+from obstore.store import LocalStore
+from s3_server import S3Server
+from unit.served import CONFIG
+from unit.tcp_lines import PATIENCE_S, TcpLeader, until
+from unit.test_direct_line import letter_of
+
+import lakemq
+from lakemq.engine.client import direct_line
+from lakemq.engine.client.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, DirectLine
+from lakemq.engine.client.line_connector import connect_to_leader
+from lakemq.engine.namespace.config import EngineConfig
+from lakemq.engine.namespace.line_frames import LineAddress, decode_address, encode_address
+from lakemq.engine.namespace.line_settings import LineSettings, read_line_settings
+from lakemq.engine.protocol.codec.letter import encode_answer
+from lakemq.engine.protocol.errors import InvalidConfig
+from lakemq.engine.protocol.values.clients import Answer
+from lakemq.engine.protocol.values.producers import ProducerDone
+from lakemq.engine.sequencer.letters.line_opener import open_term_lines
+from lakemq.tables.storage.coordination import tcp_sockets
+from lakemq.tables.storage.coordination.line_objects import find_newest_line, line_name
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
+
+# -- settings -----------------------------------------------------------------------------------------------
+
+
+SETTINGS = {
+    "this machine": ({"line.listen": "127.0.0.1:0"}, LineSettings("127.0.0.1", 0, "127.0.0.1", 0), False),
+    "this machine, IPv6": ({"line.listen": "[::1]:7788"}, LineSettings("::1", 7788, "::1", 0), False),
+    "a network": ({"line.listen": "10.0.0.5:7788"}, LineSettings("10.0.0.5", 7788, "10.0.0.5", 0), True),
+    "a name, which may change": ({"line.listen": "localhost:1"}, LineSettings("localhost", 1, "localhost", 0), True),
+    "another address": (
+        {"line.listen": "0.0.0.0:7788", "line.advertise": "mq.example.org"},
+        LineSettings("0.0.0.0", 7788, "mq.example.org", 0),
+        True,
+    ),
+    "a tunnel": (
+        {"line.listen": "127.0.0.1:7788", "line.advertise": "[2001:db8::1]:443"},
+        LineSettings("127.0.0.1", 7788, "2001:db8::1", 443),
+        True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "expected", "needs_tls"), SETTINGS.values(), ids=SETTINGS)
+def test_where_a_leader_listens(settings: dict[str, Any], expected: LineSettings, needs_tls: bool) -> None:
+    found = read_line_settings(EngineConfig(settings))
+    assert found == expected
+    assert found.needs_tls == needs_tls
+
+
+WRONG_SETTINGS: dict[str, dict[str, Any]] = {
+    "no port": {"line.listen": "127.0.0.1"},
+    "a large port": {"line.listen": "127.0.0.1:65536"},
+    "a URL": {"line.listen": "tcp://127.0.0.1:1"},
+    "all addresses": {"line.listen": "0.0.0.0:7788"},
+    "all IPv6 addresses": {"line.listen": "[::]:7788"},
+    "nothing to advertise": {"line.advertise": "mq.example.org:7788"},
+}
+
+
+@pytest.mark.parametrize("settings", WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
+def test_settings_that_lead_nowhere_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        read_line_settings(EngineConfig(settings))
+
+
+def test_without_settings_no_leader_listens() -> None:
+    assert read_line_settings(EngineConfig()) is None
+
+
+# -- which leader a client trusts ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[TcpLeader]:
+    leader = TcpLeader(tmp_path, has_tls=True)
+    yield leader
+    leader.lines.close()
+
+
+def announce(leader: TcpLeader, **changes: Any) -> DirectLine:
+    """Put the line object of this leader, changed, and return a client's line."""
+    address = msgspec.structs.replace(leader.address, **changes)
+    leader.files.put(line_name(address.epoch), encode_address(address), durable=False)
+    return DirectLine(leader.files, "ns", AheadClock())
+
+
+def answer_letters(leader: TcpLeader, count: int) -> threading.Thread:
+    def answer() -> None:
+        for _ in range(count):
+            letter = leader.take()
+            name = letter.name
+            body = encode_answer(Answer(name.client_id, name.number, 1, [ProducerDone(9, 0)]))
+            leader.lines.table.answer(letter, body)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_a_client_sends_letters_to_the_leader_of_the_line_object(leader: TcpLeader) -> None:
+    line = announce(leader)
+    answering = answer_letters(leader, 2)
+    for number in (1, 2):
+        assert line.exchange("c1", number, letter_of("c1", number, "t"), 30_000) == (
+            True,
+            Answer("c1", number, 1, [ProducerDone(9, 0)]),
+        )
+    answering.join()
+    assert leader.files.list("mailbox") == []
+    line.close()
+
+
+def check_nothing_is_sent(leader: TcpLeader, line: DirectLine) -> None:
+    assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
+    assert leader.files.list("mailbox") == [], "no proof is left"
+    leader.drain()
+    assert leader.lines.table.client_count == 0
+
+
+def test_a_client_sends_nothing_to_a_leader_with_another_certificate(leader: TcpLeader) -> None:
+    check_nothing_is_sent(leader, announce(leader, fingerprint="0" * 64))
+
+
+def test_a_client_without_tls_connects_only_to_addresses_of_its_own_machine(tmp_path: Path) -> None:
+    """A name may stand for another machine tomorrow."""
+    leader = TcpLeader(tmp_path, has_tls=False)
+    check_nothing_is_sent(leader, announce(leader, host="localhost"))
+    answering, line = answer_letters(leader, 1), announce_again(leader)
+    assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 30_000)[0]
+    answering.join()
+    line.close()
+    leader.lines.close()
+
+
+def announce_again(leader: TcpLeader, **changes: Any) -> DirectLine:
+    """Replace the line object."""
+    leader.files.delete([line_name(leader.address.epoch)])
+    return announce(leader, **changes)
+
+
+def test_a_client_sends_nothing_to_the_leader_of_another_namespace(tmp_path: Path) -> None:
+    """The namespace was created again at the same path."""
+    leader = TcpLeader(tmp_path, has_tls=True, namespace_id="other")
+    check_nothing_is_sent(leader, announce(leader))
+    leader.lines.close()
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
+def test_an_idle_client_goes_on_with_the_next_leader(tmp_path: Path, has_tls: bool) -> None:
+    """It sees that its line has ended before it sends, so the letter need not wait in the mailbox."""
+    first = TcpLeader(tmp_path, has_tls)
+    line = announce(first)
+    answering = answer_letters(first, 1)
+    assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 30_000)[1] is not None
+    answering.join()
+    first.lines.close()
+    second = TcpLeader(tmp_path, has_tls)
+    second.files.delete([line_name(3)])
+    second.files.put(line_name(3), encode_address(second.address), durable=False)
+    answering = answer_letters(second, 2)
+    for number in (2, 3):
+        assert line.exchange("c1", number, letter_of("c1", number, "t"), 30_000)[1] is not None
+    answering.join()
+    line.close()
+    second.lines.close()
+
+
+def test_a_client_that_is_not_welcomed_takes_its_proof_back(leader: TcpLeader) -> None:
+    line = announce(leader, token="stolen elsewhere")
+    assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 30_000) == (False, None)
+    assert leader.files.list("mailbox") == []
+
+
+def test_a_silent_tcp_leader_leaves_half_of_the_time_for_the_mailbox(leader: TcpLeader) -> None:
+    """Nobody accepts the connection: the leader's process is stopped."""
+    stopped = tcp_sockets.listen("127.0.0.1", 0)
+    line = announce(leader, port=stopped.getsockname()[1])
+    begun_s = time.monotonic()
+    assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
+    assert 0.4 < time.monotonic() - begun_s < 0.9
+    stopped.close()
+
+
+def test_a_name_that_is_not_resolved_in_time_holds_up_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve, go_on = socket.getaddrinfo, threading.Event()
+
+    def resolve_slowly(host: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            return resolve(host, *arguments, **options)
+        go_on.wait(PATIENCE_S)
+        raise OSError("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_slowly)
+    begun_s = time.monotonic()
+    with pytest.raises(TimeoutError, match="no address of mq"):
+        tcp_sockets.connect("mq.example.org", 7788, 0.2)
+    assert time.monotonic() - begun_s < 2
+    go_on.set()
+
+
+# -- a disk -------------------------------------------------------------------------------------------------
+
+
+def open_lines(files: Files, has_tls: bool) -> Any:
+    """Open the lines of a leader on this machine, with TLS if it says that clients come from elsewhere."""
+    clock = AheadClock()
+    settings = LineSettings("127.0.0.1", 0, "127.0.0.1", 0)
+    if has_tls:
+        settings = LineSettings("0.0.0.0", 0, "127.0.0.1", 0)
+    return open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
+def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp_path: Path, has_tls: bool) -> None:
+    files = LocalFiles(str(tmp_path))
+    lines = open_lines(files, has_tls)
+    address = decode_address(files.get(line_name(1)))
+    assert bool(address.fingerprint) == has_tls
+    reached = connect_to_leader(files, address, "near", 5, 5)
+    assert reached is not None
+    assert reached[0].family == socket.AF_UNIX
+    # where another machine shares the folder, its sockets are there, and nothing listens on them
+    os.unlink(tmp_path / address.socket)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / address.socket))
+    dead.close()
+    far = connect_to_leader(files, address, "far", 5, 5)
+    assert far is not None
+    assert far[0].family == socket.AF_INET
+    lines.close()
+    assert files.list("line") == []
+    for connection, _ in (reached, far):
+        connection.close()
+
+
+def test_a_port_that_is_taken_leaves_the_other_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files, clock = LocalFiles(str(tmp_path)), AheadClock()
+    taken = tcp_sockets.listen("127.0.0.1", 0)
+    settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
+    lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
+    assert lines is not None
+    address = decode_address(files.get(line_name(1)))
+    assert (bool(address.socket), address.port) == (True, 0)
+    assert "cannot be used" in caplog.text
+    lines.close()
+    taken.close()
+
+
+# -- an object store ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(s3: S3Server) -> str:
+    return s3.path(uuid.uuid4().hex)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ObjectFiles:
+    """A store in a folder."""
+    return ObjectFiles(LocalStore(str(tmp_path)), "s3://bucket/mq")
+
+
+def test_clients_of_a_store_look_for_a_line_ever_less_often(
+    files: ObjectFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look is a request to the store. `line.listen` may be off for good."""
+    looks: list[int] = []
+    clock = AheadClock()
+    line = DirectLine(files, "ns", clock)
+
+    def note_look(looked_in: Files) -> None:
+        looks.append(clock.steady_ms())
+
+    monkeypatch.setattr(direct_line, "find_newest_line", note_look)
+    for _ in range(3_000):
+        assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
+        clock.ahead_ms += 100
+    pauses = [after - before for before, after in itertools.pairwise(looks)]
+    assert BAD_LINE_MS * 0.7 < pauses[0] < BAD_LINE_MS * 1.1
+    assert 0.7 * LONGEST_PAUSE_MS < pauses[-1] < 1.1 * LONGEST_PAUSE_MS
+    assert len(set(pauses[5:])) > 1, "clients must not come all at once"
+
+
+def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: ObjectFiles) -> None:
+    address = LineAddress("ns", 1, "token", "", "127.0.0.1", 1)  # nothing listens there
+    files.put(line_name(1), encode_address(address), durable=False)
+    clock = AheadClock()
+    line = DirectLine(files, "ns", clock)
+    for number in range(8):
+        assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
+        pause_ms = line._look_at_ms - clock.steady_ms()
+        expected_ms = min(LONGEST_PAUSE_MS, BAD_LINE_MS << number)
+        assert 0.7 * expected_ms < pause_ms <= expected_ms
+        clock.ahead_ms += int(pause_ms) + 1
+
+
+LISTENING = {
+    "plain": {"line.listen": "127.0.0.1:0"},
+    "TLS": {"line.listen": "0.0.0.0:0", "line.advertise": "127.0.0.1"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listen", LISTENING.values(), ids=LISTENING)
+def test_a_client_on_a_store_publishes_on_a_line(s3: S3Server, root: str, listen: dict[str, str]) -> None:
+    path, config = f"{root}/mq", {**CONFIG, **listen}
+    with (
+        lakemq.connect(path, storage_options=s3.options, create=True, config=config) as leading,
+        lakemq.connect(path, storage_options=s3.options) as mq,
+        leading.serving(),
+    ):
+        files = mq.namespace.files
+        until(lambda: find_newest_line(files) is not None)
+        mq.topics.create("orders")
+        with mq.producer() as producer:
+            offsets = [producer.send("orders", value=str(number)).result(60).offset for number in range(20)]
+        assert offsets == list(range(20))
+        assert files.folders("replies") == [], "no answer came through the mailbox"
+        assert files.list("mailbox") == [], "neither a letter nor a proof is left"
+        assert [message.value for message in mq.fetch("orders")] == [b"%d" % number for number in range(20)]
+    assert files.list("line") == []
+
+
+@pytest.mark.slow
+def test_a_client_without_permission_to_write_publishes_nothing(
+    s3: S3Server, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the line object with the token, and the store refuses its puts."""
+    path = f"{root}/mq"
+    config = {**CONFIG, "line.listen": "127.0.0.1:0"}
+    with (
+        lakemq.connect(path, storage_options=s3.options, create=True, config=config) as leading,
+        leading.serving() as serving,
+    ):
+        files = leading.namespace.files
+        until(lambda: find_newest_line(files) is not None)
+        line = DirectLine(files, leading.namespace.namespace_id, AheadClock())
+
+        def refuse(name: str, *_: Any, **__: Any) -> str:
+            raise PermissionError(13, "AccessDenied", name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "put", refuse)
+            assert line.exchange("reader", 1, letter_of("reader", 1, "stolen"), 10_000) == (False, None)
+        assert "reader" not in serving.sequencer.state.clients
+        line.close()

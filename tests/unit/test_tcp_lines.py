@@ -1,0 +1,393 @@
+"""Lines over TCP at the leader: who is believed, and that no client holds up another one or the leader."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+from unit.tcp_lines import LEASE_MS, PATIENCE_S, TcpClient, TcpLeader, until
+
+from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, compute_proof, encode_hello
+from lakemq.engine.sequencer.letters import line_acceptor, line_table, proof_checker
+from lakemq.engine.sequencer.letters.line_connections import MAX_HANDSHAKE_BYTES
+from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS
+from lakemq.tables.storage.coordination.line_proofs import ABANDONED_AFTER_MS, put_proof, remove_abandoned_proofs
+from lakemq.tables.storage.object_stores.files import LocalFiles
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def leader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TcpLeader]:
+    leader = TcpLeader(tmp_path, has_tls=request.param)
+    yield leader
+    leader.lines.close()
+
+
+@pytest.fixture
+def tls_leader(tmp_path: Path) -> Iterator[TcpLeader]:
+    leader = TcpLeader(tmp_path, has_tls=True)
+    yield leader
+    leader.lines.close()
+
+
+def prove(leader: TcpLeader, hello: Hello) -> Hello:
+    """Put the proof of this hello, as its client would."""
+    return msgspec.structs.replace(hello, proof=put_proof(leader.files, compute_proof(hello)))
+
+
+# -- who is believed ----------------------------------------------------------------------------------------
+
+
+def test_letters_and_answers_of_any_size_arrive(leader: TcpLeader) -> None:
+    client = leader.connect()
+    for number, size in enumerate((0, 1, 70_000, 3 << 20), start=1):
+        body = os.urandom(size)
+        client.send_letter(number, body)
+        letter = leader.take()
+        assert (letter.name.client_id, letter.name.number) == ("client", number)
+        assert letter.body == body
+        leader.lines.table.answer(letter, body)
+        assert client.receive() == Frame(FrameKind.ANSWER, body)
+
+
+WRONG_HELLOS: dict[str, dict[str, object]] = {
+    "another namespace": {"namespace_id": "other"},
+    "another epoch": {"epoch": 2},
+    "a wrong token": {"token": "Token"},
+    "a client that is a path": {"client_id": "../../steps/1"},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG_HELLOS.values(), ids=WRONG_HELLOS)
+def test_a_wrong_hello_closes_the_line_although_its_client_may_write(
+    leader: TcpLeader, changes: dict[str, object]
+) -> None:
+    client, hello = leader.reach()
+    client.send(encode_hello(prove(leader, msgspec.structs.replace(hello, **changes))))
+    assert client.receive() is None
+
+
+def read_others_proof(leader: TcpLeader, hello: Hello) -> Hello:
+    """Name the proof of another client, with what a reader of the namespace sees of it as the secret."""
+    _, other = leader.reach("other")
+    return msgspec.structs.replace(hello, proof=other.proof, secret=leader.files.get(other.proof))
+
+
+def use_others_secret(leader: TcpLeader, hello: Hello) -> Hello:
+    """Name the proof of another client, with its secret."""
+    _, other = leader.reach("other")
+    return msgspec.structs.replace(hello, proof=other.proof, secret=other.secret)
+
+
+def name_letter(leader: TcpLeader, hello: Hello) -> Hello:
+    """Name a letter whose content would be a proof."""
+    name = "mailbox/1700000000000-other-0000000001"
+    leader.files.put(name, compute_proof(hello), durable=False)
+    return msgspec.structs.replace(hello, proof=name)
+
+
+def name_path(leader: TcpLeader, hello: Hello) -> Hello:
+    """Name an object outside of the mailbox whose content would be a proof."""
+    base_name = os.path.basename(hello.proof)
+    leader.files.put(f"steps/{base_name}", compute_proof(hello), durable=False)
+    return msgspec.structs.replace(hello, proof=f"mailbox/../steps/{base_name}")
+
+
+WRONG_PROOFS: dict[str, Callable[[TcpLeader, Hello], Hello]] = {
+    "none": lambda _, hello: msgspec.structs.replace(hello, proof="", secret=b""),
+    "one that is not there": lambda _, hello: msgspec.structs.replace(hello, proof=f"mailbox/proof-{'0' * 32}"),
+    "another secret": lambda _, hello: msgspec.structs.replace(hello, secret=b"guessed"),
+    "another client's, as a reader sees it": read_others_proof,
+    "another client's, with its secret": use_others_secret,
+    "a letter": name_letter,
+    "an object elsewhere": name_path,
+}
+
+
+@pytest.mark.parametrize("change", WRONG_PROOFS.values(), ids=WRONG_PROOFS)
+def test_who_has_the_line_object_and_no_proof_is_refused_and_nothing_removed(
+    leader: TcpLeader, change: Callable[[TcpLeader, Hello], Hello]
+) -> None:
+    """Reading a namespace must not allow publishing, nor removing what others have put."""
+    client, hello = leader.reach()
+    wrong = change(leader, hello)
+    objects = leader.files.list("mailbox") + leader.files.list("steps")
+    client.send(encode_hello(wrong))
+    assert client.receive() is None
+    assert leader.files.list("mailbox") + leader.files.list("steps") == objects
+
+
+def test_a_proof_counts_once(leader: TcpLeader) -> None:
+    first, hello = leader.reach()
+    second, _ = leader.reach()
+    first.send(encode_hello(hello))
+    assert first.receive() == Frame(FrameKind.WELCOME, b"")
+    assert hello.proof not in leader.files.list("mailbox")
+    second.send(encode_hello(hello))
+    assert second.receive() is None
+    leader.serve(first)
+
+
+def test_a_stranger_that_claims_a_clients_id_closes_no_line_of_it(leader: TcpLeader) -> None:
+    client = leader.connect()
+    stranger, hello = leader.reach()
+    stranger.send(encode_hello(msgspec.structs.replace(hello, secret=b"guessed")))
+    assert stranger.receive() is None
+    leader.serve(client)
+
+
+def test_a_client_whose_machine_has_gone_gets_a_new_line(leader: TcpLeader) -> None:
+    """The old connection is half open: the leader has not heard of its end."""
+    before, after = leader.connect(), leader.connect()
+    assert before.receive() is None
+    leader.serve(after)
+    (line,) = leader.lines.table.lines()
+    end = socket.socket(fileno=os.dup(line.connection.fileno()))
+    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert 0 < end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 30
+    assert 0 < end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+    end.close()
+
+
+def test_a_frame_before_the_welcome_closes_the_line(leader: TcpLeader) -> None:
+    client, hello = leader.reach()
+    client.send(encode_hello(hello) + encode_hello(hello))
+    assert client.receive() is None
+
+
+def test_a_leader_that_may_have_been_replaced_welcomes_no_client(leader: TcpLeader) -> None:
+    client, hello = leader.reach()
+    leader.clock.ahead_ms += LEASE_MS
+    with suppress(ConnectionError):
+        client.send(encode_hello(hello))
+    assert client.receive() is None
+    leader.lines.note_step(leader.clock.steady_ms())
+    leader.serve(leader.connect())
+
+
+def test_abandoned_proofs_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    old, new = (put_proof(files, b"digest") for _ in range(2))
+    letter = "mailbox/1700000000000-client-0000000001"
+    files.put(letter, b"a letter", durable=False)
+    long_ago_s = time.time() - ABANDONED_AFTER_MS / 1000 - 60
+    for name in (old, letter):
+        os.utime(tmp_path / name, (long_ago_s, long_ago_s))
+    remove_abandoned_proofs(files)
+    assert sorted(files.list("mailbox")) == sorted([letter, new])
+
+
+def test_a_leader_removes_what_clients_have_abandoned(leader: TcpLeader) -> None:
+    abandoned = put_proof(leader.files, b"digest")
+    long_ago_s = time.time() - ABANDONED_AFTER_MS / 1000 - 60
+    os.utime(leader.folder / abandoned, (long_ago_s, long_ago_s))
+    leader.connect()
+    until(lambda: leader.files.list("mailbox") == [])
+
+
+# -- nobody waits for anybody -------------------------------------------------------------------------------
+
+
+def hold_no_hello(leader: TcpLeader) -> TcpClient:
+    return leader.reach("slow")[0]
+
+
+def hold_no_byte(leader: TcpLeader) -> TcpClient:
+    return leader.connect_without_tls()
+
+
+def hold_half_a_handshake(leader: TcpLeader) -> TcpClient:
+    client = leader.connect_without_tls()
+    client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100))
+    return client
+
+
+SLOW_CLIENTS = {"no hello": hold_no_hello, "no byte": hold_no_byte, "half a handshake": hold_half_a_handshake}
+
+
+@pytest.mark.parametrize("connect_slowly", SLOW_CLIENTS.values(), ids=SLOW_CLIENTS)
+def test_a_slow_client_holds_up_no_other_one_and_is_left_after_five_seconds(
+    tls_leader: TcpLeader, connect_slowly: Callable[[TcpLeader], TcpClient]
+) -> None:
+    slow = connect_slowly(tls_leader)
+    client = tls_leader.connect()
+    tls_leader.serve(client)
+    assert len(tls_leader.lines.table) == 2
+    tls_leader.clock.ahead_ms += HELLO_MS + 500
+    assert slow.receive() is None
+    tls_leader.serve(client, number=2)
+
+
+@pytest.mark.slow
+def test_a_client_that_sends_byte_by_byte_gets_no_more_time(tls_leader: TcpLeader) -> None:
+    slow = hold_half_a_handshake(tls_leader)
+    until(lambda: len(tls_leader.lines.table) == 1)
+    for _ in range(4):
+        tls_leader.clock.ahead_ms += HELLO_MS // 3
+        try:
+            slow.send(b"\x00")
+        except ConnectionError:
+            break
+        time.sleep(0.3)  # the leader looks for overdue lines four times a second
+    until(lambda: len(tls_leader.lines.table) == 0)
+
+
+NONSENSE = {
+    "a hello without TLS": encode_hello(Hello("ns", 3, "token", "client")),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "noise": bytes(range(256)) * 40,
+}
+
+
+@pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_in_place_of_tls_closes_its_line_and_no_other(tls_leader: TcpLeader, data: bytes) -> None:
+    client, hostile = tls_leader.connect(), tls_leader.connect_without_tls()
+    hostile.send(data)
+    while frame_bytes := hostile.socket.recv(4096):
+        assert frame_bytes[0] == 0x15, "only TLS's alert"
+    tls_leader.serve(client)
+
+
+def test_a_handshake_without_an_end_is_bounded(tls_leader: TcpLeader) -> None:
+    """A hello of TLS that says it has 100 KiB."""
+    client, hostile = tls_leader.connect(), tls_leader.connect_without_tls()
+    body = b"\x01" + (100 << 10).to_bytes(3, "big") + bytes(100 << 10)
+    records = [body[start : start + 16_000] for start in range(0, len(body) - 16_000, 16_000)]
+    assert sum(map(len, records)) > MAX_HANDSHAKE_BYTES
+    for record in records * 3:
+        try:
+            hostile.send(b"\x16\x03\x01" + struct.pack(">H", len(record)) + record)
+        except ConnectionError:
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the leader goes on reading")
+    tls_leader.serve(client)
+
+
+@pytest.mark.slow
+def test_sending_never_waits_for_a_client_that_stops_reading(leader: TcpLeader) -> None:
+    slow, client = leader.connect("slow"), leader.connect()
+    slow.send_letter(1, b"")
+    letter, answer = leader.take(), os.urandom(30 << 20)
+    begun_s = time.monotonic()
+    leader.lines.table.answer(letter, answer)
+    assert time.monotonic() - begun_s < 2, "it waits"
+    leader.serve(client)
+    reader = threading.Thread(target=lambda: frames.append(slow.receive()))
+    frames: list[Frame | None] = []
+    reader.start()
+    reader.join(PATIENCE_S)
+    assert frames == [Frame(FrameKind.ANSWER, answer)], "the reading thread sends the rest"
+
+
+@pytest.mark.slow
+def test_a_client_that_stops_reading_is_left_after_a_while(leader: TcpLeader) -> None:
+    slow, client = leader.connect("slow"), leader.connect()
+    slow.send_letter(1, b"")
+    leader.lines.table.answer(leader.take(), bytes(30 << 20))
+    leader.clock.ahead_ms += TRANSFER_MS + 1_000
+    until(lambda: len(leader.lines.table) == 1)
+    leader.serve(client)
+
+
+@pytest.mark.slow
+def test_answers_that_no_client_takes_are_bounded_together(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_table, "MAX_OUTPUT_BYTES", 40 << 20)
+    clients = [leader.connect(f"c{n}") for n in range(2)]
+    for client in clients:
+        client.send_letter(1, b"")
+        leader.lines.table.answer(leader.take(), bytes(30 << 20))
+    until(lambda: len(leader.lines.table) == 1)
+    assert leader.lines.table.client_count == 1
+
+
+def test_connections_without_a_welcome_are_bounded(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_acceptor, "MAX_STRANGERS_OF_HOST", 5)
+    client = leader.connect()
+    strangers = [leader.connect_without_tls() for _ in range(5)]
+    until(lambda: len(leader.lines.table) == 6)
+    assert leader.connect_without_tls().receive() is None
+    leader.serve(client)
+    strangers[0].socket.close()
+    until(lambda: len(leader.lines.table) == 5)
+    leader.serve(leader.connect("another"))
+
+
+class SlowFiles(LocalFiles):
+    """Files whose objects come only when the test says so."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.may_answer = threading.Event()
+
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        assert self.may_answer.wait(PATIENCE_S)
+        return super().get(name, limit)
+
+
+@pytest.mark.slow
+def test_a_store_that_takes_its_time_holds_up_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof_checker, "MAX_WAITING", 3)
+    files = SlowFiles(str(tmp_path))
+    leader = TcpLeader(tmp_path, has_tls=True, files=files)
+    files.may_answer.set()
+    client = leader.connect()
+    files.may_answer.clear()
+    waiting = [leader.reach(f"c{n}") for n in range(4)]
+    for stranger, hello in waiting:
+        stranger.send(encode_hello(hello))
+        time.sleep(0.05)
+    assert waiting[3][0].receive() is None, "too many wait"
+    leader.drain()
+    leader.serve(client)
+    leader.clock.ahead_ms += HELLO_MS + 500
+    assert waiting[0][0].receive() is None, "it has waited for too long"
+    files.may_answer.set()
+    leader.serve(client, number=2)
+    until(lambda: leader.lines._proofs._waiting_count == 0)
+    leader.serve(leader.connect("c0"))
+    leader.lines.close()
+
+
+def test_a_drain_has_read_all_that_was_sent_before_it(leader: TcpLeader) -> None:
+    """Also what has filled the buffers of the connection."""
+    client = leader.connect()
+    for number in range(1, 21):
+        client.send_letter(number, b"x" * 100_000)
+        time.sleep(0.005)  # loopback has handed it over
+        leader.drain()
+        letter = leader.lines.table.take_letter()
+        assert letter is not None, "it was sent before the drain"
+        leader.lines.table.answer(letter, b"")
+        assert client.receive() is not None
+
+
+def test_a_forked_child_keeps_no_tcp_line_open(leader: TcpLeader) -> None:
+    """The client must see that its leader has ended, though a child of it lives on."""
+    client = leader.connect()
+    go_on, begun = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(begun[1], b".")
+        os.read(go_on[0], 1)
+        os._exit(0)
+    try:
+        os.read(begun[0], 1)
+        leader.serve(client)
+        leader.lines.close()
+        assert client.receive() is None
+        with pytest.raises(ConnectionError):
+            leader.connect_without_tls()
+    finally:
+        os.write(go_on[1], b".")
+        os.waitpid(child, 0)
+        for end in (*go_on, *begun):
+            os.close(end)
