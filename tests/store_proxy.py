@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
 
 Fault: TypeAlias = Literal["refuse", "cut before", "cut after"] | None
 """A refusal is `503 SlowDown`. A cut is before the store has seen the request, or after it has answered."""
@@ -23,10 +23,16 @@ _OWN_HEADERS = {"connection", "transfer-encoding", "content-length", "keep-alive
 
 
 class StoreProxy:
-    """A running proxy. `choose` names the fault of a request from its method and path."""
+    """A running proxy. `choose` names the fault of a request from its method and path. `log` gets both, a line each."""
 
-    def __init__(self, target: str, choose: Callable[[str, str], Fault] = lambda *_: None, delay_ms: int = 0) -> None:
-        self.choose, self.delay_ms = choose, delay_ms
+    def __init__(
+        self,
+        target: str,
+        choose: Callable[[str, str], Fault] = lambda *_: None,
+        delay_ms: int = 0,
+        log: TextIO | None = None,
+    ) -> None:
+        self.choose, self.delay_ms, self.log = choose, delay_ms, log
         self.target = target.removeprefix("http://")
         self.faults: list[tuple[str, str, str]] = []
         self.request_count = 0
@@ -62,6 +68,9 @@ class _ProxyHandler(BaseHTTPRequestHandler):
     def _forward(self) -> None:
         proxy = self.proxy
         proxy.request_count += 1
+        if proxy.log is not None:
+            proxy.log.write(f"{self.command} {self.path}\n")
+            proxy.log.flush()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         time.sleep(proxy.delay_ms / 1000)
         fault = proxy.choose(self.command, self.path)
@@ -125,8 +134,10 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=int, default=0)
     parser.add_argument("--share", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=argparse.FileType("a"))
     options = parser.parse_args()
-    with StoreProxy(options.target, choose_at_random(options.seed, options.share), options.delay_ms) as proxy:
+    choose = choose_at_random(options.seed, options.share)
+    with StoreProxy(options.target, choose, options.delay_ms, options.log) as proxy:
         print(proxy.url, flush=True)
         sys.stdin.read()
 

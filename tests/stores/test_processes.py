@@ -51,12 +51,12 @@ class Children:
 
     def __init__(self, folder: Path) -> None:
         self._settings = folder / "lakemq.yaml"
-        self._settings.write_text(CONFIG)
         self._log = (folder / "children.log").open("w")
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def serve(self, path: str, options: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a sequencer, which gets all options from its environment."""
+    def serve(self, path: str, options: dict[str, str], settings: str = CONFIG) -> subprocess.Popen[bytes]:
+        """Start a sequencer, which gets all options from its environment. settings: its file."""
+        self._settings.write_text(settings)
         arguments = [argument for key in options for argument in ("--storage-option", key)]
         command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, "--conf", str(self._settings), *arguments]
         process = subprocess.Popen(
