@@ -90,6 +90,8 @@ def test_letters_that_wait_for_an_earlier_one_are_looked_for_in_each_step(office
     office.put("c2", 2)
     assert office.take_letters().gaps
     office.clock.sleep(BUSY_MS + 1)
+    assert office.intake._listing_pace is not None
+    office.intake._listing_pace.note_listing(has_letters=False)
     office.put("c2", 1)
     assert [opened.name.number for opened in office.take_letters().taken] == [1, 2]
 
