@@ -120,7 +120,7 @@ def test_an_idle_leader_whose_clients_have_lines_takes_a_request_in_a_second(
         until(lambda: find_newest_line(mq.namespace.files) is not None, "a leader listens")
         mq.topics.create(TOPIC)
         assert sends_on_line(mq)
-        time.sleep(10)  # the projection of these, and listings that become less frequent
+        time.sleep(6)  # the projection of these, and listings that become less frequent
         before = count_requests(log)
         time.sleep(idle_s)
         counts = count_requests(log) - before
