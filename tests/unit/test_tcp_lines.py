@@ -364,18 +364,27 @@ def test_a_store_that_takes_its_time_holds_up_no_line(tmp_path: Path, monkeypatc
     leader.lines.close()
 
 
-def test_a_drain_has_read_all_that_was_sent_before_it(leader: TcpLeader) -> None:
+def test_a_drain_has_read_all_that_was_sent_before_it(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what has filled the buffers of the connection while the reading thread was busy."""
     client = leader.connect()
+    letter_counts: list[int] = []
+
+    def count_letters() -> None:
+        """Count the letters that wait when the drain has ended."""
+        if leader.lines._drained_at_ms is not None:
+            letter_counts.append(len(leader.lines.table._inbox))
+
+    monkeypatch.setattr(leader.news, "set", count_letters)
     for number in range(1, 4):
+        letter_counts.clear()
         with leader.lines.table._lock:
             client.send_letter(number, b"x" * 150_000)
             time.sleep(0.1)  # loopback has handed it over
             leader.lines.request_drain()
-        until(lambda: leader.lines.take_drain() is not None)
-        letter = leader.lines.table.take_letter()
-        assert letter is not None, "it was sent before the drain"
-        leader.lines.table.answer(letter, b"")
+        until(lambda: len(letter_counts) > 0)
+        assert letter_counts[0] == 1, "it was sent before the drain"
+        assert leader.lines.take_drain() is not None
+        leader.lines.table.answer(leader.take(), b"")
         assert client.receive() is not None
 
 
