@@ -490,6 +490,7 @@ class Connection:
         end: FetchPosition = "latest",
         partitions: list[int] | None = None,
         include_expired: bool = False,
+        parse: bool = False,
     ) -> FetchResult:
         """Return the messages from `start` (included) to `end` (not included), by partition and offset.
 
@@ -503,9 +504,12 @@ class Connection:
             end: position to end at.
             partitions: partitions to read. Default: all.
             include_expired: return messages whose time to live is over, too, by the time of the newest step.
+            parse: add a column `parsed` with the values as columns, by the newest version of the topic's schema. It is
+                null where a value does not fit.
 
         Raises:
-            UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest: an argument is not valid.
+            UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest: an argument is not valid, or there is no schema.
+            MissingExtra: values are to be parsed, and the extra `schemas` is not installed.
         """
         self._check_open()
         topic, start, end = (
@@ -515,7 +519,9 @@ class Connection:
         )
         include_expired = parse_flag("include_expired", include_expired)
         partitions = None if partitions is None else parse_whole_numbers("partitions", partitions)
-        return self._fetcher.open_plan(self._fetcher.plan(topic, isolation, start, end, partitions, include_expired))
+        schema = self._fetcher.find_schema(topic) if parse_flag("parse", parse) else None
+        plan = self._fetcher.plan(topic, isolation, start, end, partitions, include_expired)
+        return self._fetcher.open_plan(plan, schema=schema)
 
     def tail(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic, TopicAlreadyExists
+from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic, StaleTopicMetadata, TopicAlreadyExists
 from ..protocol.parameters import TOPIC
+from ..protocol.values.schemas import SCHEMA, SchemaVersion
 from ..protocol.values.state import State
 from ..protocol.values.topics import (
     AlterTopic,
@@ -19,10 +21,15 @@ from ..protocol.values.topics import (
 )
 from .arguments import parse_flag, parse_mapping, parse_offsets, parse_texts, parse_topic_name, parse_whole_number
 from .requester import Requester
+from .schemas.schema_changes import check_changed_schema, check_new_schema
+from .schemas.topic_schema import TopicSchema, open_topic_schema
 
 __all__ = ["TopicDescription", "Topics", "parse_config"]
 
 T = TypeVar("T")
+
+_ATTEMPTS = 5
+"""Attempts at a change while other clients change the schema of the topic."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class TopicDescription:
         config: the settings that were set.
         settings: all settings, with defaults.
         partition_states: state of each partition.
+        schemas: all versions of the schema, with type, text and the step that decided each. The last one is in force,
+            unless the setting `schema` is empty.
     """
 
     topic: str
@@ -46,6 +55,7 @@ class TopicDescription:
     beginning_offsets: list[int]
     end_offsets: list[int]
     partition_states: list[str]
+    schemas: list[SchemaVersion] = field(default_factory=list)
 
     @property
     def offset_count(self) -> int:
@@ -82,12 +92,14 @@ class Topics:
         Args:
             topic: its name.
             partitions: its number of partitions.
-            config: settings of the topic. The others have their defaults.
+            config: settings of the topic. The others have their defaults. A `schema` of JSON Schema or Avro may be a
+                dictionary.
             subscriptions: patterns of destinations whose messages the topic receives, too.
             exist_ok: accept a topic that exists with the same number of partitions, settings and subscriptions.
 
         Raises:
             InvalidTopic, InvalidPartitions, InvalidConfig: an argument is not valid.
+            MissingExtra: the topic gets a schema, and the extra `schemas` is not installed.
             TopicAlreadyExists: the topic exists; with `exist_ok`, the error names what differs.
         """
         request = CreateTopic(
@@ -96,6 +108,7 @@ class Topics:
             _parse_settings(config),
             parse_texts("subscriptions", subscriptions, InvalidTopic),
         )
+        check_new_schema(request.config)
         may_exist = parse_flag("exist_ok", exist_ok)
         if may_exist and (existing := self._find_existing(request)):
             return existing
@@ -144,19 +157,44 @@ class Topics:
         Raises:
             UnknownTopicOrPartition, InvalidTopic, InvalidConfig: an argument is not valid.
             InvalidPartitions: the topic has more partitions, and `force` is not set.
+            IncompatibleSchema: the setting schema.compatibility does not admit the new schema.
+            MissingExtra: the schema changes, and the extra `schemas` is not installed.
         """
         new_subscriptions = None if subscriptions is None else parse_texts("subscriptions", subscriptions, InvalidTopic)
         number = None if partitions is None else parse_whole_number("partitions", partitions, error=InvalidPartitions)
-        self._ask(
-            AlterTopic(
-                parse_topic_name("topic", topic),
-                _parse_settings(config),
-                number,
-                new_subscriptions,
-                parse_flag("force", force),
-            )
-        )
+        name, changes, forced = parse_topic_name("topic", topic), _parse_settings(config), parse_flag("force", force)
+        for attempt in range(_ATTEMPTS):
+            checked = self._check_schema(name, changes)
+            try:
+                self._ask(AlterTopic(name, changes, number, new_subscriptions, forced, checked))
+                break
+            except StaleTopicMetadata:  # another client has changed the schema since we compared ours
+                if attempt == _ATTEMPTS - 1:
+                    raise
         return self.describe(topic)
+
+    def _check_schema(self, name: str, changes: Mapping[str, Any]) -> int | None:
+        """Return the version with which a changed schema was compared; None if the schema does not change."""
+        if not any(key.startswith(SCHEMA) for key in changes):
+            return None
+        config, versions = self._look(lambda state: (dict(state.topic(name).config), state.topic(name).schemas))
+        return check_changed_schema(name, config, versions, changes)
+
+    def schema(self, topic: str, version: int | None = None) -> TopicSchema:
+        """Return a topic's schema, which encodes, checks and parses values.
+
+        Args:
+            topic: name of the topic.
+            version: number of a version. Default: the newest one.
+
+        Raises:
+            UnknownTopicOrPartition: there is no such topic.
+            InvalidRequest: the topic has no schema, or no such version.
+            MissingExtra: the extra `schemas` is not installed.
+        """
+        name = parse_topic_name("topic", topic)
+        number = None if version is None else parse_whole_number("version", version)
+        return open_topic_schema(name, self._look(lambda state: state.topic(name).schemas), number)
 
     def delete(self, topic: str) -> None:
         """Delete a topic with all its messages. Raises UnknownTopicOrPartition, InvalidTopic."""
@@ -195,9 +233,13 @@ def _parse_settings(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the settings with checked values as in JSON; None resets a setting. Raises InvalidConfig."""
     settings = {} if config is None else parse_mapping("config", config, InvalidConfig)
     return {
-        TOPIC[key].name: None if value is None else _tuple_to_list(TOPIC[key].parse(value))
+        TOPIC[key].name: None if value is None else _tuple_to_list(TOPIC[key].parse(_dict_to_json(key, value)))
         for key, value in settings.items()
     }
+
+
+def _dict_to_json(key: str, value: Any) -> Any:
+    return json.dumps(value) if key == SCHEMA and isinstance(value, Mapping) else value
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, str]:
@@ -226,4 +268,5 @@ def _describe_topic(topic: Topic) -> TopicDescription:
         beginning_offsets=topic.log_starts.tolist(),
         end_offsets=topic.high_watermarks.tolist(),
         partition_states=[topic.status(partition).value for partition in range(topic.log_count)],
+        schemas=list(topic.schemas),
     )

@@ -213,6 +213,14 @@ class ExpectationFailed(LakeMQError, name="EXPECTATION_FAILED"):
     """Rows violate the topic's suite of expectations. Either those rows are rejected, or all rows are refused."""
 
 
+class SchemaMismatch(LakeMQError, name="SCHEMA_MISMATCH"):
+    """Values do not fit the topic's schema. Those rows are rejected, or all rows are refused."""
+
+
+class IncompatibleSchema(LakeMQError, name="INCOMPATIBLE_SCHEMA"):
+    """The topic's schema may not change like this: messages of one version could not be read under the other."""
+
+
 class StaleTopicMetadata(LakeMQError, name="STALE_TOPIC_METADATA", retriable=True):
     """The topic has changed since the client loaded its metadata: the client must reload and repeat."""
 

@@ -13,6 +13,7 @@ from lakemq.tables.specs.messages import MAX_TTL_MS
 from .errors import InvalidConfig
 from .names import is_name
 from .unsupported_settings import to_dotted_name, unknown_name_error
+from .values.schemas import COMPATIBILITY, DDL, MAX_SCHEMA_CHARACTERS, SCHEMA, SCHEMA_TYPE, SCHEMA_TYPES
 
 Value = int | str | bool | tuple[int, ...]
 
@@ -36,8 +37,8 @@ class Parameter:
 
     A bool: True or False. An int: a whole number from `low` to `high`, both included. A tuple: a list of such numbers,
     as text separated by commas or spaces, in milliseconds or as durations such as `5s`, `30m`, `2h`, `1d`. A str: one
-    of `choices`, or a text of the form `pattern`, such as `example`, or else a name that a topic may have; empty if the
-    default is empty.
+    of `choices`, or a text of the form `pattern`, such as `example`, or a free text of at most `high` characters, or else
+    a name that a topic may have; empty if the default is empty.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
     pattern: str = ""
     example: str = ""
+    is_free_text: bool = False
 
     def parse(self, raw: object) -> Value:
         """Return `raw` as a value of this parameter. Raises InvalidConfig, which names the key."""
@@ -67,6 +69,8 @@ class Parameter:
     def _is_text(self, raw: str) -> bool:
         if self.choices:
             return raw in self.choices
+        if self.is_free_text:
+            return self.high is None or len(raw) <= self.high
         is_valid = re.fullmatch(self.pattern, raw) is not None if self.pattern else is_name(raw)
         return is_valid or (raw == "" and self.default == "")
 
@@ -95,6 +99,8 @@ class Parameter:
             return "true or false"
         if self.pattern:
             return f"a text such as {self.example}"
+        if self.is_free_text:
+            return f"a text of at most {self.high} characters"
         if isinstance(self.default, str):
             return " or ".join(self.choices) or "a name of letters, digits, '.', '_' and '-'"
         unit = {"ms": "milliseconds", "bytes": "bytes"}.get(self.name.rsplit(".", 1)[-1], "")
@@ -208,6 +214,26 @@ TOPIC = Parameters(
             "dead.letter.expired",
             True,
             "Whether messages that expire before a queue group has them become dead letters.",
+        ),
+        Parameter(
+            SCHEMA,
+            "",
+            "Schema of the values, as text; empty: values are not checked.",
+            high=MAX_SCHEMA_CHARACTERS,
+            is_free_text=True,
+        ),
+        Parameter(
+            SCHEMA_TYPE,
+            DDL,
+            "Language of the schema: Spark's DDL of a struct, or JSON Schema, for JSON values; or Avro.",
+            choices=SCHEMA_TYPES,
+        ),
+        Parameter(
+            COMPATIBILITY,
+            "backward",
+            "What a new schema must allow: backward, that it reads values of the old one; forward, that the old one "
+            "reads its values; full, both; none, nothing.",
+            choices=("backward", "forward", "full", "none"),
         ),
         Parameter("partitioner", "xxhash64", "Hash of the key; murmur2 is Kafka's.", choices=("xxhash64", "murmur2")),
     ]

@@ -11,6 +11,7 @@ import typer
 from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.progress import show_activity
+from lakemq.jobs.commands.shared.schema_files import SchemaFile, read_schema_settings
 from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ Subscription = Annotated[
 ]
 
 _NUMBER = re.compile("[0-9]{1,19}")
+_MOST_SHOWN = 100
+"""Characters of a setting in a table. Only a schema has more, and it is shown below."""
 _PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "offsets", "state")
 _SPREAD = ("messages", "message_share", "keys", "key_share", "bytes", "byte_share", "hot_key_share")
+_SCHEMAS = ("version", "type", "schema", "step", "state")
 _COLUMNS = ("topic", "partitions", "offsets", "config", "subscriptions")
 
 
@@ -47,6 +51,7 @@ def create(
     topic: Name,
     partitions: Annotated[int, typer.Option(metavar="N", help="Number of partitions.")] = 1,
     config: Config = None,
+    schema: SchemaFile = None,
     subscription: Subscription = None,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Succeed if it exists already with these partitions and settings.")
@@ -54,7 +59,7 @@ def create(
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    session, settings = get_session(ctx), parse_config(config or [])
+    session, settings = get_session(ctx), {**read_schema_settings(schema), **parse_config(config or [])}
     with session.connect() as mq, ensure_sequencer(mq):
         made = mq.topics.create(topic, partitions, settings, subscription or (), exist_ok=if_not_exists)
     show([_summary(made)], session.output, _COLUMNS)
@@ -116,6 +121,9 @@ def describe(
             typer.echo()
             show(list_settings(description), session.output, ("setting", "value", "set"))
             typer.echo()
+            if description.schemas:
+                show(list_schemas(description), session.output, _SCHEMAS)
+                typer.echo()
         by_partition = {row["partition"]: row for row in rows}
         columns = _PARTITIONS + (_SPREAD if spread else ()) + (("hot_key",) if show_hot_keys else ())
         partitions = ({**row, **by_partition.get(row["partition"], {})} for row in _partitions(description))
@@ -141,6 +149,7 @@ def alter(
         ),
     ] = False,
     config: Config = None,
+    schema: SchemaFile = None,
     reset: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="Reset a setting to its default; repeatable.")
     ] = None,
@@ -149,7 +158,7 @@ def alter(
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
-    changes: dict[str, Any] = dict(parse_config(config or []))
+    changes: dict[str, Any] = {**read_schema_settings(schema), **parse_config(config or [])}
     both = sorted(set(reset or ()) & set(changes))
     if both:
         raise typer.BadParameter(f"{both[0]} is also set with --config", param_hint="--reset")
@@ -256,6 +265,7 @@ def _whole(topic: TopicDescription) -> dict[str, Any]:
         "beginning_offsets": topic.beginning_offsets,
         "end_offsets": topic.end_offsets,
         "partition_states": topic.partition_states,
+        "schemas": list_schemas(topic),
     }
     return {**_summary(topic), "settings": topic.settings, **offsets}
 
@@ -263,8 +273,27 @@ def _whole(topic: TopicDescription) -> dict[str, Any]:
 def list_settings(topic: TopicDescription) -> list[dict[str, Any]]:
     """Return all settings of a topic by name: setting, value, and whether it is set."""
     return [
-        {"setting": key, "value": str(value), "set": "yes" if key in topic.config else "default"}
+        {"setting": key, "value": _shorten(str(value)), "set": "yes" if key in topic.config else "default"}
         for key, value in sorted(topic.settings.items())
+    ]
+
+
+def _shorten(value: str) -> str:
+    return value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}..."
+
+
+def list_schemas(topic: TopicDescription) -> list[dict[str, Any]]:
+    """Return the versions of a topic's schema: version, type, schema, step and state."""
+    in_force = topic.schemas[-1].version if topic.schemas and topic.settings["schema"] else None
+    return [
+        {
+            "version": version.version,
+            "type": version.type,
+            "schema": version.schema,
+            "step": version.step,
+            "state": "in force" if version.version == in_force else "past",
+        }
+        for version in topic.schemas
     ]
 
 

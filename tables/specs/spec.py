@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the stored format; a namespace with a newer one is refused."""
 
 VERSION_PROPERTY = "lakemq.schemaVersion"

@@ -12,6 +12,10 @@ from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field("first_offset", INT64)]))
 
+SCHEMAS = pa.list_(
+    pa.struct([pa.field("version", INT32), pa.field("type", TEXT), pa.field("schema", TEXT), pa.field("step", INT64)])
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TopicRow:
@@ -23,6 +27,7 @@ class TopicRow:
     ended_count: int = column(INT32, "Number of following partitions that are read to their ends.")
     config: str = column(TEXT, "Settings that are set, as a JSON object; the rest are defaults.")
     subscriptions: list[str] = column(pa.list_(TEXT), "Destinations that the topic also receives.")
+    schemas: list[Any] = column(SCHEMAS, "All versions of its schema, with the steps that decided them.")
     state: str = column(TEXT, "active or deleted.")
     removed: bool = column(BOOL, "Whether it is deleted.")
 

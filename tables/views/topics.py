@@ -1,4 +1,4 @@
-"""Views of topics and producers: the size and the rate of topics, and their live producers."""
+"""Views of topics and producers: the size, the rate and the schemas of topics, and their live producers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,22 @@ LEFT JOIN (
   ON t.producer_id = p.producer_id AND t.age = 1 AND NOT t.removed
 WHERE p.age = 1 AND NOT p.removed"""
 
+# All versions of all schemas. The newest one is in force, unless the topic's setting `schema` is empty now.
+_TOPIC_SCHEMAS = """\
+SELECT t.topic, t.listed.version AS version, t.listed.type AS type, t.listed.schema AS schema, t.listed.step AS step,
+       t.newest = t.listed.version AND t.config LIKE '%"schema":%' AND NOT t.config LIKE '%"schema":""%' AS in_force
+FROM (
+  SELECT n.topic, n.config, array_size(n.schemas) AS newest, explode_outer(n.schemas) AS listed
+  FROM (
+    SELECT *, row_number() OVER (PARTITION BY topic_id ORDER BY step DESC) AS age
+    FROM {database}.topics
+  ) n
+  WHERE n.age = 1 AND NOT n.removed
+) t
+WHERE t.listed IS NOT NULL"""
+
 VIEWS: dict[str, str] = {
     "topic_stats": _TOPIC_STATS,
+    "topic_schemas": _TOPIC_SCHEMAS,
     "live_producers": _LIVE_PRODUCERS,
 }

@@ -257,7 +257,13 @@ REQUESTS: Kinds = {
         CreateTopic, names, st.integers(-1, 4) | st.integers(), configs, st.lists(names, max_size=2)
     ),
     AlterTopic: st.builds(
-        AlterTopic, names, configs, st.none() | st.integers(-1, 5), st.none() | st.lists(names, max_size=2)
+        AlterTopic,
+        names,
+        configs,
+        st.none() | st.integers(-1, 5),
+        st.none() | st.lists(names, max_size=2),
+        st.booleans(),
+        st.none() | st.integers(0, 2),
     ),
     DeleteTopic: st.builds(DeleteTopic, names),
     DeleteRecords: st.builds(

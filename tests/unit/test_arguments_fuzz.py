@@ -31,7 +31,7 @@ from lakemq.errors import LakeMQError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
-TOPIC, OTHER, GROUP = "t", "u", "g"
+TOPIC, OTHER, WITH_SCHEMA, GROUP = "t", "u", "v", "g"
 EXAMPLES = {"long": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 200)
 
 
@@ -194,6 +194,7 @@ def calls(mq: Connection) -> list[Call]:
             right(topic=TOPIC, config=dict, partitions=2, subscriptions=list, force=False),
             mq.topics.alter,
         ),
+        Call("topics.schema", right(topic=WITH_SCHEMA, version=1), mq.topics.schema),
         Call("topics.delete", right(topic="nobody"), mq.topics.delete),
         Call("topics.delete_records", right(topic=TOPIC, before=lambda: {0: 0}), mq.topics.delete_records),
         Call(
@@ -230,6 +231,7 @@ def calls(mq: Connection) -> list[Call]:
                 end="latest",
                 partitions=lambda: [0],
                 include_expired=False,
+                parse=False,
             ),
             fetch,
         ),
@@ -368,6 +370,8 @@ def make_topics(mq: Connection) -> None:
     for topic in {TOPIC, OTHER} - existing:
         mq.topics.create(topic, partitions=2)
         mq.publish(topic, rows())
+    if WITH_SCHEMA not in existing:
+        mq.topics.create(WITH_SCHEMA, config={"schema": "id BIGINT"})
 
 
 def has_nothing_due_soon(mq: Connection) -> bool:

@@ -100,6 +100,27 @@ def test_describe_as_csv_has_a_line_per_partition(lake: Lakemq, mq: Connection) 
     ]
 
 
+def test_a_schema_comes_from_a_file_and_is_described(lake: Lakemq, tmp_path: Path) -> None:
+    file = tmp_path / "order.avsc"
+    file.write_text(
+        '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}\n', encoding="utf-8"
+    )
+    lake("topics", "create", "with-schema", "--schema", str(file))
+    file.write_text(file.read_text(encoding="utf-8").replace("int", "string"), encoding="utf-8")
+    refused = lake("topics", "alter", "with-schema", "--schema", str(file), code=3)
+    assert "INCOMPATIBLE_SCHEMA" in refused.stderr
+    file.write_text(file.read_text(encoding="utf-8").replace("string", "long"), encoding="utf-8")
+    lake("topics", "alter", "with-schema", "--schema", str(file))
+    (described,) = objects(lake("topics", "describe", "with-schema", "--output", "json"))
+    assert [(s["version"], s["type"], s["state"]) for s in described["schemas"]] == [
+        (1, "avro", "past"),
+        (2, "avro", "in force"),
+    ]
+    assert "in force" in lake("topics", "describe", "with-schema").stdout
+    for bad in (tmp_path / "order.txt", tmp_path / "none.json"):
+        assert "--schema" in lake("topics", "create", "x", "--schema", str(bad), code=2).stderr
+
+
 def test_a_topic_may_be_there_already_if_that_is_said(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("twice", partitions=2)
     lake("topics", "create", "twice", "--partitions", "2", "--if-not-exists")

@@ -107,6 +107,16 @@ def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: 
     assert {row[0] for row in table_rows(page, "Settings")} == {*described.settings}
 
 
+def test_a_topic_shows_the_versions_of_its_schema(busy: BusyNamespace, browser: Browser) -> None:
+    busy.mq.topics.create("described", config={"schema": "id INT"})
+    busy.mq.topics.alter("described", {"schema": "id INT, note STRING"})
+    rows = table_rows(browser.get("/topic", name="described"), "Schemas")
+    assert [(row[0], row[2], row[4]) for row in rows] == [
+        ("1", "id INT", "past"),
+        ("2", "id INT, note STRING", "in force"),
+    ]
+
+
 def test_a_group_shows_who_owns_what(busy: BusyNamespace, browser: Browser) -> None:
     page = browser.get("/group", name=WORKERS)
     owned = read_sql(

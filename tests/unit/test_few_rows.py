@@ -18,6 +18,7 @@ from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, arrange_few,
 from lakemq.engine.client.rows.placing import Copy, arrange
 from lakemq.engine.client.rows.record import Records
 from lakemq.engine.client.rows.request import build_body
+from lakemq.engine.client.schemas.value_schema import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import (
     MAX_FEW_BYTES,
     FewRows,
@@ -35,7 +36,7 @@ from lakemq.tables.specs.spec import TIME
 NOW_MS = 1_700_000_000_123
 
 texts = st.text(max_size=4)
-payloads = st.none() | st.binary(max_size=40)
+payloads = st.none() | st.binary(max_size=40) | st.sampled_from([b"7", b'{"id": 1}', b'{"id": "x"}'])
 names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", "", "DELAY_MS", "DELIVER_AT"])
 numbers = st.sampled_from([b"0", b"5000", b"-1", b"1.5", b"9" * 18, b"9" * 19, "٣".encode(), b"1700000000124"])
 headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4) | numbers), max_size=3)
@@ -53,8 +54,9 @@ far = 10**15
 delays = st.none() | st.integers(-1, 3) | st.sampled_from([5_001, 7_200_001, far, 2**63 - 1, -(2**63)])
 ttls = st.none() | st.integers(-1, 3) | st.sampled_from([2**31 - 1, -(2**31)])
 delivery_ms = st.none() | st.integers(-1, 3) | st.sampled_from([NOW_MS, NOW_MS + 5_001, far, 2**63 - 1, -(2**63)])
+schemas = st.none() | st.sampled_from([SchemaRule("json", '{"type": "integer"}'), SchemaRule("ddl", "id INT")])
 copies = st.lists(
-    st.builds(Copy, st.integers(1, 5), partitioners, st.integers(0, 60), st.just((0,)), delay_rules),
+    st.builds(Copy, st.integers(1, 5), partitioners, st.integers(0, 60), st.just((0,)), delay_rules, schemas),
     min_size=1,
     max_size=3,
 )
@@ -109,6 +111,7 @@ def test_few_rows_are_placed_and_refused_as_they_are_in_arrow(table: pa.Table, c
     assert rows_to_table([arranged.rows]).equals(expected.rows.combine_chunks())
     assert arranged.runs == expected.runs
     assert arranged.partition == expected.partition.tolist()
+    assert arranged.reasons == expected.reasons
     assert arranged.due_ms == (None if expected.due_ms is None else expected.due_ms.tolist())
 
 

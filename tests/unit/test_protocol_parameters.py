@@ -38,6 +38,9 @@ def test_the_topic_settings_and_their_defaults() -> None:
         "delay.levels": tuple(s * 1000 for s in (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 2700, 3600, 7200)),
         "delay.levels.overflow": "refuse",
         "delay.max.pending": -1,
+        "schema": "",
+        "schema.type": "ddl",
+        "schema.compatibility": "backward",
         "partitioner": "xxhash64",
     }
 

@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
+from ..schemas.value_schema import SchemaRule
 from .planning.plan import FetchPlan
 from .reading.arrow import fetch_arrow
 from .reading.dead_letter_headers import segment_index_per_row
 from .reading.expiry import find_expired_offsets
+from .reading.parsed import append_parsed
 from .reading.pieces import read_in_pieces
 from .reading.row_group_cache import RowGroupCache
 from .reading.rows import count_up_per_row
@@ -60,6 +62,7 @@ class FetchResult:
         spark: SparkSession | None,
         replan: Callable[[FetchPlan], FetchPlan | None],
         cache: RowGroupCache | None = None,
+        schema: SchemaRule | None = None,
     ) -> None:
         """A result of a plan.
 
@@ -69,7 +72,9 @@ class FetchResult:
             spark: the session for `to_spark`.
             replan: returns a plan that reads the same messages where they are now; None if they have not moved.
             cache: row groups of a consumer, which reads on in them.
+            schema: the schema by which values are parsed; None: they are not.
         """
+        self._schema = schema
         self._namespace, self.plan, self._spark, self._replan = namespace, plan, spark, replan
         self._cache = cache
 
@@ -108,7 +113,7 @@ class FetchResult:
         }
 
     def to_arrow(self) -> pa.Table:
-        """Return all messages by partition and offset, with the columns of Spark's Kafka source.
+        """Return all messages by partition and offset, with the columns of Spark's Kafka source, and `parsed` if asked.
 
         Raises:
             FileTruncated: messages are missing or damaged.
@@ -130,7 +135,8 @@ class FetchResult:
         return read_in_pieces(self._read, self.plan, limit, target_bytes)
 
     def _read(self, plan: FetchPlan) -> pa.Table:
-        return self._read_or_replan(plan, lambda current: fetch_arrow(self._namespace.files, current, self._cache))
+        messages = self._read_or_replan(plan, lambda current: fetch_arrow(self._namespace.files, current, self._cache))
+        return messages if self._schema is None else append_parsed(messages, self._schema)
 
     def _read_or_replan(self, plan: FetchPlan, read: Callable[[FetchPlan], T]) -> T:
         """Read by the plan. If files are gone because they were merged, read by a new plan."""
@@ -151,10 +157,11 @@ class FetchResult:
         """
         if self._spark is None:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
-        from .reading.spark import fetch_spark  # pyspark is heavy, and not every client has it
+        from .reading.spark import fetch_spark, parse_in_spark  # pyspark is heavy, and not every client has it
 
         spark = self._spark
-        return self._read_or_replan(self.plan, lambda plan: fetch_spark(spark, self._namespace, plan))
+        messages = self._read_or_replan(self.plan, lambda plan: fetch_spark(spark, self._namespace, plan))
+        return messages if self._schema is None else parse_in_spark(messages, self._schema)
 
     def __iter__(self) -> Iterator[Message]:
         return chain.from_iterable(map(_iterate_messages, self.to_arrow().to_batches(max_chunksize=10_000)))

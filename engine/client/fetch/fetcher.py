@@ -19,6 +19,8 @@ from ...namespace.processes.folder_waiter import FolderWaiter
 from ...namespace.processes.process import OwnLock
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
+from ..schemas.finding import find_reading_rule
+from ..schemas.value_schema import SchemaRule
 from .fetch_result import FetchResult
 from .lookup.reader import WHOLE, Reader
 from .planning.plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
@@ -116,9 +118,21 @@ class Fetcher:
         with self._lock.own:
             return plan_with(self._reader)
 
-    def open_plan(self, plan: FetchPlan, cache: RowGroupCache | None = None) -> FetchResult:
-        """Return the result of a plan. cache: row groups of a consumer, which reads on in them."""
-        return FetchResult(self._namespace, plan, self._spark, self._replan, cache)
+    def open_plan(
+        self, plan: FetchPlan, cache: RowGroupCache | None = None, schema: SchemaRule | None = None
+    ) -> FetchResult:
+        """Return the result of a plan.
+
+        Args:
+            plan: what to read.
+            cache: row groups of a consumer, which reads on in them.
+            schema: the schema by which values are parsed.
+        """
+        return FetchResult(self._namespace, plan, self._spark, self._replan, cache, schema)
+
+    def find_schema(self, topic: str) -> SchemaRule:
+        """Return the newest schema of a topic. Raises UnknownTopicOrPartition, InvalidRequest (it has none)."""
+        return self.query(lambda state: find_reading_rule([state.topic(topic)]))
 
     def _replan(self, plan: FetchPlan) -> FetchPlan | None:
         reader = Reader(self._namespace.store, self._clock)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from ..schemas.value_schema import SchemaRule
 from .options import parse_batch_options
 from .pushed_filters import PushedFilters
 from .tasks import MessagesTask, read_task
@@ -15,8 +17,9 @@ from .tasks import MessagesTask, read_task
 class BatchReader(DataSourceReader):
     """Created on the driver, then sent to executors, which call `read`."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options, self._narrowing = parse_batch_options(options), PushedFilters()
+    def __init__(self, options: Mapping[str, str], schema: SchemaRule | None = None) -> None:
+        """schema: by which values are parsed."""
+        self._options, self._narrowing = replace(parse_batch_options(options), schema=schema), PushedFilters()
 
     def partitions(self) -> list[MessagesTask]:
         """Return what each task reads. Raises what `mq.fetch` raises."""

@@ -11,6 +11,7 @@ import lakemq
 from ...protocol.errors import InvalidConfig
 from ..arguments import invalid_argument, parse_group_name
 from ..fetch.planning.fetch_plan import Isolation
+from ..schemas.value_schema import SchemaRule
 from .option_parser import OptionParser
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ READ_OPTIONS = (
     "minPartitions",
     "maxRecordsPerPartition",
     "includeHeaders",
+    "parseValues",
     "isolation.level",
 )
 
@@ -78,7 +80,10 @@ class OffsetBound:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a batch or a stream. end: only for a batch; max_offsets to group: only for a stream."""
+    """The options of a batch or a stream.
+
+    end: only for a batch; schema: by which values are parsed; max_offsets to group: only for a stream.
+    """
 
     place: NamespaceLocation
     selection: TopicSelection
@@ -89,6 +94,7 @@ class ReadOptions:
     include_headers: bool
     min_tasks: int
     max_task_rows: int | None
+    schema: SchemaRule | None = None
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_trigger_delay_ms: int = _TRIGGER_DELAY_MS
@@ -98,6 +104,17 @@ class ReadOptions:
 def includes_headers(options: Mapping[str, str]) -> bool:
     """Return whether rows have headers. Other options are checked later, when the data is read."""
     return OptionParser(options, (*READ_OPTIONS,)).flag("includeHeaders", False)
+
+
+def parses_values(options: Mapping[str, str]) -> bool:
+    """Return whether rows have a column of typed values."""
+    return OptionParser(options, (*READ_OPTIONS,)).flag("parseValues", False)
+
+
+def parse_selection_options(options: Mapping[str, str]) -> tuple[NamespaceLocation, TopicSelection]:
+    """Return the namespace and the topics of a batch or a stream. Raises InvalidConfig."""
+    parser = OptionParser(options, READ_OPTIONS)
+    return NamespaceLocation(parser.path(), parser.storage_options), _parse_selection(parser)
 
 
 def parse_batch_options(options: Mapping[str, str]) -> ReadOptions:

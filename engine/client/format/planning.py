@@ -17,6 +17,7 @@ from ...protocol.values.state import State
 from ..connection import Connection
 from ..fetch.planning.fetch_plan import FetchPlan
 from ..fetch.planning.plan import Bounds, read_bounds
+from ..schemas.finding import add_later_schemas
 from .log_offsets import find_logs, find_offsets
 from .options import ReadOptions
 from .pushed_filters import PushedFilters
@@ -76,7 +77,7 @@ def plan_tasks(
         ]
         if now_ms is not None:
             plans = [replace(plan, now_ms=now_ms) for plan in plans]
-        return cut_into_tasks(mq.namespace.files, plans, options)
+        return cut_into_tasks(mq.namespace.files, plans, _with_later_schemas(options, state, topic_ids))
 
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -84,6 +85,14 @@ def plan_tasks(
         except (OffsetOutOfRange, UnknownTopicOrPartition, UnknownTopicId, FileTruncated):
             continue  # a file may have been deleted, or merged, since the state was read
     return tasks()
+
+
+def _with_later_schemas(options: ReadOptions, state: State, topic_ids: Mapping[str, int]) -> ReadOptions:
+    """Return the options, able to read Avro values under versions that the topics have got since the read began."""
+    if options.schema is None:
+        return options
+    topics = [state.topics[topic_id] for topic_id in topic_ids.values() if topic_id in state.topics]
+    return replace(options, schema=add_later_schemas(options.schema, topics))
 
 
 def _plan_topic(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -15,10 +16,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
+from ..schemas.value_schema import SchemaRule
 from .batch import BatchReader, FilteringReader
-from .options import includes_headers
+from .options import includes_headers, parses_values
 from .stream import StreamReader
 from .writers import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from .typed_values import TypedValues
 
 FORMAT = "lakemq"
 
@@ -47,16 +52,33 @@ class LakeMQDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema of Spark's Kafka source."""
-        return StructType([*_SCHEMA, StructField("headers", _HEADERS)]) if includes_headers(self.options) else _SCHEMA
+        """Return the schema of Spark's Kafka source, with headers and typed values if the options ask for them."""
+        fields = [*_SCHEMA]
+        if includes_headers(self.options):
+            fields.append(StructField("headers", _HEADERS))
+        if self._values is not None:
+            fields.append(self._values.field)
+        return StructType(fields)
+
+    @cached_property
+    def _values(self) -> TypedValues | None:
+        if not parses_values(self.options):
+            return None
+        from .typed_values import find_typed_values  # executors have not all that it needs
+
+        return find_typed_values(self.options)
+
+    @property
+    def _rule(self) -> SchemaRule | None:
+        return None if self._values is None else self._values.rule
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(schema)
-        return self.reader_class(self.options)
+        return self.reader_class(self.options, self._rule)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check(schema)
-        return StreamReader(self.options)
+        return StreamReader(self.options, self._rule)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(self.options, schema, overwrite)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...namespace.processes.extras import hide_pandas
+from ..schemas.value_schema import SchemaRule
 from .options import parse_stream_options
 from .tasks import MessagesTask, read_task
 
@@ -30,8 +32,9 @@ NOWHERE: dict[str, Any] = {}
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in one process of the driver while the stream runs. Executors have copies that only read."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._options = parse_stream_options(options)
+    def __init__(self, options: Mapping[str, str], schema: SchemaRule | None = None) -> None:
+        """schema: by which values are parsed, for the whole run of the stream."""
+        self._options = replace(parse_stream_options(options), schema=schema)
         self._opened: StreamDriver | None = None
         self._batch_at_s: float | None = None
         self._until_now = False

@@ -26,7 +26,9 @@ from ...protocol.errors import FileTruncated
 from ..fetch.planning.fetch_plan import FetchPlan
 from ..fetch.reading.arrow import FETCHED, fetch_arrow
 from ..fetch.reading.files import open_data_file
+from ..fetch.reading.parsed import append_parsed
 from ..fetch.reading.pieces import slice_plan
+from ..schemas.value_schema import SchemaRule
 from .options import NamespaceLocation, ReadOptions
 
 TASK_ROWS, TASK_BYTES = 1 << 18, 64 << 20
@@ -53,9 +55,10 @@ class Chunk:
 class MessagesTask(InputPartition):
     """The chunks of one task. They come file by file; within a chunk, messages are by partition and offset."""
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, chunks: Sequence[Chunk], schema: SchemaRule | None = None) -> None:
+        """schema: by which values are parsed."""
         super().__init__(None)
-        self.chunks = tuple(chunks)
+        self.chunks, self.schema = tuple(chunks), schema
 
     def __repr__(self) -> str:
         return f"MessagesTask({sum(chunk.record_count for chunk in self.chunks)} messages)"
@@ -63,15 +66,18 @@ class MessagesTask(InputPartition):
 
 def read_task(place: NamespaceLocation, include_headers: bool, task: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task, in the schema of Spark's Kafka source. Raises FileTruncated if any is missing."""
-    chunks = task.chunks if isinstance(task, MessagesTask) else ()  # without tasks, Spark passes one of its own
+    if not isinstance(task, MessagesTask):  # without tasks, Spark passes one of its own
+        return
     files = open_files(place.path, place.storage_options)
-    for chunk in chunks:
+    for chunk in task.chunks:
         if isinstance(chunk.content, bytes):
             table = pa.ipc.open_stream(chunk.content).read_all()
         else:
             table = fetch_arrow(files, chunk.content)
         if not include_headers:
             table = table.drop_columns(["headers"])
+        if task.schema is not None:
+            table = append_parsed(table, task.schema)
         yield from table.to_batches(max_chunksize=_BATCH_ROWS)
 
 
@@ -84,11 +90,11 @@ def cut_into_tasks(files: Files, plans: Sequence[FetchPlan], options: ReadOption
     rows = size_bytes = 0
     for chunk in (chunk for plan in plans for chunk in _cut_into_chunks(files, plan, most)):
         if chunks and (rows + chunk.record_count > most or size_bytes + chunk.size_bytes > TASK_BYTES):
-            tasks.append(MessagesTask(chunks))
+            tasks.append(MessagesTask(chunks, options.schema))
             chunks, rows, size_bytes = [], 0, 0
         chunks.append(chunk)
         rows, size_bytes = rows + chunk.record_count, size_bytes + chunk.size_bytes
-    return [*tasks, MessagesTask(chunks)] if chunks else tasks
+    return [*tasks, MessagesTask(chunks, options.schema)] if chunks else tasks
 
 
 def _cut_into_chunks(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:

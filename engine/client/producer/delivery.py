@@ -17,9 +17,18 @@ import numpy.typing as npt
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
 from ...namespace.processes.process import check_same_process
-from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError, Refusal, RequestTimedOut, error_from_refusal
+from ...protocol.errors import (
+    IllegalState,
+    InvalidRequest,
+    LakeMQError,
+    Refusal,
+    RequestTimedOut,
+    SchemaMismatch,
+    error_from_refusal,
+)
 from ...protocol.values.log import Published, Unit
 from ..publish.arrow import Body, RequestedPartitions
+from ..rows.misfits import find_reason
 from ..rows.placing import REJECTIONS
 from ..rows.receipts import Receipts
 from ..rows.record import Records, check_callback
@@ -66,9 +75,10 @@ class Placement:
         units: Sequence[Unit],
         due_ms: npt.NDArray[np.int64] | list[int] | None = None,
         receipts: Receipts | None = None,
+        reasons: Sequence[str] = (),
     ) -> None:
-        """partition, due_ms: per row in the caller's order, as in PreparedPublish; receipts: of the delayed rows."""
-        self._receipts = receipts
+        """partition, due_ms, reasons: as in PreparedPublish, in the caller's order; receipts: of the delayed rows."""
+        self._receipts, self._reasons = receipts, reasons
         self._due_ms = due_ms
         self._topic, self._partition, self._given_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
@@ -93,9 +103,9 @@ class Placement:
         refused = self._partition[self._partition < 0]
         return self._error(int(refused[0]), len(refused)) if len(refused) else None
 
-    @staticmethod
-    def _error(partition: int, count: int) -> LakeMQError:
-        error, reason = REJECTIONS[-1 - partition]
+    def _error(self, partition: int, count: int) -> LakeMQError:
+        unfit = find_reason(partition, self._reasons)
+        error, reason = (SchemaMismatch.name, unfit) if unfit else REJECTIONS[-1 - partition]
         return error_from_refusal(Refusal(error, reason if count == 1 else f"{count} rows are rejected: {reason}"))
 
     @cached_property

@@ -439,6 +439,7 @@ class Producer:
             published.units,
             prepared.due_ms,
             self._publisher.receipts(prepared, published),
+            prepared.reasons,
         )
         return BatchOutcome(
             published, placement, placement.first_refusal() if self._options.on_error == "fail" else None

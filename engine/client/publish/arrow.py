@@ -27,6 +27,7 @@ from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requester import Requester
 from ..rows.few_rows import FewBody, arrange_few
+from ..rows.misfits import merge_marks
 from ..rows.placing import Arranged, Copy, RowRun, arrange
 from ..rows.publication import Publication
 from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
@@ -62,6 +63,8 @@ class PreparedPublish(NamedTuple):
     """Due time per row in that topic, or NOT_DELAYED; None: no row is delayed."""
     slices: Sequence[ArrangedSlice] = ()
     """Rows that were arranged together, for receipts."""
+    reasons: tuple[str, ...] = ()
+    """What marks of `partition` name: why rows do not fit the schema of the first topic."""
 
 
 class _ArrangedBody(NamedTuple):
@@ -73,6 +76,7 @@ class _ArrangedBody(NamedTuple):
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
     slices: Sequence[ArrangedSlice] = ()
+    reasons: tuple[str, ...] = ()
 
 
 class KeylessRoundRobin:
@@ -167,13 +171,20 @@ class ArrowPublisher:
             self._routes.forget()
             return self._prepare(publication, body, requested, start)
         if rejected and publication.on_error == "fail":
-            raise error_of_rejected_rows(rejected)
+            raise error_of_rejected_rows(rejected, placed.partition)
         if publication.on_error == "leave_out":
             rejected = []
         request = build_produce_request(publication, route, ranges, rejected, placed.written, _has_ttl(body))
         timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
         return PreparedPublish(
-            request, placed.rows, route, placed.partition, timestamps_us, placed.due_ms, placed.slices
+            request,
+            placed.rows,
+            route,
+            placed.partition,
+            timestamps_us,
+            placed.due_ms,
+            placed.slices,
+            placed.reasons,
         )
 
     def _send(self, publication: Publication, prepared: PreparedPublish, deadline_ms: int) -> Published:
@@ -197,14 +208,16 @@ class ArrowPublisher:
             few = arrange_few(route.copies, body, requested if requested is None else list(requested), start)
             stretches = [ArrangedSlice(0, body.num_rows, None, few.each)] if few.each else []
             parts: list[Part] = [(-1, copy, runs) for copy, runs in few.runs]
-            return _ArrangedBody(few.rows, parts, [], few.partition, few.due_ms, stretches)
+            return _ArrangedBody(few.rows, parts, [], few.partition, few.due_ms, stretches, few.reasons)
         table = body.to_arrow() if isinstance(body, FewBody) else body
         partitions = None if requested is None else np.asarray(requested, np.int64)
         if rides:
             arranged = arrange(route.copies, table, partitions, start, by_slot=True)
             parts = [(-1, copy, runs) for copy, runs in arranged.runs]
             stretches = [ArrangedSlice(0, table.num_rows, None, arranged.each)] if arranged.each else []
-            return _ArrangedBody(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches)
+            return _ArrangedBody(
+                arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons
+            )
         return self._write_files(route, table, partitions, start)
 
     def _write_files(
@@ -220,16 +233,17 @@ class ArrowPublisher:
             slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
-        partition = np.concatenate([arranged.partition for arranged, _ in slices])
+        partition, reasons = merge_marks((arranged.partition, arranged.reasons) for arranged, _ in slices)
         if all(arranged.due_ms is None for arranged, _ in slices):
-            return _ArrangedBody(None, parts, [file for _, file in slices], partition)
+            return _ArrangedBody(None, parts, [file for _, file in slices], partition, reasons=reasons)
         each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
         stretches = [
             ArrangedSlice(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
             for i, (arranged, file) in enumerate(slices)
             if arranged.each
         ]
-        return _ArrangedBody(None, parts, [file for _, file in slices], partition, np.concatenate(each), stretches)
+        files = [file for _, file in slices]
+        return _ArrangedBody(None, parts, files, partition, np.concatenate(each), stretches, reasons)
 
 
 def _has_ttl(body: Body) -> bool:

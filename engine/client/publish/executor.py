@@ -1,7 +1,7 @@
 """The work of a Spark task on message rows: arrange them, write them to data files, and return the ranges.
 
-Shipped to executors: pyarrow, numpy and xxhash only. Every attempt writes new files under random names; only those
-that a request names exist for anyone.
+Shipped to executors: pyarrow, numpy and xxhash only, unless a topic has a schema. Every attempt writes new files
+under random names; only those that a request names exist for anyone.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ RANGES = pa.schema(
         ("max_timestamp_ms", pa.int64()),
         ("first_due_ms", pa.int64()),
         ("last_due_ms", pa.int64()),
+        ("reason", pa.string()),
         ("has_ttl", pa.bool_()),
     ]
 )
 RANGES_DDL = (
     "task int, file_id bigint, size_bytes bigint, file_rows bigint, footer_hash bigint, destination int, copy int, "
     "partition int, first_row bigint, record_count bigint, min_timestamp_ms bigint, max_timestamp_ms bigint, "
-    "first_due_ms bigint, last_due_ms bigint, has_ttl boolean"
+    "first_due_ms bigint, last_due_ms bigint, reason string, has_ttl boolean"
 )
 
 

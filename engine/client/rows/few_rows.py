@@ -33,6 +33,7 @@ from .delay_rule import (
     RequestedDelays,
     delay_from_headers,
 )
+from .misfits import name_reasons, reject_misfits
 from .placing import BAD_HEADER, BAD_TIME, BAD_TTL, TOO_LARGE, UNKNOWN, Copy, RowPlacement, RowRun, reject_bad_delays
 from .request import COLUMNS, KEY_HEADERS
 
@@ -232,6 +233,7 @@ class ArrangedFew:
     partition: list[int]
     due_ms: list[int] | None = None
     each: tuple[RowPlacement, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] | None, start: int) -> ArrangedFew:
@@ -239,9 +241,11 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
     order: list[int] = []
     placed: list[int] = []
     due_ms: list[int] = []
-    runs = []
+    runs, reasons = [], []
     for number, copy in enumerate(copies):
         partitions, partition_due = _choose_partitions(copy, body, requested, start), None
+        partitions, copy_reasons = _reject_misfits(copy, body, partitions)
+        reasons.append(copy_reasons)
         if body.due_us is not None:
             partitions, partition_due = _apply_delays(copy, body, partitions)
             due_ms += partition_due
@@ -249,15 +253,14 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
         if partition_due is not None:
             key = list(zip(partitions, partition_due, strict=True)).__getitem__
         row_order = sorted(range(body.num_rows), key=key)
-        runs.append(
-            (copy, _build_runs(partitions, partition_due, row_order, body.timestamps_us, number * body.num_rows))
-        )
+        copy_runs = _build_runs(partitions, partition_due, row_order, body.timestamps_us, number * body.num_rows)
+        runs.append((copy, name_reasons(copy_runs, copy_reasons)))
         # row i of copy n has the number n * rows + i
         order += [number * body.num_rows + row for row in row_order]
         placed += partitions
     rows = _repeat_body(body, len(copies)).take_rows(order, placed)
     if body.due_us is None:
-        return ArrangedFew(rows, tuple(runs), placed[: body.num_rows])
+        return ArrangedFew(rows, tuple(runs), placed[: body.num_rows], reasons=reasons[0])
     n = body.num_rows
     each = [
         RowPlacement(np.array(placed[at : at + n], np.int32), np.array(due_ms[at : at + n], np.int64))
@@ -265,7 +268,14 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
     ]
     deliver_at_us = [None if due_ms[row] == NOT_DELAYED else due_ms[row] * 1000 for row in order]
     rows = msgspec.structs.replace(rows, deliver_at_us=deliver_at_us)
-    return ArrangedFew(rows, tuple(runs), placed[:n], due_ms[:n], tuple(each))
+    return ArrangedFew(rows, tuple(runs), placed[:n], due_ms[:n], tuple(each), reasons[0])
+
+
+def _reject_misfits(copy: Copy, body: FewBody, partition: list[int]) -> tuple[list[int], tuple[str, ...]]:
+    if copy.schema is None:
+        return partition, ()
+    marked, reasons = reject_misfits(body.values, copy.schema, np.array(partition, np.int32))
+    return marked.tolist(), reasons
 
 
 def _apply_delays(copy: Copy, body: FewBody, partition: list[int]) -> tuple[list[int], list[int]]:

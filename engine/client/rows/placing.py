@@ -1,6 +1,6 @@
 """Arranging messages: checked, given a partition, sorted by it, so that each partition is one run of rows.
 
-Runs on Spark executors too: pyarrow, numpy and xxhash only. Data moves as columns.
+Runs on Spark executors too: pyarrow, numpy and xxhash only, unless a topic has a schema. Data moves as columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MAX_TTL_
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partition_keys
+from ..schemas.value_schema import SchemaRule
 from .delay_rule import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, DueTimes, RequestedDelays, compute_due_ms
+from .misfits import name_reasons, reject_misfits
 
 # a rejected row has partition -1 - index here
 REJECTIONS: tuple[tuple[str, str], ...] = (
@@ -42,7 +44,7 @@ UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 -
 
 
 class Copy(NamedTuple):
-    """A stored copy of the rows, for all topics with the same partitioning, delay rule and size limit.
+    """A stored copy of the rows, for all topics with the same partitioning, delay rule, size limit and schema.
 
     topics: indexes into the topics of the publish.
     """
@@ -52,12 +54,14 @@ class Copy(NamedTuple):
     max_message_bytes: int
     topics: tuple[int, ...]
     delays: DelayRule = EXACT
+    schema: SchemaRule | None = None
 
 
 class RowRun(NamedTuple):
     """Rows first_row .. first_row + record_count of one partition, or rejected for one reason (partition < 0).
 
     first_due_ms, last_due_ms: when the first and the last are due, within one hour; NOT_DELAYED: they are at once.
+    reason: why they do not fit the topic's schema; empty if they are not rejected for that.
     """
 
     partition: int
@@ -67,6 +71,7 @@ class RowRun(NamedTuple):
     max_timestamp_ms: int
     first_due_ms: int = NOT_DELAYED
     last_due_ms: int = NOT_DELAYED
+    reason: str = ""
 
 
 def reject_bad_rows(
@@ -188,7 +193,7 @@ class Arranged:
     """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
 
     partition, due_ms: of each row as it was given, in the first copy; negative for one that is rejected, and None where
-    none is delayed; each: the same of all copies, where some is.
+    none is delayed; each: the same of all copies, where some is; reasons: what marks of `partition` name.
     """
 
     rows: pa.Table
@@ -196,6 +201,7 @@ class Arranged:
     partition: npt.NDArray[np.int32]
     due_ms: npt.NDArray[np.int64] | None = None
     each: tuple[RowPlacement, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 def arrange(
@@ -212,21 +218,24 @@ def arrange(
     """
     timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
     delays, body = _read_requested_delays(body, timestamps_us)
-    tables, runs, placed, dues = [], [], [], []
+    tables, runs, placed, dues, reasons = [], [], [], [], []
     for number, copy in enumerate(copies):
         partition = _choose_partitions(copy, body, requested, start)
         partition = reject_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
+        partition, copy_reasons = reject_misfits(body.column("value"), copy.schema, partition)
         due = None
         if delays is not None:
             partition, due = reject_bad_delays(delays, copy.delays, partition, by_slot)
             body = _set_deliver_at(body, due)
         rows, copy_runs = sort_by_partition(body, timestamps_us, partition, number * body.num_rows, due)
         tables.append(rows)
-        runs.append((copy, copy_runs))
+        runs.append((copy, name_reasons(copy_runs, copy_reasons)))
         placed.append(partition)
+        reasons.append(copy_reasons)
         dues.append(due)
     each = tuple(RowPlacement(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
-    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], each[0].due_ms if each else None, each)
+    due_ms = each[0].due_ms if each else None
+    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], due_ms, each, reasons[0])
 
 
 def _read_requested_delays(

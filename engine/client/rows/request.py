@@ -14,7 +14,14 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, BODY_SCHEMA, WrittenFile
-from ...protocol.errors import ExpectationFailed, InvalidRecord, LakeMQError, Refusal, error_from_refusal
+from ...protocol.errors import (
+    ExpectationFailed,
+    InvalidRecord,
+    LakeMQError,
+    Refusal,
+    SchemaMismatch,
+    error_from_refusal,
+)
 from ...protocol.values.log import DataFile, Produce, Ranges, RejectedRows
 from .delay_rule import DUE_BY_CALL, FAR_MS, DelayRule, RequestedDelays, compute_requested_due_us, move_delay_headers
 from .placing import FIRST_FAILED, NO_SUCH_PARTITION, REJECTIONS, Copy, RowRun, reject_bad_delays
@@ -159,7 +166,7 @@ def build_produce_ranges(
     for file, copy, runs in parts:
         for run in runs:
             if run.partition < 0:
-                error, reason = _describe_refusal(run.partition, expectations)
+                error, reason = _describe_refusal(run, expectations)
                 rejected.append(RejectedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
             for index in copy.topics:
@@ -178,10 +185,12 @@ def build_produce_ranges(
     return ranges, rejected
 
 
-def _describe_refusal(partition: int, expectations: Sequence[str]) -> tuple[str, str]:
-    if partition > FIRST_FAILED:
-        return REJECTIONS[-1 - partition]
-    return ExpectationFailed.name, expectations[FIRST_FAILED - partition]
+def _describe_refusal(run: RowRun, expectations: Sequence[str]) -> tuple[str, str]:
+    if run.reason:
+        return SchemaMismatch.name, run.reason
+    if run.partition > FIRST_FAILED:
+        return REJECTIONS[-1 - run.partition]
+    return ExpectationFailed.name, expectations[FIRST_FAILED - run.partition]
 
 
 def round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
@@ -198,11 +207,13 @@ def round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
     return int(due.ms[0])
 
 
-def error_of_rejected_rows(rejected: Sequence[RejectedRows]) -> LakeMQError:
-    """The error of a publish with on_error="fail"."""
+def error_of_rejected_rows(rejected: Sequence[RejectedRows], partition: npt.ArrayLike = ()) -> LakeMQError:
+    """The error of a publish with on_error="fail". partition: of each row in the caller's order, negative: rejected."""
     first = rejected[0]
     count = sum(r.record_count for r in rejected)
-    return error_from_refusal(Refusal(first.error, f"{count} rows are rejected, hence all: {first.reason}"))
+    text = f"{count} rows are rejected, hence all: {first.reason}"
+    rows = np.flatnonzero(np.asarray(partition) < 0).tolist() if first.error == SchemaMismatch.name else []
+    return error_from_refusal(Refusal(first.error, text, f"row {rows[0]}" if rows else None))
 
 
 def build_produce_request(

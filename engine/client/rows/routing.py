@@ -11,10 +11,11 @@ from ...protocol.hashing import Partitioner
 from ...protocol.names import check_destination, find_reached_topics
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic, TopicRef
+from ..schemas.value_schema import SchemaRule, build_schema_rule
 from .delay_rule import DelayRule
 from .placing import Copy
 
-_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule]
+_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule, SchemaRule | None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def find_route(state: State, destination: str) -> Route:
     return Route(
         destination,
         tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
-        tuple(Copy(*placement[:3], tuple(indexes), placement[3]) for placement, indexes in by_placement.items()),
+        tuple(Copy(*placement[:3], tuple(indexes), *placement[3:]) for placement, indexes in by_placement.items()),
         state.step,
     )
 
@@ -72,7 +73,8 @@ class RouteCache:
 
 def _placement_settings(topic: Topic) -> _Placement:
     most_bytes = topic.setting("max.message.bytes")
-    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic)
+    schema = None if topic.schema is None else build_schema_rule(topic.schemas)
+    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic), schema
 
 
 def build_delay_rule(topic: Topic) -> DelayRule:

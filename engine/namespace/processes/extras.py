@@ -17,6 +17,7 @@ EXTRAS = {
     "console": ("prometheus_client", "jinja2", "python_multipart", "starlette", "uvicorn"),
     "quality": ("great_expectations",),
     "tls": ("cryptography",),
+    "schemas": ("fastavro", "jsonschema_rs", "sqlglot"),
     "airflow": ("airflow",),
 }
 """Each extra with the modules that it brings. setup.cfg has the packages."""

@@ -17,6 +17,7 @@ from ..values.changes import Changes, DeletedTopic
 from ..values.queues.dead_letters import REDRIVE
 from ..values.queues.partition_deliveries import Deliveries
 from ..values.queues.stretches import DeliveryStatus, Stretch
+from ..values.schemas import SchemaVersion
 from ..values.state import State
 from ..values.topics import MAX_PARTITIONS, Topic
 from . import stretches
@@ -44,6 +45,7 @@ def _build_topic_row(step: int, topic: Topic) -> TopicRow:
         ended_count=topic.ended_count,
         config=msgspec.json.encode(topic.config).decode(),
         subscriptions=topic.subscriptions,
+        schemas=[msgspec.structs.asdict(version) for version in topic.schemas],
         state="active",
         removed=False,
     )
@@ -59,6 +61,7 @@ def _build_deleted_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
         ended_count=0,
         config="{}",
         subscriptions=[],
+        schemas=[],
         state="deleted",
         removed=True,
     )
@@ -164,6 +167,7 @@ def _restore_topics(state: State, rows: pa.Table) -> None:
         config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
         topic = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
         topic.draining_count, topic.ended_count = row.draining_count, row.ended_count
+        topic.schemas = tuple(SchemaVersion(**version) for version in row.schemas)
         state.add_topic(topic)
 
 

@@ -12,6 +12,7 @@ from ..errors import (
     InvalidPartitions,
     InvalidTopic,
     OffsetOutOfRange,
+    StaleTopicMetadata,
     TopicAlreadyExists,
 )
 from ..names import check_subscription, check_topic_name, unify_collision_chars
@@ -21,6 +22,7 @@ from ..values.consuming.offsets import OffsetsRemoved
 from ..values.decision import Decision, DecisionInputs
 from ..values.journal import JournalEntry
 from ..values.queues.dead_letters import REDRIVE
+from ..values.schemas import MAX_SCHEMAS, SCHEMA, SCHEMA_TYPE, append_schema, last_version
 from ..values.segments import Segments
 from ..values.state import State
 from ..values.topics import (
@@ -53,6 +55,8 @@ ROUTING_SETTINGS = (
     "delay.levels",
     "delay.levels.overflow",
     "delay.slot.ms",
+    SCHEMA,
+    SCHEMA_TYPE,
 )
 """Settings that publishers use to refuse rows and to compute when they are due. A change makes their metadata stale."""
 
@@ -90,7 +94,8 @@ def decide_alter(state: State, request: AlterTopic, inputs: DecisionInputs) -> D
     """Change the topic's settings, subscriptions or number of partitions.
 
     New partitions get the next numbers. Partitions beyond the new number drain: groups read them to their ends. Raises
-    UnknownTopicOrPartition, InvalidPartitions (fewer partitions, unless forced), InvalidConfig, InvalidTopic.
+    UnknownTopicOrPartition, InvalidPartitions (fewer partitions, unless forced), InvalidConfig, InvalidTopic,
+    StaleTopicMetadata (the schema has changed since the client looked).
     """
     topic = state.topic(request.topic)
     partitions = topic.partition_count if request.partitions is None else request.partitions
@@ -107,6 +112,7 @@ def decide_alter(state: State, request: AlterTopic, inputs: DecisionInputs) -> D
     config = _merge_config(topic, request.config, inputs.limits.topic_defaults)
     if config.get(_DEAD_LETTER_TOPIC) != topic.config.get(_DEAD_LETTER_TOPIC):
         _check_dead_letter_topic(state, topic.topic, config)
+    _check_schema_change(topic, config, request.checked_schema)
     record = TopicAltered(topic.topic_id, topic.topic, partitions, config, list(subscriptions))
     return Decision(TopicDone(topic.topic_id, partitions), (JournalEntry(record),))
 
@@ -129,6 +135,29 @@ def _merge_config(topic: Topic, changes: dict[str, Any], defaults: Mapping[str, 
             expected=topic.setting("partitioner"),
         )
     return config
+
+
+def _check_schema_change(topic: Topic, config: dict[str, Any], checked: int | None) -> None:
+    """Refuse a schema that was compared with another version than the newest.
+
+    The client compares schemas, because it takes the validating libraries, which a sequencer may not have. Two clients
+    may do so at the same time. Only the first one's comparison is still true.
+    """
+    if append_schema(topic.schemas, config, 0) == topic.schemas:
+        return
+    newest = last_version(topic.schemas)
+    if checked != newest:
+        raise StaleTopicMetadata(
+            f"The new schema of {topic.topic} was not compared with the newest one.",
+            found=f"a comparison with version {checked}",
+            expected=f"version {newest}",
+        )
+    if len(topic.schemas) >= MAX_SCHEMAS:
+        raise InvalidConfig(
+            f"The topic {topic.topic} has had too many schemas.",
+            found=f"version {newest + 1}",
+            expected=f"at most {MAX_SCHEMAS}. Create another topic",
+        )
 
 
 def _check_dead_letter_topic(state: State, name: str, config: dict[str, Any]) -> None:
@@ -231,7 +260,9 @@ def _check_partition_count(partitions: int) -> None:
 
 def add_topic(state: State, record: TopicCreated, segments: Segments) -> None:
     zeros = np.zeros(record.partitions, np.int64)
-    state.add_topic(Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy()))
+    topic = Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy())
+    topic.schemas = append_schema((), record.config, state.step)
+    state.add_topic(topic)
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
     # groups with members may have subscribed to it already; other groups look for it when a member joins
     state.touched_groups |= state.groups_with_members
@@ -248,6 +279,7 @@ def alter_topic(state: State, record: TopicAltered, segments: Segments) -> None:
     state.index_draining(topic)
     before = [topic.subscriptions, *(topic.setting(key) for key in ROUTING_SETTINGS)]
     topic.config = record.config
+    topic.schemas = append_schema(topic.schemas, record.config, state.step)
     state.set_subscriptions(record.topic_id, record.subscriptions)
     if before != [topic.subscriptions, *(topic.setting(key) for key in ROUTING_SETTINGS)]:
         state.routing_step = state.step

@@ -14,6 +14,7 @@ from ..errors import UnknownTopicOrPartition
 from ..parameters import TOPIC
 from .base import Count, Number, Record, Request, Result
 from .queues.partition_deliveries import Deliveries
+from .schemas import SchemaVersion, schema_from_config
 from .transitions import Transitions
 
 MAX_PARTITIONS = 100_000
@@ -64,7 +65,8 @@ class CreateTopic(Request, frozen=True, tag="create_topic"):
 class AlterTopic(Request, frozen=True, tag="alter_topic"):
     """Change a topic. `config` sets keys, null resets one; `partitions` and `subscriptions` replace the present ones.
 
-    force: allow fewer partitions.
+    force: allow fewer partitions. checked_schema: version of the topic's schema against which the client has checked
+    the new one; 0: the topic had none. A change of the schema needs it.
     """
 
     topic: str
@@ -72,6 +74,7 @@ class AlterTopic(Request, frozen=True, tag="alter_topic"):
     partitions: int | None = None
     subscriptions: list[str] | None = None
     force: bool = False
+    checked_schema: int | None = None
 
 
 class DeleteTopic(Request, frozen=True, tag="delete_topic"):
@@ -188,7 +191,7 @@ class Topic:
 
     open_transactions: partition -> producer_id -> first offset of that producer's open transaction. redrives: partition
     -> its dead letters that are to go back (dying) or are finished (acknowledged). ended_count: the last partitions,
-    which have ended. draining_count: the partitions before them, which drain.
+    which have ended. draining_count: the partitions before them, which drain. schemas: the versions of its schema.
     """
 
     topic_id: int
@@ -201,6 +204,7 @@ class Topic:
     redrives: dict[int, Deliveries] = field(default_factory=dict)
     draining_count: int = 0
     ended_count: int = 0
+    schemas: tuple[SchemaVersion, ...] = ()
 
     def copy(self) -> Topic:
         """The same, with partitions of its own."""
@@ -281,6 +285,11 @@ class Topic:
         if default_ms < 0:
             return (now_ms if has_ttl else None), None
         return now_ms, default_ms
+
+    @property
+    def schema(self) -> SchemaVersion | None:
+        """The schema that new messages must fit; None: any value fits."""
+        return self.schemas[-1] if self.schemas and schema_from_config(self.config) else None
 
     def setting(self, key: str) -> Any:
         """Return the topic's value of a setting, else the default."""

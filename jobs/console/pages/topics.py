@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.commands.topics import list_settings
+from lakemq.jobs.commands.topics import list_schemas, list_settings
 from lakemq.jobs.console.charts import draw_bars
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.inputs import read_choice, read_text
@@ -79,6 +79,8 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
     if read_choice(inputs, "keys", ("no", "yes")) == "yes":
         parts += _show_key_spread(console, name)
     parts.append(Table("Settings", ("setting", "value", "set"), [list(row.values()) for row in list_settings(topic)]))
+    if topic.schemas:
+        parts.append(_list_schemas(topic))
     if console.settings.allow_changes:
         parts.append(_offer_setting(name))
     return Page(name, parts, [_HOME])
@@ -111,6 +113,12 @@ def _list_partitions(console: Console, topic: TopicDescription) -> Table:
     columns = ("partition", "log start", "end offset", "last stable offset", "offsets", "state")
     note = "Below the end offset, the last stable offset says that an open transaction holds readers up."
     return Table("Partitions", columns, rows, note=note)
+
+
+def _list_schemas(topic: TopicDescription) -> Table:
+    columns = ("version", "type", "schema", "step", "state")
+    note = "New messages must fit the schema in force. Older ones are read under the newest version."
+    return Table("Schemas", columns, [list(row.values()) for row in list_schemas(topic)], note=note)
 
 
 def _list_readers(console: Console, name: str) -> Table:

@@ -17,10 +17,13 @@ from lakemq.tables.storage.delta.catalog import columns_ddl
 from ....namespace.data_file import file_name
 from ....namespace.namespace import Namespace
 from ....protocol.errors import FileTruncated
+from ...schemas.ddl import to_ddl
+from ...schemas.value_schema import PARSED, SchemaRule, compile_schema
 from ..planning.plan import FetchPlan
 from .arrow import fetch_arrow
 from .dead_letter_headers import OFFSET, build_cause_headers
 from .files import verify_files
+from .parsed import AppendParsed
 
 FETCHED_DDL = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
@@ -60,6 +63,12 @@ def fetch_spark(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
         rows = spark.createDataFrame(messages.take(np.arange(messages.num_rows)), FETCHED_DDL)
         return rows.unionByName(_read_files(spark, namespace, from_files)) if from_files.segments.num_rows else rows
     return _read_files(spark, namespace, plan)
+
+
+def parse_in_spark(messages: DataFrame, rule: SchemaRule) -> DataFrame:
+    """Return the messages with a column `parsed`, which executors compute as `append_parsed` does."""
+    ddl = to_ddl(compile_schema(rule).parsed_type)
+    return messages.mapInArrow(AppendParsed(rule), f"{FETCHED_DDL}, {PARSED} {ddl}")
 
 
 def _read_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> DataFrame:

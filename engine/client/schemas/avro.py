@@ -1,0 +1,169 @@
+"""Avro: values in the single-object encoding of Avro's specification, read and written by fastavro.
+
+A value begins with two marker bytes and the fingerprint of the schema under which it was written. So a reader finds
+that schema among the topic's versions, and fastavro resolves it against the newest one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lakemq.tables.specs.spec import TIME
+
+from ...namespace.processes.extras import needs
+from ...protocol.errors import InvalidConfig
+from .columns import json_text_field, text_field
+
+MARKER = b"\xc3\x01"
+_HEADER_BYTES = 10
+
+_LEAVES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "fixed": pa.binary(),
+}
+_LOGICAL: dict[tuple[str, str], pa.DataType] = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): TIME,
+    ("long", "timestamp-micros"): TIME,
+    ("long", "local-timestamp-millis"): pa.timestamp("us"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+_AS_TEXT = (("string", "uuid"), ("int", "time-millis"), ("long", "time-micros"))
+
+
+def parse_avro(text: str) -> Any:
+    """Return the schema as fastavro parses it.
+
+    Raises:
+        InvalidConfig: the text is no Avro schema.
+        MissingExtra: the extra `schemas` is not installed.
+    """
+    with needs("schemas"):
+        import fastavro
+    try:
+        return fastavro.parse_schema(json.loads(text))
+    except Exception as error:  # fastavro raises whatever its code meets in a schema of a wrong form
+        raise InvalidConfig(
+            f"The schema is no Avro schema: {type(error).__name__}: {error}", found=text, expected="an Avro schema"
+        ) from None
+
+
+def fingerprint(parsed: Any) -> bytes:
+    """Return the CRC-64-AVRO fingerprint of the schema's canonical form, in the order of bytes of a value."""
+    from fastavro import schema
+
+    canonical = schema.to_parsing_canonical_form(parsed)
+    return bytes.fromhex(schema.fingerprint(canonical, "CRC-64-AVRO"))
+
+
+class AvroDecoder:
+    """Decodes values that were written under one of several schemas, as values of the last one."""
+
+    def __init__(self, schemas: Sequence[Any]) -> None:
+        """schemas: as `parse_avro` returns them; the last one is the reader's."""
+        from fastavro import schemaless_reader
+
+        self._read = schemaless_reader
+        self._reader = schemas[-1]
+        self._writers = {fingerprint(schema): schema for schema in schemas}
+        self._newest = fingerprint(schemas[-1])
+
+    def decode(self, value: bytes) -> Any:
+        """Return the value. Raises ValueError, without parts of the value."""
+        if value[:2] != MARKER or len(value) < _HEADER_BYTES:
+            raise ValueError("found no header of Avro's single-object encoding (C3 01 and a fingerprint)")
+        written_under = value[2:_HEADER_BYTES]
+        writer = self._writers.get(written_under)
+        if writer is None:
+            raise ValueError(f"found the schema {written_under.hex()}, which is no version of the topic's schema")
+        body = io.BytesIO(value)
+        body.seek(_HEADER_BYTES)
+        try:
+            decoded = self._read(body, writer, None if written_under == self._newest else self._reader)
+        except Exception:  # fastavro raises whatever its code meets in damaged bytes
+            raise ValueError("found bytes that are no value of the schema") from None
+        if body.tell() != len(value):
+            raise ValueError("found bytes after the value")
+        return decoded
+
+
+class AvroEncoder:
+    """Encodes values under one schema."""
+
+    def __init__(self, schema: Any) -> None:
+        from fastavro import schemaless_writer
+
+        self._write, self._schema, self._header = schemaless_writer, schema, MARKER + fingerprint(schema)
+
+    def encode(self, value: Any) -> bytes:
+        """Return the value in the single-object encoding. Raises ValueError, without parts of the value."""
+        body = io.BytesIO()
+        body.write(self._header)
+        try:
+            self._write(body, self._schema, value)
+        except Exception:  # fastavro raises whatever its code meets in a value of another type
+            raise ValueError("found a value that Avro cannot write under the schema") from None
+        return body.getvalue()
+
+
+def to_field(schema: Any) -> pa.Field:
+    """Return the type of the schema's values, as a field.
+
+    Unions of more than one type beside null, and records within themselves, are shown as JSON text; UUIDs and times of
+    day as text.
+    """
+    return _Converter().convert(schema, "value")
+
+
+class _Converter:
+    """Converts one schema. Named types may occur again by their names."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Mapping[str, Any]] = {}
+        self._open: list[str] = []
+
+    def convert(self, schema: Any, name: str) -> pa.Field:
+        if isinstance(schema, list):
+            branches = [branch for branch in schema if branch != "null" and branch != {"type": "null"}]
+            return self.convert(branches[0], name) if len(branches) == 1 else json_text_field(name)
+        if isinstance(schema, str):
+            if schema in self._named:
+                return json_text_field(name) if schema in self._open else self.convert(self._named[schema], name)
+            return pa.field(name, _LEAVES[schema]) if schema in _LEAVES else json_text_field(name)
+        kind = schema["type"]
+        if not isinstance(kind, str):
+            return self.convert(kind, name)
+        if "name" in schema:
+            self._named[schema["name"]] = schema
+        return self._convert_type(kind, schema, name)
+
+    def _convert_type(self, kind: str, schema: Mapping[str, Any], name: str) -> pa.Field:
+        logical = (kind, str(schema.get("logicalType")))
+        if logical in _LOGICAL:
+            return pa.field(name, _LOGICAL[logical])
+        if logical in _AS_TEXT:
+            return text_field(name)
+        if logical[1] == "decimal" and schema.get("precision", 99) <= 38:
+            return pa.field(name, pa.decimal128(schema["precision"], schema.get("scale", 0)))
+        if kind == "array":
+            return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
+        if kind == "map":
+            return pa.field(name, pa.map_(pa.string(), self.convert(schema["values"], "value")))
+        if kind in ("record", "error"):
+            self._open.append(schema["name"])
+            fields = [self.convert(field["type"], field["name"]) for field in schema["fields"]]
+            self._open.pop()
+            return pa.field(name, pa.struct(fields)) if fields else json_text_field(name)
+        return self.convert(kind, name)

@@ -1,0 +1,144 @@
+"""Whether values of one Avro schema can be read under another, by the rules of Avro's specification.
+
+fastavro resolves schemas value by value. Here they are compared as a whole, before there is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .ddl_compatibility import Obstacle
+
+_PROMOTIONS = {
+    ("int", "long"),
+    ("int", "float"),
+    ("int", "double"),
+    ("long", "float"),
+    ("long", "double"),
+    ("float", "double"),
+    ("string", "bytes"),
+    ("bytes", "string"),
+}
+"""(writer, reader) of types that may differ."""
+
+
+def find_avro_obstacle(reader: Any, writer: Any) -> Obstacle | None:
+    """Return what keeps the reader's schema from reading the writer's values; None if it can read all of them.
+
+    Args:
+        reader: a schema, as `parse_avro` returns it.
+        writer: the schema of the values.
+    """
+    return _Comparison(_collect_named(reader, {}), _collect_named(writer, {})).compare(reader, writer, "$")
+
+
+def _collect_named(schema: Any, named: dict[str, Any]) -> dict[str, Any]:
+    """Return full name -> definition of all named types within the schema."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _collect_named(branch, named)
+    elif isinstance(schema, Mapping):
+        if "name" in schema:
+            named[schema["name"]] = schema
+        for field in schema.get("fields", ()):
+            _collect_named(field["type"], named)
+        for key in ("type", "items", "values"):
+            _collect_named(schema.get(key), named)
+    return named
+
+
+class _Comparison:
+    def __init__(self, reader_types: Mapping[str, Any], writer_types: Mapping[str, Any]) -> None:
+        self._reader_types, self._writer_types = reader_types, writer_types
+        self._compared: set[tuple[str, str]] = set()
+        """Pairs of records that are compared, or were: a record may contain itself."""
+
+    def compare(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
+        reader, writer = _look_up(reader, self._reader_types), _look_up(writer, self._writer_types)
+        if isinstance(writer, list):  # each branch may have been written
+            return next((o for branch in writer if (o := self.compare(reader, branch, place))), None)
+        if isinstance(reader, list):
+            if any(self._fits(branch, writer, place) for branch in reader):
+                return None
+            return Obstacle(place, _show(writer), _show(reader))
+        kind, written = _kind(reader), _kind(writer)
+        if kind != written:
+            return None if (written, kind) in _PROMOTIONS else Obstacle(place, _show(writer), _show(reader))
+        if kind in ("record", "error", "enum", "fixed") and not _have_same_name(reader, writer):
+            return Obstacle(place, _show(writer), _show(reader))
+        return self._compare_same_kind(kind, reader, writer, place)
+
+    def _fits(self, branch: Any, writer: Any, place: str) -> bool:
+        """Return whether a branch of a union fits. What a refused branch has assumed about records is forgotten."""
+        before = set(self._compared)
+        if self.compare(branch, writer, place) is None:
+            return True
+        self._compared = before
+        return False
+
+    def _compare_same_kind(self, kind: str, reader: Any, writer: Any, place: str) -> Obstacle | None:
+        if kind in ("record", "error"):
+            return self._compare_records(reader, writer, place)
+        if kind == "array":
+            return self.compare(reader["items"], writer["items"], f"{place}[...]")
+        if kind == "map":
+            return self.compare(reader["values"], writer["values"], f"{place}.*")
+        if kind == "enum" and "default" not in reader:
+            unknown = [symbol for symbol in writer["symbols"] if symbol not in reader["symbols"]]
+            return Obstacle(place, f"symbol {unknown[0]}", ", ".join(reader["symbols"])) if unknown else None
+        if kind == "fixed" and reader["size"] != writer["size"]:
+            return Obstacle(place, f"size {writer['size']}", f"size {reader['size']}")
+        if (logical := _decimal(reader)) != (other := _decimal(writer)):
+            return Obstacle(place, f"decimal {other}" if other else _show(writer), f"decimal {logical}")
+        return None
+
+    def _compare_records(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
+        pair = reader["name"], writer["name"]
+        if pair in self._compared:
+            return None
+        self._compared.add(pair)
+        written = {field["name"]: field for field in writer["fields"]}
+        for field in reader["fields"]:
+            at = f"{place}.{field['name']}"
+            names = (field["name"], *field.get("aliases", ()))
+            other = next((written[name] for name in names if name in written), None)
+            if other is None:
+                if "default" not in field:
+                    return Obstacle(at, "values without it", f"{_show(field['type'])} with a default")
+            elif obstacle := self.compare(field["type"], other["type"], at):
+                return obstacle
+        return None
+
+
+def _look_up(schema: Any, named: Mapping[str, Any]) -> Any:
+    if isinstance(schema, str):
+        return named.get(schema, schema)
+    if isinstance(schema, Mapping) and not isinstance(schema["type"], str):
+        return _look_up(schema["type"], named)
+    return schema
+
+
+def _kind(schema: Any) -> str:
+    return str(schema["type"] if isinstance(schema, Mapping) else schema)
+
+
+def _have_same_name(reader: Any, writer: Any) -> bool:
+    """Return whether the unqualified names are the same, or the reader has the writer's name as an alias."""
+    name = writer["name"].rpartition(".")[2]
+    return name in {full_name.rpartition(".")[2] for full_name in (reader["name"], *reader.get("aliases", ()))}
+
+
+def _decimal(schema: Any) -> str:
+    """Return precision and scale of a decimal, which must not change; empty for other types."""
+    if not isinstance(schema, Mapping) or schema.get("logicalType") != "decimal":
+        return ""
+    return f"{schema.get('precision')},{schema.get('scale', 0)}"
+
+
+def _show(schema: Any) -> str:
+    if isinstance(schema, list):
+        return " or ".join(map(_show, schema))
+    if isinstance(schema, Mapping) and "name" in schema:
+        return f"{schema['type']} {schema['name']}"
+    return _kind(schema)

@@ -1,0 +1,137 @@
+"""The DDL of a struct, as Spark writes it, as an Arrow type. It is parsed by sqlglot, without a JVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lakemq.tables.specs.spec import TIME
+
+from ...namespace.processes.extras import needs
+from ...protocol.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+_MAX_DIGITS = 38
+"""Most digits of a decimal, in Spark and in Arrow's decimal128."""
+
+_LEAVES: dict[str, pa.DataType] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "TEXT": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": TIME,
+    "TIMESTAMPTZ": TIME,
+    "TIMESTAMPLTZ": TIME,
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+}
+"""sqlglot's name of a type -> Arrow's."""
+
+_SPARK_NAMES = {
+    **{type: name.lower() for name, type in _LEAVES.items() if name not in ("TEXT", "TIMESTAMPTZ", "TIMESTAMPLTZ")},
+    pa.string(): "string",
+    pa.timestamp("us"): "timestamp_ntz",
+}
+
+_EXPECTED = (
+    "the DDL of a struct, such as 'id BIGINT NOT NULL, tags ARRAY<STRING>', of BOOLEAN, TINYINT, SMALLINT, INT, "
+    "BIGINT, FLOAT, DOUBLE, DECIMAL(p,s), STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, ARRAY, MAP<STRING,...> "
+    "and STRUCT"
+)
+
+
+def parse_ddl(text: str) -> pa.StructType:
+    """Return the struct that the DDL describes. A field with NOT NULL is not nullable.
+
+    Args:
+        text: `name TYPE [NOT NULL] [COMMENT '...'], ...`, also within `struct<...>`.
+
+    Raises:
+        InvalidConfig: the text is no such DDL.
+        MissingExtra: the extra `schemas` is not installed.
+    """
+    with needs("schemas"):
+        import sqlglot
+        from sqlglot import exp
+        from sqlglot.errors import SqlglotError
+
+    stripped = text.strip()
+    whole = stripped if stripped.lower().startswith("struct<") else f"struct<{stripped}>"
+    try:
+        parsed = sqlglot.parse_one(whole, into=exp.DataType, dialect="spark")
+    except SqlglotError:
+        raise _refuse(text) from None
+    type = _to_arrow(parsed, text)
+    if not pa.types.is_struct(type) or not type.num_fields:
+        raise _refuse(text)
+    return type
+
+
+def _to_arrow(parsed: exp.Expression | None, text: str) -> pa.DataType:
+    name = getattr(getattr(parsed, "this", None), "value", None)
+    if parsed is None or not isinstance(name, str):
+        raise _refuse(text)
+    inner = parsed.expressions
+    if name in _LEAVES and not inner:
+        return _LEAVES[name]
+    if name == "DECIMAL":
+        return _to_decimal([str(parameter.this) for parameter in inner], text)
+    if name == "ARRAY" and len(inner) == 1:
+        return pa.list_(_to_arrow(inner[0], text))
+    if name == "MAP" and len(inner) == 2 and pa.types.is_string(_to_arrow(inner[0], text)):
+        return pa.map_(pa.string(), _to_arrow(inner[1], text))
+    if name == "STRUCT":
+        return pa.struct(_to_fields(inner, text))
+    raise _refuse(text, name)
+
+
+def _to_decimal(parameters: list[str], text: str) -> pa.DataType:
+    if len(parameters) > 2 or not all(parameter.isdigit() for parameter in parameters):
+        raise _refuse(text, "DECIMAL")
+    precision, scale = (*map(int, parameters), *(10, 0)[len(parameters) :])
+    if not 1 <= precision <= _MAX_DIGITS or scale > precision:
+        raise _refuse(text, f"DECIMAL({precision},{scale})")
+    return pa.decimal128(precision, scale)
+
+
+def _to_fields(columns: list[exp.Expression], text: str) -> list[pa.Field]:
+    from sqlglot import exp
+
+    if not all(isinstance(column, exp.ColumnDef) for column in columns):
+        raise _refuse(text)
+    fields = [pa.field(c.name, _to_arrow(c.args.get("kind"), text), not _is_required(c)) for c in columns]
+    names = [field.name for field in fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise _refuse(text, f"two fields {twice[0]}")
+    return fields
+
+
+def _is_required(column: exp.Expression) -> bool:
+    from sqlglot import exp
+
+    return any(isinstance(constraint.kind, exp.NotNullColumnConstraint) for constraint in column.args["constraints"])
+
+
+def _refuse(text: str, part: str = "") -> InvalidConfig:
+    return InvalidConfig("The schema cannot be read as DDL.", found=part or text, expected=_EXPECTED)
+
+
+def to_ddl(type: pa.DataType) -> str:
+    """Return an Arrow type as Spark writes it."""
+    if pa.types.is_struct(type):
+        return "struct<" + ",".join(f"`{f.name.replace('`', '``')}`:{to_ddl(f.type)}" for f in type) + ">"
+    if pa.types.is_list(type):
+        return f"array<{to_ddl(type.value_type)}>"
+    if pa.types.is_map(type):
+        return f"map<string,{to_ddl(type.item_type)}>"
+    if pa.types.is_decimal(type):
+        return f"decimal({type.precision},{type.scale})"
+    return _SPARK_NAMES[type]

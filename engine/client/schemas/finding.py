@@ -1,0 +1,37 @@
+"""The schema by which messages of topics are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...protocol.errors import InvalidRequest
+from ...protocol.values.schemas import AVRO
+from ...protocol.values.topics import Topic
+from .value_schema import SchemaRule, build_schema_rule
+
+
+def find_reading_rule(topics: Iterable[Topic]) -> SchemaRule:
+    """Return the newest schema of the topics. Raises InvalidRequest: one has none, or they have several."""
+    rules: dict[SchemaRule, str] = {}
+    for topic in topics:
+        if not topic.schemas:
+            raise InvalidRequest(
+                f"Topic {topic.topic} has no schema by which its values could be parsed.",
+                expected=f"mq.topics.alter({topic.topic!r}, {{'schema': ...}}) before",
+            )
+        rules.setdefault(build_schema_rule(topic.schemas), topic.topic)
+    if len(rules) != 1:
+        raise InvalidRequest(
+            "Values are parsed by one schema.",
+            found=f"{len(rules)} schemas, of {', '.join(rules.values()) or 'no topic'}",
+            expected="topics with the same schema, or one read per topic",
+        )
+    return next(iter(rules))
+
+
+def add_later_schemas(rule: SchemaRule, topics: Iterable[Topic]) -> SchemaRule:
+    """Return the rule, able to read Avro values that were written under newer versions than its own."""
+    if rule.type != AVRO:
+        return rule
+    texts = [version.schema for topic in topics for version in topic.schemas if version.type == AVRO]
+    return rule._replace(earlier=tuple(dict.fromkeys(text for text in (*rule.earlier, *texts) if text != rule.text)))

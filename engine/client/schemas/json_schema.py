@@ -1,0 +1,154 @@
+"""JSON Schema: validated by jsonschema-rs, with the Arrow type that its values have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ...namespace.processes.extras import needs
+from ...protocol.errors import InvalidConfig
+from .columns import json_text_field
+
+_LEAVES = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
+_MAX_SHOWN = 80
+_APPLIES_TO_ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
+_EXCLUDES_NAMES = ("additionalProperties", "unevaluatedProperties")
+_APPLIES_TO_NAMES = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
+
+
+def parse_json_schema(text: str) -> Any:
+    """Return the schema as Python objects: a mapping, true or false.
+
+    Raises:
+        InvalidConfig: the text is no JSON Schema, or it refers to another document.
+        MissingExtra: the extra `schemas` is not installed.
+    """
+    try:
+        schema = json.loads(text)
+    except ValueError:
+        raise InvalidConfig("The schema is no JSON.", found=text, expected="a JSON Schema") from None
+    build_validator(schema)
+    return schema
+
+
+def build_validator(schema: Any) -> Any:
+    """Return a validator of jsonschema-rs. Raises InvalidConfig, MissingExtra."""
+    with needs("schemas"):
+        import jsonschema_rs
+    try:
+        return jsonschema_rs.validator_for(schema, retriever=_refuse_to_retrieve)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:  # ValidationError is a ValueError
+        text = str(error).partition("\n")[0]
+        raise InvalidConfig("The schema is no valid JSON Schema.", found=text, expected="a JSON Schema") from None
+
+
+def _refuse_to_retrieve(uri: str) -> Any:
+    # A schema of a topic must mean the same everywhere and always, and no publish may wait for a web server.
+    raise ValueError("A schema may refer to its own parts only.")
+
+
+def describe_error(schema: Any, error: Any) -> str:
+    """Return where a value does not fit, what was found and what the schema expects, without parts of the value."""
+    path = list(error.schema_path)
+    keyword = str(path[-1]) if path else "false"
+    part = _find_part(schema, path)
+    bound = "" if part is None else f" {json.dumps(part)}"
+    if len(bound) > _MAX_SHOWN:
+        bound = f"{bound[:_MAX_SHOWN]}..."
+    type_name = _name_type(error.instance)
+    if keyword == "required":
+        type_name += f" without {getattr(error.kind, 'property', 'it')}"
+    elif keyword in _EXCLUDES_NAMES:
+        type_name = "an undeclared property"
+    return f"at {_format_place(path)}: found {type_name}, expected {keyword}{bound}"
+
+
+def _find_part(schema: Any, path: list[Any]) -> Any:
+    for step in path:
+        if not isinstance(schema, dict | list):
+            return None
+        try:
+            schema = schema[step]
+        except (LookupError, TypeError):  # behind a $ref, where the path continues in another part
+            return None
+    return schema
+
+
+def _format_place(path: list[Any]) -> str:
+    """Return the place in the value, from names that the schema declares. Other names are the payload's."""
+    place = "$"
+    steps = iter(path[:-1])
+    for step in steps:
+        if step == "properties":
+            place += f".{next(steps, '*')}"
+        elif step in _APPLIES_TO_ITEMS:
+            place += "[...]"
+        elif step in _APPLIES_TO_NAMES:
+            place += ".*"
+    return place
+
+
+def _name_type(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    names = {int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return next((name for type, name in names.items() if isinstance(value, type)), "number")
+
+
+def decode_json(value: bytes) -> Any:
+    """Return a JSON value as Python objects. Raises ValueError, without the value."""
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        raise ValueError("found no JSON") from None
+
+
+def to_field(schema: Any, name: str = "value") -> pa.Field:
+    """Return the type of values that fit the schema, as a field.
+
+    Objects with declared properties become structs, arrays with one schema of items lists, and single types leaves; of
+    these, `null` may be a second type. Everything else is shown as JSON text.
+    """
+    return _Converter(schema).convert(schema, name)
+
+
+class _Converter:
+    """Converts one document, of which `$ref` names parts."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._open: list[str] = ["#"]
+        """References that are being converted. One that occurs within itself has no Arrow type."""
+
+    def convert(self, schema: Any, name: str) -> pa.Field:
+        if not isinstance(schema, Mapping):
+            return json_text_field(name)
+        if "$ref" in schema:
+            return self._convert_reference(str(schema["$ref"]), name)
+        types = schema.get("type")
+        listed = [types] if isinstance(types, str) else list(types or ())
+        plain = [type for type in listed if type != "null"]
+        if len(plain) != 1:
+            return json_text_field(name)
+        if plain[0] == "object" and schema.get("properties"):
+            return pa.field(name, pa.struct([self.convert(part, key) for key, part in schema["properties"].items()]))
+        if plain[0] == "array" and isinstance(schema.get("items"), Mapping) and "prefixItems" not in schema:
+            return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
+        return pa.field(name, _LEAVES[plain[0]]) if plain[0] in _LEAVES else json_text_field(name)
+
+    def _convert_reference(self, reference: str, name: str) -> pa.Field:
+        steps = reference.removeprefix("#").split("/")[1:]
+        part = _find_part(self._document, [step.replace("~1", "/").replace("~0", "~") for step in steps])
+        if not reference.startswith("#") or part is None or reference in self._open:
+            return json_text_field(name)
+        self._open.append(reference)
+        try:
+            return self.convert(part, name)
+        finally:
+            self._open.pop()

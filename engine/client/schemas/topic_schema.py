@@ -1,0 +1,93 @@
+"""The schema of a topic, for users: encode values, check them, and give them types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ...protocol.errors import InvalidRequest, SchemaMismatch
+from ...protocol.values.schemas import SchemaVersion
+from .value_schema import ValueSchema, build_schema_rule, compile_schema
+
+
+@dataclass(frozen=True)
+class TopicSchema:
+    """A version of a topic's schema.
+
+    Attributes:
+        topic: name of the topic.
+        version: number of the version, from 1.
+        type: `ddl`, `json` or `avro`.
+        text: the schema.
+    """
+
+    topic: str
+    version: int
+    type: str
+    text: str
+    _schema: ValueSchema
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of parsed values."""
+        return self._schema.parsed_type
+
+    def encode(self, rows: pa.Table | Iterable[Mapping[str, Any]]) -> pa.Array:
+        """Return rows as values of messages: JSON, or Avro in its single-object encoding.
+
+        Args:
+            rows: an Arrow table, or dictionaries.
+
+        Raises:
+            SchemaMismatch: a row does not fit. The error names it.
+        """
+        encoded = []
+        for number, row in enumerate(rows.to_pylist() if isinstance(rows, pa.Table) else rows):
+            try:
+                encoded.append(self._schema.encode(row))
+            except ValueError as error:
+                raise SchemaMismatch(
+                    f"Row {number} does not fit version {self.version} of the schema of {self.topic}: {error}."
+                ) from None
+        return pa.array(encoded, pa.binary())
+
+    def parse(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> pa.Array:
+        """Return values of messages as an array of `arrow_type`; null for values that do not fit."""
+        return self._schema.parse(_to_list(values))
+
+    def find_misfits(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> dict[int, str]:
+        """Return index -> reason for all values that do not fit."""
+        return self._schema.find_misfits(_to_list(values))
+
+
+def _to_list(values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Sequence[bytes | None]:
+    return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else values
+
+
+def open_topic_schema(topic: str, versions: Sequence[SchemaVersion], version: int | None) -> TopicSchema:
+    """Return a version of a topic's schema, ready to use.
+
+    Args:
+        topic: name of the topic.
+        versions: all its versions.
+        version: number of the version; None: the newest one.
+
+    Raises:
+        InvalidRequest: the topic has no schema, or no such version.
+        MissingExtra: the extra `schemas` is not installed.
+    """
+    if not versions:
+        raise InvalidRequest(
+            f"Topic {topic} has no schema.", expected=f"mq.topics.alter({topic!r}, {{'schema': ...}}) before"
+        )
+    chosen = versions[-1].version if version is None else version
+    if not 1 <= chosen <= len(versions):
+        raise InvalidRequest(
+            f"Topic {topic} has no such version of its schema.", found=version, expected=f"1 to {len(versions)}"
+        )
+    newest = versions[chosen - 1]
+    schema = compile_schema(build_schema_rule(versions[:chosen]))
+    return TopicSchema(topic, chosen, newest.type, newest.schema, schema)

@@ -1,0 +1,147 @@
+"""A schema, ready to use: which values fit it, and their typed columns.
+
+Runs on Spark executors, too. Each validating library takes one value at a time; everything else moves as columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ...protocol.values.schemas import AVRO, DDL, JSON, SchemaVersion
+from . import avro, json_schema
+from .columns import make_nullable, to_array, to_json_text
+from .ddl import parse_ddl
+from .json_values import JsonDecoder
+
+PARSED = "parsed"
+"""Column of typed values."""
+
+
+class SchemaRule(NamedTuple):
+    """A schema as publishers and readers pass it on.
+
+    type: ddl, json or avro; text: the schema; earlier: the Avro schemas under which older values were written.
+    """
+
+    type: str
+    text: str
+    earlier: tuple[str, ...] = ()
+
+
+def build_schema_rule(versions: Sequence[SchemaVersion]) -> SchemaRule:
+    """Return the rule of the last of these versions."""
+    newest = versions[-1]
+    if newest.type != AVRO:
+        return SchemaRule(newest.type, newest.schema)
+    earlier = tuple(version.schema for version in versions[:-1] if version.type == AVRO)
+    return SchemaRule(AVRO, newest.schema, earlier)
+
+
+@dataclass(frozen=True)
+class ValueSchema:
+    """A schema, ready to use.
+
+    Attributes:
+        field: the type of its values, with marks of `columns`.
+        check: raises ValueError for a value that does not fit. Its text holds nothing of the value.
+        decode: returns a value as Python objects; raises ValueError if it cannot.
+        encode: returns Python objects as a value; raises ValueError if they do not fit.
+    """
+
+    field: pa.Field
+    check: Callable[[bytes], object]
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes]
+
+    @property
+    def parsed_type(self) -> pa.DataType:
+        """The type of parsed values. All of it may be null."""
+        return make_nullable(self.field).type
+
+    def find_misfits(self, values: Sequence[bytes | None]) -> dict[int, str]:
+        """Return index -> reason for all values that do not fit. A missing value fits any schema."""
+        misfits: dict[int, str] = {}
+        check = self.check
+        for index, value in enumerate(values):
+            if value is not None:
+                try:
+                    check(value)
+                except ValueError as error:
+                    misfits[index] = str(error)
+        return misfits
+
+    def parse(self, values: Sequence[bytes | None]) -> pa.Array:
+        """Return the values as an array of `parsed_type`; null for values that do not fit."""
+        decoded = [None if value is None else self._decode_or_none(value) for value in values]
+        try:
+            return to_array(decoded, self.field)
+        except (pa.ArrowException, OverflowError, ValueError, TypeError):
+            # One value is outside the range of an Arrow type, such as a year 10000. It alone becomes null.
+            return pa.concat_arrays([self._parse_one(value) for value in decoded])
+
+    def _parse_one(self, value: Any) -> pa.Array:
+        try:
+            return to_array([value], self.field)
+        except (pa.ArrowException, OverflowError, ValueError, TypeError):
+            return pa.nulls(1, self.parsed_type)
+
+    def _decode_or_none(self, value: bytes) -> Any:
+        try:
+            return self.decode(value)
+        except ValueError:
+            return None
+
+
+@lru_cache(maxsize=64)
+def compile_schema(rule: SchemaRule) -> ValueSchema:
+    """Return the schema, ready to use. Raises InvalidConfig (no valid schema), MissingExtra."""
+    return _COMPILE[rule.type](rule)
+
+
+def _compile_ddl(rule: SchemaRule) -> ValueSchema:
+    field = pa.field("value", parse_ddl(rule.text), nullable=False)
+    decode = JsonDecoder(field).decode
+
+    def encode(value: Any) -> bytes:
+        encoded = to_json_text(value).encode()
+        decode(encoded)
+        return encoded
+
+    return ValueSchema(field, decode, decode, encode)
+
+
+def _compile_json(rule: SchemaRule) -> ValueSchema:
+    schema = json_schema.parse_json_schema(rule.text)
+    validator, field = json_schema.build_validator(schema), json_schema.to_field(schema)
+    decode_typed = JsonDecoder(field, has_integral_floats=True).decode
+    is_valid = validator.is_valid
+
+    def check(value: bytes) -> None:
+        decoded = json_schema.decode_json(value)
+        if not is_valid(decoded):
+            raise ValueError(json_schema.describe_error(schema, next(validator.iter_errors(decoded))))
+
+    def decode(value: bytes) -> Any:
+        check(value)
+        return decode_typed(value)
+
+    def encode(value: Any) -> bytes:
+        encoded = to_json_text(value).encode()
+        check(encoded)
+        return encoded
+
+    return ValueSchema(field, check, decode, encode)
+
+
+def _compile_avro(rule: SchemaRule) -> ValueSchema:
+    schemas = [avro.parse_avro(text) for text in (*rule.earlier, rule.text)]
+    decode = avro.AvroDecoder(schemas).decode
+    return ValueSchema(avro.to_field(schemas[-1]), decode, decode, avro.AvroEncoder(schemas[-1]).encode)
+
+
+_COMPILE: dict[str, Callable[[SchemaRule], ValueSchema]] = {DDL: _compile_ddl, JSON: _compile_json, AVRO: _compile_avro}

@@ -1,0 +1,224 @@
+"""Values of each language of schemas: what fits, what does not and why, and the columns that they become."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakemq.engine.client.schemas.columns import make_nullable, to_array
+from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
+from lakemq.engine.client.schemas.value_schema import SchemaRule, ValueSchema, compile_schema
+from lakemq.errors import InvalidConfig
+
+ALL_DDL = (
+    "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h DECIMAL(5,2), i STRING, j BINARY, k DATE, "
+    "l TIMESTAMP, m TIMESTAMP_NTZ, n ARRAY<INT>, o MAP<STRING,ARRAY<INT>>, p STRUCT<`x y`: INT, z: STRING>"
+)
+ALL_VALUE: dict[str, Any] = {
+    "a": True,
+    "b": -128,
+    "c": 32767,
+    "d": -(2**31),
+    "e": 2**63 - 1,
+    "f": 0.5,
+    "g": 1e300,
+    "h": Decimal("-999.99"),
+    "i": "ü",
+    "j": b"\x00\xff",
+    "k": dt.date(2024, 2, 29),
+    "l": dt.datetime(2024, 2, 29, 12, tzinfo=dt.timezone.utc),
+    "m": dt.datetime(2024, 2, 29, 12),
+    "n": [1, None],
+    "o": [("k", [1]), ("q", None)],
+    "p": {"x y": 1, "z": None},
+}
+
+
+def ddl(text: str) -> ValueSchema:
+    return compile_schema(SchemaRule("ddl", text))
+
+
+def json_schema(**schema: Any) -> ValueSchema:
+    return compile_schema(SchemaRule("json", json.dumps(schema)))
+
+
+def avro(schema: Any, *earlier: Any) -> ValueSchema:
+    return compile_schema(SchemaRule("avro", json.dumps(schema), tuple(map(json.dumps, earlier))))
+
+
+def test_every_type_of_ddl_comes_back() -> None:
+    schema = ddl(ALL_DDL)
+    value = schema.encode({**ALL_VALUE, "o": dict(ALL_VALUE["o"])})
+    assert json.loads(value)["j"] == base64.b64encode(b"\x00\xff").decode()
+    parsed = schema.parse([value, b"{}", None])
+    parsed.validate(full=True)
+    assert parsed.to_pylist() == [ALL_VALUE, dict.fromkeys(ALL_VALUE), None]
+    assert parse_ddl(to_ddl(parse_ddl(ALL_DDL))) == parse_ddl(ALL_DDL)
+    assert parse_ddl(f" STRUCT<{ALL_DDL}> ") == parse_ddl(ALL_DDL)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "reason"),
+    [
+        ("a INT NOT NULL", "{}", "at $: object missing required field a"),
+        ("a INT NOT NULL", '{"a": null}', "at $.a: found null, expected int"),
+        ("a INT", '{"a": "secret"}', "at $.a: found str, expected int | null"),
+        ("a INT", '{"a": 1.0}', "at $.a: found float, expected int | null"),
+        ("a TINYINT", '{"a": 128}', "at $.a: expected int <= 127"),
+        ("a BIGINT", '{"a": 9223372036854775808}', "at $.a: expected int <= 9223372036854775807"),
+        ("a DECIMAL(3,1)", '{"a": 1.25}', "at $.a: expected decimal(3,1)"),
+        ("a DECIMAL(3,1)", '{"a": "100"}', "at $.a: expected decimal(3,1)"),
+        ("a DECIMAL(3,1)", '{"a": "secret"}', "at $.a: expected decimal(3,1)"),
+        ("a DECIMAL(3,1)", '{"a": true}', "at $.a: expected decimal(3,1)"),
+        ("a TIMESTAMP", '{"a": "2024-01-01T00:00:00"}', "at $.a: expected datetime with a timezone component"),
+        ("a ARRAY<STRUCT<b: INT>>", '{"a": [{}, {"b": "s"}]}', "at $.a[...].b: found str, expected int | null"),
+        ("a MAP<STRING,INT>", '{"a": {"secret": "s"}}', "at $.a[...]: found str, expected int | null"),
+        ("a INT", "[]", "at $: found array, expected object"),
+        ("a INT", '{"a": 1', "found no JSON"),
+    ],
+)
+def test_a_value_that_does_not_fit_ddl_says_why(text: str, value: str, reason: str) -> None:
+    schema = ddl(text)
+    assert schema.find_misfits([b'{"a": 1}' if "NOT" in text else b"{}", value.encode()]) == {1: reason}
+    assert schema.parse([value.encode()]).to_pylist() == [None]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a FROB", "a INT, a INT", "a MAP<INT,INT>", "a DECIMAL(39,0)", "a INT; b INT", "INT"]
+)
+def test_a_text_that_is_no_struct_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="cannot be read as DDL"):
+        parse_ddl(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "reason"),
+    [
+        ({"type": "object", "required": ["a"]}, "{}", 'at $: found object without a, expected required ["a"]'),
+        ({"properties": {"a": {"type": "string"}}}, '{"a": 1}', 'at $.a: found integer, expected type "string"'),
+        ({"properties": {"a": {"minimum": 0}}}, '{"a": -1.5}', "at $.a: found number, expected minimum 0"),
+        ({"items": {"enum": ["x"]}}, '["secret"]', 'at $[...]: found string, expected enum ["x"]'),
+        (
+            {"additionalProperties": False},
+            '{"secret": 1}',
+            "at $: found an undeclared property, expected additional",
+        ),
+        ({"additionalProperties": {"type": "null"}}, '{"secret": 1}', 'at $.*: found integer, expected type "null"'),
+        ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "null"}}}, "1", "at $: found integer, expected type"),
+        ({}, "{", "found no JSON"),
+    ],
+)
+def test_a_value_that_does_not_fit_a_json_schema_says_why(schema: Any, value: str, reason: str) -> None:
+    found = json_schema(**schema).find_misfits([value.encode()])[0]
+    assert found.startswith(reason)
+    assert "secret" not in found
+
+
+def test_a_json_schema_gives_types_where_they_are_clear() -> None:
+    schema = json_schema(
+        type="object",
+        properties={
+            "i": {"type": "integer"},
+            "n": {"type": ["null", "number"]},
+            "l": {"type": "array", "items": {"$ref": "#/$defs/p"}},
+            "any": {},
+            "two": {"type": ["string", "integer"]},
+            "self": {"$ref": "#"},
+        },
+        **{"$defs": {"p": {"type": "object", "properties": {"x": {"type": "boolean"}}}}},
+    )
+    value = {"i": 2.0, "n": 1, "l": [{"x": True, "y": 1}], "any": {"b": [1.5, "t"]}, "two": "t", "self": {"i": 1}}
+    (parsed,) = schema.parse([json.dumps(value).encode()]).to_pylist()
+    assert json.loads(parsed.pop("self")) == {"i": 1}
+    assert parsed == {"i": 2, "n": 1.0, "l": [{"x": True}], "any": '{"b":[1.5,"t"]}', "two": '"t"'}
+    assert schema.parse([b'{"i": 1e300}', b'{"i": 3}'])[1].as_py()["i"] == 3, "one value outside of 64 bits is alone"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"type": "frob"}', '{"$ref": "https://example.com/s.json"}', '{"$ref": "#/$defs/none"}', "[]"]
+)
+def test_a_text_that_is_no_json_schema_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig):
+        compile_schema(SchemaRule("json", text))
+
+
+def test_avro_types_become_columns() -> None:
+    schema = avro(
+        {
+            "type": "record",
+            "name": "ns.R",
+            "fields": [
+                {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["A"]}},
+                {"name": "f", "type": {"type": "fixed", "name": "F", "size": 2}},
+                {"name": "l", "type": {"type": "array", "items": ["null", "int"]}},
+                {"name": "m", "type": {"type": "map", "values": "E"}},
+                {"name": "u", "type": ["null", "string", "int"]},
+                {"name": "id", "type": {"type": "string", "logicalType": "uuid"}},
+                {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+                {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+                {"name": "of_day", "type": {"type": "int", "logicalType": "time-millis"}},
+                {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
+                {"name": "next", "type": ["null", "ns.R"], "default": None},
+            ],
+        }
+    )
+    row = {
+        "e": "A",
+        "f": b"ab",
+        "l": [1, None],
+        "m": {"k": "A"},
+        "u": 3,
+        "id": uuid.UUID(int=1),
+        "day": dt.date(2024, 1, 1),
+        "at": dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc),
+        "of_day": dt.time(1),
+        "d": Decimal("1.25"),
+    }
+    (parsed,) = schema.parse([schema.encode({**row, "next": {**row, "u": "t"}})]).to_pylist()
+    assert json.loads(parsed.pop("next"))["u"] == "t"
+    assert parsed == {**row, "m": [("k", "A")], "u": "3", "id": str(uuid.UUID(int=1)), "of_day": "01:00:00"}
+
+
+def test_avro_bytes_that_are_no_value_say_why() -> None:
+    old, new = ({"type": "record", "name": "R", "fields": [{"name": "a", "type": t}]} for t in ("int", "long"))
+    schema, value = avro(new, old), avro(old).encode({"a": 300})
+    unknown = avro({"type": "record", "name": "S", "fields": []}).encode({})
+    assert schema.parse([value]).to_pylist() == [{"a": 300}]
+    misfits = schema.find_misfits([value, value[:-1], value + b"\x00", unknown, b"\xc3\x01", b'{"a": 1}', None])
+    assert sorted(misfits) == [1, 2, 3, 4, 5]
+    assert misfits[1] == "found bytes that are no value of the schema"
+    assert misfits[2] == "found bytes after the value"
+    assert misfits[3].startswith(f"found the schema {unknown[2:10].hex()}, which is no version")
+    assert misfits[4] == misfits[5] == "found no header of Avro's single-object encoding (C3 01 and a fingerprint)"
+
+
+def test_a_fingerprint_is_that_of_the_specification() -> None:
+    """The fingerprint of the schema "int", as the Java implementation has it, in the order of the encoding."""
+    assert compile_schema(SchemaRule("avro", '"int"')).encode(1)[2:10] == bytes.fromhex("8f5c393f1ad57572")
+
+
+@pytest.mark.parametrize("text", ["{", '{"type": "frob"}', '{"type": "record"}', "5", "[]x"])
+def test_a_text_that_is_no_avro_schema_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="no Avro schema"):
+        compile_schema(SchemaRule("avro", text))
+
+
+def test_columns_are_what_arrow_makes_of_rows() -> None:
+    field = pa.field("value", parse_ddl("a INT NOT NULL, b ARRAY<STRUCT<c: STRING>>, d MAP<STRING,STRUCT<e: INT>>"))
+    rows = [
+        {"a": 1, "b": [{"c": "x"}, None], "d": {"k": {"e": 1}}},
+        None,
+        {"a": 2, "b": None, "d": {}},
+        {"a": 3, "b": [], "d": None},
+    ]
+    made = to_array(rows, field)
+    made.validate(full=True)
+    assert made.equals(pa.array(rows, make_nullable(field).type))
+    assert len(to_array([], field)) == 0

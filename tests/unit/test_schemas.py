@@ -1,0 +1,258 @@
+"""Schemas of topics, from a connection: rows that do not fit, typed columns, versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from unit.served import new_name, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.rows.misfits import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
+from lakemq.engine.client.schemas import value_schema
+from lakemq.engine.client.schemas.value_schema import SchemaRule
+from lakemq.engine.namespace.loading.load import load_state, read_watermark
+from lakemq.errors import (
+    IncompatibleSchema,
+    InvalidConfig,
+    InvalidRequest,
+    MissingExtra,
+    SchemaMismatch,
+    StaleTopicMetadata,
+    TopicAlreadyExists,
+)
+
+pytestmark = pytest.mark.slow
+
+DDL = "id BIGINT NOT NULL, amount DOUBLE"
+FITS, MISFIT = b'{"id": 1}', b'{"id": "secret"}'
+REASON = "The value does not fit the topic's schema at $.id: found str, expected int."
+MISSING = r"jsonschema_rs is not installed. Expected pip install 'lakemq\[schemas\]'"
+NO_JSON = "The value does not fit the topic's schema: found no JSON."
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+WIDER = {**AVRO, "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "string", "default": "x"}]}
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("schemas"), **{"project.interval.ms": 50}) as connection:
+        yield connection
+
+
+def new_topic(mq: Connection, schema: Any = DDL, partitions: int = 2, **settings: Any) -> str:
+    name = new_name("s")
+    mq.topics.create(name, partitions, {"schema": schema, **{k.replace("_", "."): v for k, v in settings.items()}})
+    return name
+
+
+def table(*values: bytes | None) -> pa.Table:
+    return pa.table({"value": pa.array(values, pa.binary())})
+
+
+def rejected(mq: Connection, source: str) -> list[dict[str, Any]]:
+    query = f"""SELECT d.error, d.reason, CAST(m.value AS STRING) AS value FROM rejected_rows d JOIN messages m
+        ON m.file_id = d.file_id AND m.row >= d.first_row AND m.row < d.first_row + d.record_count
+        WHERE d.source = '{source}' ORDER BY d.reason, value"""
+    return mq.sql(query, wait_ms=20_000).to_pylist()
+
+
+@pytest.mark.parametrize("count", [1, 300, 3000], ids=["lists", "letter", "file"])
+def test_rows_that_do_not_fit_are_rejected_with_their_reason(mq: Connection, count: int) -> None:
+    topic = new_topic(mq)
+    done = mq.publish(topic, table(*[FITS] * count, MISFIT, b"{", None))
+    assert (done.record_count, done.rejected_count) == (count + 1, 2)
+    assert len(mq.fetch(topic)) == count + 1
+    assert rejected(mq, topic) == [
+        {"error": "SCHEMA_MISMATCH", "reason": REASON, "value": MISFIT.decode()},
+        {
+            "error": "SCHEMA_MISMATCH",
+            "reason": NO_JSON,
+            "value": "{",
+        },
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 300, 3000], ids=["lists", "letter", "file"])
+def test_with_fail_and_in_a_transaction_one_row_refuses_all(mq: Connection, count: int) -> None:
+    topic = new_topic(mq)
+    rows = table(*[FITS] * count, MISFIT)
+    with pytest.raises(SchemaMismatch, match=rf"hence all: {re.escape(REASON)} Found 'row {count}'") as refused:
+        mq.publish(topic, rows, on_error="fail")
+    assert "secret" not in str(refused.value)
+    with pytest.raises(SchemaMismatch), mq.transaction("app") as transaction:
+        transaction.publish(topic, rows)
+    assert len(mq.fetch(topic)) == 0
+
+
+def test_futures_have_the_reason_of_their_record(mq: Connection) -> None:
+    topic = new_topic(mq)
+    with mq.producer(on_error="fail", linger_ms=100) as producer:
+        futures = [producer.send(topic, value) for value in (FITS, MISFIT, b"[]", FITS)]
+        with pytest.raises(SchemaMismatch, match="2 rows are rejected"):
+            producer.flush()
+    errors = [future.exception() for future in futures]
+    assert errors[0] is errors[3] is None
+    assert str(errors[1]) == f"SCHEMA_MISMATCH: {REASON}"
+    assert "found array, expected object" in str(errors[2])
+
+
+def test_a_destination_rejects_rows_for_the_topics_whose_schema_they_do_not_fit(mq: Connection) -> None:
+    destination = new_name("d/")
+    plain, strict = new_name("s"), new_name("s")
+    mq.topics.create(plain, subscriptions=[destination])
+    mq.topics.create(strict, config={"schema": DDL}, subscriptions=[destination])
+    assert mq.publish(destination, table(FITS, MISFIT)).rejected_count == 1
+    assert [len(mq.fetch(topic)) for topic in (plain, strict)] == [2, 1]
+
+
+def test_delayed_messages_are_checked_when_they_are_published(mq: Connection) -> None:
+    topic = new_topic(mq)
+    done = mq.publish(topic, table(FITS, MISFIT), delay_ms=1)
+    assert done.rejected_count == 1
+    with pytest.raises(SchemaMismatch):
+        mq.publish(topic, table(MISFIT), delay_ms=10_000, on_error="fail")
+
+
+def test_a_publisher_that_knows_an_older_schema_checks_again(mq: Connection, tmp_path: Path) -> None:
+    topic = new_topic(mq, schema_compatibility="none")
+    with mq.producer() as producer:
+        producer.send(topic, FITS).result()
+        other = type(mq)(mq.namespace)
+        with other:
+            other.topics.alter(topic, {"schema": "id STRING NOT NULL"})
+        assert isinstance(producer.send(topic, b'{"id": "x"}').result(), object)
+        with pytest.raises(SchemaMismatch):
+            producer.send(topic, FITS).result()
+
+
+def test_values_are_read_under_the_newest_version(mq: Connection) -> None:
+    topic = new_topic(mq, AVRO, 1, schema_type="avro")
+    first = mq.topics.schema(topic)
+    mq.publish(topic, table(*first.encode([{"a": 1}]).to_pylist()))
+    mq.topics.alter(topic, {"schema": WIDER})
+    newest = mq.topics.schema(topic)
+    mq.publish(topic, table(*newest.encode(pa.table({"a": [2**40], "b": ["y"]})).to_pylist(), None))
+    mq.publish(topic, table(*first.encode([{"a": 3}]).to_pylist()))  # a producer that was not restarted yet
+    parsed = mq.fetch(topic, parse=True).to_arrow()
+    assert parsed.column_names == [*mq.fetch(topic).to_arrow().column_names, "parsed"]
+    expected = [{"a": 1, "b": "x"}, {"a": 2**40, "b": "y"}, None, {"a": 3, "b": "x"}]
+    assert parsed.column("parsed").to_pylist() == expected
+    assert first.parse(parsed.column("value")).to_pylist()[0] == {"a": 1}
+    assert [piece.num_rows for piece in mq.fetch(topic, parse=True).pieces()] == [4]
+    assert mq.fetch(topic, start="latest", parse=True).to_arrow().schema == parsed.schema
+
+
+def test_a_value_from_before_the_schema_is_visible_and_not_lost(mq: Connection) -> None:
+    topic = new_name("s")
+    mq.topics.create(topic)
+    mq.publish(topic, table(b"plain", FITS))
+    with pytest.raises(InvalidRequest, match="has no schema"):
+        mq.fetch(topic, parse=True)
+    with pytest.raises(InvalidRequest, match="has no schema"):
+        mq.topics.schema(topic)
+    mq.topics.alter(topic, {"schema": DDL})
+    messages = mq.fetch(topic, parse=True).to_arrow()
+    assert messages.select(["value", "parsed"]).to_pylist() == [
+        {"value": b"plain", "parsed": None},
+        {"value": FITS, "parsed": {"id": 1, "amount": None}},
+    ]
+
+
+def test_versions_are_state(mq: Connection) -> None:
+    topic = new_topic(mq)
+    for schema in (f"{DDL}, tags ARRAY<STRING>", f"{DDL}, tags ARRAY<STRING>", None, DDL, DDL):
+        mq.topics.alter(topic, {"schema": schema})
+    with pytest.raises(IncompatibleSchema):
+        mq.topics.alter(topic, {"schema": "id INT NOT NULL"})
+    with pytest.raises(InvalidConfig):
+        mq.topics.alter(topic, {"schema": "frob"})
+    described = mq.topics.describe(topic)
+    assert [(v.version, v.schema) for v in described.schemas] == [
+        (1, DDL), (2, f"{DDL}, tags ARRAY<STRING>"), (3, DDL)
+    ]  # fmt: skip
+    assert described.config["schema"] == DDL
+    view = f"SELECT version, type, schema, step, in_force FROM topic_schemas WHERE topic = '{topic}' ORDER BY version"
+    rows = mq.sql(view, wait_ms=20_000).to_pylist()
+    assert [(row["version"], row["in_force"]) for row in rows] == [(1, False), (2, False), (3, True)]
+    assert [row["step"] for row in rows] == [version.step for version in described.schemas]
+    loaded = load_state(mq.namespace.store, read_watermark(mq.namespace.store))
+    assert loaded.topic(topic).schemas == tuple(described.schemas)
+    mq.topics.alter(topic, {"schema": None})
+    assert {row["in_force"] for row in mq.sql(view, wait_ms=20_000).to_pylist()} == {False}
+    mq.topics.delete(topic)
+    assert mq.sql(view, wait_ms=20_000).num_rows == 0
+
+
+def test_of_two_clients_that_compare_at_once_one_compares_again(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq, "id INT")
+    original = mq.topics._check_schema
+    raced = threading.Event()
+
+    def compare(name: str, changes: Any) -> Any:
+        checked = original(name, changes)
+        if not raced.is_set():
+            raced.set()
+            mq.topics.alter(topic, {"schema": "id BIGINT"})
+        return checked
+
+    monkeypatch.setattr(mq.topics, "_check_schema", compare)
+    with pytest.raises(IncompatibleSchema, match="cannot read messages of version 2"):
+        mq.topics.alter(topic, {"schema": "id INT, n INT"})
+    assert [version.schema for version in mq.topics.describe(topic).schemas] == ["id INT", "id BIGINT"]
+
+
+def test_a_topic_that_exists_with_another_schema_is_another_topic(mq: Connection) -> None:
+    topic = new_topic(mq)
+    assert mq.topics.create(topic, 2, {"schema": DDL}, exist_ok=True).schemas[0].schema == DDL
+    with pytest.raises(TopicAlreadyExists):
+        mq.topics.create(topic, 2, {"schema": "id INT"}, exist_ok=True)
+    with pytest.raises(InvalidConfig):
+        mq.topics.create(new_name("s"), config={"schema": json.dumps(AVRO)})
+    with pytest.raises(InvalidConfig, match="at most 65536 characters"):
+        mq.topics.create(new_name("s"), config={"schema": "x" * 65_537})
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = new_topic(mq, {"type": "object"}, schema_type="json")
+    monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
+    value_schema.compile_schema.cache_clear()
+    for call in (
+        lambda: mq.publish(topic, table(FITS)),
+        lambda: mq.fetch(topic, parse=True).to_arrow(),
+        lambda: mq.topics.create(new_name("s"), config={"schema": {"type": "object"}, "schema.type": "json"}),
+    ):
+        with pytest.raises(MissingExtra, match=MISSING):
+            call()
+
+
+def test_reasons_are_bounded_and_merge() -> None:
+    schema = SchemaRule("json", json.dumps({"properties": {f"p{n}": {"type": "null"} for n in range(300)}}))
+    values = [json.dumps({f"p{n}": 1}).encode() for n in range(300)]
+    marked, reasons = reject_misfits(values, schema, np.array([-3, *[0] * 299], np.int32))
+    assert marked[0] == -3, "a row keeps its first reason"
+    assert len(reasons) == MAX_REASONS
+    assert marked.min() == FIRST_UNFIT - MAX_REASONS + 1
+    assert "another reason" in reasons[-1]
+    other = reject_misfits([b"{", values[5], b"{}"], schema, np.zeros(3, np.int32))
+    merged, together = merge_marks([other, (marked[:3], reasons)])
+    assert merged.tolist() == [FIRST_UNFIT, FIRST_UNFIT - 1, 0, -3, FIRST_UNFIT - 2, FIRST_UNFIT - 3]
+    assert together[:4] == (other[1][0], other[1][1], reasons[0], reasons[1])
+
+
+def test_a_change_that_others_overtake_again_and_again_is_refused(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq)
+    monkeypatch.setattr(mq.topics, "_check_schema", lambda name, changes: 0)
+    with pytest.raises(StaleTopicMetadata, match="was not compared with the newest one"):
+        mq.topics.alter(topic, {"schema": "id BIGINT"})
