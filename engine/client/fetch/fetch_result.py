@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -16,6 +17,7 @@ import pyarrow as pa
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
 from ..schemas.value_schema import SchemaRule
+from ..tracing.spans import open_span
 from .planning.plan import FetchPlan
 from .reading.arrow import fetch_arrow
 from .reading.dead_letter_headers import segment_index_per_row
@@ -135,8 +137,13 @@ class FetchResult:
         return read_in_pieces(self._read, self.plan, limit, target_bytes)
 
     def _read(self, plan: FetchPlan) -> pa.Table:
-        messages = self._read_or_replan(plan, lambda current: fetch_arrow(self._namespace.files, current, self._cache))
-        return messages if self._schema is None else append_parsed(messages, self._schema)
+        with self._open_span(plan):
+            messages = self._read_or_replan(plan, lambda new: fetch_arrow(self._namespace.files, new, self._cache))
+            return messages if self._schema is None else append_parsed(messages, self._schema)
+
+    def _open_span(self, plan: FetchPlan) -> AbstractContextManager[Any]:
+        named = {"destination.name": plan.topic, "batch.message_count": plan.record_count}
+        return open_span("fetch", "receive", plan.topic, named)
 
     def _read_or_replan(self, plan: FetchPlan, read: Callable[[FetchPlan], T]) -> T:
         """Read by the plan. If files are gone because they were merged, read by a new plan."""
@@ -160,7 +167,8 @@ class FetchResult:
         from .reading.spark import fetch_spark, parse_in_spark  # pyspark is heavy, and not every client has it
 
         spark = self._spark
-        messages = self._read_or_replan(self.plan, lambda plan: fetch_spark(spark, self._namespace, plan))
+        with self._open_span(self.plan):
+            messages = self._read_or_replan(self.plan, lambda plan: fetch_spark(spark, self._namespace, plan))
         return messages if self._schema is None else parse_in_spark(messages, self._schema)
 
     def __iter__(self) -> Iterator[Message]:

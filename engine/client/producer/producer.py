@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from sys import modules
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,9 @@ from ..rows.few_rows import few_body_from_table
 from ..rows.publication import OnRejection, Publication, SequenceCounters
 from ..rows.record import MAX_BYTES, Header, check_callback, check_size, parse_bytes, parse_destination, parse_extras
 from ..rows.request import build_body
+from ..tracing.headers import add_trace_to_record, add_trace_to_table
+from ..tracing.spans import API
+from .batch_span import trace_batch
 from .buffer import Buffer
 from .delivery import Batch, BatchOutcome, DeliveryMonitor, OnDelivery, Placement, RecordFuture, run_callbacks
 from .flush_report import FlushCounter, FlushReport
@@ -127,6 +131,8 @@ class Producer:
         if type(key) is not bytes:
             key = parse_bytes("key", key)
         size = (len(value) if value else 0) + (len(key) if key else 0) + _RECORD_BYTES
+        if API in modules:
+            headers = add_trace_to_record(headers)
         extras = None
         timed = deliver_at is not None or delay_ms is not None or ttl_ms is not None
         if timed or headers is not None or partition is not None or timestamp_ms is not None:
@@ -166,7 +172,7 @@ class Producer:
             raise InvalidRecord(
                 "The table is not a table of Arrow.", found=type(table).__name__, expected="a pyarrow.Table"
             )
-        now_ms = self._clock.now_ms()
+        now_ms, table = self._clock.now_ms(), add_trace_to_table(table)
         body, requested = few_body_from_table(table, topic, now_ms) or build_body(table, topic, now_ms)
         size = body.nbytes
         with self._lock:
@@ -399,6 +405,17 @@ class Producer:
         # with on_error="fail", a bad record fails alone through its future; a table fails as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
         on_error: OnRejection = "leave_out" if alone else self._options.on_error
+        with trace_batch(batch.destination, body):
+            return self._publish_until_known(batch, body, requested, deadline_ms, on_error)
+
+    def _publish_until_known(
+        self,
+        batch: Batch,
+        body: Body,
+        requested: RequestedPartitions,
+        deadline_ms: int,
+        on_error: OnRejection,
+    ) -> tuple[PreparedPublish, Published]:
         while True:
             is_new = self._sequences is None
             sequences = self._ensure_sequences(deadline_ms)

@@ -12,6 +12,7 @@ from ...protocol.values.log import Published
 from ..publish.arrow import ArrowPublisher, Body, PreparedPublish, RequestedPartitions
 from ..requester import Requester
 from ..rows.publication import Publication, SequenceCounters
+from ..tracing.spans import open_span
 from ..transactions.manager import TransactionManager
 from .delivery import Batch, BatchOutcome
 from .options import ProducerOptions
@@ -110,7 +111,9 @@ class TransactionalProducer(Producer):
         self._monitor.check_can_wait()
         with self._lock:
             self._check_open()
-        with self._transactions.ending(commits=True), self._mark_unknown_on_error():
+        transactional_id = self._transactions.transactional_id
+        span = open_span("commit", "settle", transactional_id, {"lakemq.transactional_id": transactional_id})
+        with span, self._transactions.ending(commits=True), self._mark_unknown_on_error():
             if self._prepared_batches is None:  # else an earlier commit got no answer: send the very same requests
                 self._prepared_batches = self._prepare_batches(self._take_unsent)
             while stale := self._commit(self._prepared_batches):

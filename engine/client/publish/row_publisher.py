@@ -11,12 +11,14 @@ from ...protocol.errors import InvalidRequest
 from ...protocol.values.log import ApplicationVersion
 from ...protocol.values.producers import TransactionRef
 from ..arguments import parse_text, parse_topic_name, parse_whole_number
-from ..quality.gate import Gates
+from ..quality.gate import Gate, Gates
 from ..rows.few_rows import few_body_from_table
 from ..rows.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
 from ..rows.publication import Publication
 from ..rows.receipts import PublishedRows
 from ..rows.request import COLUMNS, build_body
+from ..tracing.headers import add_trace_to_table
+from ..tracing.spans import open_span
 from .arrow import ArrowPublisher, Body, RequestedPartitions
 
 if TYPE_CHECKING:
@@ -40,10 +42,20 @@ class RowPublisher:
         gate = self.gates.of(publication.destination)
         if gate is not None:
             publication = replace(publication, expectations=gate.suite.descriptions)
+        to = publication.destination
+        with open_span("publish", "send", to, {"destination.name": to}, "PRODUCER") as span:
+            done = self._publish(publication, data, columns, order_by, gate)
+            if span is not None:
+                span.set_attribute("messaging.batch.message_count", done.record_count)
+            return done
+
+    def _publish(
+        self, publication: Publication, data: Any, columns: Mapping[str, Any], order_by: Any, gate: Gate | None
+    ) -> PublishedRows:
         rows = to_arrow_table(data)
         if rows is not None:
             sorted_rows = sort_rows(rows, order_by)
-            table = select_message_columns(sorted_rows, columns)
+            table = add_trace_to_table(select_message_columns(sorted_rows, columns))
             now_ms, to = self.clock.now_ms(), publication.destination
             body: Body
             requested: RequestedPartitions
@@ -54,7 +66,10 @@ class RowPublisher:
                 body, requested = few_body_from_table(table, to, now_ms) or build_body(table, to, now_ms)
             return self.arrow().publish(publication, body, requested)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
-        return PublishedRows.of(self.spark().publish(publication, data, columns, order_by, gate))
+        from .trace_columns import add_trace_to_columns  # pyspark is heavy, and not every client has it
+
+        traced = add_trace_to_columns(data, columns)
+        return PublishedRows.of(self.spark().publish(publication, data, traced, order_by, gate))
 
     def publish_in_transaction(
         self, topic: str, data: Any, transaction: TransactionRef, options: Mapping[str, Any]

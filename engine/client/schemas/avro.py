@@ -124,10 +124,10 @@ def to_field(schema: Any) -> pa.Field:
     Unions of more than one type beside null, and records within themselves, are shown as JSON text; UUIDs and times of
     day as text.
     """
-    return _Converter().convert(schema, "value")
+    return _AvroConverter().convert(schema, "value")
 
 
-class _Converter:
+class _AvroConverter:
     """Converts one schema. Named types may occur again by their names."""
 
     def __init__(self) -> None:

@@ -115,10 +115,10 @@ def to_field(schema: Any, name: str = "value") -> pa.Field:
     Objects with declared properties become structs, arrays with one schema of items lists, and single types leaves; of
     these, `null` may be a second type. Everything else is shown as JSON text.
     """
-    return _Converter(schema).convert(schema, name)
+    return _JsonSchemaConverter(schema).convert(schema, name)
 
 
-class _Converter:
+class _JsonSchemaConverter:
     """Converts one document, of which `$ref` names parts."""
 
     def __init__(self, document: Any) -> None:

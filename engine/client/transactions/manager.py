@@ -39,6 +39,7 @@ from ..arguments import parse_group_name, parse_partition_offsets, parse_text
 from ..attempts import NO_EFFECT, ask_with_retries
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requester import Requester
+from ..tracing.spans import open_span
 from .consumed_positions import ConsumedPositions
 from .phase import PHASE_TRANSITIONS, Phase, PhaseEvent
 
@@ -294,7 +295,11 @@ class TransactionManager:
 
     def commit(self, batch_id: int | None = None, expected_ref: TransactionRef | None = None) -> None:
         """Commit everything that was published. Raises what `ending` and `send_commit` raise."""
-        with self.ending(commits=True, expected_ref=expected_ref):
+        named = {"lakemq.transactional_id": self.transactional_id}
+        with (
+            open_span("commit", "settle", self.transactional_id, named),
+            self.ending(commits=True, expected_ref=expected_ref),
+        ):
             self.send_commit((), batch_id)
 
     def abort(self, expected_ref: TransactionRef | None = None) -> None:

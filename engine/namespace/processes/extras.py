@@ -18,6 +18,7 @@ EXTRAS = {
     "quality": ("great_expectations",),
     "tls": ("cryptography",),
     "schemas": ("fastavro", "jsonschema_rs", "sqlglot"),
+    "tracing": ("opentelemetry",),
     "airflow": ("airflow",),
 }
 """Each extra with the modules that it brings. setup.cfg has the packages."""

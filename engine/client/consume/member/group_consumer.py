@@ -13,6 +13,7 @@ from ...fetch.fetch_result import FetchResult
 from ...fetch.planning.plan import Isolation, check_isolation
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requester import Requester
+from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
 from ..consumer import find_offsets_to_commit
 from ..consumer_lock import ConsumerLock
@@ -89,7 +90,7 @@ class GroupConsumer(MemberConsumer):
             FencedInstanceId: another process has taken over the instance id. The consumer is closed.
             IllegalState: the consumer is closed.
         """
-        return self._loop.poll(max_records, timeout_ms, poll_ms)
+        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms))
 
     def position(self, topic: str, partition: int) -> int:
         """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
@@ -118,6 +119,7 @@ class GroupConsumer(MemberConsumer):
         with self._lock.own:
             return self._reader.count_lag()
 
+    @traces_commit
     def commit(
         self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
     ) -> ConsumedOffsets:

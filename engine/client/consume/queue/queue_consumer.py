@@ -22,6 +22,7 @@ from ...arguments import parse_partition_offsets, parse_whole_number
 from ...fetch.fetch_result import FetchResult, Message
 from ...fetch.planning.plan import Isolation
 from ...offsets import ConsumedOffsets, TopicPartition
+from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
 from ..consumer import find_offsets_to_commit
 from ..consumer_lock import ConsumerLock
@@ -126,7 +127,7 @@ class QueueConsumer(MemberConsumer):
             self._ack_sender.collect_single_acks()
             self._ack_sender.refusals.raise_invalid()
             self._reader.accepts_previous = True
-        return self._loop.poll(max_records, timeout_ms, poll_ms)
+        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms))
 
     # -- acknowledging ----------------------------------------------------------------------------------
 
@@ -241,6 +242,7 @@ class QueueConsumer(MemberConsumer):
         deadline_ms = self._clock.steady_ms() + limit_ms
         flush_acknowledgements(self._ack_sender, self._trackers, self._lock, self._clock, deadline_ms)
 
+    @traces_commit
     def commit(
         self, what: ConsumerBatch | Mapping[TopicPartition, int] | None = None, metadata: str | None = None
     ) -> ConsumedOffsets:

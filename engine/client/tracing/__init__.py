@@ -1,0 +1,1 @@
+"""OpenTelemetry, if the application uses it: spans of calls, and the trace context in headers of messages."""

@@ -1,0 +1,226 @@
+"""Spans of calls and trace context in headers, by the in-memory exporter of the SDK; and nothing without a tracer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from examples import examples
+from hypothesis import given
+from opentelemetry import trace
+from opentelemetry.propagate import extract
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from unit.served import new_topic, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.tracing import spans
+from lakemq.engine.client.tracing.headers import add_trace_to_record, add_trace_to_table
+from lakemq.errors import InvalidRecord, LakeMQError
+from lakemq.tables.specs.messages import HEADERS
+
+pytestmark = pytest.mark.slow
+
+OTHER = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+    with served(tmp_path_factory.mktemp("tracing")) as connection:
+        yield connection
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """A tracer that the application has set. It is taken back after the test."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter
+
+
+def spans_named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.name == name]
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return {key.removeprefix("messaging."): value for key, value in (span.attributes or {}).items()}
+
+
+def trace_of(message: Any) -> tuple[int, int]:
+    """Return trace id and span id that a message carries, as a consumer extracts them."""
+    carrier = {name: value.decode() for name, value in message.headers}
+    context = trace.get_current_span(extract(carrier)).get_span_context()
+    return context.trace_id, context.span_id
+
+
+def start_span() -> Any:
+    return trace.get_tracer("test").start_as_current_span("request")
+
+
+def test_a_publish_has_a_span_and_its_messages_name_it(mq: Connection, exporter: InMemorySpanExporter) -> None:
+    topic = new_topic(mq)
+    headers = pa.array([None, [("a", b"1")], [("traceparent", OTHER)]], HEADERS)
+    with start_span() as request:
+        mq.publish(topic, pa.table({"value": ["x", "y", "z"], "headers": headers}))
+        mq.publish(topic, pa.table({"value": ["v"] * 3000}))
+    small, large = spans_named(exporter, f"publish {topic}")
+    assert attributes(small) == {
+        "system": "lakemq",
+        "operation.name": "publish",
+        "operation.type": "send",
+        "destination.name": topic,
+        "batch.message_count": 3,
+    }
+    assert small.kind is SpanKind.PRODUCER
+    assert small.parent is not None
+    assert small.parent.span_id == request.get_span_context().span_id
+    messages = list(mq.fetch(topic))
+    own = small.context.trace_id, small.context.span_id
+    assert [trace_of(message) for message in messages[:2]] == [own, own]
+    assert messages[1].headers[0] == ("a", b"1")
+    assert messages[2].headers == (("traceparent", OTHER),)
+    assert {trace_of(message)[1] for message in messages[3:]} == {large.context.span_id}
+
+
+def test_records_of_a_producer_name_the_span_in_which_they_were_sent(
+    mq: Connection, exporter: InMemorySpanExporter
+) -> None:
+    topic = new_topic(mq)
+    with mq.producer(linger_ms=500) as producer:
+        with start_span() as first:
+            producer.send(topic, "a", headers={"own": b"1"})
+            producer.send(topic, "b", headers=[("traceparent", OTHER)])
+            producer.send_arrow(topic, pa.table({"value": ["d"]}))
+        producer.send(topic, "c")
+        producer.flush()
+    by_value = {message.value: message for message in mq.fetch(topic)}
+    assert trace_of(by_value[b"a"])[1] == trace_of(by_value[b"d"])[1] == first.get_span_context().span_id
+    assert by_value[b"a"].headers[0] == ("own", b"1")
+    assert by_value[b"b"].headers == (("traceparent", OTHER),)
+    assert by_value[b"c"].headers == ()
+    linked = [{link.context.span_id for link in span.links} for span in spans_named(exporter, f"publish {topic}")]
+    span_id = first.get_span_context().span_id
+    assert linked[0] == {span_id, int(OTHER.split(b"-")[2], 16)}
+    assert linked[1] == {span_id}
+
+
+def test_polls_fetches_and_commits_have_spans(mq: Connection, exporter: InMemorySpanExporter) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["x", "y"]}))
+    for protocol in ("cooperative", "queue"):
+        group = f"{topic}-{protocol}"
+        with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
+            batch = consumer.poll(timeout_ms=20_000)
+            assert len(list(batch)) == 2
+            consumer.commit(batch)
+            assert not consumer.poll()
+        (poll,) = spans_named(exporter, f"poll {group}")
+        assert poll.kind is SpanKind.CONSUMER
+        assert attributes(poll)["consumer.group.name"] == group
+        assert attributes(poll)["batch.message_count"] == 2
+        assert poll.end_time > poll.start_time  # type: ignore[operator]
+        (commit,) = spans_named(exporter, f"commit {group}")
+        assert attributes(commit)["operation.type"] == "settle"
+    with mq.consumer(f"{topic}-assigned", assign=[topic]) as assigned:
+        assigned.commit(assigned.poll(timeout_ms=20_000))
+    assert len(spans_named(exporter, f"commit {topic}-assigned")) == 1
+    assert attributes(spans_named(exporter, f"fetch {topic}")[0])["batch.message_count"] == 2
+
+
+def test_the_commit_of_a_transaction_has_a_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
+    topic = new_topic(mq)
+    with mq.transaction("traced") as transaction:
+        transaction.publish(topic, pa.table({"value": ["x"]}))
+    with mq.producer("traced-producer") as producer:
+        producer.begin_transaction()
+        with start_span():
+            producer.send(topic, "y")
+        producer.commit_transaction()
+    for name in ("traced", "traced-producer"):
+        (span,) = spans_named(exporter, f"commit {name}")
+        assert attributes(span)["lakemq.transactional_id"] == name
+    assert len(list(mq.fetch(topic))[1].headers) == 1
+
+
+def test_a_failed_call_has_the_error_in_its_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
+    with pytest.raises(LakeMQError):
+        mq.publish("nobody", pa.table({"value": ["x"]}))
+    (span,) = spans_named(exporter, "publish nobody")
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.events[0].name == "exception"
+
+
+def test_without_a_tracer_nothing_is_added(mq: Connection) -> None:
+    assert "opentelemetry.trace" in sys.modules
+    assert spans.find_tracer() is None
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["x"]}))
+    with mq.producer() as producer:
+        producer.send(topic, "y")
+    assert [message.headers for message in mq.fetch(topic)] == [(), ()]
+
+
+def test_headers_of_a_wrong_type_are_refused_as_without_a_span(mq: Connection, exporter: InMemorySpanExporter) -> None:
+    with start_span():
+        assert add_trace_to_record("text") == "text"
+        with pytest.raises(InvalidRecord), mq.producer() as producer:
+            producer.send("t", "x", headers="text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRecord):
+            mq.publish(new_topic(mq), pa.table({"value": ["x"], "headers": ["text"]}))
+
+
+names = st.sampled_from(["a", "traceparent", ""])
+header_lists = st.lists(
+    st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=2)), max_size=3), min_size=1
+)
+
+
+@examples()
+@given(header_lists, st.integers(0, 2))
+def test_headers_are_added_to_columns_as_to_records(listed: list[Any], cut: int) -> None:
+    whole = pa.chunked_array([pa.array(listed[:cut], HEADERS), pa.array(listed[cut:], HEADERS)])
+    table = pa.table({"value": ["x"] * len(listed), "headers": whole})
+    with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(7, 8, False))):
+        made = add_trace_to_table(table).column("headers").to_pylist()
+        expected = [add_trace_to_record(headers) for headers in listed]
+    assert [[(h["key"], h["value"]) for h in headers] for headers in made] == expected
+
+
+def test_a_process_that_does_not_trace_imports_nothing_of_it() -> None:
+    code = """
+import sys, tempfile, time, lakemq, pyarrow as pa
+mq = lakemq.connect(tempfile.mkdtemp() + "/mq", create=True)
+with mq, mq.serving():
+    mq.topics.create("t")
+    mq.publish("t", pa.table({"value": ["x"]}))
+    with mq.producer() as producer:
+        producer.send("t", "y")
+    with mq.consumer("g", topics=["t"], protocol="cooperative") as consumer:
+        consumer.commit(consumer.poll(timeout_ms=20_000))
+    assert len(list(mq.fetch("t"))) == 2
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_message_costs_less_than_a_microsecond_without_a_span() -> None:
+    """Also if the application has imported OpenTelemetry. The best of several runs, because the machine is shared."""
+    assert "opentelemetry.trace" in sys.modules
+    best_s = min(_measure_seconds(1_000) for _ in range(300))
+    assert best_s / 1_000 < 1e-6
+
+
+def _measure_seconds(calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        add_trace_to_record(None)
+    return time.perf_counter() - begin
