@@ -18,7 +18,7 @@ from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, arrange_few,
 from lakemq.engine.client.rows.placing import Copy, arrange
 from lakemq.engine.client.rows.record import Records
 from lakemq.engine.client.rows.request import build_body
-from lakemq.engine.client.schemas.value_schema import SchemaRule
+from lakemq.engine.client.schemas.schema_rule import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import (
     MAX_FEW_BYTES,
     FewRows,

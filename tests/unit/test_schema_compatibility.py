@@ -18,7 +18,8 @@ from lakemq.engine.client.schemas.compatibility import check_compatibility
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.ddl_compatibility import find_struct_obstacle
 from lakemq.engine.client.schemas.json_schema_compatibility import find_json_schema_obstacle
-from lakemq.engine.client.schemas.value_schema import SchemaRule, compile_schema
+from lakemq.engine.client.schemas.schema_rule import SchemaRule
+from lakemq.engine.client.schemas.value_schema import compile_schema
 from lakemq.engine.protocol.values.schemas import SchemaVersion
 from lakemq.errors import IncompatibleSchema
 

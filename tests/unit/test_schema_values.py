@@ -14,7 +14,8 @@ import pytest
 
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
-from lakemq.engine.client.schemas.value_schema import SchemaRule, ValueSchema, compile_schema
+from lakemq.engine.client.schemas.schema_rule import SchemaRule
+from lakemq.engine.client.schemas.value_schema import ValueSchema, compile_schema
 from lakemq.errors import InvalidConfig
 
 ALL_DDL = (
@@ -147,6 +148,16 @@ def test_a_json_schema_gives_types_where_they_are_clear() -> None:
 def test_a_text_that_is_no_json_schema_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfig):
         compile_schema(SchemaRule("json", text))
+
+
+def test_a_value_that_is_nested_too_deeply_does_not_fit() -> None:
+    """msgspec ends at Python's limit of recursion, jsonschema-rs at its own."""
+    deep, middle = (b"[" * depth + b"]" * depth for depth in (200_000, 400))
+    strict = json_schema(type="object")
+    cases = [(ddl("a INT"), b'{"b": ' + deep + b"}"), (strict, b'{"b": ' + deep + b"}"), (strict, middle)]
+    for schema, value in cases:
+        assert schema.find_misfits([b"{}", value]) == {1: "found JSON that is nested too deeply"}
+        assert [parsed is None for parsed in schema.parse([b"{}", value]).to_pylist()] == [False, True]
 
 
 def test_avro_types_become_columns() -> None:

@@ -18,7 +18,7 @@ from unit.served import new_name, served
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.misfits import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
 from lakemq.engine.client.schemas import value_schema
-from lakemq.engine.client.schemas.value_schema import SchemaRule
+from lakemq.engine.client.schemas.schema_rule import SchemaRule
 from lakemq.engine.namespace.loading.load import load_state, read_watermark
 from lakemq.errors import (
     IncompatibleSchema,

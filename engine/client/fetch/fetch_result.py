@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from ..tracing.spans import open_span
 from .planning.plan import FetchPlan
 from .reading.arrow import fetch_arrow

@@ -20,7 +20,7 @@ from ...namespace.processes.process import OwnLock
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from ..schemas.finding import find_reading_rule
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from .fetch_result import FetchResult
 from .lookup.reader import WHOLE, Reader
 from .planning.plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan

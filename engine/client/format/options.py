@@ -11,7 +11,7 @@ import lakemq
 from ...protocol.errors import InvalidConfig
 from ..arguments import invalid_argument, parse_group_name
 from ..fetch.planning.fetch_plan import Isolation
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from .option_parser import OptionParser
 
 if TYPE_CHECKING:

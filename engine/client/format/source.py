@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from .batch import BatchReader, FilteringReader
 from .options import includes_headers, parses_values
 from .stream import StreamReader

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...namespace.processes.extras import hide_pandas
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from .options import parse_stream_options
 from .tasks import MessagesTask, read_task
 

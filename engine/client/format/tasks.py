@@ -28,7 +28,7 @@ from ..fetch.reading.arrow import FETCHED, fetch_arrow
 from ..fetch.reading.files import open_data_file
 from ..fetch.reading.parsed import append_parsed
 from ..fetch.reading.pieces import slice_plan
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from .options import NamespaceLocation, ReadOptions
 
 TASK_ROWS, TASK_BYTES = 1 << 18, 64 << 20

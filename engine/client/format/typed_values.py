@@ -10,7 +10,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField
 
 from ..schemas.finding import find_reading_rule
-from ..schemas.value_schema import PARSED, SchemaRule, compile_schema
+from ..schemas.schema_rule import SchemaRule
+from ..schemas.value_schema import PARSED, compile_schema
 from .log_offsets import find_logs
 from .options import parse_selection_options
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..schemas.value_schema import SchemaRule, compile_schema
+from ..schemas.schema_rule import SchemaRule
 
 if TYPE_CHECKING:
     from .placing import RowRun
@@ -34,6 +34,8 @@ def reject_misfits(
     """
     if schema is None or not len(partition):
         return partition, ()
+    from ..schemas.value_schema import compile_schema  # executors without schemas have not all that it needs
+
     plain = values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
     misfits = compile_schema(schema).find_misfits(plain)
     misfits = {row: reason for row, reason in misfits.items() if partition[row] >= 0}

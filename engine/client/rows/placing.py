@@ -19,7 +19,7 @@ from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MAX_TTL_
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partition_keys
-from ..schemas.value_schema import SchemaRule
+from ..schemas.schema_rule import SchemaRule
 from .delay_rule import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, DueTimes, RequestedDelays, compute_due_ms
 from .misfits import name_reasons, reject_misfits
 

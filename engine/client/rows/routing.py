@@ -11,7 +11,8 @@ from ...protocol.hashing import Partitioner
 from ...protocol.names import check_destination, find_reached_topics
 from ...protocol.values.state import State
 from ...protocol.values.topics import Topic, TopicRef
-from ..schemas.value_schema import SchemaRule, build_schema_rule
+from ..schemas.schema_rule import SchemaRule
+from ..schemas.value_schema import build_schema_rule
 from .delay_rule import DelayRule
 from .placing import Copy
 

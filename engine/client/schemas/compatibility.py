@@ -12,7 +12,7 @@ from .ddl import parse_ddl
 from .ddl_compatibility import Obstacle, find_struct_obstacle
 from .json_schema import parse_json_schema
 from .json_schema_compatibility import find_json_schema_obstacle
-from .value_schema import SchemaRule
+from .schema_rule import SchemaRule
 
 
 def check_compatibility(topic: str, versions: Sequence[SchemaVersion], new: SchemaRule, compatibility: str) -> None:

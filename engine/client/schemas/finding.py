@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from ...protocol.errors import InvalidRequest
 from ...protocol.values.schemas import AVRO
 from ...protocol.values.topics import Topic
-from .value_schema import SchemaRule, build_schema_rule
+from .schema_rule import SchemaRule
+from .value_schema import build_schema_rule
 
 
 def find_reading_rule(topics: Iterable[Topic]) -> SchemaRule:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
 from .columns import json_text_field
+from .json_values import TOO_DEEP
 
 _LEAVES = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
 _MAX_SHOWN = 80
@@ -107,6 +108,8 @@ def decode_json(value: bytes) -> Any:
         return msgspec.json.decode(value)
     except msgspec.DecodeError:
         raise ValueError("found no JSON") from None
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
 
 
 def to_field(schema: Any, name: str = "value") -> pa.Field:

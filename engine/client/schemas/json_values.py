@@ -15,6 +15,8 @@ from lakemq.tables.specs.spec import TIME
 
 from .columns import JsonText, is_json_text, to_json_text
 
+TOO_DEEP = "found JSON that is nested too deeply"
+
 _INDEX = re.compile(r"\[\d+\]")
 _BITS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _LEAVES: dict[pa.DataType, Any] = {
@@ -43,6 +45,8 @@ class JsonDecoder:
             return self._decoder.decode(value)
         except msgspec.DecodeError as error:
             raise ValueError(describe_decode_error(error)) from None
+        except RecursionError:
+            raise ValueError(TOO_DEEP) from None
 
     def _to_msgspec(self, field: pa.Field) -> Any:
         annotation = self._annotate(field)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,21 +16,11 @@ from ...protocol.values.schemas import AVRO, DDL, JSON, SchemaVersion
 from . import avro, json_schema
 from .columns import make_nullable, to_array, to_json_text
 from .ddl import parse_ddl
-from .json_values import JsonDecoder
+from .json_values import TOO_DEEP, JsonDecoder
+from .schema_rule import SchemaRule
 
 PARSED = "parsed"
 """Column of typed values."""
-
-
-class SchemaRule(NamedTuple):
-    """A schema as publishers and readers pass it on.
-
-    type: ddl, json or avro; text: the schema; earlier: the Avro schemas under which older values were written.
-    """
-
-    type: str
-    text: str
-    earlier: tuple[str, ...] = ()
 
 
 def build_schema_rule(versions: Sequence[SchemaVersion]) -> SchemaRule:
@@ -123,8 +113,12 @@ def _compile_json(rule: SchemaRule) -> ValueSchema:
 
     def check(value: bytes) -> None:
         decoded = json_schema.decode_json(value)
-        if not is_valid(decoded):
-            raise ValueError(json_schema.describe_error(schema, next(validator.iter_errors(decoded))))
+        try:
+            error = None if is_valid(decoded) else next(validator.iter_errors(decoded))
+        except ValueError:  # jsonschema-rs goes down 255 levels
+            raise ValueError(TOO_DEEP) from None
+        if error is not None:
+            raise ValueError(json_schema.describe_error(schema, error))
 
     def decode(value: bytes) -> Any:
         check(value)

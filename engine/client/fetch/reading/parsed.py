@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ...schemas.value_schema import PARSED, SchemaRule, compile_schema
+from ...schemas.schema_rule import SchemaRule
+from ...schemas.value_schema import PARSED, compile_schema
 
 _CHUNK_ROWS = 1 << 14
 """Rows that are decoded at once: as Python objects they take many times their size."""

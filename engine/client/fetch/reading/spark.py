@@ -18,7 +18,8 @@ from ....namespace.data_file import file_name
 from ....namespace.namespace import Namespace
 from ....protocol.errors import FileTruncated
 from ...schemas.ddl import to_ddl
-from ...schemas.value_schema import PARSED, SchemaRule, compile_schema
+from ...schemas.schema_rule import SchemaRule
+from ...schemas.value_schema import PARSED, compile_schema
 from ..planning.plan import FetchPlan
 from .arrow import fetch_arrow
 from .dead_letter_headers import OFFSET, build_cause_headers
