@@ -77,7 +77,9 @@ def test_a_stream_keeps_its_version_and_reads_later_ones(
         query.processAllAvailable()
     finally:
         query.stop()
-    assert [row.asDict() for row in spark.table(topic).orderBy("a").collect()] == [{"a": 1}, {"a": 2}]
+    rows = spark.table(topic).orderBy("a").collect()
+    spark.catalog.dropTempView(topic)
+    assert [row.asDict() for row in rows] == [{"a": 1}, {"a": 2}]
     assert mq.fetch(topic, parse=True).to_arrow().column("parsed").to_pylist() == [
         {"a": 1, "b": "x"},
         {"a": 2, "b": "y"},
