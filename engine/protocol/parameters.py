@@ -37,8 +37,8 @@ class Parameter:
 
     A bool: True or False. An int: a whole number from `low` to `high`, both included. A tuple: a list of such numbers,
     as text separated by commas or spaces, in milliseconds or as durations such as `5s`, `30m`, `2h`, `1d`. A str: one
-    of `choices`, or a text of the form `pattern`, such as `example`, or a free text of at most `high` characters, or else
-    a name that a topic may have; empty if the default is empty.
+    of `choices`, or a text of the form `pattern`, such as `example`, or a free text of at most `high` characters, or
+    else a name that a topic may have; empty if the default is empty.
     """
 
     name: str
