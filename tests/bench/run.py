@@ -14,6 +14,7 @@ import core_memory
 import dead_letters
 import delays
 import far_delays
+import followers
 import groups
 import latency
 import leader_memory
@@ -24,6 +25,7 @@ import rebalances
 import small_sends
 import sql
 import structured_streaming
+import take_over
 import transactions
 import with_spark
 import without_jvm
@@ -35,6 +37,8 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "spark": lambda quick: with_spark.run(100_000 if quick else 2_000_000, 1 if quick else 5),
     "python": lambda quick: without_jvm.run(100_000 if quick else 2_000_000),
     "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
+    "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
+    "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
     "transactions": lambda quick: (
         transactions.run(20_000, 60, 40, 4, 2, 2_000)
         if quick
