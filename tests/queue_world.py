@@ -21,6 +21,7 @@ from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.queues.deliveries import Acquire
 
+_NO_WAITER = SimpleNamespace(reset=lambda: None, note_arrival=lambda: None, close=lambda: None)
 _EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
@@ -68,9 +69,9 @@ class QueueWorld:
             "read_committed",
             options,
         )
-        consumer = QueueConsumer(membership, self._fetch, self.clock, group, listener=listener)  # type: ignore[arg-type]
+        consumer = QueueConsumer(membership, self._fetch, self.clock, lambda _: _NO_WAITER, group, listener=listener)  # type: ignore[arg-type]
         # Its polls never wait in real time: the clock moves instead.
-        consumer._reader.rest = lambda ms: self.clock.sleep(max(ms, 1))  # type: ignore[method-assign]
+        consumer._reader.rest = lambda poll_ms, most_ms: self.clock.sleep(max(min(poll_ms, most_ms), 1))  # type: ignore[method-assign]
         return consumer
 
     def _look(self, look: Any) -> Any:

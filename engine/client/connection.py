@@ -50,6 +50,7 @@ from .direct_line import DirectLine
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
 from .fetch.planning.plan import Bounds, FetchPosition, Isolation
+from .follow_line import FollowLine
 from .groups.groups import Groups
 from .groups.rates import read_consumption
 from .groups.resets import OffsetResets
@@ -112,12 +113,19 @@ class Connection:
             timeout_ms,
             self._reached,
             namespace.namespace_id,
-            DirectLine(namespace.files, namespace.namespace_id, self._clock),
+            self._new_line(),
         )
-        self._fetcher = Fetcher(namespace, self._clock, spark)
+        self._fetcher = Fetcher(namespace, self._clock, spark, self._new_follow_line)
         beats = Beats(namespace.files)
         self._consumers = ConsumerFactory(
-            self.requester, self._fetcher, beats, self._clock, new_id, self._check_open, namespace.config
+            self.requester,
+            self._fetcher,
+            beats,
+            self._clock,
+            new_id,
+            self._check_open,
+            namespace.config,
+            self._new_follow_line,
         )
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms, self._check_offsets)
         # not checked for closing: producers look up routes while the connection closes
@@ -126,6 +134,12 @@ class Connection:
         self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
         gates = Gates(namespace.config.expectations)
         self._rows = RowPublisher(gates, self._clock, self._arrow_publisher, self.spark_publisher)
+
+    def _new_line(self) -> DirectLine:
+        return DirectLine(self.namespace.files, self.namespace.namespace_id, self._clock)
+
+    def _new_follow_line(self) -> FollowLine:
+        return FollowLine(self._new_line(), new_id, self._clock)
 
     # -- topics -----------------------------------------------------------------------------------------
 

@@ -96,6 +96,22 @@ class DirectLine:
         self._failures = 0
         return True, answer
 
+    def dial(self, client_id: str) -> tuple[socket.socket, FrameReader] | None:
+        """Open a line and hand it over: its connection, and the reader of what has come on it already.
+
+        None: no leader listens where this process can connect.
+        """
+        try:
+            connection = self._open(client_id, self._clock.steady_ms() + PATIENCE_MS)
+        except (OSError, ValueError) as error:
+            log.debug("No direct connection to the sequencer: %s", error)
+            self._give_up()
+            return None
+        if connection is None:
+            return None
+        self._connection, self._failures = None, 0
+        return connection, self._reader
+
     def close(self) -> None:
         """Close the line. The leader drops what it has not read yet."""
         connection, self._connection = self._connection, None

@@ -87,7 +87,7 @@ _hellos = msgspec.msgpack.Decoder(Hello)
 _addresses = msgspec.json.Decoder(LineAddress)
 
 
-def encode_frame(kind: FrameKind, content: bytes) -> bytes:
+def encode_frame(kind: int, content: bytes) -> bytes:
     return _HEADER.pack(len(content), kind) + content
 
 

@@ -1,8 +1,9 @@
-"""Attendance: find the members of groups that are lost, by the heartbeats that their processes write to the store.
+"""Attendance: find the members of groups that are lost, by the heartbeats of their processes.
 
-A process writes one object, its beat, every few seconds. The beat lists the process's members, with how often each has
-polled. About once a second the leader reads all beats in another thread, compares them with those it has seen, and
-reports silent members. A step then removes them from their groups.
+A process sends a beat every few seconds: on its line to the leader (`letters.line_beats`), or as an object in the
+store. The beat lists the process's members, with how often each has polled. About once a second the leader reads all
+beats in another thread, compares them with those it has seen, and reports silent members. A step then removes them
+from their groups. Objects are left unread while the beats of all members come on lines.
 
 Nothing seen here is journaled: a new leader starts with what the store holds. Three rules keep every live member safe.
 
@@ -35,6 +36,7 @@ from ..protocol.codec.beat import MemberBeat, decode_beat, encode_beat
 from ..protocol.values.consuming.assignments import GroupMember
 from ..protocol.values.consuming.groups import MemberSilent
 from ..protocol.values.state import State
+from .letters.line_beats import LineBeats
 
 log = logging.getLogger("lakemq.serve")
 
@@ -45,6 +47,11 @@ MAX_READ_MS = 30_000
 """How long a run of `step` waits for one reading."""
 ABANDONED_AFTER_MS = 3_600_000
 """Beats that name no member and stay unchanged for this long are deleted."""
+_LATE_MS = 1_000
+"""How late a beat on a line may be before the leader looks for an object instead: a process is told on its line which
+beats count, and writes the object when it is not."""
+_RUSH_MS = 100
+"""Time between two readings when lines with members close one after the other."""
 _SOON_MS = 5
 """About how long a reading takes on a disk."""
 
@@ -68,13 +75,14 @@ class _BeatReading(NamedTuple):
     """The result of reading all beats.
 
     began_ms, ended_ms: by the leader's steady clock; beats: by the id of their process's beats; gone: identities of
-    processes that have certainly ended.
+    processes that have certainly ended; has_objects: whether objects were read, and not only lines.
     """
 
     began_ms: int
     ended_ms: int
     beats: dict[str, _Beat]
     gone: set[str]
+    has_objects: bool = True
 
 
 @dataclass
@@ -111,10 +119,14 @@ class Attendance:
     """Watches the members of groups for one term of leadership.
 
     The sequencer's thread calls it. It reads the beats in a thread of `executor`.
+
+    Attributes:
+        line_beats: the beats that have come on lines. None: there are no lines.
     """
 
     def __init__(self, beats: Beats, clock: Clock, executor: Executor) -> None:
         self._beats, self._clock, self._executor = beats, clock, executor
+        self.line_beats: LineBeats | None = None
         self._records: dict[_MemberKey, _MemberRecord] = {}
         self._unchanged: dict[str, tuple[int, int]] = {}
         """Id of beats -> their number, and since when it has been that one."""
@@ -123,7 +135,7 @@ class Attendance:
         self._last_began_ms: int | None = None
         self._last_ended_ms: int | None = None
         self._deadline_ms: int | None = None
-        self._is_first_reading = True
+        self._is_first_reading, self._is_object_wanted = True, False
         self._notes: set[str] = set()
         """Ids of beats that this leader has written for members without any."""
         self._cannot_read = False
@@ -137,7 +149,12 @@ class Attendance:
         if self._running is None and self.due_in_ms(state) == 0:
             self._running_since_ms = self._clock.steady_ms()
             members = set(_list_members(state)) if self._is_first_reading else None
-            self._running = self._executor.submit(self._read_beats, self._find_abandoned_beats(), members)
+            needs_objects = self._is_first_reading or self._is_object_wanted or not self._all_beat_on_lines(state)
+            self._is_object_wanted = False
+            processes = {record.process for record in self._records.values() if record.process}
+            self._running = self._executor.submit(
+                self._read_beats, self._find_abandoned_beats(), members, processes, needs_objects
+            )
         return silent
 
     def due_in_ms(self, state: State) -> float | None:
@@ -149,7 +166,8 @@ class Attendance:
         now_ms = self._clock.steady_ms()
         if self._last_began_ms is None:
             return 0
-        due_ms = self._last_began_ms + READ_INTERVAL_MS
+        has_lost_line = self.line_beats is not None and self.line_beats.has_lost
+        due_ms = self._last_began_ms + (_RUSH_MS if has_lost_line else READ_INTERVAL_MS)
         if self._deadline_ms is not None and self._deadline_ms >= self._last_began_ms:
             due_ms = min(due_ms, self._deadline_ms + 1)
         return max(0, due_ms - now_ms)
@@ -178,31 +196,54 @@ class Attendance:
 
     # -- looking, in the background ---------------------------------------------------------------------
 
-    def _read_beats(self, abandoned: list[str], unseen: set[_MemberKey] | None) -> _BeatReading:
+    def _all_beat_on_lines(self, state: State) -> bool:
+        """Return whether a beat on an open line has named each member lately, so that no object can say more."""
+        if self.line_beats is None:
+            return False
+        now_ms = self._clock.steady_ms()
+        prompt = {
+            (beating.group, beating.member_id)
+            for beat in self.line_beats.list_newest()
+            for beating in beat.members
+            if now_ms - beat.at_ms <= beating.interval_ms + _LATE_MS
+        }
+        return prompt.issuperset(_list_members(state))
+
+    def _read_beats(
+        self, abandoned: list[str], unseen: set[_MemberKey] | None, processes: set[str], needs_objects: bool
+    ) -> _BeatReading:
         """Read all beats, and delete the abandoned ones.
 
-        unseen: all members in the first look of a term, else None. A member without a beat gets one, which tells the
-        next leader for how long it has had none.
+        Args:
+            abandoned: ids of beats.
+            unseen: all members in the first look of a term, else None. A member without a beat gets one, which tells
+                the next leader for how long it has had none.
+            processes: identities of the processes whose members are known.
+            needs_objects: whether to read objects, too, and not only lines.
         """
         began_ms = self._clock.steady_ms()
         # read the store's time before the beats: if this process stops in between, beats seem younger, never older
         store_ms = self._read_store_time() if unseen is not None else None
         own = read_own_identity() if self._beats.is_on_local_disk else ""
         beats: dict[str, _Beat] = {}
-        for beats_id, (number, body) in self._beats.read_newest().items():
+        objects = self._beats.read_newest() if needs_objects else {}
+        for beats_id, (number, body) in objects.items():
             if beats_id in self._notes:
                 continue
             members = None if body is None else _decode_members(body)
             age_ms = 0 if store_ms is None else self._read_age_ms(beats_id, number, store_ms)
             beats[beats_id] = _Beat(number, members, age_ms)
-        processes = {beating.process for beat in beats.values() for beating in beat.members or () if beating.process}
+        for beat in [] if self.line_beats is None else self.line_beats.read_all():
+            if beat.beats_id not in beats or beats[beat.beats_id].number < beat.number:
+                beats[beat.beats_id] = _Beat(beat.number, beat.members, 0)
+        processes |= {beating.process for beat in beats.values() for beating in beat.members or () if beating.process}
         gone = {process for process in processes if is_process_gone(process, own)}
         if unseen and all(beat.members is not None for beat in beats.values()):
             named = {(beating.group, beating.member_id) for beat in beats.values() for beating in beat.members or ()}
             self._put_note(sorted(unseen - named))
         if abandoned:
             self._beats.forget(abandoned)
-        return _BeatReading(began_ms, self._clock.steady_ms(), beats, gone)
+        return _BeatReading(began_ms, self._clock.steady_ms(), beats, gone, needs_objects)
 
     def _read_store_time(self) -> int | None:
         try:
@@ -253,7 +294,8 @@ class Attendance:
                 self._note_beat(key, beating, beats_id, beat, reading, sessions_ms.get(key))
             if beat.members is None:
                 self._note_replaced_beat(beats_id, beat.number, reading.began_ms)
-        self._unchanged = {beats_id: since for beats_id, since in self._unchanged.items() if beats_id in reading.beats}
+        if reading.has_objects:
+            self._unchanged = {key: since for key, since in self._unchanged.items() if key in reading.beats}
         self._is_first_reading = False
         return list(self._find_silent(state, reading, before_ms))
 
@@ -314,6 +356,8 @@ class Attendance:
             record = self._records[key]
             reason, deadline_ms = _judge_member(record, member, reading.began_ms, before_ms)
             deadlines.append(deadline_ms)
+            if reason == "session" and not reading.has_objects:  # its process may have begun to write objects
+                reason, self._is_object_wanted = "", True
             if record.process in reading.gone and member.instance_id is None:
                 reason = "process"
             if reason:

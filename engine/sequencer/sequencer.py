@@ -245,7 +245,7 @@ class Sequencer:
             self._locks.remove_dead()
             remove_old_lines(self._ns.files, term.state.leader_epoch)
             if self._has_lines:
-                term.lines = open_term_lines(
+                lines = open_term_lines(
                     self._ns.files,
                     term.namespace_id,
                     term.state.leader_epoch,
@@ -255,6 +255,7 @@ class Sequencer:
                     self._clock,
                     self._line_settings,
                 )
+                term.use_lines(lines)
         return term
 
     def _step_down(self) -> None:
@@ -352,7 +353,8 @@ class Sequencer:
         entries = self._decide(term, letters, renewal, due, observations) if is_due else []
         term.targets.start_missing(term.state)
         # Nobody waits for a projection, so the replies come first.
-        self._answers.send(term.state, lines, letters, entries, partial(self._yield_between_signs_of_life, term))
+        pace = partial(self._yield_between_signs_of_life, term)
+        self._answers.send(term.state, lines, letters, entries, pace, term.announce_step)
         self._log_step(term, letters)
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
@@ -504,7 +506,7 @@ class Sequencer:
         term.log.append(self._encode(term, step))
         term.current_at_ms = begun_at_ms
         if term.lines is not None:
-            term.lines.note_step(begun_at_ms)
+            term.lines.note_step(begun_at_ms, step.step)
         term.background.add_step(step)
         self._reached("sequencer.step_landed")
 

@@ -90,6 +90,18 @@ class Term:
         is_computing = self.targets.is_working or looks or self.delay_queue.is_working(self.time.store_ms())
         return is_computing or bool(self.state.list_moving_groups())
 
+    def use_lines(self, lines: LineServer | None) -> None:
+        """Take letters and heartbeats also from these lines, and tell their followers of steps."""
+        self.lines = lines
+        if lines is not None:
+            lines.followers.note_step(self.state.step)
+            self.attendance.line_beats = lines.beats
+
+    def announce_step(self) -> None:
+        """Tell the followers on lines of the newest step."""
+        if self.lines is not None:
+            self.lines.followers.announce()
+
     def close_lines(self) -> None:
         """Close all lines. Clients put the letters that were not decided into the mailbox."""
         lines, self.lines = self.lines, None

@@ -265,7 +265,7 @@ def test_lines_close_when_no_step_lands_for_a_lease_and_come_back_after_one(lead
     refused = leader.connect()
     refused.send(encode_hello(HELLO))
     assert refused.receive() is None
-    leader.lines.note_step(leader.clock.steady_ms())
+    leader.lines.note_step(leader.clock.steady_ms(), 1)
     leader.connect().greet()
 
 

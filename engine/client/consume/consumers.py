@@ -26,6 +26,8 @@ from ..fetch.fetch_result import FetchResult
 from ..fetch.fetcher import Fetcher
 from ..fetch.planning.plan import Bounds, Isolation, check_isolation
 from ..fetch.reading.row_group_cache import RowGroupCache
+from ..fetch.step_waiter import StepWaiter
+from ..follow_line import FollowLine
 from ..requester import Requester
 from .listener import RebalanceListener
 from .member.group_consumer import GroupConsumer
@@ -37,6 +39,9 @@ from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
 from .positions.assigned_consumer import AssignedConsumer
 from .positions.positions import Reset
 from .queue.queue_consumer import QueueConsumer
+
+_MEMBER_LOOK_MS = 1_000
+"""Longest wait of a member for a step."""
 
 
 class ConsumerFactory:
@@ -51,13 +56,17 @@ class ConsumerFactory:
         new_id: Callable[[], str],
         check_open: Callable[[], None],
         config: EngineConfig,
+        new_line: Callable[[], FollowLine],
     ) -> None:
-        """check_open: raises IllegalState once the connection is closed; config: has the defaults of options."""
+        """check_open: raises IllegalState once the connection is closed. config: has the defaults of options.
+
+        new_line: returns a new line to the leader, for heartbeats.
+        """
         self._defaults = config.member_defaults
         self._default_protocol = str(config.group_defaults.get("group.protocol", GROUP["group.protocol"].default))
         self._requester, self._fetcher, self._clock = requester, fetcher, clock
         self._new_id, self._check_open = new_id, check_open
-        self._heartbeats = HeartbeatThread(beats, new_id)
+        self._heartbeats = HeartbeatThread(beats, new_id, new_line)
 
     def create_for_partitions(self, group: Any, assign: Any, options: dict[str, Any]) -> AssignedConsumer:
         """Return a consumer of these partitions and of all partitions of these topics.
@@ -77,7 +86,15 @@ class ConsumerFactory:
                 expected="topics, to join the group",
             )
         return AssignedConsumer(
-            self._requester, self._find_bounds, self._build_fetch(), self._clock, group, topics, partitions, **options
+            self._requester,
+            self._find_bounds,
+            self._build_fetch(),
+            self._clock,
+            self._fetcher.new_waiter,
+            group,
+            topics,
+            partitions,
+            **options,
         )
 
     def create_member(
@@ -118,6 +135,7 @@ class ConsumerFactory:
                 membership,
                 self._build_fetch(),
                 self._clock,
+                self._new_member_waiter,
                 group,
                 isolation,
                 listener,
@@ -130,6 +148,7 @@ class ConsumerFactory:
             membership,
             self._build_fetch(),
             self._clock,
+            self._new_member_waiter,
             group,
             reset,
             isolation,
@@ -147,6 +166,10 @@ class ConsumerFactory:
     def close(self) -> None:
         """Send no more heartbeats for any member."""
         self._heartbeats.stop()
+
+    def _new_member_waiter(self, count_news: Callable[[], int]) -> StepWaiter:
+        # a poll also keeps the member's place in its group, so it looks now and then although no step has come
+        return self._fetcher.new_waiter(count_news, _MEMBER_LOOK_MS)
 
     def _build_fetch(self) -> Callable[..., FetchResult]:
         """Return the fetch function of one consumer. It caches row groups, because the next poll reads on in them."""

@@ -60,4 +60,5 @@ def iterate(
         elif timeout_ms is not None and clock.steady_ms() - last_message_ms >= timeout_ms:
             return
         if not unseen.messages:
-            reader.rest(_POLL_MS)
+            left_ms = _KEEP_UP_MS if timeout_ms is None else last_message_ms + timeout_ms - clock.steady_ms()
+            reader.rest(_POLL_MS, max(1, min(_KEEP_UP_MS, left_ms)))

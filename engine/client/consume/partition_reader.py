@@ -76,6 +76,9 @@ class PartitionReader(Protocol[Batch]):
         """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
         ...
 
-    def rest(self, ms: int) -> None:
-        """Sleep until polling again is worthwhile, at most this long. The lock must not be held."""
+    def rest(self, poll_ms: int, most_ms: int) -> None:
+        """Sleep until polling again is worthwhile, at most `most_ms`. The lock must not be held.
+
+        poll_ms: how long to sleep if nothing tells of messages.
+        """
         ...

@@ -6,6 +6,7 @@ from typing import Generic
 
 from ...namespace.processes.clock import Clock
 from ..arguments import parse_whole_number
+from ..fetch.step_waiter import Waiter
 from ..offsets import ConsumedOffsets
 from .consumer_lock import ConsumerLock
 from .partition_reader import Batch, Moves, PartitionReader
@@ -19,8 +20,9 @@ _MAX_PASSED = 16_384
 class PollLoop(Generic[Batch]):
     """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
 
-    def __init__(self, lock: ConsumerLock, reader: PartitionReader[Batch], clock: Clock) -> None:
-        self._lock, self._reader, self._clock = lock, reader, clock
+    def __init__(self, lock: ConsumerLock, reader: PartitionReader[Batch], clock: Clock, waiter: Waiter) -> None:
+        """waiter: with which the reader rests."""
+        self._lock, self._reader, self._clock, self._waiter = lock, reader, clock, waiter
 
     def poll(self, max_records: int, timeout_ms: int, poll_ms: int) -> Batch:
         """Return the next messages; if none come before the timeout, an empty batch that says why.
@@ -40,6 +42,7 @@ class PollLoop(Generic[Batch]):
         moves: Moves = {}
         try:
             while True:
+                self._waiter.reset()
                 with self._lock.own:
                     reader.begin_poll()
                     while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
@@ -48,6 +51,7 @@ class PollLoop(Generic[Batch]):
                 # The batch says where to go on also for partitions that had nothing visible.
                 batch.offsets = passed = _follow(passed, batch.offsets)
                 if batch:
+                    self._waiter.note_arrival()
                     return batch
                 read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
                 end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
@@ -56,11 +60,15 @@ class PollLoop(Generic[Batch]):
                         reader.explain_empty(batch)
                     return batch
                 if not has_moved:
-                    reader.rest(min(poll_ms, max(1, deadline_ms - self._clock.steady_ms())))
+                    reader.rest(poll_ms, max(1, deadline_ms - self._clock.steady_ms()))
         except BaseException:  # also an interrupt: the user has not seen these messages
             with self._lock.own:
                 reader.undo_moves(moves)
             raise
+
+    def close(self) -> None:
+        """Wait for no more messages."""
+        self._waiter.close()
 
 
 def _follow(passed: ConsumedOffsets | None, offsets: ConsumedOffsets) -> ConsumedOffsets:

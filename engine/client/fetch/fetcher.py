@@ -15,17 +15,19 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
-from ...namespace.processes.folder_waiter import FolderWaiter
 from ...namespace.processes.process import OwnLock
+from ...protocol.errors import IllegalState
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from ..schemas.finding import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
+from ..follow_line import FollowLine
 from .fetch_result import FetchResult
 from .lookup.reader import WHOLE, Reader
 from .planning.plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
 from .planning.positions import offsets_for_times, plan_positions, plan_tail
 from .reading.row_group_cache import RowGroupCache
+from .step_waiter import LINE_LOOK_MS, StepWaiter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +38,11 @@ T = TypeVar("T")
 class Fetcher:
     """Reads the state and messages of a namespace. Thread-safe. Its arguments were checked by the caller."""
 
-    def __init__(self, namespace: Namespace, clock: Clock, spark: SparkSession | None) -> None:
+    def __init__(
+        self, namespace: Namespace, clock: Clock, spark: SparkSession | None, new_line: Callable[[], FollowLine]
+    ) -> None:
+        """new_line: returns a new line to the leader, for one waiter."""
+        self._new_line = new_line
         self._namespace, self._clock, self._spark = namespace, clock, spark
         self._lock = OwnLock("This connection")
         self._reader = Reader(namespace.store, clock)
@@ -144,7 +150,7 @@ class Fetcher:
     ) -> Iterator[pa.Table]:
         """Yield tables of what comes from the starts of a plan on, without end. Wait while nothing comes."""
         tables = self.tables_after(first, isolation)
-        waiter = FolderWaiter(self.watch_steps, self._clock)
+        waiter = self.new_waiter(lambda: _is_refused(check_open))
         try:
             while True:
                 check_open()
@@ -179,6 +185,11 @@ class Fetcher:
             if table.num_rows:  # else there were only markers, aborted or expired messages
                 yield table
 
+    def new_waiter(self, count_news: Callable[[], int], longest_ms: int = LINE_LOOK_MS) -> StepWaiter:
+        """Return a waiter for steps that this fetcher has not read. The arguments are those of StepWaiter."""
+        line, reader_step = self._new_line(), lambda: self._reader.step
+        return StepWaiter(self.watch_steps, self._clock, line, reader_step, count_news, longest_ms)
+
     def watch_steps(self) -> Watch | None:
         """Return a watch that tells of new steps; None if the store cannot tell."""
         return self._namespace.files.watch(STEPS_FOLDER)
@@ -189,3 +200,11 @@ class Fetcher:
         It reads data files with a reader of its own, so that no other thread waits.
         """
         return offsets_for_times(Reader(self._namespace.store, self._clock), self._namespace.files, topic, times)
+
+
+def _is_refused(check_open: Callable[[], object]) -> bool:
+    try:
+        check_open()
+    except IllegalState:
+        return True
+    return False

@@ -25,7 +25,13 @@ class Answers:
         self._intake, self._replies, self._reached = intake, replies, reached
 
     def send(
-        self, state: State, lines: LineTable | None, letters: StepLetters, entries: Sequence[JournalEntry], pace: Pace
+        self,
+        state: State,
+        lines: LineTable | None,
+        letters: StepLetters,
+        entries: Sequence[JournalEntry],
+        pace: Pace,
+        announce_step: Callable[[], None] = lambda: None,
     ) -> None:
         """Answer the letters of the last step.
 
@@ -34,8 +40,11 @@ class Answers:
             lines: on which letters may have come. None: there are no lines.
             entries: of the step.
             pace: for items of which each may take the store a while.
+            announce_step: tells followers of the step. It comes behind the answers on lines, which take no time, and
+                before the replies in the mailbox, which may.
         """
         answered = set() if lines is None else _answer_on_lines(state, lines, letters)
+        announce_step()
         self._replies.send(state.step, pace(_list_replies(state, letters, entries, answered)))
         self._replies.retry_replies(state)
         removed = [entry.record for entry in entries if entry.request_id is None]

@@ -109,15 +109,7 @@ class LineTable:
             line.is_busy = False
             if line.is_closed:
                 return
-            line.output += frame
-            self._send(line)
-            is_left = bool(line.output) and not line.is_closed
-            if is_left and sum(len(line.output) for line in self._all) > MAX_OUTPUT_BYTES:
-                self._drop(line)
-            elif is_left:
-                line.transfer_began_ms = self._clock.steady_ms()
-        if is_left:
-            self._wake_reader()
+            self._add_output(line, frame)
 
     def refuse(self, letter: LineLetter) -> None:
         """Close the line of a letter that this step does not decide, so that it comes through the mailbox."""
@@ -171,6 +163,12 @@ class LineTable:
             self._inbox[letter.line] = letter
             self._inbox_bytes += len(letter.body)
 
+    def send(self, line: Line, frame: bytes) -> None:
+        """Send a frame that answers no letter, without waiting."""
+        with self._lock:
+            if not line.is_closed:
+                self._add_output(line, frame)
+
     def send_output(self, line: Line) -> bool:
         """Send what the client takes at once. Return whether nothing is left."""
         with self._lock:
@@ -203,6 +201,16 @@ class LineTable:
         line.connection.close()
 
     # -- both, with the lock held -----------------------------------------------------------------------
+
+    def _add_output(self, line: Line, frame: bytes) -> None:
+        line.output += frame
+        self._send(line)
+        if not line.output or line.is_closed:
+            return
+        if sum(len(line.output) for line in self._all) > MAX_OUTPUT_BYTES:
+            self._drop(line)
+        line.transfer_began_ms = self._clock.steady_ms()
+        self._wake_reader()
 
     def _send(self, line: Line) -> None:
         try:

@@ -1,5 +1,7 @@
 """Serve the lines of one term: direct connections on which clients send letters and get answers.
 
+Clients also wait on lines for new steps (`followers`), and send heartbeats on them (`line_beats`).
+
 One thread accepts connections (`line_acceptor`) and reads. What it shares with the sequencer's thread is in
 `line_table`. A client that comes over TCP is welcomed when other threads have read its proof (`proof_checker`).
 
@@ -22,9 +24,12 @@ from contextlib import suppress
 from lakemq.tables.storage.coordination.mailbox import LetterName
 from lakemq.tables.storage.object_stores.files import Files
 
+from ...namespace.follow_frames import FollowFrameKind, decode_beat_frame, decode_number, encode_number_frame
 from ...namespace.line_frames import BadFrame, Frame, FrameKind, Hello, LineAddress, decode_hello, decode_letter_frame
 from ...namespace.processes.clock import Clock
+from .followers import Followers
 from .line_acceptor import LineAcceptor
+from .line_beats import LineBeats
 from .line_connections import LineListener
 from .line_table import Line, LineLetter, LineTable
 from .proof_checker import CheckedHello, ProofChecker
@@ -49,6 +54,8 @@ class LineServer:
 
     Attributes:
         table: the lines and the letters that have come on them.
+        followers: the lines whose clients wait for a step.
+        beats: the heartbeats that have come on lines.
     """
 
     def __init__(
@@ -77,6 +84,8 @@ class LineServer:
         self._news, self._clock = news, clock
         self.table = LineTable(clock, self._wake)
         self._proofs = ProofChecker(files, clock, self._wake)
+        self.followers = Followers(self.table.send, self._wake)
+        self.beats = LineBeats(clock, self._wake)
         self._step_began_ms, self._looked_at_ms = step_began_ms, clock.steady_ms()
         self._is_drain_wanted = self._is_closing = self._is_over = False
         self._drained_at_ms: int | None = None
@@ -92,9 +101,10 @@ class LineServer:
 
     # -- the sequencer's thread -------------------------------------------------------------------------
 
-    def note_step(self, began_ms: int) -> None:
-        """Note that a step has landed that began at this time of the steady clock."""
+    def note_step(self, began_ms: int, step: int) -> None:
+        """Note that this step has landed, which began at this time of the steady clock."""
         self._step_began_ms = began_ms
+        self.followers.note_step(step)
 
     def request_drain(self) -> None:
         """Have everything read that has arrived. `news` is set when it is done; then `take_drain` returns its time."""
@@ -133,14 +143,16 @@ class LineServer:
 
     def _serve_events(self) -> None:
         is_drain, self._is_drain_wanted = self._is_drain_wanted, False
-        begun_ms = self._clock.steady_ms()
-        for key, mask in self._selector.select(0 if is_drain else _TURN_MS / 1000):
+        begun_ms, beats_pass = self._clock.steady_ms(), self.beats.begin_pass()
+        is_hurried = is_drain or self.beats.wants_pass
+        for key, mask in self._selector.select(0 if is_hurried else _TURN_MS / 1000):
             if isinstance(key.data, Line):
                 self._serve_line(key.data, mask)
             elif isinstance(key.data, LineListener):
                 self._accept(key.data)
             else:
                 self._take_wake_ups()
+        self.beats.end_pass(beats_pass)
         if is_drain:
             self._drained_at_ms = begun_ms
             self._news.set()
@@ -151,6 +163,7 @@ class LineServer:
                 pass
         for checked in self._proofs.take_checked():
             self._welcome_if_proven(checked)
+        self.followers.send_hints()
         for line in self.table.lines():
             if line.output and not line.is_closed:
                 self._watch(line, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -208,12 +221,26 @@ class LineServer:
             raise BadFrame("a frame before the welcome")
         elif not line.client_id:
             self._greet(line, frame)
+        elif frame.kind in (FollowFrameKind.AWAIT_STEP, FollowFrameKind.BEAT):
+            self._take_follow_frame(line, frame)
         elif frame.kind != FrameKind.LETTER or line.is_busy:
             raise BadFrame(f"frame {frame.kind} where a letter was expected, or a second letter at once")
         else:
             number, body = decode_letter_frame(frame.content)
             self.table.add_letter(LineLetter(_check_name(line.client_id, number, self._clock.now_ms()), body, line))
             self._news.set()
+
+    def _take_follow_frame(self, line: Line, frame: Frame) -> None:
+        if line.output:
+            raise BadFrame("a follower that has not taken the frame before")
+        if frame.kind == FollowFrameKind.AWAIT_STEP:
+            self.followers.add(line, decode_number(frame.content))
+            return
+        if self._is_silent():
+            raise BadFrame("a heartbeat while no step lands, which may be for another leader")
+        beat = decode_beat_frame(frame.content)
+        self.beats.note(line, beat)
+        self.table.send(line, encode_number_frame(FollowFrameKind.BEAT_SEEN, beat.number))
 
     def _greet(self, line: Line, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
@@ -264,7 +291,10 @@ class LineServer:
     def _remove(self, line: Line) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(line.connection)
+        self.followers.forget(line)
         self.table.remove(line)
+        if self.beats.forget(line):
+            self._news.set()
 
     def _end(self) -> None:
         for line in self.table.lines():
@@ -275,6 +305,7 @@ class LineServer:
         for end in (self._waker, self._wake_end):
             end.close()
         self._is_over = True
+        self.beats.end()
         self._news.set()
         _open_lines.discard(self)
 

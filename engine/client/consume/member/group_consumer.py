@@ -11,6 +11,7 @@ from ...arguments import parse_text
 from ...attempts import ask_with_retries
 from ...fetch.fetch_result import FetchResult
 from ...fetch.planning.plan import Isolation, check_isolation
+from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
@@ -53,6 +54,7 @@ class GroupConsumer(MemberConsumer):
         membership: Membership,
         fetch: Callable[..., FetchResult],
         clock: Clock,
+        new_waiter: NewWaiter,
         group: str,
         auto_offset_reset: Reset = "earliest",
         isolation: Isolation = "read_committed",
@@ -60,15 +62,19 @@ class GroupConsumer(MemberConsumer):
         closed: Callable[[MemberConsumer], object] = lambda _: None,
         consumer_timeout_ms: int | None = None,
     ) -> None:
-        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with."""
+        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with.
+
+        new_waiter: returns what the consumer waits with.
+        """
         check_isolation(isolation)
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         member = Member(lock, membership, listener, lambda: closed(self))
-        reader = PositionReader(group, auto_offset_reset, MemberPartitions(lock, member), fetcher, clock)
+        waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
+        reader = PositionReader(group, auto_offset_reset, MemberPartitions(lock, member), fetcher, waiter)
         holder = PositionHolder(lock, member, reader)
         ends = GroupEnds(lock, member, reader.list_known_offsets, fetcher)
         super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms)
-        self._requester, self._loop = requester, PollLoop(lock, reader, clock)
+        self._requester, self._loop = requester, PollLoop(lock, reader, clock, waiter)
         membership.join()
 
     def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
@@ -80,7 +86,7 @@ class GroupConsumer(MemberConsumer):
             max_records: the most messages that are returned. They come evenly from all partitions.
             timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. If
                 the next offsets are expired or aborted, the poll reads past them for up to a second.
-            poll_ms: how long to sleep before looking again.
+            poll_ms: how long to wait before looking again, if nothing tells of a new step sooner.
 
         Returns:
             A batch, which is empty and says why in `outcome` if no message came.

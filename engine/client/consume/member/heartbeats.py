@@ -1,21 +1,30 @@
-"""Heartbeats: one thread of a connection shows for all members in it that their process lives."""
+"""Heartbeats: one thread of a connection shows for all members in it that their process lives.
+
+A heartbeat goes on a line to the leader, if there is one and the leader says that it counts. Else it is an object,
+which any leader finds. When the line is lost, the object is written at once.
+"""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from lakemq.tables.storage.coordination.beats import Beats
 
+from ....namespace.follow_frames import LineBeat
 from ....namespace.processes.process import start_thread
 from ....namespace.processes.process_identity import read_own_identity
 from ....protocol.codec.beat import MemberBeat, encode_beat
+from ...follow_line import FollowLine
 
 log = logging.getLogger("lakemq.consumer")
+
+_LOOK_AT_LINE_S = 0.25
+"""How often the thread looks whether its line is still there."""
 
 
 class Heartbeat:
@@ -39,10 +48,13 @@ class Heartbeat:
 
 
 class HeartbeatThread:
-    """Writes heartbeats while there are members. Thread-safe. In a forked process it does nothing."""
+    """Sends heartbeats while there are members. Thread-safe. In a forked process it does nothing."""
 
-    def __init__(self, beats: Beats, new_id: Callable[[], str]) -> None:
-        self._beats, self._new_id = beats, new_id
+    def __init__(
+        self, beats: Beats, new_id: Callable[[], str], new_line: Callable[[], FollowLine] | None = None
+    ) -> None:
+        """new_line: returns a new line to the leader. None: all heartbeats are objects."""
+        self._beats, self._new_id, self._new_line = beats, new_id, new_line
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._heartbeats: list[Heartbeat] = []
@@ -78,21 +90,30 @@ class HeartbeatThread:
             self._changed.notify()
 
     def _run(self) -> None:
-        beats_id = self._new_id()  # of this run alone, so that forgetting it at the end hits no other thread's beats
+        sender = _BeatSender(self._new_id(), self._new_line, self._beats, self._try_to)
         process = read_own_identity()
-        for number in itertools.count(1):
+        while True:
             with self._changed:
                 beatings = [heartbeat.build_beating(process) for heartbeat in self._heartbeats]
                 self._has_news = False
                 if not beatings:
                     self._thread = None
                     break
-                wait_s = min(heartbeat.interval_ms for heartbeat in self._heartbeats) / 1000
-            self._try_to(self._beats.put, beats_id, number, encode_beat(beatings))
+                interval_s = min(heartbeat.interval_ms for heartbeat in self._heartbeats) / 1000
+            sender.send(encode_beat(beatings))
+            self._wait(sender, time.monotonic() + interval_s)
+        sender.close()
+
+    def _wait(self, sender: _BeatSender, until_s: float) -> None:
+        """Wait until the next heartbeat is due. A new member beats at once, and so does who has lost the line.
+
+        A member that goes does not hurry the thread, unless it is the last one.
+        """
+        while (left_s := until_s - time.monotonic()) > 0 and not sender.has_lost_line():
             with self._changed:
-                # A new member beats at once. A member that goes does not hurry the thread, unless it is the last one.
-                self._changed.wait_for(lambda: self._has_news or not self._heartbeats, wait_s)
-        self._try_to(self._beats.forget, [beats_id])
+                most_s = min(left_s, _LOOK_AT_LINE_S) if sender.is_on_line else left_s
+                if self._changed.wait_for(lambda: self._has_news or not self._heartbeats, most_s):
+                    return
 
     def _try_to(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write, and go on if that fails: the next heartbeat follows. Log the first of several failures."""
@@ -103,3 +124,53 @@ class HeartbeatThread:
             if not self._fails:
                 log.warning("A heartbeat could not be written. The next one is tried as usual. Error: %s", error)
             self._fails = True
+
+
+class _BeatSender:
+    """Sends the heartbeats of one run of the thread: on a line, or as an object.
+
+    The numbers of both are one sequence, so the leader knows which is newer. While heartbeats go on the line there is
+    no object: a later leader must not take its age for a silence.
+    """
+
+    def __init__(
+        self,
+        beats_id: str,
+        new_line: Callable[[], FollowLine] | None,
+        beats: Beats,
+        try_to: Callable[..., None],
+    ) -> None:
+        """Create it.
+
+        Args:
+            beats_id: of this run alone, so that forgetting it at the end hits no other thread's beats.
+            new_line: as of HeartbeatThread.
+            try_to: calls a function with arguments, and logs what it raises.
+        """
+        self._beats_id, self._beats, self._try_to = beats_id, beats, try_to
+        self._line = None if new_line is None else new_line()
+        self._number = 0
+        self._has_object = self.is_on_line = False
+
+    def send(self, body: bytes) -> None:
+        self._number += 1
+        self.is_on_line = self._line is not None and self._line.send_beat(LineBeat(self._beats_id, self._number, body))
+        if not self.is_on_line:
+            self._try_to(self._beats.put, self._beats_id, self._number, body)
+            self._has_object = True
+        elif self._has_object:
+            self._forget_objects()
+
+    def has_lost_line(self) -> bool:
+        """Return whether the last heartbeat went on a line that is lost by now."""
+        return self.is_on_line and self._line is not None and self._line.is_lost()
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        if self._has_object:
+            self._forget_objects()
+
+    def _forget_objects(self) -> None:
+        self._try_to(self._beats.forget, [self._beats_id])
+        self._has_object = False

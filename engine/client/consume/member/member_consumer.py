@@ -14,6 +14,7 @@ from ..batch import ConsumerBatch
 from ..consumer import Consumer
 from ..consumer_lock import ConsumerLock
 from ..partition_reader import PartitionReader
+from ..poll_loop import PollLoop
 from .group_ends import GroupEnds
 from .member import Member, PartitionHolder
 from .subscription import Pattern
@@ -25,6 +26,8 @@ class MemberConsumer(Consumer):
     A member that does not poll for max_poll_interval_ms, or whose process sends no heartbeat for session_timeout_ms, is
     lost, and other members get its partitions; its next `poll` joins the group again.
     """
+
+    _loop: PollLoop[Any]
 
     def __init__(
         self,
@@ -119,3 +122,4 @@ class MemberConsumer(Consumer):
                 static member is expected back within its session.
         """
         self._member.close(self._holder, leave)
+        self._loop.close()

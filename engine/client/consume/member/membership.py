@@ -81,6 +81,8 @@ class Membership:
         self._query_groups = query_groups
         self.group, self._isolation, self.options = group, isolation, options
         self.member_id = ""
+        self.answered_count = 0
+        """How many of the requests were answered that the member did not wait for."""
         self._heartbeat: Heartbeat | None = None
         self._release_request: Future[Any] | None = None
         self._subscription = Subscription(options.topics, options.pattern)
@@ -199,6 +201,7 @@ class Membership:
         if view.is_member and list(view.topics) != self._subscription.topics and self._may_request_topics():
             self._requested_topics = self._subscription.topics
             self._topics_request = self._requester.submit(self._build_join_request(self.member_id, is_member=True))
+            self._topics_request.add_done_callback(self._count_answer)
         return view
 
     def _may_request_topics(self) -> bool:
@@ -236,6 +239,7 @@ class Membership:
             Assigned(owned.bounds.topic_id, partition, owned.epoch) for (_, partition), owned in revoked.items()
         ]
         self._release_request = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
+        self._release_request.add_done_callback(self._count_answer)
 
     def submit(
         self, acknowledgements: Sequence[Sequence[Acknowledgement]], wanted: Sequence[WantedMessages]
@@ -256,7 +260,13 @@ class Membership:
         ]
         if wanted:
             requests.append(Acquire(self.group, self.member_id, list(wanted)))
-        return self._requester.submit_all([(request, None) for request in requests])
+        futures = self._requester.submit_all([(request, None) for request in requests])
+        for future in futures:
+            future.add_done_callback(self._count_answer)
+        return futures
+
+    def _count_answer(self, _: Future[Any]) -> None:
+        self.answered_count += 1
 
     def leave(self, for_good: bool) -> None:
         """Stop the heartbeats; for_good: also tell the group, so that it need not wait for the session to end.

@@ -9,6 +9,7 @@ from ....protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from ...arguments import parse_text, parse_whole_number
 from ...fetch.fetch_result import FetchResult
 from ...fetch.planning.plan import Isolation, check_isolation
+from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
@@ -40,6 +41,7 @@ class AssignedConsumer(Consumer):
         bounds: FindBounds,
         fetch: Callable[..., FetchResult],
         clock: Clock,
+        new_waiter: NewWaiter,
         group: str,
         topics: Sequence[str],
         assign: Sequence[TopicPartition],
@@ -55,6 +57,7 @@ class AssignedConsumer(Consumer):
             bounds: returns the bounds of all partitions of some topics, as of now.
             fetch: fetches ranges of a topic.
             clock: the consumer's clock.
+            new_waiter: returns what the consumer waits with.
             group: the group whose offsets are read and committed.
             topics: topics whose partitions are all read.
             assign: single partitions that are read.
@@ -67,9 +70,10 @@ class AssignedConsumer(Consumer):
         timeout_ms = parse_whole_number("default_timeout_ms", default_timeout_ms, 0)
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         partitions = AssignedPartitions(lock, requester, bounds, group, topics, assign, isolation, clock, timeout_ms)
-        reader = PositionReader(group, auto_offset_reset, partitions, fetcher, clock)
+        waiter = new_waiter(lambda: lock.is_closed)
+        reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter)
         super().__init__(group, lock, reader, _PositionEnds(lock, reader, timeout_ms), clock, consumer_timeout_ms)
-        self._requester, self._partitions, self._loop = requester, partitions, PollLoop(lock, reader, clock)
+        self._requester, self._partitions, self._loop = requester, partitions, PollLoop(lock, reader, clock, waiter)
         reader.read_bounds()
 
     def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
@@ -79,7 +83,7 @@ class AssignedConsumer(Consumer):
             max_records: the most messages that are returned. They come evenly from all partitions.
             timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. If
                 the next offsets are expired or aborted, the poll reads past them for up to a second.
-            poll_ms: how long to sleep before looking again.
+            poll_ms: how long to wait before looking again, if nothing tells of a new step sooner.
 
         Returns:
             A batch, which is empty and says why in `outcome` if no message came.
@@ -152,6 +156,7 @@ class AssignedConsumer(Consumer):
     def close(self) -> None:
         """Stop polling. Nothing is committed by this."""
         self._lock.is_closed = True
+        self._loop.close()
 
 
 class _PositionEnds:

@@ -7,11 +7,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ....namespace.processes.clock import Clock
 from ....protocol.errors import OffsetOutOfRange
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ...fetch.planning.plan import Bounds
+from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedOffsets, TopicPartition
 from ..batch import ConsumerBatch, Ownership
 from ..outcome import PollOutcome
@@ -66,7 +66,7 @@ class Partitions(Protocol):
 class PositionReader:
     """Reads partitions at their positions. The consumer holds its lock for every call, unless `poll_loop` says not."""
 
-    def __init__(self, group: str, reset: Reset, partitions: Partitions, fetcher: RangeFetcher, clock: Clock) -> None:
+    def __init__(self, group: str, reset: Reset, partitions: Partitions, fetcher: RangeFetcher, waiter: Waiter) -> None:
         """Begin to read; nothing is polled yet.
 
         Args:
@@ -74,14 +74,14 @@ class PositionReader:
             reset: where to begin without a committed offset.
             partitions: of the consumer.
             fetcher: fetches the messages.
-            clock: the consumer's clock.
+            waiter: waits until messages may have come.
 
         Raises:
             UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
         """
         parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
         self.group, self.fetcher = group, fetcher
-        self._partitions, self._clock = partitions, clock
+        self._partitions, self._waiter = partitions, waiter
         self.positions = Positions(group, reset, self.read_bounds, self._read_committed)
         self.paused_by_user: set[TopicPartition] = set()
 
@@ -163,8 +163,8 @@ class PositionReader:
     def expects_messages(self, deadline_ms: float) -> bool:
         return False
 
-    def rest(self, ms: int) -> None:
-        self._clock.sleep(ms)
+    def rest(self, poll_ms: int, most_ms: int) -> None:
+        self._waiter.wait(poll_ms, most_ms)
 
     def _find_resting(self) -> set[TopicPartition]:
         return self.paused_by_user | self._partitions.revoked

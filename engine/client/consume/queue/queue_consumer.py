@@ -21,6 +21,7 @@ from ....protocol.values.queues.deliveries import AckOutcome
 from ...arguments import parse_partition_offsets, parse_whole_number
 from ...fetch.fetch_result import FetchResult, Message
 from ...fetch.planning.plan import Isolation
+from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition
 from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
@@ -69,13 +70,17 @@ class QueueConsumer(MemberConsumer):
         membership: Membership,
         fetch: Callable[..., FetchResult],
         clock: Clock,
+        new_waiter: NewWaiter,
         group: str,
         isolation: Isolation = "read_committed",
         listener: RebalanceListener | None = None,
         closed: Callable[[MemberConsumer], object] = lambda _: None,
         consumer_timeout_ms: int | None = None,
     ) -> None:
-        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with."""
+        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with.
+
+        new_waiter: returns what the consumer waits with.
+        """
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
@@ -84,6 +89,7 @@ class QueueConsumer(MemberConsumer):
         self._ack_sender = AckSender(membership, clock, self._trackers)
         self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, poller, fetcher)
         self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
+        waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
         reader = QueueReader(
             group,
             lock,
@@ -94,12 +100,13 @@ class QueueConsumer(MemberConsumer):
             poller,
             fetcher,
             clock,
+            waiter,
             lambda: self._outcomes.returned_count,
         )
         # A queue consumer has no positions: the group's state says what is done.
         ends = GroupEnds(lock, member, dict, fetcher)
         super().__init__(group, lock, member, self._partitions, reader, ends, clock, consumer_timeout_ms)
-        self._loop = PollLoop(lock, reader, clock)
+        self._loop = PollLoop(lock, reader, clock, waiter)
         membership.join()
 
     def poll(self, max_records: int = 10_000, timeout_ms: int = 0, poll_ms: int = 20) -> QueueBatch:
@@ -111,7 +118,7 @@ class QueueConsumer(MemberConsumer):
         Args:
             max_records: the most messages that are returned. They come evenly from all partitions.
             timeout_ms: how long to wait for the first message. Messages that are there are returned in any case.
-            poll_ms: how long to sleep before looking again.
+            poll_ms: how long to wait before looking again, if nothing tells of a new step sooner.
 
         Returns:
             A batch, which is empty and says why in `outcome` and `waits_for` if no message came.

@@ -9,6 +9,7 @@ from typing import Any
 from ....namespace.processes.clock import Clock
 from ....protocol.errors import IllegalState
 from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome, WantedMessages
+from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedMessages, TopicPartition
 from ..batch import ConsumerBatch
 from ..consumer_lock import ConsumerLock
@@ -45,12 +46,14 @@ class QueueReader:
         poller: QueuePoller,
         fetcher: RangeFetcher,
         clock: Clock,
+        waiter: Waiter,
         returned_count: Callable[[], int],
     ) -> None:
         """Share the parts of one consumer."""
         self._group, self._lock, self._member, self._partitions = group, lock, member, partitions
         self._trackers, self._ack_sender, self._poller = trackers, ack_sender, poller
-        self.fetcher, self._clock, self._returned_count = fetcher, clock, returned_count
+        self.fetcher, self._clock, self._waiter = fetcher, clock, waiter
+        self._returned_count = returned_count
         self.paused_by_user = partitions.paused_by_user
         self.accepts_previous = False
         self._view: MembershipView | None = None
@@ -150,9 +153,9 @@ class QueueReader:
     def expects_messages(self, deadline_ms: float) -> bool:
         return self._ack_sender.acquire_request is not None and self._clock.steady_ms() < deadline_ms + ANSWER_MS
 
-    def rest(self, ms: int) -> None:
+    def rest(self, poll_ms: int, most_ms: int) -> None:
         """Sleep, or until the messages that were requested are there, if that is sooner."""
         if (request := self._ack_sender.acquire_request) is None:
-            self._clock.sleep(ms)
+            self._waiter.wait(poll_ms, most_ms)
         else:
-            wait([request], min(max(ms, 1), LONGEST_WAIT_MS) / 1000)
+            wait([request], min(max(min(poll_ms, most_ms), 1), LONGEST_WAIT_MS) / 1000)

@@ -66,6 +66,11 @@ class Reader:
         """The state as of the last `refresh`."""
         return self._view.state
 
+    @property
+    def step(self) -> int:
+        """The step of the last `refresh`; 0 before the first, and during one. Any thread may read this."""
+        return 0 if self._based_at_ms is None else self._view.state.step
+
     def refresh(self) -> State:
         """Return the state as of the newest step. This is cheap while little has happened since the last call.
 

@@ -1,0 +1,147 @@
+"""Wait for the next step: until the file system or the leader tells of one, or else by looking again and again.
+
+Both only shorten the wait. What the waiter's owner then reads, it reads from the store, by the rules of `StepFollower`.
+So a wrong, late or missing hint cannot show a step that was not decided, nor hide one for longer than LINE_LOOK_MS.
+
+The file system comes first, where it tells of new files: it takes nothing from the leader. The line is for stores and
+systems that tell nothing. There each look costs a request, or a wake-up.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from lakemq.tables.storage.object_stores.inotify import Watch
+
+from ...namespace.processes.clock import Clock
+from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
+from ..follow_line import FollowLine
+
+LINE_LOOK_MS = 5_000
+"""Time between two looks while a line is open. If such a look finds a step that nobody told of, the line is dropped:
+its leader may be stopped, and another one decide."""
+
+_SLICE_MS = 20.0
+"""How often a wait on a line looks whether its owner has another reason to look."""
+
+_CLOSE_S = 1.0
+
+
+class Waiter(Protocol):
+    """Waits for messages. Its owner calls `reset`, looks, and calls `wait` only if it found nothing. Thread-safe."""
+
+    def reset(self) -> None:
+        """Prepare for a look: what comes from now on ends the next wait."""
+        ...
+
+    def note_arrival(self) -> None:
+        """Note that the look found something."""
+        ...
+
+    def wait(self, poll_ms: float, most_ms: float | None = None) -> None:
+        """Wait, at most `most_ms`. poll_ms: how long if nothing tells of steps."""
+        ...
+
+    def close(self) -> None: ...
+
+
+NewWaiter = Callable[[Callable[[], int]], Waiter]
+"""Returns a waiter. It is given a function whose number changes when there is another reason to look."""
+
+
+class StepWaiter:
+    """Waits for steps. Its owner calls `reset`, looks, and calls `wait` only if it found nothing.
+
+    It serves one thread at a time. Another one that comes meanwhile sleeps instead of waiting.
+    """
+
+    def __init__(
+        self,
+        watch: Callable[[], Watch | None],
+        clock: Clock,
+        line: FollowLine,
+        read_step: Callable[[], int],
+        count_news: Callable[[], int],
+        longest_ms: int = LINE_LOOK_MS,
+    ) -> None:
+        """Create a waiter.
+
+        Args:
+            watch: returns a new watch of the folder of steps; None: the system cannot watch it.
+            line: to the leader, for this waiter alone.
+            read_step: returns the last step that was read, without looking for newer ones.
+            count_news: returns a number that changes when there is another reason to look, such as an answer.
+            longest_ms: how long to wait at most while the line is open.
+        """
+        self._folder, self._clock, self._line = FolderWaiter(watch, clock), clock, line
+        self._read_step, self._count_news, self._longest_ms = read_step, count_news, longest_ms
+        self._busy = threading.Lock()
+        self._thread_id = 0
+        """The thread that has called `reset` last. What it has noted is of no use to another one."""
+        self._step = self._news = 0
+        self._waited_long = False
+        weakref.finalize(self, _close_all, self._folder, line)
+
+    def reset(self) -> None:
+        """Prepare for a look: a step that is decided from now on ends the next wait."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._thread_id = threading.get_ident()
+                # The number may be older than what the look then finds. Then the leader's hint comes at once.
+                self._step, self._news = self._read_step(), self._count_news()
+                self._folder.reset()
+            finally:
+                self._busy.release()
+
+    def note_arrival(self) -> None:
+        """Note that the look found something."""
+        self._folder.note_arrival()
+        if self._waited_long and self._busy.acquire(blocking=False):
+            try:
+                self._line.close()
+            finally:
+                self._busy.release()
+        self._waited_long = False
+
+    def wait(self, poll_ms: float, most_ms: float | None = None) -> None:
+        """Wait for the next step, or for other news.
+
+        Args:
+            poll_ms: how long to wait if nothing tells of steps.
+            most_ms: how long to wait at most. Without it, the owner waits for steps alone, and looks less often.
+        """
+        if self._thread_id != threading.get_ident() or not self._busy.acquire(blocking=False):
+            self._clock.sleep(poll_ms if most_ms is None else min(poll_ms, most_ms))
+            return
+        try:
+            if self._folder.is_notified or not self._line.await_step(self._step):
+                self._folder.wait(poll_ms, LOOK_MS if most_ms is None else min(poll_ms, most_ms))
+            else:
+                self._wait_on_line(self._longest_ms if most_ms is None else min(most_ms, self._longest_ms))
+        finally:
+            self._busy.release()
+
+    def _wait_on_line(self, most_ms: float) -> None:
+        self._waited_long = False
+        deadline_ms = self._clock.steady_ms() + most_ms
+        while (left_ms := deadline_ms - self._clock.steady_ms()) > 0:
+            if self._line.wait_for_hint(min(_SLICE_MS, left_ms)) or self._count_news() != self._news:
+                return
+        self._waited_long = most_ms >= self._longest_ms
+
+    def close(self) -> None:
+        """Stop watching. A wait in another thread ends first, if `count_news` says so."""
+        # In a forked child a thread that does not exist there may hold the lock.
+        if self._busy.acquire(timeout=_CLOSE_S):
+            try:
+                _close_all(self._folder, self._line)
+            finally:
+                self._busy.release()
+
+
+def _close_all(folder: FolderWaiter, line: FollowLine) -> None:
+    folder.close()
+    line.close()

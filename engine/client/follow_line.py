@@ -1,0 +1,152 @@
+"""A client's end of a line that carries no letters: it waits for new steps, or sends heartbeats.
+
+Such a line only saves time and requests. Without one, who waits looks into the store again and again, and heartbeats
+are objects.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..namespace.follow_frames import (
+    MAX_LINE_BEAT_BYTES,
+    FollowFrameKind,
+    LineBeat,
+    decode_number,
+    encode_beat_frame,
+    encode_number_frame,
+)
+from ..namespace.line_frames import FrameReader
+from ..namespace.processes.clock import Clock
+from .direct_line import DirectLine
+
+log = logging.getLogger(__name__)
+
+BEAT_SEEN_MS = 1_000
+"""Time in which the leader must answer a heartbeat. A leader that is stopped longer may be replaced soon."""
+REDIAL_MS = 1_000
+"""Time between two tries to reach a leader."""
+
+_SEND_S = 1.0
+_RECEIVED_BYTES = 64 << 10
+
+
+class FollowLine:
+    """A line to the leader, opened when it is needed. For one thread, and for one of its two uses."""
+
+    def __init__(self, dialer: DirectLine, new_id: Callable[[], str], clock: Clock) -> None:
+        """dialer: opens connections, and is used for nothing else."""
+        self._dialer, self._new_id, self._clock = dialer, new_id, clock
+        self._connection: socket.socket | None = None
+        self._reader = FrameReader(0)
+        self._dial_at_ms = clock.steady_ms()
+        self._awaited_step: int | None = None
+        """The leader was asked to tell of a step after this one, and has not done so."""
+        _follow_lines.add(self)
+
+    def open(self) -> bool:
+        """Open the line if it is not open. Return whether it is."""
+        if self._connection is not None:
+            return True
+        now_ms = self._clock.steady_ms()
+        if now_ms < self._dial_at_ms:
+            return False
+        self._dial_at_ms = now_ms + REDIAL_MS
+        dialled = self._dialer.dial(self._new_id())
+        if dialled is None:
+            return False
+        self._connection, self._reader = dialled
+        return True
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._awaited_step = None
+        if connection is not None:
+            connection.close()
+
+    def await_step(self, step: int) -> bool:
+        """Have the leader tell when a step after this one is there. Return False if there is no line."""
+        if not self.open():
+            return False
+        if self._awaited_step != step:
+            self._awaited_step = step
+            return self._send(encode_number_frame(FollowFrameKind.AWAIT_STEP, step))
+        return True
+
+    def wait_for_hint(self, timeout_ms: float) -> bool:
+        """Wait until the leader has told of the awaited step, or the line is lost. Return whether that is so."""
+        number = self._receive(FollowFrameKind.STEP, timeout_ms)
+        if number is not None:
+            self._awaited_step = None
+        return number is not None or self._connection is None
+
+    def send_beat(self, beat: LineBeat) -> bool:
+        """Send a heartbeat, and wait until the leader counts it. Return False if it must be written as an object."""
+        if len(beat.body) > MAX_LINE_BEAT_BYTES // 2 or not self.open():
+            return False
+        if not self._send(encode_beat_frame(beat)):
+            return False
+        if self._receive(FollowFrameKind.BEAT_SEEN, BEAT_SEEN_MS) != beat.number:
+            self.close()  # the leader may be stopped: what it reads later must not be taken for an answer to the next
+            return False
+        return True
+
+    def is_lost(self) -> bool:
+        """Return whether the line was open and is not any more."""
+        if self._connection is None:
+            return False
+        self._receive(FollowFrameKind.BEAT_SEEN, 0)
+        return self._connection is None
+
+    def _send(self, frame: bytes) -> bool:
+        assert self._connection is not None
+        try:
+            self._connection.settimeout(_SEND_S)
+            self._connection.sendall(frame)
+        except OSError as error:
+            self._lose(error)
+            return False
+        return True
+
+    def _receive(self, kind: FollowFrameKind, timeout_ms: float) -> int | None:
+        """Return the number in the next frame, which must be of this kind; None: none came, or the line is lost."""
+        deadline_ms = self._clock.steady_ms() + timeout_ms
+        try:
+            while self._connection is not None:
+                for frame in self._reader.frames():
+                    if frame.kind != kind:
+                        raise ValueError(f"frame {frame.kind}, expected {kind}")
+                    return decode_number(frame.content)
+                self._connection.settimeout(max(0.0, deadline_ms - self._clock.steady_ms()) / 1000)
+                data = self._connection.recv(_RECEIVED_BYTES)
+                if not data:
+                    raise ConnectionError("the sequencer has closed the line")
+                self._reader.add(data)
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            pass
+        except (OSError, ValueError) as error:
+            self._lose(error)
+        return None
+
+    def _lose(self, error: Exception) -> None:
+        log.debug("A line for steps or heartbeats has ended: %s", error)
+        self.close()
+
+
+_follow_lines: weakref.WeakSet[FollowLine] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the descriptors in a forked child: the parent's lines would stay open for as long as it lives."""
+    for line in list(_follow_lines):
+        with suppress(OSError):
+            line.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,414 @@
+"""Followers on lines: each is told once of a step that is decided, however slow it is, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from clocks import AheadClock
+from unit.served import CONFIG, new_name, new_topic, values
+from unit.test_direct_line import letter_of
+from unit.test_lines import PATIENCE_S, Client, Leader
+
+import lakemq
+from lakemq.engine.client.direct_line import DirectLine
+from lakemq.engine.client.fetch import step_waiter
+from lakemq.engine.client.fetch.fetcher import Fetcher
+from lakemq.engine.client.fetch.lookup.reader import Reader
+from lakemq.engine.client.fetch.step_waiter import StepWaiter
+from lakemq.engine.client.follow_line import FollowLine
+from lakemq.engine.namespace.follow_frames import FollowFrameKind, encode_number_frame
+from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_frame, encode_letter_frame
+from lakemq.engine.protocol.errors import NotLeader
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.storage.coordination.step_objects import step_name
+
+FAR_MS = 20_000
+"""A pause between looks that no test waits for."""
+SOON_S = 4
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Leader]:
+    leader = Leader(tmp_path)
+    yield leader
+    leader.lines.close()
+
+
+def await_step(client: Client, step: int) -> None:
+    client.send(encode_number_frame(FollowFrameKind.AWAIT_STEP, step))
+
+
+def hint(step: int) -> Frame:
+    return Frame(FollowFrameKind.STEP, step.to_bytes(8, "big"))
+
+
+def has_nothing(client: Client) -> bool:
+    """Return whether nothing more comes, and the line is open: an answer to a letter is the next thing that arrives."""
+    client.socket.settimeout(0.1)
+    try:
+        client.socket.recv(1)
+    except TimeoutError:
+        return True
+    finally:
+        client.socket.settimeout(PATIENCE_S)
+    return False
+
+
+def announce(leader: Leader, step: int) -> None:
+    leader.lines.note_step(leader.clock.steady_ms(), step)
+    leader.lines.followers.announce()
+
+
+def test_a_follower_is_told_once_of_the_step_that_it_waits_for(leader: Leader) -> None:
+    client = leader.connect().greet()
+    announce(leader, 7)
+    await_step(client, 7)
+    leader.drain()
+    assert has_nothing(client)
+    announce(leader, 8)
+    assert client.receive() == hint(8)
+    announce(leader, 9)
+    assert has_nothing(client), "it has not asked again"
+
+
+def test_a_follower_that_is_behind_is_told_at_once(leader: Leader) -> None:
+    client = leader.connect().greet()
+    announce(leader, 7)
+    await_step(client, 5)
+    assert client.receive() == hint(7)
+
+
+def test_a_step_is_not_told_of_before_it_is_announced(leader: Leader) -> None:
+    """The letters of a step are answered first."""
+    client = leader.connect().greet()
+    leader.lines.note_step(leader.clock.steady_ms(), 3)
+    await_step(client, 2)
+    leader.drain()
+    assert has_nothing(client)
+    leader.lines.followers.announce()
+    assert client.receive() == hint(3)
+
+
+def test_a_follower_that_does_not_read_gets_one_hint_and_holds_up_nobody(leader: Leader) -> None:
+    slow, quick = leader.connect().greet(), Client(leader.path)
+    quick.greet(Hello("ns", 3, "secret", "quick"))
+    await_step(slow, 0)
+    leader.drain()
+    for step in range(1, 2_001):
+        announce(leader, step)
+    await_step(quick, 1_999)
+    assert quick.receive() == hint(2_000)
+    told = slow.receive()
+    assert told is not None
+    assert told.kind == FollowFrameKind.STEP
+    assert has_nothing(slow)
+
+
+def flood(client: Client) -> None:
+    """Ask again and again, and never read. Raises ConnectionError when the leader has closed the line."""
+    client.socket.setblocking(False)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with suppress(BlockingIOError):
+            client.send(encode_number_frame(FollowFrameKind.AWAIT_STEP, 0) * 100)
+
+
+def test_a_follower_that_asks_without_reading_is_closed_and_no_other(leader: Leader) -> None:
+    flooding = leader.connect().greet()
+    quiet = Client(leader.path)
+    quiet.greet(Hello("ns", 3, "secret", "quiet"))
+    announce(leader, 1)
+    with pytest.raises(ConnectionError):
+        flood(flooding)
+    await_step(quiet, 0)
+    assert quiet.receive() == hint(1)
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"123456789"])
+def test_a_bad_number_closes_the_line(leader: Leader, content: bytes) -> None:
+    client = leader.connect().greet()
+    client.send(encode_frame(FollowFrameKind.AWAIT_STEP, content))
+    assert client.receive() is None
+
+
+def test_letters_and_waiting_share_a_line(leader: Leader) -> None:
+    client = leader.connect().greet()
+    client.send(encode_letter_frame(1, b"a letter"))
+    await_step(client, 1)
+    announce(leader, 2)
+    assert client.receive() == hint(2)
+    leader.lines.table.answer(leader.take(), b"an answer")
+    assert client.receive() == Frame(FrameKind.ANSWER, b"an answer")
+
+
+# -- a real sequencer ---------------------------------------------------------------------------------------
+
+
+class Following:
+    """A namespace with a sequencer that a test steps, and a line that waits for steps."""
+
+    def __init__(self, mq: lakemq.Connection) -> None:
+        self.mq, self.fails_at = mq, ""
+        self.clock = AheadClock()
+        ids = iter(range(1, 1000)).__next__
+        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, ids, reached=self._reach, has_lines=True)
+        assert self.sequencer.try_lead()
+        self.sequencer.step()
+        self.line = FollowLine(self._dialer(), lambda: "follower", self.clock)
+
+    def _dialer(self) -> DirectLine:
+        return DirectLine(self.mq.namespace.files, self.mq.namespace.namespace_id, self.clock)
+
+    def _reach(self, point: str) -> None:
+        if point == "sequencer.step_put" and self.fails_at == point:
+            # the step before is gone, as if other leaders had gone on for so long that it was removed
+            step = self.sequencer.state.step - 1
+            self.mq.namespace.files.delete([step_name(step)])
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> Iterator[Following]:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        following = Following(mq)
+        yield following
+        following.line.close()
+        following.sequencer.resign()
+
+
+def put_letter(following: Following, number: int) -> None:
+    following.mq.namespace.mailbox.put("c1", number, letter_of("c1", number, f"t{number}"), 0)
+
+
+def test_the_leader_tells_of_a_step_that_has_landed(following: Following) -> None:
+    assert following.line.await_step(following.sequencer.state.step)
+    assert not following.line.wait_for_hint(50)
+    put_letter(following, 1)
+    following.sequencer.step()
+    assert following.line.wait_for_hint(PATIENCE_S * 1000)
+    assert following.line._connection is not None, "it was told, and the line is open"
+
+
+def test_nobody_is_told_of_a_step_whose_leader_does_not_lead_any_more(following: Following) -> None:
+    """The put has succeeded, but the look afterwards finds that the step before has changed."""
+    assert following.line.await_step(following.sequencer.state.step)
+    frames: list[int | None] = []
+    receive = following.line._receive
+
+    def keep(kind: FollowFrameKind, timeout_ms: float) -> int | None:
+        frames.append(receive(kind, timeout_ms))
+        return frames[-1]
+
+    following.line._receive = keep  # type: ignore[method-assign]
+    following.fails_at = "sequencer.step_put"
+    put_letter(following, 1)
+    with pytest.raises(NotLeader):
+        following.sequencer.step()
+    assert following.line.wait_for_hint(PATIENCE_S * 1000)
+    assert following.line._connection is None, "the line closes with the term"
+    assert frames == [None]
+
+
+# -- waiting ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fetcher, "watch_steps", lambda self: None)
+
+
+def test_a_poll_ends_when_the_leader_tells_of_a_step(mq: lakemq.Connection, without_inotify: None) -> None:
+    topic = new_topic(mq)
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll()
+        sender = threading.Timer(0.2, lambda: send(mq, topic, "1"))
+        sender.start()
+        began_s = time.monotonic()
+        batch = consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)
+        assert time.monotonic() - began_s < SOON_S
+        assert [message.value for message in batch] == [b"1"]
+        sender.join()
+
+
+def test_a_poll_ends_when_the_file_system_tells_of_a_step(
+    mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FollowLine, "open", lambda self: False)
+    topic = new_topic(mq)
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll()
+        sender = threading.Timer(0.2, lambda: send(mq, topic, "1"))
+        sender.start()
+        began_s = time.monotonic()
+        batch = consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)
+        assert time.monotonic() - began_s < SOON_S
+        assert [message.value for message in batch] == [b"1"]
+        sender.join()
+
+
+def send(mq: lakemq.Connection, topic: str, value: str) -> None:
+    mq.publish(topic, pa.table({"value": [value]}))
+
+
+def test_a_step_that_another_thread_reads_first_ends_the_poll_too(
+    mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of a connection share a reader. What it has read is not what each of them has looked at."""
+    topic = new_topic(mq)
+    wait, waits = StepWaiter.wait, []
+
+    def read_before_waiting(waiter: StepWaiter, *arguments: int) -> None:
+        waits.append(waiter)
+        if len(waits) == 1:
+            send(mq, topic, "1")
+            mq.state()
+        wait(waiter, *arguments)
+
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll()
+        monkeypatch.setattr(StepWaiter, "wait", read_before_waiting)
+        began_s = time.monotonic()
+        assert len(consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)) == 1
+        assert time.monotonic() - began_s < step_waiter.LINE_LOOK_MS / 2_000
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    refresh, looks = Reader.refresh, []
+
+    def counted(reader: Reader) -> object:
+        looks.append(time.monotonic())
+        return refresh(reader)
+
+    monkeypatch.setattr(Reader, "refresh", counted)
+    return looks
+
+
+def test_an_idle_follower_with_a_line_looks_rarely(
+    mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq)
+    looks = count_looks(monkeypatch)
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll()
+        del looks[:]
+        consumer.poll(timeout_ms=1_000, poll_ms=5)
+    assert 2 <= len(looks) <= 12, "a look when it begins and ends, and for steps that other tests have caused"
+
+
+def test_a_step_that_the_leader_did_not_tell_of_is_found_by_the_next_look(
+    mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader may be stopped, and another one decide. Then its line is dropped."""
+    topic = new_topic(mq)
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll(timeout_ms=50)
+        waiter = consumer._loop._waiter
+        waiter._longest_ms = 300  # type: ignore[attr-defined]
+        line = waiter._line  # type: ignore[attr-defined]
+        assert line.open()
+        stopped = line._connection
+        monkeypatch.setattr(line, "wait_for_hint", lambda timeout_ms: bool(time.sleep(timeout_ms / 1000)))
+        sender = threading.Timer(0.1, lambda: send(mq, topic, "1"))
+        sender.start()
+        assert [message.value for message in consumer.poll(timeout_ms=FAR_MS)] == [b"1"]
+        assert line._connection is None
+        assert stopped is not None
+        sender.join()
+
+
+def test_a_hint_of_a_step_that_is_not_there_shows_nothing(mq: lakemq.Connection, without_inotify: None) -> None:
+    topic = new_topic(mq)
+    serving = mq._open.serving[0]
+    term = serving.sequencer._term
+    assert term is not None
+    assert term.lines is not None
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll()
+        liar = threading.Timer(0.1, lambda: announce_falsely(term.lines))
+        liar.start()
+        assert len(consumer.poll(timeout_ms=600)) == 0
+        liar.join()
+        send(mq, topic, "1")
+        assert [message.value for message in consumer.poll(timeout_ms=FAR_MS)] == [b"1"]
+    assert values(mq, topic) == ["1"]
+
+
+def announce_falsely(lines: object) -> None:
+    followers = lines.followers  # type: ignore[attr-defined]
+    newest = followers._newest_step
+    followers.note_step(newest + 1_000)
+    followers.announce()
+    time.sleep(0.05)
+    followers.note_step(newest)
+    followers.announce()
+
+
+def test_closing_a_consumer_ends_the_poll_of_another_thread(mq: lakemq.Connection, without_inotify: None) -> None:
+    consumer = mq.consumer(new_name("g"), assign=[new_topic(mq)])
+    consumer._loop._waiter._longest_ms = FAR_MS  # type: ignore[attr-defined]
+    errors: list[BaseException] = []
+
+    def poll() -> None:
+        try:
+            consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)
+        except lakemq.errors.IllegalState as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    time.sleep(0.3)
+    consumer.close()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+class SilentLine:
+    """A line on which no hint comes."""
+
+    def await_step(self, step: int) -> bool:
+        return True
+
+    def wait_for_hint(self, timeout_ms: float) -> bool:
+        time.sleep(timeout_ms / 1000)
+        return False
+
+    def close(self) -> None: ...
+
+
+def test_an_answer_ends_a_wait_for_steps() -> None:
+    answers: list[int] = []
+    line: Any = SilentLine()
+    waiter = StepWaiter(lambda: None, AheadClock(), line, lambda: 1, lambda: len(answers), FAR_MS)
+    waiter.reset()
+    answering = threading.Timer(0.1, lambda: answers.append(1))
+    answering.start()
+    began_s = time.monotonic()
+    waiter.wait(FAR_MS, FAR_MS)
+    assert time.monotonic() - began_s < SOON_S
+    answering.join()
+
+
+def test_two_threads_may_wait_with_one_consumer(mq: lakemq.Connection, without_inotify: None) -> None:
+    topic, values_polled = new_topic(mq), []
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+
+        def poll() -> None:
+            end_s = time.monotonic() + SOON_S
+            while len(values_polled) < 20 and time.monotonic() < end_s:
+                values_polled.extend(message.value for message in consumer.poll(timeout_ms=100))
+
+        threads = [threading.Thread(target=poll) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for number in range(20):
+            send(mq, topic, str(number))
+        for thread in threads:
+            thread.join()
+    assert sorted(values_polled) == sorted(b"%d" % number for number in range(20))
