@@ -19,9 +19,9 @@ from ...namespace.processes.process import OwnLock
 from ...protocol.errors import IllegalState
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
+from ..follow_line import FollowLine
 from ..schemas.finding import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
-from ..follow_line import FollowLine
 from .fetch_result import FetchResult
 from .lookup.reader import WHOLE, Reader
 from .planning.plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
