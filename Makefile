@@ -117,6 +117,10 @@ $(AIRFLOW)/ready: setup.cfg $(AIRFLOW_LOCK) | $(READY)
 test-browser: $(READY) ## the console in Chromium; skipped without chromium and chromedriver: about a minute
 	$(BIN)/pytest -n 0 tests/browser
 
+.PHONY: test-operating
+test-operating: $(READY) ## a namespace broken in eight ways, asked with the command and the console; metrics and alerts with Prometheus' promtool, which Go builds once: three minutes, the first time five
+	promtool=$$($(BIN)/python tests/promtool.py) && LAKEMQ_TEST_PROMTOOL="$$promtool" $(BIN)/pytest -n 0 tests/operating
+
 .PHONY: soak
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked
 	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ from lakemq.jobs.entry import (
 )
 from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
 from lakemq.jobs.process.probe import probe
+from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
+from lakemq.tables.storage.coordination.step_objects import step_name
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -61,9 +63,11 @@ def serve_until_signal(
         with mq.serving() as serving, beside(serving):
             log.info("%s serves %s", serving.sequencer.name, mq.namespace.path)
             watch, memory = _LeaderWatcher(serving), MemoryRelease()
-            while not (stop.is_set() or serving.wait(_LOOK_S) or time.monotonic() >= end_s):
-                watch.look()
-                memory.look()
+            with _StandbySign(mq, serving) as sign:
+                while not (stop.is_set() or serving.wait(_LOOK_S) or time.monotonic() >= end_s):
+                    watch.look()
+                    memory.look()
+                    sign.look()
             # read before the block ends: afterwards the sequencer has no state and does not lead
             step, led = serving.sequencer.state.step, serving.sequencer.leads
         if serving.error is not None:
@@ -124,6 +128,43 @@ class _LeaderWatcher:
         if leader and leader != self._leader:
             log.info("%s stands by: %s leads with epoch %d", sequencer.name, leader, state.leader_epoch)
         self._leader = leader
+
+
+class _StandbySign:
+    """Shows others that this sequencer stands by, for as long as it does."""
+
+    def __init__(self, mq: Connection, serving: Serving) -> None:
+        self._files, self._serving = mq.namespace.files, serving
+        self._signs = StandbySigns(self._files)
+        self._number = 0
+        self._next_s = 0.0
+
+    def __enter__(self) -> _StandbySign:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._number:
+            self._forget()
+
+    def look(self) -> None:
+        """Write the next sign if it is time, or delete it if this sequencer leads now."""
+        sequencer = self._serving.sequencer
+        if sequencer.leads:
+            if self._number:
+                self._forget()
+        elif sequencer.state.leader and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + SIGN_EVERY_MS / 1000
+            self._number += 1
+            with suppress(OSError):  # the sequencer itself logs that the store cannot be written
+                # The newest step always stays. Without it the namespace is deleted, and a sign would be in the way of
+                # a new one at this path.
+                if self._files.size(step_name(sequencer.state.step)) is not None:
+                    self._signs.put(sequencer.name, self._number)
+
+    def _forget(self) -> None:
+        self._number = 0
+        with suppress(OSError):
+            self._signs.forget(self._serving.sequencer.name)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Programs that tests of object stores run: fetched once into the user's cache folder, and started on a free port."""
+"""Programs that tests run: fetched once into the user's cache folder, and started on a free port."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fetch_once(name: str, tool: str, made: str, fetch: Callable[[Path], None]) -
         if program.exists():
             return program
         if shutil.which(tool) is None:
-            sys.exit(f"make test-stores fetches {name} with `{tool}`, and does not find it.")
+            sys.exit(f"Tests fetch {name} with `{tool}`, which is not on the path. Install it.")
         print(f"fetching {name}, which takes some minutes once", file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=cache) as fetched:
             folder = Path(fetched) / "program"

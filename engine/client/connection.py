@@ -334,10 +334,17 @@ class Connection:
     def _make_groups(self, read_state: Callable[[], State]) -> Groups:
         resets = OffsetResets(read_state, self._fetcher.offsets_for_times, self._clock.now_ms)
         retention_ms = self.namespace.config.ms("offsets.retention.ms")
-        store, time_ms = self.namespace.store, self.namespace.files.time_ms
+        store, time_ms = self.namespace.store, self._store_time_ms
         return Groups(
             read_state, self.requester, resets, retention_ms, time_ms, lambda: read_consumption(store, time_ms())
         )
+
+    def _store_time_ms(self) -> int:
+        """Return the store's time; this machine's if the store cannot be written, as with a full disk."""
+        try:
+            return self.namespace.files.time_ms()
+        except OSError:
+            return self._clock.now_ms()
 
     def observer(self) -> Observer:
         """Return an observer, for a process that looks at groups, transactions and delayed messages again and again."""

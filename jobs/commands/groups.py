@@ -15,6 +15,7 @@ from lakemq.jobs.output import show
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.groups.groups import GroupInfo, MemberInfo, PartitionLag
+    from lakemq.engine.client.observer import Observation
     from lakemq.jobs.commands.shared.context import Session
 
 groups = typer.Typer(no_args_is_help=True, help="Consumer groups: members, assignments, offsets and lag.")
@@ -30,6 +31,7 @@ _COLUMNS = (
     "high_watermark",
     "lag",
     "unacknowledged",
+    "owner",
     "deleted",
     "expired",
     "committed_at",
@@ -284,12 +286,21 @@ def lag(ctx: typer.Context, group: Name) -> None:
     lag counts the offsets from next_offset on, including markers and aborted messages. counted_from says what
     next_offset is. committed: the committed offset. start: where the group starts, before its first commit. log_start:
     the start of the log, while the group has no start yet; then lag is the largest possible. unacknowledged: messages
-    of a queue group that its owner has and has not acknowledged. pending: the open transaction that holds offsets for
-    the partition.
+    of a queue group that its owner has and has not acknowledged. owner: the member that has the partition. pending: the
+    open transaction that holds offsets for the partition.
     """
     session = get_session(ctx)
-    with session.connect() as mq:
-        show(map(_lag, mq.groups.lag(group)), session.output, _COLUMNS)
+    with session.connect() as mq, mq.observer().look() as observation:
+        owners = _read_owners(observation, group)
+        rows = [_lag(row, owners.get((row.topic, row.partition))) for row in observation.groups.lag(group)]
+        show(rows, session.output, _COLUMNS)
+
+
+def _read_owners(observation: Observation, group: str) -> dict[tuple[str, int], str | None]:
+    """Return (topic, partition) -> its owner; empty for a group that only has committed offsets."""
+    if group not in observation.state.groups:
+        return {}
+    return {(row.topic, row.partition): row.owner for row in observation.groups.assignments(group)}
 
 
 def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]:
@@ -329,7 +340,7 @@ def _to_record(info: GroupInfo) -> dict[str, Any]:
     }
 
 
-def _lag(row: PartitionLag) -> dict[str, Any]:
+def _lag(row: PartitionLag, owner: str | None) -> dict[str, Any]:
     return {
         "group": row.group,
         "topic": row.topic,
@@ -341,6 +352,7 @@ def _lag(row: PartitionLag) -> dict[str, Any]:
         "high_watermark": row.high_watermark,
         "lag": row.lag,
         "unacknowledged": row.unacknowledged,
+        "owner": owner,
         "deleted": row.deleted,
         "expired": row.expired,
         "committed_at": from_millis(row.committed_at_ms),

@@ -16,6 +16,7 @@ from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.commands.shared.progress import show_activity
 from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
 from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.process.collection import collect_rarely
 
 if TYPE_CHECKING:
     from lakemq.engine.sequencer.serving import Serving
@@ -159,7 +160,7 @@ def doctor(
 
     session = get_session(ctx)
     spark = find_spec("pyspark") is not None if spark is None else spark
-    with hide_pandas():
+    with hide_pandas(), collect_rarely():
         from lakemq.jobs.doctor.examination import examine
 
         with show_activity("checking") as tell:

@@ -12,6 +12,7 @@ import typer
 
 from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.process.collection import collect_rarely
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -42,15 +43,15 @@ def status(
         bool, typer.Option("--once", help="Print it once and end. So it is where stdout is not a terminal.")
     ] = False,
 ) -> None:
-    """Show what the namespace does, refreshed each second: leader, rates, topics, groups, transactions, findings.
+    """Show what the namespace does, refreshed each second: leader, rates, disk, topics, groups, transactions, findings.
 
     in_per_s counts offsets that were appended since the last refresh. out_per_s counts offsets that groups committed or
-    acknowledged over the last minute. Delayed messages that are due soon, and the doctor's findings, are read every ten
-    seconds. The page needs no sequencer, and asks it nothing. Ctrl-C ends it.
+    acknowledged over the last minute. Delayed messages that are due soon, dead letters, and the doctor's findings are
+    read every ten seconds. The page needs no sequencer, and asks it nothing. Ctrl-C ends it.
     """
     session = get_session(ctx)
     live = not once and session.output is Output.table and sys.stdout.isatty()
-    with session.connect() as mq:
+    with collect_rarely(), session.connect() as mq:
         if live:
             with suppress(KeyboardInterrupt):
                 _show_live(mq)
@@ -61,11 +62,11 @@ def status(
 def _show_once(mq: Connection, output: Output) -> None:
     from lakemq.jobs.state.status import OutlookReader, read_status, status_record, take_sample
 
-    before = take_sample(mq)
-    outlook = OutlookReader(mq).read()
+    before, observer = take_sample(mq), mq.observer()
+    outlook = OutlookReader(mq, observer).read()
     # Rates need a second between two samples; reading the outlook has taken a part of it.
     time.sleep(max(0.0, before.monotonic_s + _REFRESH_S - time.monotonic()))
-    current = read_status(mq, before, take_sample(mq))
+    current = read_status(mq, observer, before, take_sample(mq))
     if output is not Output.table:
         show([status_record(current, outlook)], output, _FIGURES)
         return
@@ -88,13 +89,15 @@ def _show_live(mq: Connection) -> None:
     from lakemq.jobs.state.status import read_status, take_sample
     from lakemq.jobs.state.status_page import draw_status
 
-    watcher, before = _OutlookWatcher(mq), take_sample(mq)
+    # The watcher has an observer of its own: its look takes long, and the page must not wait for it.
+    watcher, observer, before = _OutlookWatcher(mq), mq.observer(), take_sample(mq)
     try:
         with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as page:
             while True:
                 time.sleep(_REFRESH_S)
                 now = take_sample(mq)
-                page.update(draw_status(read_status(mq, before, now), watcher.outlook), refresh=True)
+                status = read_status(mq, observer, before, now)
+                page.update(draw_status(status, watcher.outlook), refresh=True)
                 before = now
     finally:
         watcher.stop()
@@ -113,7 +116,7 @@ class _OutlookWatcher:
     def _run(self) -> None:
         from lakemq.jobs.state.status import OutlookReader
 
-        reader = OutlookReader(self._mq)
+        reader = OutlookReader(self._mq, self._mq.observer())
         while not self._stopped.is_set():
             try:
                 self.outlook = reader.read()

@@ -83,6 +83,18 @@ def _apply_redrive(console: Console, inputs: Inputs) -> None:
     console.mq.dead_letters.redrive(read_text(inputs, "topic"), _make_condition(inputs))
 
 
+def _preview_purge(console: Console, inputs: Inputs) -> list[Part]:
+    topic = read_text(inputs, "topic")
+    count = console.mq.dead_letters.purge(topic, _make_condition(inputs), dry_run=True)
+    text = f"{count:,} dead letters of {topic} will be purged: they are listed no more, and cannot be sent back."
+    stay = "Their messages stay in the topic for as long as its retention says."
+    return [Notice(text, "bad"), Notice(stay)]
+
+
+def _apply_purge(console: Console, inputs: Inputs) -> None:
+    console.mq.dead_letters.purge(read_text(inputs, "topic"), _make_condition(inputs))
+
+
 # -- delayed messages -----------------------------------------------------------------------------------
 
 
@@ -175,6 +187,14 @@ CHANGES: dict[str, Change] = {
         _apply_redrive,
         lambda inputs: "/dead-letters",
         "The dead letters are sent back.",
+    ),
+    "purge": Change(
+        "Purge dead letters",
+        ("topic", "group"),
+        _preview_purge,
+        _apply_purge,
+        lambda inputs: "/dead-letters",
+        "The dead letters are purged.",
     ),
     "cancel-delayed": Change(
         "Cancel delayed messages",

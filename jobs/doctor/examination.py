@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -46,7 +45,7 @@ def examine(
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.errors import LakeMQError
-    from lakemq.jobs.doctor.namespace import CHECKS
+    from lakemq.jobs.doctor.namespace import make_checks
 
     try:
         mq = Connection(open_namespace(path, _config(conf), storage_options))
@@ -54,8 +53,8 @@ def examine(
         yield _refusal_finding("namespace", error, "Is the path right? It should be")
         return
     with mq:
-        for name, check in CHECKS.items():
-            yield run_check(name, partial(check, mq))
+        for name, check in make_checks(mq, mq.observer()).items():
+            yield run_check(name, check)
 
 
 def _config(conf: str | None) -> EngineConfig:

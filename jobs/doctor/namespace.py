@@ -10,21 +10,25 @@ import errno
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.delayed.releases import Releases
 from lakemq.engine.client.fetch.lookup.lookup import OffsetRange
-from lakemq.engine.client.fetch.lookup.reader import WHOLE, Reader
+from lakemq.engine.client.fetch.lookup.reader import Reader
 from lakemq.engine.client.fetch.planning.plan import beginning_offsets
 from lakemq.engine.client.fetch.reading.files import verify_files
+from lakemq.engine.client.observer import Observation, Observer
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.sequencer.letters.quarantine import FOLDER as ASIDE
 from lakemq.jobs.doctor.examination import Finding
 from lakemq.jobs.output import one_line, to_iso
 from lakemq.jobs.process.probe import probe
+from lakemq.jobs.state.free_space import describe_free_space, read_free_space
 from lakemq.jobs.state.key_spread import describe_fullest_partition
 from lakemq.jobs.state.leadership import read_leadership, store_now_ms
 from lakemq.tables.specs.messages import file_stem
@@ -68,10 +72,11 @@ def _sentence(parts: list[str]) -> str:
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def check_state(mq: Connection) -> Finding:
+def check_state(observer: Observer) -> Finding:
     """Check that a state can be loaded from the tables; raises TableDamaged."""
-    state = Reader(mq.namespace.store, SystemClock(), WHOLE).refresh()
-    return Finding("state", True, f"{len(state.topic_ids)} topics as of step {state.step}")
+    with observer.look() as observation:
+        state = observation.state
+        return Finding("state", True, f"{len(state.topic_ids)} topics as of step {state.step}")
 
 
 def check_writable(mq: Connection) -> Finding:
@@ -86,10 +91,28 @@ def check_writable(mq: Connection) -> Finding:
     return Finding("writable", True, "objects can be written and deleted")
 
 
+def check_space(mq: Connection) -> Finding:
+    """Check that the disk has room; an object store has no end."""
+    space = read_free_space(mq.namespace.files)
+    if space is None:
+        return Finding("space", True, "the store is no disk of this machine, so nothing limits it")
+    text = describe_free_space(space)
+    if not space.is_low:
+        return Finding("space", True, text)
+    mend = (
+        "Make room on the disk, or make it larger. When it is full, requests wait and nothing is lost. Messages"
+        " take less with a shorter retention.ms or retention.bytes of their topics."
+    )
+    return Finding("space", False, text, mend)
+
+
 def check_clock(mq: Connection) -> Finding:
     """Check that this clock agrees with the store's, and that the time of the steps is not ahead of both."""
     before_ms = _now_ms()
-    store_ms = probe(mq.namespace.files)
+    try:
+        store_ms = probe(mq.namespace.files)
+    except OSError:  # the check of writing says why
+        return Finding("clock", True, "not compared, because the store cannot be written")
     skew_ms = 0 if store_ms is None else _outside(store_ms, before_ms, _now_ms())
     if abs(skew_ms) > SKEW_MS:
         text = f"the store's time is {skew_ms / 1000:+.1f} s off this clock"
@@ -124,7 +147,8 @@ def check_sequencer(mq: Connection) -> Finding:
     if silent_ms > leadership.lease_ms + SKEW_MS:
         mend = f"It seems to be dead or stopped. Start another one, which takes over: {serve}"
         return Finding("sequencer", False, leads, mend)
-    return Finding("sequencer", True, leads)
+    standbys = ", ".join(leadership.standbys[:_SOME]) or "none"
+    return Finding("sequencer", True, f"{leads}; standby: {standbys}")
 
 
 def check_mailbox(mq: Connection) -> Finding:
@@ -228,11 +252,15 @@ def check_data_files(mq: Connection) -> Finding:
     return Finding("data files", False, found, mend)
 
 
-def check_groups(mq: Connection) -> Finding:
+def check_groups(mq: Connection, observer: Observer) -> Finding:
     """Check that no group's offsets expire soon, and that no queue group is stuck."""
-    groups, now_ms = mq.groups.all(), store_now_ms(mq)
-    queues = [group.group for group in groups if group.protocol == "queue" and group.members]
-    stalls = [(group, stall) for group in queues for stall in mq.groups.stalls(group) if stall.is_overdue(now_ms)]
+    now_ms = store_now_ms(mq)
+    with observer.look() as observation:
+        groups = observation.groups.all()
+        queues = [group.group for group in groups if group.protocol == "queue" and group.members]
+        stalls = [
+            (group, stall) for group in queues for stall in observation.groups.stalls(group) if stall.is_overdue(now_ms)
+        ]
     if stalls:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
         more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""
@@ -265,10 +293,16 @@ def check_spread(mq: Connection) -> Finding:
     return Finding("spread", True, one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}. {why}"))
 
 
-def check_delays(mq: Connection) -> Finding:
+def check_delays(mq: Connection, observer: Observer) -> Finding:
     """Check that no due message is unreleased, and that the data files of waiting messages are readable."""
     step = read_watermark(mq.namespace.store).step
-    waiting = list(Reader(mq.namespace.store, SystemClock(), WHOLE).refresh().delays.ranges)
+    with observer.look() as observation:
+        return _check_delays(mq, observation, step)
+
+
+def _check_delays(mq: Connection, observation: Observation, step: int) -> Finding:
+    """Check the delayed messages of an observation. step: up to which their rows are in data files."""
+    waiting = list(observation.state.delays.ranges)
     # rows that are still in the journal get their file with the next projection
     footers = {range_.published.file_id: range_.published.footer_hash for range_ in waiting if range_.step <= step}
     if wrong := verify_files(mq.namespace.files, footers):
@@ -285,7 +319,8 @@ def check_delays(mq: Connection) -> Finding:
             text,
             f"Restore them into messages/ from a backup. Or cancel all messages that wait: {purge}",
         )
-    late = mq.delayed.releases().count_unreleased(store_now_ms(mq) - WAITING_MS).messages
+    releases = Releases(mq.namespace, SystemClock(), lambda: observation.state)
+    late = releases.count_unreleased(store_now_ms(mq) - WAITING_MS).messages
     if late:
         release = f"lakemq --path {mq.namespace.path} delayed release"
         mend = f"Check that a sequencer runs and keeps up. Or release them now: {release}"
@@ -310,20 +345,22 @@ def _at(ms: int) -> str:
     return to_iso(datetime.fromtimestamp(ms / 1000, timezone.utc))
 
 
-CHECKS: dict[str, Callable[[Connection], Finding]] = {
-    "namespace": check_tables,
-    "state": check_state,
-    "writable": check_writable,
-    "clock": check_clock,
-    "sequencer": check_sequencer,
-    "mailbox": check_mailbox,
-    "letters": check_letters,
-    "aside": check_aside,
-    "aliens": check_aliens,
-    "foreign commits": check_foreign_commits,
-    "data files": check_data_files,
-    "spread": check_spread,
-    "groups": check_groups,
-    "delays": check_delays,
-}
-"""The checks in order: later ones rely on earlier ones."""
+def make_checks(mq: Connection, observer: Observer) -> dict[str, Callable[[], Finding]]:
+    """Return the checks by name, in order: later ones rely on earlier ones. They load the whole state only once."""
+    return {
+        "namespace": partial(check_tables, mq),
+        "state": partial(check_state, observer),
+        "writable": partial(check_writable, mq),
+        "space": partial(check_space, mq),
+        "clock": partial(check_clock, mq),
+        "sequencer": partial(check_sequencer, mq),
+        "mailbox": partial(check_mailbox, mq),
+        "letters": partial(check_letters, mq),
+        "aside": partial(check_aside, mq),
+        "aliens": partial(check_aliens, mq),
+        "foreign commits": partial(check_foreign_commits, mq),
+        "data files": partial(check_data_files, mq),
+        "spread": partial(check_spread, mq),
+        "groups": partial(check_groups, mq, observer),
+        "delays": partial(check_delays, mq, observer),
+    }

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lakemq.engine.namespace.processes.extras import needs
-from lakemq.jobs.metrics import object_metrics, sequencer_metrics
+from lakemq.jobs.metrics import object_metrics, sequencer_metrics, store_metrics
 from lakemq.jobs.metrics.families import FamilyBuilder
 
 with needs("metrics"):
@@ -50,6 +50,7 @@ SLOW_WAIT_S = 2.0
 _FAST_PARTS = {
     "sequencer": sequencer_metrics.read_sequencer,
     "waiting": sequencer_metrics.read_waiting,
+    "store": store_metrics.read_store,
     "topics": object_metrics.read_topics,
     "groups": object_metrics.read_groups,
     "transactions": object_metrics.read_transactions,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lakemq.engine.client.connection import Connection
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 from lakemq.tables.storage.coordination.step_objects import step_name
 
 
@@ -19,6 +20,7 @@ class Leadership:
         has_died: it ended without handing over its lease.
         step, put_ms: the last step, and when it was put by the store's clock.
         silent_ms: the age of that step.
+        standbys: the sequencers that `lakemq serve` has standing by.
     """
 
     leader: str
@@ -28,11 +30,13 @@ class Leadership:
     step: int
     put_ms: int
     silent_ms: int
+    standbys: tuple[str, ...]
 
 
 def read_leadership(mq: Connection) -> Leadership:
     """Return who leads as of the newest step."""
     state = mq.state()
+    now_ms = store_now_ms(mq)
     put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
     return Leadership(
         leader=state.leader,
@@ -41,7 +45,8 @@ def read_leadership(mq: Connection) -> Leadership:
         has_died=bool(state.leader) and LeaderLocks(mq.namespace.files).is_dead(state.leader),
         step=state.step,
         put_ms=put_ms,
-        silent_ms=max(0, store_now_ms(mq) - put_ms),
+        silent_ms=max(0, now_ms - put_ms),
+        standbys=tuple(StandbySigns(mq.namespace.files).list_present(now_ms)),
     )
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.dead_letters import DeadLetterCount
+from lakemq.engine.client.delayed.releases import Releases
 from lakemq.engine.client.groups.group_info import GroupInfo
+from lakemq.engine.client.observer import Observation, Observer
 from lakemq.engine.client.topics import TopicDescription
 from lakemq.engine.client.transactions.operations import TransactionInfo
+from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.errors import LakeMQError
 from lakemq.jobs.doctor.examination import Finding, run_check
-from lakemq.jobs.doctor.namespace import CHECKS
+from lakemq.jobs.doctor.namespace import make_checks
+from lakemq.jobs.state.free_space import FreeSpace, read_free_space
 from lakemq.jobs.state.leadership import Leadership, read_leadership, store_now_ms
 
 MINUTES = (1, 10, 60)
 """For how many minutes ahead the due delayed messages are counted."""
 
-QUICK_CHECKS = ("sequencer", "mailbox", "letters", "aside", "clock", "groups", "delays")
+QUICK_CHECKS = ("writable", "space", "sequencer", "mailbox", "letters", "aside", "clock", "groups", "delays")
 """The doctor's checks that read no data file of a topic, and so may run every few seconds."""
 
 
@@ -33,9 +38,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What takes longer to find out. due_by_minutes: minutes ahead -> delayed messages that are due by then."""
+    """What takes longer to find out.
+
+    Attributes:
+        due_by_minutes: minutes ahead -> delayed messages that are due by then.
+        dead_letters: open dead letters by topic and cause; None: they cannot be read.
+        findings: findings of the doctor that are not ok.
+    """
 
     due_by_minutes: Mapping[int, int]
+    dead_letters: Sequence[DeadLetterCount] | None
     findings: Sequence[Finding]
 
 
@@ -46,6 +58,7 @@ class Status:
     Attributes:
         in_per_s: topic -> offsets appended per second, transaction markers included.
         out_per_s: offsets per second that groups committed or acknowledged over the last minute; None: unknown.
+        space: the room on the disk; None for an object store.
     """
 
     path: str
@@ -57,6 +70,7 @@ class Status:
     groups: Sequence[GroupInfo]
     out_per_s: float | None
     open_transactions: Sequence[TransactionInfo]
+    space: FreeSpace | None
 
 
 def take_sample(mq: Connection, clock: Callable[[], float] = time.monotonic) -> Sample:
@@ -66,10 +80,20 @@ def take_sample(mq: Connection, clock: Callable[[], float] = time.monotonic) -> 
     return Sample(clock(), state.step, ends)
 
 
-def read_status(mq: Connection, before: Sample, now: Sample) -> Status:
-    """Return the status as of the newest step. before, now: two samples, for the rates."""
+def read_status(mq: Connection, observer: Observer, before: Sample, now: Sample) -> Status:
+    """Return the status as of the newest step.
+
+    Args:
+        observer: reads groups and transactions. With the same one, the next call costs little.
+        before, now: two samples, for the rates.
+    """
+    with observer.look() as observation:
+        return _read_status(mq, observation, before, now)
+
+
+def _read_status(mq: Connection, observation: Observation, before: Sample, now: Sample) -> Status:
     seconds = now.monotonic_s - before.monotonic_s
-    groups = mq.groups.all()
+    groups = observation.groups.all()
     rates = [group.consumption_rate for group in groups]
     return Status(
         path=mq.namespace.path,
@@ -82,7 +106,8 @@ def read_status(mq: Connection, before: Sample, now: Sample) -> Status:
         },
         groups=groups,
         out_per_s=None if None in rates else round(sum(rate or 0.0 for rate in rates), 1),
-        open_transactions=sorted(mq.transactions.all(("Ongoing",)), key=lambda info: -(info.open_ms or 0)),
+        open_transactions=sorted(observation.transactions.all(("Ongoing",)), key=lambda info: -(info.open_ms or 0)),
+        space=read_free_space(mq.namespace.files),
     )
 
 
@@ -93,15 +118,26 @@ def _rate(count: int, seconds: float) -> float:
 class OutlookReader:
     """Reads what takes longer. It follows the waiting messages, so a later call costs less than the first."""
 
-    def __init__(self, mq: Connection) -> None:
-        self._mq, self._releases = mq, mq.delayed.releases()
+    def __init__(self, mq: Connection, observer: Observer) -> None:
+        self._mq, self._observer = mq, observer
+        self._state = mq.state()
+        self._releases = Releases(mq.namespace, SystemClock(), lambda: self._state)
+        self._checks = make_checks(mq, observer)
 
     def read(self) -> Outlook:
-        """Return the due messages and the doctor's findings as of now. Checks that are ok are left out."""
+        """Return the due messages, the dead letters and the doctor's findings as of now."""
         now_ms = store_now_ms(self._mq)
-        due = {minutes: self._releases.count_unreleased(now_ms + 60_000 * minutes).messages for minutes in MINUTES}
-        findings = [run_check(name, partial(CHECKS[name], self._mq)) for name in QUICK_CHECKS]
-        return Outlook(due, [finding for finding in findings if not finding.ok])
+        with self._observer.look() as observation:
+            self._state = observation.state
+            due = {minutes: self._releases.count_unreleased(now_ms + 60_000 * minutes).messages for minutes in MINUTES}
+        findings = [run_check(name, self._checks[name]) for name in QUICK_CHECKS]
+        return Outlook(due, self._count_dead_letters(), [finding for finding in findings if not finding.ok])
+
+    def _count_dead_letters(self) -> list[DeadLetterCount] | None:
+        try:
+            return self._mq.dead_letters.counts()
+        except LakeMQError:  # a damaged file must not hide the rest
+            return None
 
 
 def status_record(status: Status, outlook: Outlook | None) -> dict[str, object]:
@@ -112,6 +148,7 @@ def status_record(status: Status, outlook: Outlook | None) -> dict[str, object]:
         "leader": leadership.leader,
         "leader_epoch": leadership.epoch,
         "leader_has_died": leadership.has_died,
+        "standbys": list(leadership.standbys),
         "step": leadership.step,
         "last_step_age_ms": leadership.silent_ms,
         "steps_per_s": status.steps_per_s,
@@ -120,6 +157,9 @@ def status_record(status: Status, outlook: Outlook | None) -> dict[str, object]:
         "topics": topic_rows(status),
         "groups": group_rows(status),
         "open_transactions": transaction_rows(status),
+        "size_bytes": status.space.size_bytes if status.space else None,
+        "free_bytes": status.space.free_bytes if status.space else None,
+        "dead_letters": dead_letter_rows(outlook),
         "due_by_minutes": {str(minutes): count for minutes, count in outlook.due_by_minutes.items()} if outlook else {},
         "findings": finding_rows(outlook),
     }
@@ -165,6 +205,11 @@ def transaction_rows(status: Status) -> list[dict[str, object]]:
         }
         for info in status.open_transactions
     ]
+
+
+def dead_letter_rows(outlook: Outlook | None) -> list[dict[str, object]]:
+    """Return a row per dead-letter topic and cause."""
+    return [dict(count._asdict()) for count in (outlook.dead_letters or () if outlook else ())]
 
 
 def finding_rows(outlook: Outlook | None) -> list[dict[str, object]]:

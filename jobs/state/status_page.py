@@ -9,7 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lakemq.jobs.output import escape_control_characters
-from lakemq.jobs.state.status import Outlook, Status, finding_rows, group_rows, topic_rows, transaction_rows
+from lakemq.jobs.state.free_space import describe_free_space
+from lakemq.jobs.state.status import (
+    Outlook,
+    Status,
+    dead_letter_rows,
+    finding_rows,
+    group_rows,
+    topic_rows,
+    transaction_rows,
+)
 
 _MOST_ROWS = 10
 
@@ -26,6 +35,7 @@ def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
             "Open transactions",
             [{**row, "partitions": ", ".join(map(str, _items(row["partitions"])))} for row in transaction_rows(status)],
         ),
+        ("Dead letters", dead_letter_rows(outlook)),
         ("Findings", finding_rows(outlook)),
     ]
     for title, rows in sections:
@@ -44,10 +54,12 @@ def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
     lines = {
         "namespace": status.path,
         "leader": _describe_leader(status),
+        "standby": ", ".join(status.leadership.standbys) or "none",
         "last step": f"{status.leadership.step:,}, {status.leadership.silent_ms / 1000:.1f} s ago",
         "steps/s": f"{status.steps_per_s:,.1f}",
         "messages in/s": f"{sum(status.in_per_s.values()):,.1f}",
         "messages out/s": "unknown" if status.out_per_s is None else f"{status.out_per_s:,.1f} (last minute)",
+        "disk": "an object store" if status.space is None else describe_free_space(status.space),
         "delayed, due in": "counting" if outlook is None else _describe_due(outlook),
     }
     for name, value in lines.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.slow
 INPUTS = {
     "reset-offsets": {"group": READERS, "topic": ORDERS, "to": "earliest"},
     "redrive": {"topic": f"{ORDERS}.dlq", "group": WORKERS},
+    "purge": {"topic": f"{ORDERS}.dlq", "group": WORKERS},
     "cancel-delayed": {"topic": ORDERS},
     "abort": {"id": "shipper"},
     "alter-topic": {"topic": ORDERS, "setting": "retention.ms", "value": "1234567"},
@@ -113,6 +115,23 @@ def test_dead_letters_are_sent_back(busy: BusyNamespace, browser: Browser) -> No
     browser.submit(page, "/change/redrive")
     assert len(values(busy.mq, ORDERS)) == count + 1
     assert busy.mq.dead_letters.counts() == []
+
+
+def test_dead_letters_are_purged(busy: BusyNamespace, browser: Browser) -> None:
+    messages: list[Any] = []
+    until(lambda: bool(messages.extend(busy.member.poll(timeout_ms=500)) or messages))
+    busy.member.reject(messages[:1], error="no such customer")
+    until(lambda: sum(count.messages for count in busy.mq.dead_letters.counts()) == 1)
+    page = browser.get("/dead-letter-topic", topic=f"{ORDERS}.dlq")
+    assert "/change/purge" in page
+    page = browser.get("/change/purge", **INPUTS["purge"] | {"group": "others"})
+    assert notices(page)[0].startswith("0 dead letters")
+    page = browser.get("/change/purge", **INPUTS["purge"])
+    assert notices(page)[0].startswith(f"1 dead letters of {ORDERS}.dlq will be purged")
+    count = len(values(busy.mq, ORDERS))
+    assert notices(browser.submit(page, "/change/purge"))[0] == "The dead letters are purged."
+    assert busy.mq.dead_letters.counts() == []
+    assert len(values(busy.mq, ORDERS)) == count
 
 
 def test_delayed_messages_are_cancelled(busy: BusyNamespace, browser: Browser) -> None:

@@ -27,7 +27,7 @@ from lakemq.jobs.cli import app
 from lakemq.jobs.doctor import examination as doctor
 from lakemq.jobs.doctor import namespace as doctor_namespace
 from lakemq.jobs.doctor.examination import Finding, examine, requirements, within
-from lakemq.jobs.doctor.namespace import check_sequencer
+from lakemq.jobs.doctor.namespace import check_sequencer, make_checks
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
@@ -70,7 +70,8 @@ def test_a_healthy_namespace_has_no_findings(healthy: Path) -> None:
     findings = [json.loads(line) for line in result.stdout.splitlines()]
     assert {f["state"] for f in findings} == {"ok"}
     assert result.exit_code == 0
-    assert {f["check"] for f in findings} == {"versions", "settings", *doctor_namespace.CHECKS}
+    with lakemq.connect(str(healthy)) as mq:
+        assert {f["check"] for f in findings} == {"versions", "settings", *make_checks(mq, mq.observer())}
     assert not (healthy / "probe").exists()
 
 

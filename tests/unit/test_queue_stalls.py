@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,9 @@ def find_stalls(world: QueueWorld) -> list[Stall]:
 
 def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(doctor, "store_now_ms", lambda _: world.clock.ms)
-    return doctor.check_groups(SimpleNamespace(groups=make_groups(world), namespace=SimpleNamespace(path="p")))  # type: ignore[arg-type]
+    connection = SimpleNamespace(namespace=SimpleNamespace(path="p"))
+    observer = SimpleNamespace(look=lambda: nullcontext(SimpleNamespace(groups=make_groups(world))))
+    return doctor.check_groups(connection, observer)  # type: ignore[arg-type]
 
 
 def poll(consumer: QueueConsumer, count: int) -> list[Any]:

@@ -83,7 +83,7 @@ def _find_member_stalls(state: State, group: Group, member: GroupMember) -> Iter
     unfinished = [partition for partition in partitions if partition.deliveries.held_count]
     yield from _find_last_deliveries(group, member, partitions, unfinished)
     yield from _find_bound(group, member, unfinished)
-    yield from _find_silent(state, member, unfinished)
+    yield from _find_silent(state, group, member, unfinished)
     for partition in partitions:
         if partition.status is PartitionStatus.READY:
             yield from _find_waiting(state, group, member, partition)
@@ -128,7 +128,7 @@ def _find_bound(group: Group, member: GroupMember, unfinished: list[_QueuePartit
     yield _build_stall("bound", member, oldest, sentence, advice)
 
 
-def _find_silent(state: State, member: GroupMember, unfinished: list[_QueuePartition]) -> Iterator[Stall]:
+def _find_silent(state: State, group: Group, member: GroupMember, unfinished: list[_QueuePartition]) -> Iterator[Stall]:
     """Yield partitions whose messages the member does not acknowledge. It polls, so the group does not find it lost."""
     for partition in unfinished:
         since_ms = partition.deliveries.silent_since_ms
@@ -139,7 +139,8 @@ def _find_silent(state: State, member: GroupMember, unfinished: list[_QueueParti
                 f" {_format_time(since_ms)}: it has {count} of it, the first is offset"
                 f" {partition.deliveries.first_held}."
             )
-            advice = "Acknowledge them or give them back, or remove the member with `lakemq groups remove-members`."
+            remove = f"lakemq groups remove-members {group.group} --member {member.member_id}"
+            advice = f"Acknowledge them or give them back, or restart its process, or remove the member: `{remove}`."
             yield _build_stall("silent", member, partition, sentence, advice)
 
 

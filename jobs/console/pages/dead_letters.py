@@ -67,5 +67,8 @@ def read_dead_letter_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
             Field("topic", "topic", topic, is_hidden=True),
             Field("group", "only those of this group (empty: all)"),
         ]
-        parts.append(Form("Send back to their topics", "/change/redrive", fields, "Continue", is_change=True))
+        parts += [
+            Form("Send back to their topics", "/change/redrive", fields, "Continue", is_change=True),
+            Form("Purge: be done with them", "/change/purge", fields, "Continue", is_change=True),
+        ]
     return Page(f"Dead letters in {topic}", parts, [Link("Dead letters", "/dead-letters")])

@@ -11,9 +11,12 @@ from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import Facts, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.rendering import format_length, make_link
+from lakemq.jobs.state.free_space import describe_free_space, read_free_space
 
 _MINUTES = 60
 _MOST_GROUPS = 10
+_MOST_WAITS = 2
+"""How many sentences about a group the overview shows: its own page has all."""
 
 _PER_MINUTE = """\
 SELECT CAST((j.decided_at_ms - {since_ms}) DIV 60000 AS INT) AS minute, count(DISTINCT j.step) AS steps,
@@ -30,8 +33,8 @@ def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
     return Page(
         "Overview",
         [
-            *_warn(figures),
-            _describe_sequencer(figures),
+            *_warn(console, figures),
+            _describe_sequencer(console, figures),
             _describe_work(figures),
             *_list_lags(console),
             *_draw_last_hour(console),
@@ -52,8 +55,11 @@ def read_figures(console: Console) -> dict[str, float]:
     return figures
 
 
-def _warn(figures: Mapping[str, float]) -> list[Part]:
+def _warn(console: Console, figures: Mapping[str, float]) -> list[Part]:
     warnings: list[Part] = []
+    space = read_free_space(console.mq.namespace.files)
+    if space is not None and space.is_low:
+        warnings.append(Notice(f"The disk is {describe_free_space(space)}. When it is full, requests wait.", "bad"))
     if not figures.get("lakemq_sequencer_present"):
         warnings.append(Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad"))
     elif figures["lakemq_last_step_age_seconds"] > 2 * figures["lakemq_lease_seconds"] > 0:
@@ -67,21 +73,29 @@ def _warn(figures: Mapping[str, float]) -> list[Part]:
     return warnings
 
 
-def _describe_sequencer(figures: Mapping[str, float]) -> Facts:
-    leader = next((name.partition(" ")[2] for name in figures if name.startswith("lakemq_leader_info ")), "")
+def _describe_sequencer(console: Console, figures: Mapping[str, float]) -> Facts:
+    leader = ", ".join(_list_labels(figures, "lakemq_leader_info"))
+    space = read_free_space(console.mq.namespace.files)
     return Facts(
         "Sequencer",
         [
             ("leader", leader or "none"),
             ("epoch", _whole(figures, "lakemq_leader_epoch")),
+            ("standby", ", ".join(_list_labels(figures, "lakemq_standby_present")) or "none"),
             ("steps", _whole(figures, "lakemq_steps_total")),
             ("last step", f"{format_length(1000 * figures.get('lakemq_last_step_age_seconds', 0))} ago"),
             ("lease", format_length(1000 * figures.get("lakemq_lease_seconds", 0))),
             ("letters waiting", _whole(figures, "lakemq_letters_waiting")),
             ("tables behind, in steps", _whole(figures, "lakemq_projection_lag_steps")),
+            ("disk", describe_free_space(space) if space is not None else "an object store"),
             *_describe_durations(figures),
         ],
     )
+
+
+def _list_labels(figures: Mapping[str, float], name: str) -> list[str]:
+    """Return the sequencers that a metric names."""
+    return sorted(figure.partition(" ")[2] for figure in figures if figure.startswith(f"{name} "))
 
 
 def _describe_durations(figures: Mapping[str, float]) -> list[tuple[str, Any]]:
@@ -132,13 +146,14 @@ def _list_lags(console: Console) -> list[Part]:
             group.members,
             group.lag,
             group.consumption_rate,
+            "; ".join(group.waits_for[:_MOST_WAITS]),
         ]
         for group in groups
     ]
     return [
         Table(
             "Groups with the most lag",
-            ("group", "state", "members", "lag", "consumed per second"),
+            ("group", "state", "members", "lag", "consumed per second", "waits for"),
             rows,
             empty="There is no group yet.",
         )

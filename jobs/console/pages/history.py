@@ -1,0 +1,151 @@
+"""What happened before a time: rates, lag, owners and handoffs, as `lakemq report` has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from lakemq.jobs.commands.shared.times import from_millis, parse_moment, to_millis
+from lakemq.jobs.console.charts import draw_bars
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.inputs import BadInput, read_number, read_text
+from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
+from lakemq.jobs.console.rendering import format_length, format_time, make_link
+
+if TYPE_CHECKING:
+    from lakemq.jobs.reports.history import History, Numbers
+
+_MOST_MINUTES = 24 * 60
+_MOST_ROWS = 200
+
+
+def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return the page of the time that a visitor names; by default the last half hour."""
+    text = read_text(inputs, "at", 40, "")
+    minutes = read_number(inputs, "minutes", 30, low=1, high=_MOST_MINUTES)
+    until_ms = _read_until_ms(text)
+    fields = [
+        Field("at", "until this time (ISO 8601, UTC; empty: now)", text),
+        Field("minutes", "minutes before it", str(minutes)),
+    ]
+    parts: list[Part] = [Form("When", "/history", fields, "Show")]
+
+    def draw() -> list[Part]:
+        from lakemq.jobs.reports.history import read_history
+
+        return _show(read_history(console.mq, until_ms - 60_000 * minutes, until_ms))
+
+    return Page("History", [*parts, *draw_or_explain("The history", draw)])
+
+
+def _read_until_ms(text: str) -> int:
+    try:
+        return to_millis(parse_moment(text) if text else datetime.now(timezone.utc))
+    except (ValueError, OverflowError) as error:
+        raise BadInput(f"The input at is not a time: {error}.") from None
+
+
+def _show(history: History) -> list[Part]:
+    timeline = history.timeline
+    journal = format_time(history.journal_since_ms) if history.journal_since_ms is not None else "nothing of this time"
+    return [
+        *_warn_of_forgotten_times(history),
+        Facts(
+            "In this time",
+            [
+                ("from", format_time(timeline.since_ms)),
+                ("until", format_time(timeline.until_ms)),
+                ("messages", history.message_count),
+                ("steps", history.step_count),
+                ("the journal has", journal if history.journal_since_ms is None else f"decisions since {journal}"),
+            ],
+        ),
+        _list_groups(history),
+        _list_owners(history),
+        Table(
+            "Topics",
+            ("topic", "messages per second, mean", "at most"),
+            [[topic, round(float(rates.mean()), 2), round(float(rates.max()), 2)] for topic, rates in _rates(history)],
+            "No message came.",
+        ),
+        _draw_rate("Messages per second", history, _add_up(history.appended.values(), len(timeline.ends_ms))),
+        _draw_rate("Steps per second", history, history.steps.tolist()),
+        _list_handoffs(history),
+    ]
+
+
+def _rates(history: History) -> list[tuple[str, Any]]:
+    return list(history.appended.items())[:_MOST_ROWS]
+
+
+def _add_up(series: Iterable[Numbers], length: int) -> list[float]:
+    """Return the sum of the series, point by point."""
+    sums = [0.0] * length
+    for rates in series:
+        sums = [before + rate for before, rate in zip(sums, rates.tolist(), strict=True)]
+    return sums
+
+
+def _warn_of_forgotten_times(history: History) -> list[Part]:
+    since_ms = history.journal_since_ms
+    if since_ms is not None and since_ms <= history.timeline.since_ms + 60_000:
+        return []
+    text = "Rates and lag are known only as far back as the journal goes. Raise journal.retention.ms to keep more."
+    return [Notice(f"{text} Owners and handoffs reach back for group.history.ms.")]
+
+
+def _list_groups(history: History) -> Table:
+    rows = [
+        [
+            Link(group, make_link("/group", name=group)),
+            None if math.isnan(lag[-1]) else int(lag[-1]),
+            None if math.isnan(lag[0]) else int(lag[0]),
+            round(float(history.consumed[group].mean()), 2) if group in history.consumed else None,
+        ]
+        for group, lag in list(history.lag.items())[:_MOST_ROWS]
+    ]
+    columns = ("group", "lag at the end", "lag at the start", "consumed per second, mean")
+    return Table("Groups", columns, rows, "There was no group.")
+
+
+def _list_owners(history: History) -> Table:
+    end = from_millis(history.timeline.until_ms)
+    assert end is not None
+    rows = [
+        [row["group"], row["topic"], row["partition"], row["state"], row["owner"] or "", format_time(row["since"])]
+        for row in history.owners.to_pylist()
+        if row["until"] is None or _in_utc(row["until"]) >= end
+    ]
+    columns = ("group", "topic", "partition", "state", "owner", "since")
+    return Table("Who owned what at the end", columns, rows[:_MOST_ROWS], "No partition had an owner.")
+
+
+def _list_handoffs(history: History) -> Table:
+    rows = [
+        [
+            row["group"],
+            row["topic"],
+            row["partition"],
+            row["from_member"],
+            row["to_member"] or "-",
+            format_time(row["began_at"]),
+            format_length(row["took_ms"]),
+            row["reason"],
+        ]
+        for row in history.handoffs.slice(0, _MOST_ROWS).to_pylist()
+    ]
+    columns = ("group", "topic", "partition", "from", "to", "began", "took", "reason")
+    return Table("Handoffs, newest first", columns, rows, "No partition moved.")
+
+
+def _draw_rate(title: str, history: History, rates: Sequence[float]) -> Picture:
+    labels = [from_millis(int(end_ms)) for end_ms in history.timeline.ends_ms]
+    bars = [(f"{label:%H:%M:%S} UTC", rate) for label, rate in zip(labels, rates, strict=True)]
+    return Picture(draw_bars(title, bars, "per second"))
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
