@@ -156,6 +156,10 @@ site: $(READY) ## the documentation site in site/; a warning or a broken link is
 pictures: $(READY) ## the pictures of the README, from real runs; needs Chromium and the report of make demo
 	$(BIN)/python docs/pictures/make.py data/demo/report.html
 
+.PHONY: console-pictures
+console-pictures: $(READY) ## the pictures of the console on its page; needs Chromium and chromedriver
+	LAKEMQ_WRITE_PICTURES=1 $(BIN)/pytest -n 0 tests/browser/test_console_pictures.py
+
 .PHONY: dist
 dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files, in dist/
 	rm -rf build dist

@@ -18,6 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import query_table
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 
 _BUCKETS = 120
 """Number of points of a line: more would be closer together than a screen shows."""
@@ -29,8 +32,6 @@ _CLOCK_SLACK_MS = 1_000
 """How far a producer's clock may be ahead."""
 
 Numbers = npt.NDArray[np.float64]
-
-_WATERMARK = "SELECT step, decided_at_ms FROM watermarks ORDER BY step DESC LIMIT 1"
 
 APPENDED = """\
 SELECT decided_at_ms, s.topic AS topic, s.kind AS kind, s.origin AS origin, s.record_count AS messages,
@@ -132,11 +133,12 @@ class History:
 def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
     """Read the history from since_ms to until_ms, exclusive, in ms since 1970. Raises MissingExtra."""
     timeline = Timeline(since_ms, until_ms)
-    watermark = mq.sql(_WATERMARK).to_pylist()
-    step = int(watermark[0]["step"]) if watermark else 0
+    # One snapshot for all queries: by its step the tables could not be opened again once a merge has gone beyond it.
+    snapshot = take_snapshot(mq.namespace.store)
 
     def ask(query: str) -> pa.Table:
-        return mq.sql(query.format(since_ms=since_ms, until_ms=until_ms), as_of=step)
+        text = query.format(since_ms=since_ms, until_ms=until_ms)
+        return query_table(mq.namespace, text, SqlDialect.spark, snapshot)
 
     appended, steps = ask(APPENDED), ask(STEPS)
     topic_names = {topic.topic_id: topic.topic for topic in mq.topics.list()}
@@ -145,7 +147,7 @@ def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
     step_times_ms = steps["decided_at_ms"].to_numpy()
     return History(
         timeline=timeline,
-        step=step,
+        step=snapshot.watermark.step,
         journal_since_ms=int(step_times_ms[0]) if len(step_times_ms) else None,
         message_count=int(timeline.sum(messages["decided_at_ms"], messages["messages"]).sum()),
         step_count=int(timeline.sum(step_times_ms, np.ones(len(step_times_ms))).sum()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
@@ -65,6 +66,10 @@ class Tab:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._cdp("Emulation.setDeviceMetricsOverride", metrics)
         self._cdp("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+
+    def photograph(self) -> bytes:
+        """Return the screen as a PNG."""
+        return base64.b64decode(self._cdp("Page.captureScreenshot", {"format": "png"})["data"])
 
     def count_memory(self) -> dict[str, float]:
         """Return what the tab holds, after its garbage is collected: nodes, documents, bytes of JavaScript."""

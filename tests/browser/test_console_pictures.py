@@ -1,0 +1,86 @@
+"""The pictures of the console on the pages are those that Chromium takes of a real one.
+
+LAKEMQ_WRITE_PICTURES=1 makes the test write them into docs/pictures (`make console-pictures`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser.webdriver import CHROMIUM, DRIVER, Tab, open_tab
+from unit.browsing import Browser, open_browser
+from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
+
+from lakemq.jobs.console.rendering import make_link
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
+
+DOCS = Path(__file__).parents[2] / "docs"
+WIDTH, HEIGHT = 960, 640
+MOST_BYTES = 150_000
+PICTURES = {
+    "console-overview-light": ("/", "light"),
+    "console-overview-dark": ("/", "dark"),
+    "console-group-light": (make_link("/group", name=WORKERS), "light"),
+    "console-history-dark": ("/history", "dark"),
+}
+"""Name of a picture -> address of the page, and the colours that the system asks for."""
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
+    # a relative path, so that the pictures show none of this machine
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("pictures"))
+    try:
+        with open_busy_namespace(Path("data")) as namespace:
+            yield namespace
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def visitor(busy: BusyNamespace) -> Iterator[Browser]:
+    busy.mq.sql("SELECT 1", wait_ms=30_000)
+    with open_browser(busy.mq, busy.serving) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with open_tab(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def read_size(picture: bytes) -> tuple[int, int]:
+    """Return width and height of a PNG: the first fields of its first chunk."""
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", picture[16:24])
+    return width, height
+
+
+def test_pages_name_only_pictures_that_are_made() -> None:
+    named = {
+        name for page in DOCS.glob("*.md") for name in re.findall(r"pictures/(console-[\w-]+)\.png", page.read_text())
+    }
+    assert named == {*PICTURES}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_shows_the_page(visitor: Browser, tab: Tab, name: str) -> None:
+    address, scheme = PICTURES[name]
+    tab.emulate(WIDTH, HEIGHT, scheme)
+    tab.open(visitor.address + address)
+    assert READERS in tab.evaluate("document.body.innerText") or WORKERS in tab.evaluate("document.body.innerText")
+    picture = tab.photograph()
+    assert read_size(picture) == (WIDTH, HEIGHT)
+    assert len(picture) < MOST_BYTES
+    file = DOCS / "pictures" / f"{name}.png"
+    if os.environ.get("LAKEMQ_WRITE_PICTURES"):
+        file.write_bytes(picture)
+    assert read_size(file.read_bytes()) == (WIDTH, HEIGHT)
