@@ -101,6 +101,7 @@ def open_broken_namespace(disk: Path) -> Iterator[BrokenNamespace]:
             _wait(lambda: len(mq.groups.members("billing")) == 2 and _all_owned(mq), "share for both members")
             _publish_orders(mq)
             _wait_until_broken(mq)
+            mq.sql("SELECT 1", wait_ms=60_000)  # the tables hold it, too
         address = start.read_console_address()
         yield BrokenNamespace(path, sequencer, address, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 

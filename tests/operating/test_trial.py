@@ -63,7 +63,7 @@ def test_command_shows_everything_on_one_page(broken: BrokenNamespace) -> None:
     for answer in (
         r"leader +\S+, epoch 1\b",
         r"standby +none",
-        r"last step +[\d,]+, [01]\.\d s ago",
+        r"last step +[\d,]+, \d\.\d s ago",
         r"disk +\d+% full, [\d.]+ MB of 96 MB free",
         r"delayed, due in .* 60 min: 1[12],\d\d\d\b",
         r"shipping +Stable +1 +3,\d\d\d",
