@@ -139,6 +139,7 @@ _OWN_FOLDERS = {spec.name for spec in TABLES} | {
     "mailbox",
     "messages",
     "replies",
+    "standbys",
     STEPS_FOLDER,
     "streams",
 }

@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "lakemq.jobs.cli"]
 DISK_BYTES = 96 << 20
 LEASE_MS = 1_000
 PARTITIONS = 4
-_PATIENCE_S = 90
+_PATIENCE_S = 180
 
 HOT_KEY_MESSAGES, OTHER_MESSAGES = 3_000, 1_000
 
@@ -46,7 +46,7 @@ class BrokenNamespace:
         function = f'lakemq() {{ {" ".join(COMMAND)} "$@"; }}'
         environment = {**os.environ, "LAKEMQ_PATH": str(self.path), "COLUMNS": "400"}
         done = subprocess.run(
-            ["bash", "-c", f"{function}\n{script}"], env=environment, capture_output=True, text=True, timeout=120
+            ["bash", "-c", f"{function}\n{script}"], env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode in (0, 1), (script, done.stdout, done.stderr)
         return done.stdout + done.stderr

@@ -13,6 +13,9 @@ import pytest
 from operating.broken_namespace import BrokenNamespace, mount_disk, open_broken_namespace, unmount_disk
 from unit.browsing import Browser, facts, notices, table_rows
 
+# A command takes a second, but many on a machine that does other work.
+pytestmark = pytest.mark.timeout(900)
+
 PAGE = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text(encoding="utf-8")
 
 
