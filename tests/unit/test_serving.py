@@ -251,7 +251,7 @@ def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
 
 
 def test_a_long_rest_is_no_step(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_module, "_SHORTEST_REST_MS", 3_000)  # as long at once as after some time
+    monkeypatch.setattr(serving_module, "_SHORTEST_WAKEABLE_REST_MS", 3_000)  # as long at once as after some time
     config = {**CONFIG, "engine.idle.ms": 3_000, "lease.ms": 60_000}
     with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
         first = watched.sequencer

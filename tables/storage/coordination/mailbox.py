@@ -178,8 +178,9 @@ class Mailbox:
         yield from self._next()
 
     def watch_letters(self) -> Watch | None:
-        """Watch for letters; None if there was no letter yet, or folders cannot be watched."""
-        return self._files.watch(LETTERS)
+        """Watch for letters; None if folders cannot be watched."""
+        # clients on lines may never put a letter: without a folder the leader would look for one again and again
+        return self._files.watch(LETTERS, create=True)
 
     def read(self, letter: LetterName) -> bytes | None:
         """Return the body of a letter, which keeps waiting until it is discarded; None if it is gone.

@@ -143,8 +143,12 @@ class LocalFiles:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
 
-    def watch(self, folder: str) -> Watch | None:
-        return watch(self._path(folder))
+    def watch(self, folder: str, *, create: bool = False) -> Watch | None:
+        path = self._path(folder)
+        if create:
+            with suppress(OSError):  # a folder that cannot be made is looked at from time to time
+                os.mkdir(path)
+        return watch(path)
 
     def open_input(self, name: str) -> pa.NativeFile:
         return pa.memory_map(self._path(name), "r")

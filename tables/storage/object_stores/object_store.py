@@ -209,7 +209,7 @@ class ObjectFiles:
         check_name(prefix.removesuffix("/"))
         self.delete(self.list(prefix))
 
-    def watch(self, folder: str) -> Watch | None:
+    def watch(self, folder: str, *, create: bool = False) -> Watch | None:
         check_name(folder)
         return None
 

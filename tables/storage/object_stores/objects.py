@@ -92,8 +92,11 @@ class Files(Protocol):
     def delete_folder(self, prefix: str) -> None:
         """Delete the objects directly in folder `prefix`, and the folder if it is empty then."""
 
-    def watch(self, folder: str) -> Watch | None:
-        """Watch a folder for new objects; None if it does not exist yet, or cannot be watched."""
+    def watch(self, folder: str, *, create: bool = False) -> Watch | None:
+        """Watch a folder for new objects; None if it does not exist yet, or cannot be watched.
+
+        create: make the folder if it does not exist, where objects are files.
+        """
 
     def open_output(self, name: str) -> AbstractContextManager[pa.NativeFile]:
         """Open a sink for pyarrow's writers. A clean exit makes a durable object, an exception makes none.
