@@ -12,15 +12,13 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import pyarrow as pa
-
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import file_name, look, write_data_file
-from ..protocol.codec.few_rows import rows_to_table
-from ..protocol.codec.letter_rows import encode_rows
+from ..protocol.codec.few_rows import Rows, rows_to_table
+from ..protocol.codec.step_rows import encode_step_rows, join_step_rows
 from ..protocol.errors import StorageError
 from ..protocol.values.log import DataFile, FilesAdded, PendingFile, Produce, RowsJournaled
 from .letters.intake import OpenedLetter
@@ -70,7 +68,7 @@ class StepPreparer:
         alive: called again and again meanwhile. An error of it ends the wait.
         """
         parts = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
-        rows = rows_to_table(parts) if parts else None
+        rows = join_step_rows(parts)
         rides = rows is not None and pending_file.has_room_for(rows.nbytes)
         named = sorted(_find_named_files(taken))
         work: list[Callable[[], object]] = [partial(self._inspect_file, file_id) for file_id in named]
@@ -88,10 +86,10 @@ class StepPreparer:
             for file_id, (facts_, written_ms) in zip(named, inspected, strict=True)
         }
         if rows is not None and rides:
-            stream = encode_rows(rows)
-            file, first = pending_file.add_rows(rows.num_rows, len(stream))
+            body = encode_step_rows(rows)
+            file, first = pending_file.add_rows(rows.num_rows, len(body))
             journaled = RowsJournaled(file.file_id, first, rows.num_rows)
-            return PreparedStep(file, journaled, stream, _find_first_rows(taken, first), facts)
+            return PreparedStep(file, journaled, body, _find_first_rows(taken, first), facts)
         if rows is not None:
             written: Any = answers[-1]
             return PreparedStep(written, FilesAdded([written]), None, _find_first_rows(taken, 0), facts)
@@ -119,8 +117,9 @@ class StepPreparer:
             return facts
         return facts._replace(flaw="written longer ago than publish.max.duration.ms")
 
-    def _write_file(self, rows: pa.Table) -> DataFile:
-        return DataFile(*write_data_file(self._files, SEQUENCERS_FILES | self._new_file_id(), rows))
+    def _write_file(self, rows: Rows) -> DataFile:
+        file_id = SEQUENCERS_FILES | self._new_file_id()
+        return DataFile(*write_data_file(self._files, file_id, rows_to_table([rows])))
 
     def close(self) -> None:
         """Give up requests that still hang."""

@@ -28,11 +28,14 @@ def find_added_files(steps: Steps) -> list[DataFile]:
 
 @dataclass(frozen=True)
 class JournaledRows:
-    """All rows of a data file that travel in the journal: one Arrow stream per step, in the order of the steps."""
+    """All rows of a data file that travel in steps.
+
+    bodies: the rows of each step, in the order of the steps.
+    """
 
     file_id: int
     record_count: int
-    streams: tuple[bytes, ...]
+    bodies: tuple[bytes, ...]
 
 
 def collect_journaled_rows(steps: Steps) -> list[JournaledRows]:
@@ -43,8 +46,8 @@ def collect_journaled_rows(steps: Steps) -> list[JournaledRows]:
             before = rows_by_file.get(record.file_id) or JournaledRows(record.file_id, 0, ())
             if record.first_row != before.record_count or step.rows is None:
                 raise ValueError(f"step {step.step} has no row {before.record_count} of data file {record.subject}")
-            count, streams = before.record_count + record.record_count, (*before.streams, step.rows)
-            rows_by_file[record.file_id] = JournaledRows(record.file_id, count, streams)
+            count, bodies = before.record_count + record.record_count, (*before.bodies, step.rows)
+            rows_by_file[record.file_id] = JournaledRows(record.file_id, count, bodies)
     return list(rows_by_file.values())
 
 

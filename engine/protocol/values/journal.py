@@ -19,7 +19,8 @@ else:
     AnyRecord = Union[RECORDS]  # noqa: UP007
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of steps and of the journal. Version 1 has all message rows of a step as an Arrow stream; both are read."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
@@ -33,8 +34,8 @@ class JournalEntry(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """A commit of the journal: everything that a sequencer decided in one turn, in order. `step` is its number.
 
-    rows: an Arrow stream of the message rows that travel in the step, described by its `rows_journaled`. None without
-    such rows, or if they were not read.
+    rows: the message rows that travel in the step (`codec/step_rows.py`), described by its `rows_journaled`. None
+    without such rows, or if they were not read.
     """
 
     step: int

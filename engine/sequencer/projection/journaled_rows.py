@@ -9,7 +9,6 @@ names it. A file that already has its name is accepted only if its digest is the
 
 from __future__ import annotations
 
-import pyarrow as pa
 import xxhash
 
 from lakemq.tables.specs.messages import file_stem
@@ -23,7 +22,7 @@ from ...namespace.data_file import (
     read_footer,
     read_journaled_digest,
 )
-from ...protocol.codec.letter_rows import decode_rows
+from ...protocol.codec.step_rows import decode_step_rows
 from ...protocol.errors import FileTruncated
 from ...protocol.projection import JournaledRows
 from ...protocol.values.log import DataFile
@@ -32,13 +31,12 @@ from ...protocol.values.log import DataFile
 def write_journaled_rows(files: Files, rows: JournaledRows) -> DataFile:
     """Write the data file of these rows durably. Raises FileTruncated: another file has that name; OSError."""
     digest = xxhash.xxh3_128()
-    for stream in rows.streams:
-        digest.update(stream)
-    body = pa.concat_tables([decode_rows(memoryview(stream)) for stream in rows.streams])
+    for body in rows.bodies:
+        digest.update(body)
     writer: DataFileWriter | None = None
     try:
         with new_data_file(files, rows.file_id, {JOURNALED: digest.hexdigest()}) as writer:
-            writer.write(body)
+            writer.write(decode_step_rows(rows.bodies))
     except FileExistsError:
         _check(files, rows, digest.hexdigest())
         files.sync([file_name(rows.file_id)])

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakemq.tables.storage.object_stores.files import Files
 
 from ....namespace.data_file import file_name
-from ....protocol.codec.letter_rows import decode_rows
+from ....protocol.codec.step_rows import decode_step_rows
 from ....protocol.values.journal import Step
 from ....protocol.values.log import RowsJournaled
 
@@ -26,16 +26,16 @@ MOST_BYTES = 32 << 20
 
 @dataclass(frozen=True, eq=False)
 class JournalPart:
-    """The rows of one step: an Arrow stream of `record_count` rows, which begin at row `first_row` of their file."""
+    """The rows of one step: `record_count` rows, which begin at row `first_row` of their file. body: as in the step."""
 
     first_row: int
     record_count: int
-    stream: bytes
+    body: bytes
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The rows, without a copy."""
-        return decode_rows(memoryview(self.stream))
+        """The rows as BODY_SCHEMA."""
+        return decode_step_rows([self.body])
 
 
 JournalParts: TypeAlias = Mapping[int, Sequence[JournalPart]]
@@ -77,7 +77,7 @@ class JournalRows:
 
     def _drop(self, file_id: int) -> None:
         del self._last_steps[file_id]
-        self._size_bytes -= sum(len(part.stream) for part in self._parts.pop(file_id))
+        self._size_bytes -= sum(len(part.body) for part in self._parts.pop(file_id))
 
     def find_parts(self, segments: pa.Table) -> JournalParts:
         """Return the parts with rows of these segments (columns file_id, footer_hash, first_row, record_count)."""
