@@ -34,7 +34,11 @@ API_PAGES: dict[str, ApiPage] = {
     ),
     "api/producers.md": ApiPage(
         "Producers",
-        (f"{_CLIENT}.producer.producer.Producer", f"{_CLIENT}.producer.transactional.TransactionalProducer"),
+        (
+            f"{_CLIENT}.producer.record_producer.RecordProducer",
+            f"{_CLIENT}.producer.producer.Producer",
+            f"{_CLIENT}.producer.transactional.TransactionalProducer",
+        ),
         "`mq.producer()` returns a producer, `mq.producer('an-id')` a transactional one.",
     ),
     "api/consumers.md": ApiPage(

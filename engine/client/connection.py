@@ -58,6 +58,7 @@ from .observer import Observer
 from .open_objects import OpenObjects
 from .producer.options import parse_producer_options
 from .producer.producer import Producer
+from .producer.record_producer import RecordProducer
 from .producer.transactional import TransactionalProducer
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin
 from .publish.row_publisher import RowPublisher, parse_application
@@ -249,7 +250,7 @@ class Connection:
         *,
         transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
         **options: Any,
-    ) -> Producer:
+    ) -> RecordProducer:
         """Return a producer for records and tables.
 
         Args:
@@ -269,9 +270,7 @@ class Connection:
             return self._open.register(plain, self._producers.add)
         transactional_id = parse_text("transactional_id", transactional_id)
         manager = self._ids.acquire_new(transactional_id, _parse_timeout_ms(transaction_timeout_ms))
-        producer = TransactionalProducer(
-            publisher, self.requester, self._clock, chosen, manager, self._producers.discard
-        )
+        producer = TransactionalProducer(publisher, self._clock, chosen, manager, self._producers.discard)
         return self._open.register(producer, self._producers.add)
 
     # -- transactions -----------------------------------------------------------------------------------

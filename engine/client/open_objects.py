@@ -10,12 +10,12 @@ from ..namespace.processes.process import OwnLock, check_same_process
 from ..protocol.errors import IllegalState
 from .consume.member.member_consumer import MemberConsumer
 from .producer.open_producers import OpenProducers
-from .producer.producer import Producer
+from .producer.record_producer import RecordProducer
 
 if TYPE_CHECKING:
     from ..sequencer.serving import Serving
 
-Closable = TypeVar("Closable", "Producer", "Serving", "MemberConsumer")
+Closable = TypeVar("Closable", "RecordProducer", "Serving", "MemberConsumer")
 
 
 class OpenObjects:

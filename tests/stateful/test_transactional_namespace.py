@@ -335,7 +335,8 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     def is_committed(self, client: TransactionalClient, parts: list[Any]) -> bool:
         """Ask until there is an answer. Return False if topics have changed."""
-        patience_ms, client.manager._answer_timeout_ms = client.manager._answer_timeout_ms, -1
+        requests = client.manager._requests
+        patience_ms, requests._answer_timeout_ms = requests._answer_timeout_ms, -1
         while True:
             try:
                 with client.manager.ending(commits=True):
@@ -343,7 +344,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             except RequestTimedOut:
                 self.events.add("unanswered")
             finally:
-                client.manager._answer_timeout_ms = patience_ms
+                requests._answer_timeout_ms = patience_ms
 
     @rule(name=names, mishap=mishaps)
     def abort(self, name: str, mishap: str | None) -> None:

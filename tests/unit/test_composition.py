@@ -1,4 +1,4 @@
-"""Consumers are put together from parts: no class changes what a class above it does."""
+"""Consumers and producers are put together from parts: no class changes what a class above it does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.positions.assigned_consumer import AssignedConsumer
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.producer.producer import Producer
+from lakemq.engine.client.producer.record_producer import RecordProducer
+from lakemq.engine.client.producer.transactional import TransactionalProducer
 
 CONSUMERS = (AssignedConsumer, GroupConsumer, QueueConsumer)
 
@@ -25,8 +28,8 @@ def find_overridden_methods(kind: type) -> Iterator[str]:
                 yield f"{kind.__name__}.{name}"
 
 
-@pytest.mark.parametrize("kind", [*CONSUMERS, MemberConsumer])
-def test_no_method_of_a_consumer_is_overridden(kind: type) -> None:
+@pytest.mark.parametrize("kind", [*CONSUMERS, MemberConsumer, Producer, TransactionalProducer])
+def test_no_method_is_overridden(kind: type) -> None:
     assert list(find_overridden_methods(kind)) == []
 
 
@@ -39,3 +42,15 @@ def test_a_consumer_has_the_calls_of_its_protocol_and_no_others() -> None:
     assert calls[GroupConsumer] == common | membership | {"seek"}
     assert calls[QueueConsumer] == common | membership | {"ack", "ack_through", "nack", "reject", "flush"}
     assert {name for name in dir(Consumer) if not name.startswith("_")} == common
+
+
+def test_a_producer_has_the_calls_of_its_protocol_and_no_others() -> None:
+    calls = {
+        kind: {name for name in dir(kind) if not name.startswith("_")}
+        for kind in (RecordProducer, Producer, TransactionalProducer)
+    }
+    transactions = {"init_transactions", "begin_transaction", "send_offsets_to_transaction"}
+    transactions |= {"commit_transaction", "abort_transaction"}
+    assert {"send", "send_arrow", "flush", "close"} <= calls[RecordProducer]
+    assert calls[Producer] == calls[RecordProducer]
+    assert calls[TransactionalProducer] == calls[RecordProducer] | transactions

@@ -389,16 +389,21 @@ def test_a_transactional_id_needs_idempotence_and_refuses_all(mq: Connection):
 
 
 def test_a_producer_without_a_transactional_id_has_no_transactions(mq: Connection):
-    with mq.producer() as producer:
-        for call in (
-            producer.init_transactions,
-            producer.begin_transaction,
-            producer.commit_transaction,
-            producer.abort_transaction,
-            lambda: producer.send_offsets_to_transaction({}, "g"),
-        ):
-            with pytest.raises(IllegalState, match="transactional id"):
-                call()
+    calls = (
+        "init_transactions",
+        "begin_transaction",
+        "send_offsets_to_transaction",
+        "commit_transaction",
+        "abort_transaction",
+    )
+    with mq.producer() as producer, mq.producer(new_name("id")) as transactional:
+        for call in calls:
+            assert callable(getattr(transactional, call))
+            assert not hasattr(producer, call)
+            with pytest.raises(AttributeError, match=r"no transactional id.*Expected mq\.producer\(transactional_id\)"):
+                getattr(producer, call)
+        with pytest.raises(AttributeError, match="object has no attribute 'sned'"):
+            producer.sned("t", "a")
 
 
 def test_init_transactions_may_be_called_and_does_nothing(mq: Connection, topic: str):

@@ -109,7 +109,7 @@ def intercept(mq: Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[
 def open_impatient_producer(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> TransactionalProducer:
     """Return a producer that does not ask again for the outcome of its transaction."""
     producer = mq.producer(new_name("id"), linger_ms=60_000)
-    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    monkeypatch.setattr(producer._transactions._requests, "_answer_timeout_ms", -1)
     return producer
 
 
@@ -189,7 +189,7 @@ def test_whatever_goes_wrong_in_the_background_is_told_and_the_producer_goes_on(
         raise ValueError(secret)
 
     with mq.producer(linger_ms=0, **option) as producer:
-        monkeypatch.setattr(producer._publisher, "send", send)
+        monkeypatch.setattr(producer._batches._publisher, "send", send)
         future = producer.send(topic, "a")
         with pytest.raises(LakeMQError) as caught:
             producer.flush()
@@ -356,7 +356,7 @@ def test_what_ends_the_thread_fails_what_it_was_given_and_refuses_more(
         assert may_fail.wait(10)
         raise MemoryError
 
-    monkeypatch.setattr(producer, "_settle", settle)
+    monkeypatch.setattr(producer._settler, "settle", settle)
     futures = [producer.send(topic, value) for value in ("a", "b")]
     may_fail.set()
     until(lambda: all(future.done() for future in futures))
@@ -386,7 +386,7 @@ def test_an_interrupt_in_a_callback_of_a_commit_leaves_nothing_unsettled(mq: Con
     assert values(mq, topics[0]) == ["a", "b"]
 
 
-@pytest.mark.parametrize("where", ["_take_unsent", "_prepare_requests", "_commit", "_settle"])
+@pytest.mark.parametrize("where", ["_take_unsent", "_prepare_requests", "_commit", "settle"])
 @pytest.mark.parametrize("follows", ["abort", "flush", "close"])
 def test_an_interrupted_commit_can_be_ended(
     mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch, where: str, follows: str
@@ -394,7 +394,8 @@ def test_an_interrupted_commit_can_be_ended(
     producer = mq.producer(new_name("id"), linger_ms=60_000)
     producer.begin_transaction()
     future = producer.send(topic, "a")
-    work = getattr(producer, where)
+    part = producer._settler if where == "settle" else producer._batches
+    work = getattr(part, where)
 
     def interrupt(*arguments: Any) -> None:
         monkeypatch.undo()
@@ -402,7 +403,7 @@ def test_an_interrupted_commit_can_be_ended(
             work(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(producer, where, interrupt)
+    monkeypatch.setattr(part, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         producer.commit_transaction()
     if follows == "flush":
@@ -436,7 +437,7 @@ def test_closing_the_connection_closes_all_whatever_becomes_of_one(tmp_path: Pat
         with pytest.raises(UnknownTopicOrPartition):
             mq.close()
         assert (future.result().offset, type(unsent.exception())) == (0, TransactionAborted)
-        assert not any(producer._thread.is_alive() for producer in (bad, good, transactional))
+        assert not any(producer._sender.is_alive for producer in (bad, good, transactional))
         mq.close()
         assert values(first, "t") == ["kept"]
 
@@ -622,7 +623,7 @@ def test_a_commit_that_was_not_answered_and_then_not_sent_is_unknown(
         producer.begin_transaction()
         producer.send(topic, "a")
         with monkeypatch.context() as patched:
-            patched.setattr(producer._transactions, "_answer_timeout_ms", 120)
+            patched.setattr(producer._transactions._requests, "_answer_timeout_ms", 120)
             intercept(mq, patched, change)
             with pytest.raises(RequestTimedOut):
                 producer.commit_transaction()

@@ -169,7 +169,7 @@ def test_a_block_whose_commit_is_not_answered(
 
     def batch() -> bool:
         with mq.transaction(f"{topic}-id", batch_id=7) as transaction:
-            monkeypatch.setattr(transaction._manager, "_answer_timeout_ms", -1)
+            monkeypatch.setattr(transaction._manager._requests, "_answer_timeout_ms", -1)
             transaction.publish(topic, rows("seven"))
         return transaction.replayed
 

@@ -277,7 +277,7 @@ def test_a_fenced_producer_closes_quietly(mq: Connection, topic: str):
     zombie.flush()
     with mq.producer(f"{topic}-id"):
         zombie.close()
-    assert not zombie._thread.is_alive()
+    assert not zombie._sender.is_alive
     assert values(mq, topic) == []
 
 
@@ -430,7 +430,7 @@ def losing(
         return lose_answer(requests)
 
     monkeypatch.setattr(mq.requester, "submit_all", submit_all)
-    monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+    monkeypatch.setattr(producer._transactions._requests, "_answer_timeout_ms", -1)
     return losing
 
 
@@ -516,7 +516,7 @@ def test_what_was_not_answered_and_comes_after_an_abort(
         producer.begin_transaction()
         producer.send(topic, "aborted")
         monkeypatch.setattr(mq.requester, "submit_all", submit_all)
-        monkeypatch.setattr(producer._transactions, "_answer_timeout_ms", -1)
+        monkeypatch.setattr(producer._transactions._requests, "_answer_timeout_ms", -1)
         with pytest.raises(RequestTimedOut):
             producer.flush() if sent == "messages" else producer.commit_transaction()
         monkeypatch.undo()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ...namespace.processes.at_exit import HOOKS, ExitHook, Stage
-from .producer import Producer
+from .record_producer import RecordProducer
 
 EXIT_TIMEOUT_S = 30.0
 """How long the exit waits for messages that were not flushed: as long as request.timeout.ms by default."""
@@ -37,17 +37,17 @@ class OpenProducers:
         """serve: called at exit if something is left to send. It starts a sequencer again if there was one."""
         self._serve = serve
         self._lock = threading.Lock()
-        self._producers: set[Producer] = set()
+        self._producers: set[RecordProducer] = set()
         self._hook: ExitHook | None = None
 
-    def add(self, producer: Producer) -> None:
+    def add(self, producer: RecordProducer) -> None:
         with self._lock:
             self._producers.add(producer)
             if self._hook is None:
                 call, timeout_s = self.finish_at_exit, EXIT_TIMEOUT_S + _SPARE_S
                 self._hook = HOOKS.add(Stage.PRODUCERS, "The producers of a connection", call, timeout_s)
 
-    def discard(self, producer: Producer) -> None:
+    def discard(self, producer: RecordProducer) -> None:
         """Forget a closed producer."""
         with self._lock:
             self._producers.discard(producer)
@@ -55,7 +55,7 @@ class OpenProducers:
                 self._hook.cancel()
                 self._hook = None
 
-    def __iter__(self) -> Iterator[Producer]:
+    def __iter__(self) -> Iterator[RecordProducer]:
         with self._lock:
             return iter(list(self._producers))
 
@@ -88,7 +88,7 @@ class OpenProducers:
             producer.end_at_exit()
 
     @staticmethod
-    def _wait(producers: list[Producer], deadline_s: float) -> None:
+    def _wait(producers: list[RecordProducer], deadline_s: float) -> None:
         for producer in producers:
             producer.wait_for_end(max(0.0, deadline_s - time.monotonic()))
 

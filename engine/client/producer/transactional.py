@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from ...namespace.processes.clock import Clock
-from ...protocol.errors import LakeMQError, TransactionAborted, UnknownServerError
-from ...protocol.values.log import Published
-from ..publish.arrow import ArrowPublisher, Body, PreparedPublish, RequestedPartitions
-from ..requester import Requester
-from ..rows.publication import Publication, SequenceCounters
-from ..tracing.spans import open_span
+from ...protocol.errors import LakeMQError
+from ..publish.arrow import ArrowPublisher
 from ..transactions.manager import TransactionManager
-from .delivery import Batch, BatchOutcome
 from .options import ProducerOptions
-from .producer import Producer, to_lakemq_error
+from .record_producer import RecordProducer
+from .sender import Sender
+from .transaction_batches import TransactionBatches
 
 
-class PreparedBatch(NamedTuple):
-    """A batch that travels with a commit, and its request. Without a request yet, it is only detached in the buffer."""
-
-    batch: Batch
-    prepared: PreparedPublish
-
-
-class TransactionalProducer(Producer):
+class TransactionalProducer(RecordProducer):
     """A producer that sends inside transactions only. It has the methods of confluent-kafka's producer.
 
     It owns the transactional id from its creation on: an earlier producer with the id is fenced, and its open
@@ -39,21 +28,22 @@ class TransactionalProducer(Producer):
     very same requests. The next successful commit or abort settles them.
     """
 
-    _uses_fast_path = False
-
     def __init__(
         self,
         publisher: ArrowPublisher,
-        requester: Requester,
         clock: Clock,
         options: ProducerOptions,
         transactions: TransactionManager,
-        on_close: Callable[[Producer], object] = lambda _: None,
+        on_close: Callable[[RecordProducer], object] = lambda _: None,
     ) -> None:
+        """on_close: called once the producer is closed."""
+        # what is sent outside a transaction is refused, so each record needs the check
+        super().__init__(clock, options, transactions.lock, on_close, check_sendable=transactions.ref)
         self._transactions = transactions
-        self._prepared_batches: list[PreparedBatch] | None = None
-        """Requests that a commit sends, until the next transaction begins; None: the commit may detach the queue."""
-        super().__init__(publisher, requester, clock, options, on_close, transactions.lock)
+        self._batches = TransactionBatches(publisher, transactions, self._buffer, self._settler, self._monitor, clock)
+        self._sender = Sender(
+            self._buffer, self._settler, self._batches, clock, options.delivery_timeout_ms, self.stop_accepting
+        )
 
     def init_transactions(self) -> None:
         """Do nothing: the producer owns its id from its creation on. Raises IllegalState if it is closed."""
@@ -70,14 +60,8 @@ class TransactionalProducer(Producer):
         self._monitor.check_process()
         with self._lock:
             self._check_open()
-            ref = self._transactions.begin()
-            unsettled = self._buffer.list_detached()  # the call that ended the last transaction was interrupted
-            self._failures.clear()
-            self._acknowledged.take()
-            self._prepared_batches = None
-            # sequence numbers begin at 0 in every epoch
-            self._sequences = SequenceCounters(ref.producer_id, ref.producer_epoch)
-        self._settle_with_error(unsettled, lambda batch: batch.failure or _UNKNOWN)
+            unsettled = self._batches.begin()
+        self._batches.settle_as_unknown(unsettled)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[tuple[str, int], int], group: str, metadata: str | None = None
@@ -111,14 +95,7 @@ class TransactionalProducer(Producer):
         self._monitor.check_can_wait()
         with self._lock:
             self._check_open()
-        transactional_id = self._transactions.transactional_id
-        span = open_span("commit", "settle", transactional_id, {"lakemq.transactional_id": transactional_id})
-        with span, self._transactions.ending(commits=True), self._mark_unknown_on_error():
-            if self._prepared_batches is None:  # else an earlier commit got no answer: send the very same requests
-                self._prepared_batches = self._prepare_batches(self._take_unsent)
-            while stale := self._commit(self._prepared_batches):
-                self._publisher.forget_routes()
-                self._prepared_batches = self._prepare_batches(lambda: stale)
+        self._batches.commit()
 
     def abort_transaction(self) -> None:
         """Abort the transaction: none of its messages and offsets become visible.
@@ -131,11 +108,14 @@ class TransactionalProducer(Producer):
         self._monitor.check_can_wait()
         with self._lock:
             self._check_open()
-        self._abort()
+        self._batches.abort()
 
     def has_open_work(self) -> bool:
-        """Return whether `close` has a transaction to abort."""
-        return self._transactions.is_open or super().has_open_work()
+        """Return whether `close` has a transaction to abort, or something to send."""
+        if self._transactions.is_open:
+            return True
+        with self._lock:
+            return self._buffer.held_bytes > 0
 
     def close(self) -> None:
         """Close the producer, and abort an open transaction. Without an answer, its timeout aborts it later."""
@@ -145,12 +125,11 @@ class TransactionalProducer(Producer):
             self._transactions.wait_while_ending()
             if self._transactions.is_open:
                 with suppress(LakeMQError):
-                    self._abort()
+                    self._batches.abort()
         finally:
-            self._drop_queue()
-            self._settle_with_error(self._list_detached(), lambda batch: batch.failure or _ABORTED)
+            self._batches.drop_all()
             self._failures.clear()
-            super().close()
+            self._finish()
 
     # -- at exit ----------------------------------------------------------------------------------------
 
@@ -176,126 +155,3 @@ class TransactionalProducer(Producer):
         """Abort the open transaction. Without an answer, its timeout aborts it later."""
         with suppress(LakeMQError):
             self.close()
-
-    # -- sending ----------------------------------------------------------------------------------------
-
-    def _check_accepts(self) -> None:
-        self._check_open()
-        self._transactions.ref()  # refuses what is sent outside a transaction
-        self._failures.raise_unreported()
-
-    def _publish(
-        self, batch: Batch, body: Body, requested: RequestedPartitions, deadline_ms: int
-    ) -> tuple[PreparedPublish, Published]:
-        left_ms = max(0, deadline_ms - self._clock.steady_ms())
-        with self._transactions.add_part(was_added=True) as ref:
-            publication = Publication(batch.destination, "fail", transaction=ref, sequences=self._sequences)
-            return self._publisher.send(publication, body, requested, left_ms)
-
-    def _on_send_error(self, error: BaseException) -> None:
-        self._transactions.note_failure(error)
-
-    # -- ending -----------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _mark_unknown_on_error(self) -> Iterator[None]:
-        """If the end of the transaction fails, mark detached batches as unknown, so that `flush` does not wait."""
-        try:
-            yield
-        except BaseException as error:
-            with self._lock:
-                for batch in self._buffer.list_detached():
-                    batch.commit_error = batch.commit_error or to_lakemq_error(error)
-                self._monitor.changed.notify_all()
-            raise
-
-    def _list_detached(self) -> list[Batch]:
-        with self._lock:
-            return self._buffer.list_detached()
-
-    def _take_unsent(self) -> list[Batch]:
-        """Return batches that can travel with the commit. If they cannot, send them first, and return none."""
-        with self._lock:
-            self._buffer.requeue_detached()  # an earlier call was interrupted before it sent them
-            unsent = self._buffer.detach_if_nothing_in_flight()
-            if unsent is None:
-                self._wait_for_sent()
-            return unsent or []
-
-    def _prepare_batches(self, take: Callable[[], Sequence[Batch]]) -> list[PreparedBatch]:
-        """Build the requests of batches that travel with the commit. On an error the transaction must be aborted."""
-        batches: Sequence[Batch] = ()
-        try:
-            batches = take()
-            return self._prepare_requests(batches)
-        except BaseException as error:
-            self._transactions.note_failure(error)
-            self._settle([(batch, BatchOutcome(error=to_lakemq_error(error))) for batch in batches])
-            if isinstance(error, Exception):
-                self._transactions.check_no_failure()
-            raise
-
-    def _prepare_requests(self, batches: Sequence[Batch]) -> list[PreparedBatch]:
-        """Build a request per batch. If two reach the same topic, send the batches one after the other instead.
-
-        Requests in one letter get their sequence numbers before any is answered, so they must not share a partition.
-        """
-        ref, sequences = self._transactions.get_ref(), self._sequences
-        assert sequences is not None
-        parts = []
-        for batch in batches:
-            body, requested = batch.rows(self._clock.now_ms())
-            publication = Publication(batch.destination, "fail", transaction=ref, sequences=sequences)
-            prepared = self._publisher.prepare(publication, body, requested)
-            parts.append(PreparedBatch(batch, prepared))
-        reached = [topic.topic_id for part in parts for topic in part.prepared.route.topics]
-        if len(set(reached)) == len(reached):
-            return parts
-        with self._lock:
-            self._buffer.requeue_detached()
-            self._wait_for_sent()
-        return []
-
-    def _commit(self, parts: Sequence[PreparedBatch]) -> list[Batch]:
-        """Send the requests with the commit. Return batches whose topics have changed: nothing is committed then."""
-        assert self._sequences is not None
-        sequences = self._sequences
-        try:
-            with self._lock:
-                for part in parts:
-                    part.batch.commit_error = None
-            answers = self._transactions.send_commit([(part.prepared.request, part.prepared.rows) for part in parts])
-        except BaseException as error:
-            self._on_commit_error(parts, to_lakemq_error(error))
-            raise
-        # after the commit another thread may have begun the next transaction: touch nothing of that one
-        answered = [(part, answer) for part, answer in zip(parts, answers, strict=True) if answer is not None]
-        self._settle([(part.batch, self._outcome(part.prepared, answer)) for part, answer in answered])
-        for part, _ in answered:
-            sequences.advance(part.prepared.route, part.prepared.request.ranges)
-        return [part.batch for part, answer in zip(parts, answers, strict=True) if answer is None]
-
-    def _on_commit_error(self, parts: Sequence[PreparedBatch], error: LakeMQError) -> None:
-        if not self._transactions.may_commit_again:
-            self._settle_with_error([part.batch for part in parts], lambda _: error)
-
-    def _abort(self) -> None:
-        with self._transactions.ending(commits=False), self._mark_unknown_on_error():
-            self._drop_queue()
-            with self._lock:
-                self._monitor.changed.wait_for(lambda: not self._buffer.list_for_sender())
-            self._transactions.send_abort()
-            self._settle_with_error(self._list_detached(), lambda _: _ABORTED)
-
-    def _drop_queue(self) -> None:
-        """Fail the batches that were not sent."""
-        with self._lock:
-            unsent = self._buffer.detach_queue()
-        self._settle_with_error(unsent, lambda _: _ABORTED)
-
-    def _settle_with_error(self, batches: Sequence[Batch], error: Callable[[Batch], LakeMQError]) -> None:
-        self._settle([(batch, BatchOutcome(error=error(batch), is_reported_later=False)) for batch in batches])
-
-
-_ABORTED = TransactionAborted()
-_UNKNOWN = UnknownServerError("The end of the transaction was interrupted: whether it is committed is unknown.")

@@ -26,11 +26,11 @@ class SequenceCounters:
     sequencer answers it with the first result.
 
     If the outcome of a batch stays unknown, the counters cannot be used any more. Either the numbers are taken: new
-    records with them would be answered as repeats, and lost. Or they are not taken: later numbers would leave a gap. So
-    after any error of a batch, the producer drops its id (`Producer._on_send_error`). The next batch asks for a new id,
-    whose numbers begin at 0. The same happens if the sequencer has forgotten an idle producer (UnknownProducerId). The
-    batch had no effect then, and is sent again. A transactional producer gets new counters with the epoch of each
-    transaction.
+    records with them would be answered as repeats, and lost. Or they are not taken: later numbers would leave a
+    gap. So after any error of a batch, the producer drops its id (`IdempotentBatches.note_failure`). The next batch
+    asks for a new id, whose numbers begin at 0. The same happens if the sequencer has forgotten an idle producer
+    (UnknownProducerId). The batch had no effect then, and is sent again. A transactional producer gets new counters
+    with the epoch of each transaction.
     """
 
     def __init__(self, producer_id: int, producer_epoch: int) -> None:

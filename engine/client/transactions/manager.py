@@ -9,59 +9,34 @@ closed the transaction. So nothing becomes part of a transaction after its end, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from ...namespace.processes.clock import Clock
-from ...namespace.processes.process import OwnLock
-from ...protocol.codec.few_rows import Rows
-from ...protocol.errors import (
-    IllegalState,
-    InvalidProducerEpoch,
-    InvalidProducerIdMapping,
-    InvalidTxnState,
-    LakeMQError,
-    ProducerFenced,
-    RequestTimedOut,
-    StaleTopicMetadata,
-    TransactionAbortable,
-    UnknownServerError,
-)
 from ...protocol.values.consuming.offsets import OffsetCommit
-from ...protocol.values.kinds import AnyRequest, AnyResult
-from ...protocol.values.log import Produce, Published
-from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
-from ...protocol.values.transactions import EndTransaction, TransactionEnded
+from ...protocol.values.log import Published
+from ...protocol.values.producers import TransactionRef
 from ..arguments import parse_group_name, parse_partition_offsets, parse_text
-from ..attempts import NO_EFFECT, ask_with_retries
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requester import Requester
 from ..tracing.spans import open_span
-from .consumed_positions import ConsumedPositions
-from .phase import PHASE_TRANSITIONS, Phase, PhaseEvent
+from .end_requests import EndRequests, Part
+from .phase import PhaseEvent
+from .state import TransactionState
+from .transaction_end import TransactionEnder
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
 
 CheckOffsets = Callable[[Sequence[OffsetCommit]], object]
 
-Part = tuple[Produce, Rows | None]
-"""A publish that is not sent yet, with the rows that go in its letter."""
-
-_FENCED = (ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping)
-
-R = TypeVar("R")
-
 
 class TransactionManager:
     """A transactional id with at most one open transaction. Thread-safe; calls in the wrong order are refused.
 
-    Attributes:
-        last_batch_id: the last micro-batch that was committed under the id. -1: none.
-        lock: protects changes of the phase.
+    `TransactionState` is the state machine. `EndRequests` sends what begins and ends a transaction, and
+    `TransactionEnder` takes in the replies.
     """
 
     def __init__(
@@ -80,68 +55,47 @@ class TransactionManager:
             answer_timeout_ms: how long an end is tried before giving up.
             check_offsets: raises if the log has no such offsets at present.
         """
-        self._requester, self._clock, self._check_offsets = requester, clock, check_offsets
         self.transactional_id, self.timeout_ms = transactional_id, timeout_ms
-        self._answer_timeout_ms = answer_timeout_ms
-        self.lock = threading.RLock()
-        self._lock = OwnLock("This transaction", self.lock)
-        self._changed = threading.Condition(self.lock)
-        self._ref: TransactionRef | None = None
-        self._phase = Phase.NONE
-        self._fallback = PhaseEvent.REFUSE
-        """What happens if the end fails now."""
-        self._ender: object = None
-        """The block that ends the transaction."""
-        self._part_count = self._parts_in_flight = 0
-        self._consumed = ConsumedPositions()
-        self._failure: LakeMQError | None = None
-        self._fatal_error: LakeMQError | None = None
-        self._has_unanswered = False
-        """A request of the transaction was sent and not answered."""
-        self.last_batch_id = -1
+        self._check_offsets = check_offsets
+        self._state = TransactionState()
+        self._requests = EndRequests(requester, clock, answer_timeout_ms, self._state.parts)
+        self._ender = TransactionEnder(self._state, self._requests, self._take_id)
+
+    @property
+    def lock(self) -> Any:
+        """The RLock that protects changes of the phase."""
+        return self._state.shared_lock
+
+    @property
+    def last_batch_id(self) -> int:
+        """The last micro-batch that was committed under the id. -1: none."""
+        return self._state.last_batch_id
+
+    @property
+    def is_open(self) -> bool:
+        return self._state.is_open
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._state.ref is not None
 
     # -- beginning --------------------------------------------------------------------------------------
 
     def initialize(self) -> None:
         """Take the id: fence its holder, and abort its open transaction. Raises what the request raises."""
-        request = InitProducer(self.transactional_id, self.timeout_ms)
-        done = self._ask_until_reply(lambda: _result(self._requester.submit(request), ProducerDone))
-        with self._lock.own:
-            self._ref = TransactionRef(self.transactional_id, done.producer_id, done.producer_epoch)
-            self.last_batch_id = done.batch_id
+        self._take_id()
+
+    def _take_id(self) -> TransactionRef:
+        done = self._requests.take_id(self.transactional_id, self.timeout_ms)
+        return self._state.take_id(self.transactional_id, done)
 
     def begin(self) -> TransactionRef:
         """Open a transaction. Nothing is sent before its first publish. Raises IllegalState, ProducerFenced."""
-        with self._lock.own:
-            self._raise_if_fatal()
-            if self._ref is None:
-                raise IllegalState(
-                    "The outcome of the last transaction under this id is unknown. Take the id again.",
-                    expected="mq.transaction(id) again",
-                )
-            if self._phase is not Phase.NONE:
-                raise self._phase.refusal()
-            self._move(PhaseEvent.BEGIN)
-            self._part_count, self._failure, self._has_unanswered = 0, None, False
-            self._consumed.clear()
-            return self._ref
-
-    def _move(self, event: PhaseEvent) -> None:
-        self._phase = PHASE_TRANSITIONS.move(self._phase, event)
-
-    @property
-    def is_open(self) -> bool:
-        return self._phase in (Phase.OPEN, Phase.UNANSWERED)
-
-    @property
-    def is_initialized(self) -> bool:
-        return self._ref is not None
+        return self._state.begin()
 
     def release_id(self) -> None:
         """Give up the id: its transaction may still be open. Taking the id again ends that transaction."""
-        with self._lock.own:
-            self._ref = None
-            self._move(PhaseEvent.RELEASE_ID)
+        self._state.release_id()
 
     # -- its parts --------------------------------------------------------------------------------------
 
@@ -156,17 +110,7 @@ class TransactionManager:
             TransactionAbortable: a part has failed.
             ProducerFenced: another process has taken the id.
         """
-        with self._lock.own:
-            self._raise_if_fatal()
-            if self._phase is not Phase.OPEN or self._ref is None:
-                raise self._phase.refusal()
-            self._check_same_transaction(expected_ref)
-            self.check_no_failure()
-            return self._ref
-
-    def _check_same_transaction(self, expected_ref: TransactionRef | None) -> None:
-        if expected_ref is not None and expected_ref != self._ref:
-            raise IllegalState("The transaction is over, and another one is open.", expected="a new one")
+        return self._state.get_accepting(expected_ref)
 
     @contextmanager
     def add_part(self, expected_ref: TransactionRef | None = None, was_added: bool = False) -> Iterator[TransactionRef]:
@@ -178,44 +122,21 @@ class TransactionManager:
         Raises:
             What `ref` raises.
         """
-        with self._lock.own:
-            ref = self._get_ref_while_ending() if was_added else self.ref(expected_ref)
-            self._parts_in_flight += 1
-        try:
+        state = self._state
+        with state.lock.own:
+            ref = state.get_ref_while_ending() if was_added else self.ref(expected_ref)
+            state.parts.start_part()
+        with state.parts.finish_part():
             yield ref
-        except BaseException as error:
-            self._finish_part(error)
-            raise
-        self._finish_part(None)
-
-    def _get_ref_while_ending(self) -> TransactionRef:
-        self._raise_if_fatal()
-        self.check_no_failure()
-        if self._phase not in (Phase.OPEN, Phase.ENDING) or self._ref is None:
-            raise self._phase.refusal()
-        return self._ref
-
-    def _finish_part(self, error: BaseException | None) -> None:
-        with self._lock.own:
-            if error is None:
-                self._part_count += 1
-            else:
-                self.note_failure(error)
-            self._parts_in_flight -= 1
-            self._changed.notify_all()
 
     def note_failure(self, error: BaseException) -> None:
         """Make the transaction abort-only: a part was refused, or its outcome is unknown."""
-        with self._lock.own:
-            if isinstance(error, _FENCED):
-                self._fatal_error = self._fatal_error or error
-            self._has_unanswered |= isinstance(error, RequestTimedOut)
-            failure = (
-                error
-                if isinstance(error, LakeMQError)
-                else UnknownServerError("A part could not be sent.", found=type(error).__name__)
-            )
-            self._failure = self._failure or failure
+        with self._state.lock.own:
+            self._state.parts.note_failure(error)
+
+    def check_no_failure(self) -> None:
+        """Raise TransactionAbortable if a part has failed."""
+        self._state.parts.check_no_failure()
 
     def add_offsets(
         self, group: str, offsets: Offsets, metadata: str | None = None, expected_ref: TransactionRef | None = None
@@ -240,14 +161,15 @@ class TransactionManager:
         # not under the lock, because it reads the journal. Offsets of our own consumers are in the log
         if not isinstance(places, ConsumedOffsets) or metadata is not None:
             self._check_offsets(commits)
-        with self._lock.own:
+        with self._state.lock.own:
             self.ref(expected_ref)
-            self._consumed.add(named, places, commits)
+            self._state.consumed.add(named, places, commits)
 
     # -- ending -----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def ending(self, commits: bool, expected_ref: TransactionRef | None = None) -> Iterator[TransactionRef]:
+    def ending(
+        self, commits: bool, expected_ref: TransactionRef | None = None
+    ) -> AbstractContextManager[TransactionRef]:
         """End the transaction in this block. Meanwhile no part is accepted. If the block fails, the phase falls back.
 
         Args:
@@ -258,40 +180,21 @@ class TransactionManager:
             ProducerFenced: another process has taken the id.
             TransactionAbortable: a part has failed; only for a commit.
         """
-        me = object()
-        try:
-            with self._lock.own:
-                self._raise_if_fatal()
-                if not self.is_open or self._ref is None:
-                    raise self._phase.refusal()
-                self._check_same_transaction(expected_ref)
-                if commits:
-                    self.check_no_failure()
-                is_unanswered = self._phase is Phase.UNANSWERED
-                self._fallback = PhaseEvent.LOSE_REPLY if is_unanswered else PhaseEvent.REFUSE
-                self._move(PhaseEvent.END)
-                self._ender = me
-            yield self._ref
-        finally:
-            with self._lock.own:
-                if self._phase is Phase.ENDING and self._ender is me:
-                    self._move(self._fallback)
-                self._changed.notify_all()
+        return self._state.ending(commits, expected_ref)
 
     def get_ref(self) -> TransactionRef:
         """Return the transaction that is being ended. Only inside `ending`."""
-        assert self._ref is not None
-        return self._ref
+        assert self._state.ref is not None
+        return self._state.ref
 
     @property
     def may_commit_again(self) -> bool:
         """Whether the failed commit may be sent once more. Only inside `ending`."""
-        return self._fallback is PhaseEvent.LOSE_REPLY
+        return self._state.fallback is PhaseEvent.LOSE_REPLY
 
     def wait_while_ending(self) -> None:
         """Wait until no thread is ending the transaction."""
-        with self._lock.own:
-            self._changed.wait_for(lambda: self._phase is not Phase.ENDING)
+        self._state.wait_while_ending()
 
     def commit(self, batch_id: int | None = None, expected_ref: TransactionRef | None = None) -> None:
         """Commit everything that was published. Raises what `ending` and `send_commit` raise."""
@@ -319,27 +222,7 @@ class TransactionManager:
             ProducerFenced: another process has taken the id.
             RequestTimedOut: the outcome is unknown. The same call may be made again.
         """
-        self._wait_for_parts()
-        with self._lock.own:
-            self._raise_if_fatal()
-            self.check_no_failure()
-        ref = self.get_ref()
-        if not (parts or self._consumed or self._part_count):
-            self._reset(ref)
-            return []
-        offsets = self._consumed.build_requests(ref)
-        count = self._part_count + len(parts) + len(offsets)
-        end = EndTransaction(ref, True, count, batch_id)
-        letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((request, None) for request in offsets), (end, None)]
-        self._fallback = PhaseEvent.LOSE_REPLY
-        *answers, ended = self._ask_until_reply(lambda: self._send_letter(letter))
-        self._fallback = PhaseEvent.REFUSE
-        error = ended.exception()
-        if error is not None:
-            return self._handle_refused_commit(answers, len(parts), error)
-        self._reset(_next_ref(ref, _result(ended, TransactionEnded)), batch_id)
-        # for a repeated commit, only the end gets a reply again; the places of its parts are unknown
-        return [Published([]) if answer.exception() else _result(answer, Published) for answer in answers[: len(parts)]]
+        return self._ender.commit(parts, batch_id)
 
     def send_abort(self) -> None:
         """Abort the transaction. Only inside `ending`.
@@ -349,107 +232,4 @@ class TransactionManager:
             RequestTimedOut: the outcome is unknown.
             InvalidTxnState: an unanswered commit has committed it.
         """
-        self._wait_for_parts()
-        ref = self.get_ref()
-        end = EndTransaction(ref, False)
-        try:
-            done = self._ask_until_reply(lambda: _result(self._requester.submit(end), TransactionEnded))
-        except _FENCED as error:
-            self._end_for_good(error)
-            raise
-        except InvalidTxnState:
-            raise
-        except BaseException:
-            self.note_failure(TransactionAbortable("The abort was not answered. Abort again."))
-            raise
-        following = _next_ref(ref, done)
-        if self._has_unanswered and following == ref:
-            self.initialize()  # nothing had come: should it come yet, it must not find the transaction that follows
-            assert self._ref is not None
-            following = self._ref
-        self._reset(following)
-
-    def _wait_for_parts(self) -> None:
-        """Wait for parts in flight. Each ends with its request."""
-        with self._lock.own:
-            self._changed.wait_for(lambda: self._parts_in_flight == 0)
-
-    def _send_letter(self, letter: Sequence[tuple[AnyRequest, Rows | None]]) -> list[Future[AnyResult]]:
-        futures = self._requester.submit_all(letter)
-        # a timeout and "not sent" hold for the letter as a whole
-        if isinstance(error := futures[-1].exception(), (RequestTimedOut, *NO_EFFECT)):
-            raise error
-        return futures
-
-    def _handle_refused_commit(
-        self, answers: Sequence[Future[AnyResult]], part_count: int, error: BaseException
-    ) -> list[Published | None]:
-        """Return what a refused commit means for the parts that came with it."""
-        errors = [answer.exception() for answer in answers]
-        if isinstance(error, _FENCED):
-            self._end_for_good(error)
-            raise error
-        may_be_made_anew = [
-            isinstance(failure, StaleTopicMetadata) and i < part_count for i, failure in enumerate(errors)
-        ]
-        cause = next(
-            (failure for failure, anew in zip(errors, may_be_made_anew, strict=True) if failure and not anew), None
-        )
-        if cause is not None or not any(errors):
-            self.note_failure(cause or error)
-            self.check_no_failure()
-        with self._lock.own:
-            # the sequencer has the offsets now; sending them again changes nothing
-            self._part_count += sum(failure is None for failure in errors)
-            self._consumed.forget_sent()
-        return [
-            None if failed else _result(answer, Published)
-            for answer, failed in zip(answers[:part_count], errors, strict=False)
-        ]
-
-    def _end_for_good(self, error: LakeMQError) -> None:
-        with self._lock.own:
-            self._fatal_error = error
-            self._move(PhaseEvent.FINISH)
-
-    def _reset(self, following: TransactionRef, batch_id: int | None = None) -> None:
-        with self._lock.own:
-            self._move(PhaseEvent.FINISH)
-            self._ref, self._failure, self._part_count = following, None, 0
-            self._consumed.clear()
-            if batch_id is not None:
-                self.last_batch_id = max(self.last_batch_id, batch_id)
-
-    def _ask_until_reply(self, ask: Callable[[], R]) -> R:
-        """Send again while no reply comes: an init or end that was decided already gets the same reply."""
-
-        def noting() -> R:
-            try:
-                return ask()
-            except LakeMQError as error:
-                self._has_unanswered |= isinstance(error, RequestTimedOut)
-                raise
-            except BaseException:
-                self._has_unanswered = True
-                raise
-
-        return ask_with_retries(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
-
-    def _raise_if_fatal(self) -> None:
-        if self._fatal_error is not None:
-            raise ProducerFenced(found=f"{self._fatal_error.name}: {self._fatal_error.detail}") from self._fatal_error
-
-    def check_no_failure(self) -> None:
-        """Raise TransactionAbortable if a part has failed."""
-        if self._failure is not None:
-            raise TransactionAbortable(found=str(self._failure)) from self._failure
-
-
-def _result(future: Future[AnyResult], kind: type[R]) -> R:
-    result = future.result()
-    assert isinstance(result, kind)
-    return result
-
-
-def _next_ref(ref: TransactionRef, done: TransactionEnded) -> TransactionRef:
-    return TransactionRef(ref.transactional_id, done.producer_id, done.producer_epoch)
+        self._ender.abort()

@@ -1,0 +1,74 @@
+"""The batches of a producer without transactions, each published exactly once by its sequence numbers."""
+
+from __future__ import annotations
+
+from ...namespace.processes.clock import Clock
+from ...protocol.errors import UnknownProducerId
+from ...protocol.values.producers import InitProducer, ProducerDone
+from ..attempts import ask_with_retries
+from ..publish.arrow import ArrowPublisher, Body, RequestedPartitions
+from ..requester import Requester
+from ..rows.publication import OnRejection, Publication, SequenceCounters
+from .batch_span import trace_batch
+from .delivery import Batch, BatchOutcome
+from .options import ProducerOptions
+from .settler import build_outcome
+
+
+class IdempotentBatches:
+    """Publishes batches under a producer id, which it takes when it needs one. For the sending thread only."""
+
+    def __init__(self, publisher: ArrowPublisher, requester: Requester, clock: Clock, options: ProducerOptions) -> None:
+        self._publisher, self._requester, self._clock, self._options = publisher, requester, clock, options
+        self._sequences: SequenceCounters | None = None
+
+    def publish(self, batch: Batch, body: Body, requested: RequestedPartitions, deadline_ms: int) -> BatchOutcome:
+        """Publish the rows of a batch, with a new producer id if the sequencer has forgotten the last one."""
+        # with on_error="fail", a bad record fails alone through its future; a table fails as a whole
+        alone = batch.records is not None and self._options.on_error == "fail"
+        on_error: OnRejection = "leave_out" if alone else self._options.on_error
+        with trace_batch(batch.destination, body):
+            return self._publish_until_known(batch, body, requested, deadline_ms, on_error)
+
+    def _publish_until_known(
+        self,
+        batch: Batch,
+        body: Body,
+        requested: RequestedPartitions,
+        deadline_ms: int,
+        on_error: OnRejection,
+    ) -> BatchOutcome:
+        while True:
+            is_new = self._sequences is None
+            sequences = self._ensure_sequences(deadline_ms)
+            left_ms = max(0, deadline_ms - self._clock.steady_ms())
+            try:
+                publication = Publication(batch.destination, on_error, sequences=sequences)
+                prepared, published = self._publisher.send(publication, body, requested, left_ms)
+            except UnknownProducerId:
+                if is_new or not self._options.idempotent:
+                    raise
+                self._sequences = None  # the id was idle for too long; the batch had no effect
+            else:
+                receipts = self._publisher.receipts(prepared, published)
+                return build_outcome(prepared, published, receipts, self._options.on_error == "fail")
+
+    def note_failure(self, error: BaseException) -> None:
+        """Drop the producer id.
+
+        If the batch was published after all, its numbers are taken, and new records would pass for repeats. So the next
+        batch gets a new producer id, after any error.
+        """
+        self._sequences = None
+
+    def _ensure_sequences(self, deadline_ms: int) -> SequenceCounters | None:
+        if self._options.idempotent and self._sequences is None:
+            done = self._request_producer_id(deadline_ms)
+            self._sequences = SequenceCounters(done.producer_id, done.producer_epoch)
+        return self._sequences
+
+    def _request_producer_id(self, deadline_ms: int) -> ProducerDone:
+        # a repeat is harmless: an id that is never used expires
+        done = ask_with_retries(lambda: self._requester.ask(InitProducer()), self._clock, deadline_ms)
+        assert isinstance(done, ProducerDone)
+        return done

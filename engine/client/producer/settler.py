@@ -1,0 +1,136 @@
+"""The outcomes of a producer's batches: futures and callbacks get them, and threads that flush wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...namespace.storage_error import storage_error
+from ...protocol.errors import LakeMQError, UnknownServerError
+from ...protocol.values.log import Published
+from ..publish.arrow import PreparedPublish
+from ..rows.receipts import Receipts
+from .buffer import Buffer
+from .delivery import Batch, BatchOutcome, DeliveryMonitor, Placement, run_callbacks
+from .flush_report import FlushCounter, FlushReport
+
+
+class BatchSettler:
+    """Settles the batches of a buffer, and waits for them. Thread-safe."""
+
+    def __init__(self, buffer: Buffer, monitor: DeliveryMonitor) -> None:
+        self._buffer, self._monitor = buffer, monitor
+        self.lock, self._failures = monitor.lock, monitor.failures
+        self._acknowledged = FlushCounter()
+
+    def take_report(self) -> FlushReport:
+        """Return what was acknowledged since the last report. The lock is held."""
+        return self._acknowledged.take()
+
+    def start_again(self) -> None:
+        """Forget failures and acknowledged records: a transaction begins. The lock is held."""
+        self._failures.clear()
+        self._acknowledged.take()
+
+    # -- waiting ----------------------------------------------------------------------------------------
+
+    def wait_for_sent(self) -> None:
+        """Wait until all batches are settled. The lock is held.
+
+        Raises the first error of these batches, or one that this thread has not got yet.
+
+        A batch with a `commit_error` is not waited for: its outcome stays unknown until the caller commits again or
+        aborts, which only the waiting thread may be there to do.
+        """
+        self._failures.start_tracking()
+        last_number, awaited = self._buffer.last_number, self._buffer.start_flush()
+        waiting = awaited
+        while waiting := [batch for batch in waiting if self._buffer.holds(batch) and batch.commit_error is None]:
+            self._monitor.changed.wait()
+        self._failures.raise_unreported(last_number)
+        for batch in awaited:
+            if (error := batch.failure) and not self._was_reported_by_callback(batch):
+                raise error.with_traceback(None)
+
+    def _was_reported_by_callback(self, batch: Batch) -> bool:
+        """Return whether this thread has got the error of the batch from a callback or a future."""
+        return (
+            batch.outcome is not None and batch.outcome.is_reported_later and self._failures.has_reported(batch.number)
+        )
+
+    # -- settling ---------------------------------------------------------------------------------------
+
+    def settle(self, settled: Sequence[tuple[Batch, BatchOutcome]]) -> None:
+        """Settle batches: set their futures, run callbacks, then release threads in `flush` or waiting for room.
+
+        A batch that has an outcome keeps it. All steps are repeatable and run again in `finally`, so that an interrupt
+        of the main thread (which commits and aborts itself) leaves no thread waiting.
+        """
+        calls: list[Callable[[], object]] = []
+        try:
+            self._record_outcomes(settled, calls)
+            with self._monitor.in_callback():
+                run_callbacks(calls)
+        finally:
+            self._record_outcomes(settled, calls)  # in case the first call was interrupted
+            self._release([batch for batch, _ in settled])
+
+    def _release(self, batches: Sequence[Batch]) -> None:
+        with self.lock:
+            for batch in batches:
+                if self._buffer.holds(batch):
+                    self._buffer.remove(batch)
+            self._monitor.changed.notify_all()
+
+    def _record_outcomes(
+        self, settled: Sequence[tuple[Batch, BatchOutcome]], calls: list[Callable[[], object]]
+    ) -> None:
+        """Give each batch its outcome, and add its callbacks to `calls`."""
+        with self.lock:
+            for batch, outcome in settled:
+                if not batch.is_settled:
+                    self._record_outcome(batch, outcome, calls)
+            self._monitor.changed.notify_all()
+
+    def _record_outcome(self, batch: Batch, outcome: BatchOutcome, calls: list[Callable[[], object]]) -> None:
+        failure, callback_records = batch.build_failure(outcome), batch.callback_records
+        calls += batch.settle(outcome)
+        if outcome.published is not None:
+            self._acknowledged.add(outcome.published)
+        if failure is not None:
+            self._failures.add(failure)
+            self._failures.mark_records_reported(batch.number, callback_records)
+
+    def settle_with_error(self, batches: Sequence[Batch], error: Callable[[Batch], LakeMQError]) -> None:
+        """Fail batches with an error that their futures and flushes raise, and later calls do not."""
+        self.settle([(batch, BatchOutcome(error=error(batch), is_reported_later=False)) for batch in batches])
+
+
+def build_outcome(
+    prepared: PreparedPublish, published: Published, receipts: Receipts | None, fails_if_rejected: bool
+) -> BatchOutcome:
+    """Return the outcome of a batch that was published. fails_if_rejected: rejected rows are an error of the batch."""
+    placement = Placement(
+        prepared.route.topics[0].topic,
+        prepared.partition,
+        prepared.timestamps_us,
+        published.units,
+        prepared.due_ms,
+        receipts,
+        prepared.reasons,
+    )
+    return BatchOutcome(published, placement, placement.first_refusal() if fails_if_rejected else None)
+
+
+def to_lakemq_error(error: BaseException) -> LakeMQError:
+    """Return the error as a LakeMQError. The texts of other errors are dropped: they may repeat the payload."""
+    if isinstance(error, LakeMQError):
+        return error
+    if isinstance(error, OSError):
+        # its text may name what the rows hold
+        converted: LakeMQError = storage_error(
+            "The rows could not be stored.", error, error.strerror or type(error).__name__
+        )
+    else:
+        converted = UnknownServerError("The sending failed.", found=type(error).__name__)
+    converted.__cause__ = error
+    return converted
