@@ -26,7 +26,7 @@ _CLIENT = "lakemq.engine.client"
 API_PAGES: dict[str, ApiPage] = {
     "api/connection.md": ApiPage(
         "Connect",
-        ("lakemq.connect", f"{_CLIENT}.connection.Connection"),
+        ("lakemq.connect", f"{_CLIENT}.connection.Connection", f"{_CLIENT}.log_access.LogAccess"),
         "Everything starts with `lakemq.connect`. It returns a connection, which is `mq` on all pages.",
     ),
     "api/topics.md": ApiPage(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
@@ -28,7 +29,7 @@ def find_overridden_methods(kind: type) -> Iterator[str]:
                 yield f"{kind.__name__}.{name}"
 
 
-@pytest.mark.parametrize("kind", [*CONSUMERS, MemberConsumer, Producer, TransactionalProducer])
+@pytest.mark.parametrize("kind", [*CONSUMERS, MemberConsumer, Producer, TransactionalProducer, Connection])
 def test_no_method_is_overridden(kind: type) -> None:
     assert list(find_overridden_methods(kind)) == []
 

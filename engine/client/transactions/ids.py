@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import OwnLock
 from ...protocol.errors import InvalidConfig
+from ..arguments import parse_whole_number
 from ..requester import Requester
 from .manager import CheckOffsets, TransactionManager
 
@@ -55,3 +56,8 @@ class TransactionalIds:
             if not manager.is_initialized:
                 manager.initialize()
             return manager
+
+
+def parse_timeout_ms(transaction_timeout_ms: object) -> int:
+    """Return the timeout of a transaction. Raises InvalidConfig."""
+    return parse_whole_number("transaction_timeout_ms", transaction_timeout_ms, error=InvalidConfig)

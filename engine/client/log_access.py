@@ -1,0 +1,273 @@
+"""The calls of a connection that read topics: fetches, and consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from ..namespace.processes.clock import Clock
+from ..protocol.errors import InvalidRequest
+from .arguments import (
+    parse_fetch_position,
+    parse_flag,
+    parse_list,
+    parse_mapping,
+    parse_partition,
+    parse_timestamp,
+    parse_topic_name,
+    parse_topic_names,
+    parse_whole_number,
+    parse_whole_numbers,
+)
+from .consume.consumer import Consumer
+from .consume.consumers import ConsumerFactory
+from .consume.group_stream import GroupStream
+from .consume.listener import RebalanceListener
+from .consume.member.member_consumer import MemberConsumer
+from .fetch.fetch_result import FetchResult
+from .fetch.fetcher import Fetcher
+from .fetch.planning.plan import Bounds, FetchPosition, Isolation
+from .open_objects import OpenObjects
+from .transactions.scope import TransactionScope
+
+
+class LogAccess:
+    """Reads topics: with a fetch, or as a consumer. Every `Connection` can do this. Thread-safe."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        consumers: ConsumerFactory,
+        open_objects: OpenObjects,
+        clock: Clock,
+        make_transaction: Callable[..., TransactionScope],
+        has_spark: bool,
+    ) -> None:
+        """make_transaction: returns a transaction, as `mq.transaction`; has_spark: streams get DataFrames."""
+        self._fetcher, self._consumers, self._open, self._clock = fetcher, consumers, open_objects, clock
+        self._make_transaction, self._has_spark = make_transaction, has_spark
+        self._check_open = open_objects.check_open
+
+    # -- fetching ---------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        topic: str,
+        *,
+        isolation: Isolation = "read_committed",
+        start: FetchPosition = "earliest",
+        end: FetchPosition = "latest",
+        partitions: list[int] | None = None,
+        include_expired: bool = False,
+        parse: bool = False,
+    ) -> FetchResult:
+        """Return the messages from `start` (included) to `end` (not included), by partition and offset.
+
+        A position is `earliest`, `latest`, an offset for all partitions, a mapping partition -> offset, or a time: the
+        first message not before it.
+
+        Args:
+            topic: name of the topic.
+            isolation: `read_committed` or `read_uncommitted`.
+            start: position to begin at.
+            end: position to end at.
+            partitions: partitions to read. Default: all.
+            include_expired: return messages whose time to live is over, too, by the time of the newest step.
+            parse: add a column `parsed` with the values as columns, by the newest version of the topic's schema. It is
+                null where a value does not fit.
+
+        Raises:
+            UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest: an argument is not valid, or there is no schema.
+            MissingExtra: values are to be parsed, and the extra `schemas` is not installed.
+        """
+        self._check_open()
+        topic, start, end = (
+            parse_topic_name("topic", topic),
+            parse_fetch_position("start", start),
+            parse_fetch_position("end", end),
+        )
+        include_expired = parse_flag("include_expired", include_expired)
+        partitions = None if partitions is None else parse_whole_numbers("partitions", partitions)
+        schema = self._fetcher.find_schema(topic) if parse_flag("parse", parse) else None
+        plan = self._fetcher.plan(topic, isolation, start, end, partitions, include_expired)
+        return self._fetcher.open_plan(plan, schema=schema)
+
+    def tail(
+        self,
+        topic: str,
+        *,
+        start: FetchPosition = "latest",
+        isolation: Isolation = "read_committed",
+        poll_ms: int = 20,
+    ) -> Iterator[pa.Table]:
+        """Yield new messages as Arrow tables, without an end. `start` is resolved in this call.
+
+        If records are deleted before they are read, the iterator continues at the log start.
+
+        Args:
+            topic: name of the topic.
+            start: position to begin at, as in `fetch`.
+            isolation: `read_committed` or `read_uncommitted`.
+            poll_ms: how often to look where the file system does not notify us.
+
+        Raises:
+            UnknownTopicOrPartition: the topic does not exist, or is deleted later.
+            OffsetOutOfRange, InvalidRequest: an argument is not valid.
+        """
+        self._check_open()
+        topic, start = parse_topic_name("topic", topic), parse_fetch_position("start", start)
+        poll_ms = parse_whole_number("poll_ms", poll_ms, 0)
+        first = self._fetcher.plan(topic, isolation, start, "latest")
+        return self._fetcher.follow_log(first, isolation, poll_ms, self._check_open)
+
+    def beginning_offsets(self, topic: str) -> dict[int, int]:
+        """Return partition -> first offset that still exists."""
+        return {partition: bounds.first for partition, bounds in self._bounds(topic, "read_committed").items()}
+
+    def end_offsets(self, topic: str, isolation: Isolation = "read_committed") -> dict[int, int]:
+        """Return partition -> offset after the last message that a fetch of this isolation sees."""
+        return {partition: bounds.end for partition, bounds in self._bounds(topic, isolation).items()}
+
+    def _bounds(self, topic: str, isolation: Isolation) -> dict[int, Bounds]:
+        self._check_open()
+        return {
+            partition: bounds
+            for (_, partition), bounds in self._fetcher.find_bounds(
+                [parse_topic_name("topic", topic)], isolation
+            ).items()
+        }
+
+    def offsets_for_times(self, topic: str, times: Mapping[int, int | datetime]) -> dict[int, tuple[int, int] | None]:
+        """Return partition -> (offset, timestamp_ms) of the first message not before a time.
+
+        Args:
+            topic: name of the topic.
+            times: partition -> time, as epoch milliseconds or datetime.
+
+        Returns:
+            A dict; None for a partition without such a message.
+        """
+        self._check_open()
+        requested = {
+            parse_partition(p): parse_timestamp("times", time) for p, time in parse_mapping("times", times).items()
+        }
+        return self._fetcher.offsets_for_times(parse_topic_name("topic", topic), requested)
+
+    # -- consuming --------------------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        group: str,
+        *,
+        topics: Sequence[str] = (),
+        pattern: str | None = None,
+        assign: Sequence[str | tuple[str, int]] = (),
+        protocol: str | None = None,
+        auto_offset_reset: str | None = None,
+        isolation: str | None = None,
+        instance_id: str | None = None,
+        client_id: str | None = None,
+        session_timeout_ms: int | None = None,
+        heartbeat_interval_ms: int | None = None,
+        max_poll_interval_ms: int | None = None,
+        assignor: str | Sequence[str] | None = None,
+        ack_mode: str | None = None,
+        listener: RebalanceListener | None = None,
+        consumer_timeout_ms: int | None = None,
+        default_timeout_ms: int | None = None,
+        **unknown: Any,
+    ) -> Consumer:
+        """Return a consumer: a member of the group, or a reader of the partitions that you assign.
+
+        Give one of `topics`, `pattern` and `assign`. A member shares the partitions of its topics with the group's
+        other members. A reader shares with nobody, and its group has no members. `None` stands for the default of an
+        option; docs/settings.md has this list as a table, with ranges.
+
+        Args:
+            group: name of the group.
+            topics: topics whose partitions the group shares among its members.
+            pattern: regular expression (RE2) instead of `topics`: all topics whose whole names match, also later ones.
+            assign: topics (all their partitions) and (topic, partition) pairs that this consumer reads by itself.
+            protocol: `queue` (messages are acknowledged), `cooperative` or `classic` (offsets are committed). Default:
+                as the group is; `queue` where the group is new.
+            auto_offset_reset: where to begin where the group has committed nothing, or where what it committed was
+                deleted: `earliest` (default), `latest`, or `none`, which raises an error.
+            isolation: `read_committed` (default) or `read_uncommitted`; in a queue group a setting of the group.
+            instance_id: makes the member static: a process that comes back under it has the same partitions.
+            client_id: name of the application. A member's id begins with it, the host and the process id, and
+                `mq.groups.members` shows all three.
+            session_timeout_ms: how long a member may show no life before it is lost. Default 45000, from 6000 to
+                1800000. Must exceed `heartbeat_interval_ms`; below three times of it a warning is logged.
+            heartbeat_interval_ms: how often the process shows that it lives. Default 3000.
+            max_poll_interval_ms: how long a member may go without `poll` before it is lost. Default 300000.
+            assignor: the assignor that says which member gets what, or a list of them, the best first. The group takes
+                one that all its members support. Default: the member supports all.
+            ack_mode: in a queue group `explicit` or `auto`, the group's `ack.mode`. Default: as the group is.
+            listener: is called by `poll` when partitions come and go.
+            consumer_timeout_ms: `for message in consumer` ends when no message has come for so long. Default: it waits
+                until the consumer is closed.
+            default_timeout_ms: with `assign`, how long to wait for offsets that an open transaction holds back. Default
+                60000.
+            **unknown: is refused. The error names the option that may be meant.
+
+        Returns:
+            A `QueueConsumer` or a `GroupConsumer`, by the protocol; with `assign` an `AssignedConsumer`. Close it, or
+            use it as a context manager.
+
+        Raises:
+            InvalidGroupId, InvalidTopic, InvalidRequest, InvalidSessionTimeout, InvalidRegularExpression: an argument
+                is not valid, or does not go with another.
+            InvalidConfig: the option is not known, does not apply, or the group has another setting.
+            InconsistentGroupProtocol: the group has members of another protocol, or would have no assignor that all
+                its members support.
+            UnknownTopicOrPartition: there is no such topic.
+            IllegalState: the connection is closed.
+        """
+        self._check_open()
+        named = {
+            "pattern": pattern,
+            "auto_offset_reset": auto_offset_reset,
+            "isolation": isolation,
+            "instance_id": instance_id,
+            "client_id": client_id,
+            "session_timeout_ms": session_timeout_ms,
+            "heartbeat_interval_ms": heartbeat_interval_ms,
+            "max_poll_interval_ms": max_poll_interval_ms,
+            "assignor": assignor,
+            "ack_mode": ack_mode,
+            "listener": listener,
+            "consumer_timeout_ms": consumer_timeout_ms,
+            "default_timeout_ms": default_timeout_ms,
+        }
+        options = {**{name: value for name, value in named.items() if value is not None}, **unknown}
+        assigned = parse_list("assign", assign)
+        if assigned and (parse_list("topics", topics) or protocol is not None):
+            raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics, or assign")
+        if assigned:
+            return self._consumers.create_for_partitions(group, assigned, options)
+        member = self._consumers.create_member(group, topics, protocol, options, self._open.members.discard)
+        return self._open.register(member, self._open.members.add)
+
+    def stream(self, group: str, *, topics: Sequence[str] = (), **options: Any) -> GroupStream:
+        """Return a stream that calls a function with micro-batches. Processes of the group share the partitions.
+
+        With a Spark session, the function gets DataFrames, otherwise Arrow tables: see GroupStream.foreach_batch.
+
+        Args:
+            group: name of the group.
+            topics: topics to consume.
+            **options: options of `consumer`. The default `protocol` is the group's, else `cooperative`.
+        """
+        self._check_open()
+        named = parse_topic_names("topics", topics)
+        options.setdefault("protocol", self._consumers.find_protocol(group, "cooperative"))
+
+        def join_group() -> MemberConsumer:
+            consumer = self.consumer(group, topics=named, **options)
+            assert isinstance(consumer, MemberConsumer)
+            return consumer
+
+        return GroupStream(join_group, self._make_transaction, self._clock, self._has_spark)

@@ -1,0 +1,82 @@
+"""What operators use on a connection: groups, transactions and delayed messages, each with the state that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..namespace.namespace import Namespace
+from ..namespace.processes.clock import Clock
+from ..protocol.values.state import State
+from .delayed.delayed import DelayedMessages
+from .fetch.fetcher import Fetcher
+from .groups.groups import Groups
+from .groups.rates import read_consumption
+from .groups.resets import OffsetResets
+from .observer import Observer
+from .publish.arrow import ArrowPublisher
+from .requester import Requester
+from .transactions.operations import Transactions
+
+T = TypeVar("T")
+
+ReadState = Callable[[], State]
+"""Returns the whole state, with producers, transactions and groups."""
+
+
+class OperatorTools:
+    """Makes the objects with which operators look at a namespace, and change it. Thread-safe."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        requester: Requester,
+        fetcher: Fetcher,
+        clock: Clock,
+        arrow_publisher: Callable[[], ArrowPublisher],
+        check_open: Callable[[], None],
+    ) -> None:
+        """arrow_publisher: returns a new publisher; check_open: raises IllegalState once the connection is closed."""
+        self._namespace, self._requester, self._fetcher, self._clock = namespace, requester, fetcher, clock
+        self._arrow_publisher, self._check_open = arrow_publisher, check_open
+
+    def make_transactions(self, read_state: ReadState) -> Transactions:
+        """Return the operations on transactions."""
+        return Transactions(self._requester, read_state, self._namespace.files.time_ms)
+
+    def make_delayed(self, read_state: ReadState) -> DelayedMessages:
+        """Return the operations on delayed messages."""
+        return DelayedMessages(
+            self._arrow_publisher,
+            self._requester,
+            read_state,
+            self._look,
+            self._fetcher.follow_whole_state,
+            self._namespace,
+            self._clock,
+        )
+
+    def make_groups(self, read_state: ReadState) -> Groups:
+        """Return the operations on groups."""
+        resets = OffsetResets(read_state, self._fetcher.offsets_for_times, self._clock.now_ms)
+        retention_ms = self._namespace.config.ms("offsets.retention.ms")
+        store, time_ms = self._namespace.store, self._store_time_ms
+        return Groups(
+            read_state, self._requester, resets, retention_ms, time_ms, lambda: read_consumption(store, time_ms())
+        )
+
+    def _store_time_ms(self) -> int:
+        """Return the store's time; this machine's if the store cannot be written, as with a full disk."""
+        try:
+            return self._namespace.files.time_ms()
+        except OSError:
+            return self._clock.now_ms()
+
+    def make_observer(self) -> Observer:
+        """Return an observer, whose objects read the state that it follows."""
+        self._check_open()
+        return Observer(self._fetcher.follow_whole_state(), self.make_groups, self.make_transactions, self.make_delayed)
+
+    def _look(self, read: Callable[[State], T]) -> T:
+        self._check_open()
+        return self._fetcher.query(read)
