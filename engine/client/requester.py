@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
 from lakemq.tables.storage.object_stores.objects import MaybeThere
 
-from ..namespace.processes import crash
+from ..namespace.processes import crash, process
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
-from ..namespace.processes.process import check_same_process, start_thread
+from ..namespace.processes.process import start_thread
 from ..namespace.storage_error import storage_error
 from ..protocol.codec.few_rows import Rows, concatenate_rows
 from ..protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter
@@ -142,7 +142,8 @@ class Requester:
         Raises:
             InvalidRequest, IllegalState, UnknownServerError (no thread can be started): none of them is sent.
         """
-        check_same_process(self._pid, "This connection")
+        if process.current_id != self._pid:
+            process.check_same_process(self._pid, "This connection")
         waiting = [PendingRequest.of(request, rows) for request, rows in requests]
         with self._wake:
             if self._closed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
-from ...namespace.processes.process import check_same_process
+from ...namespace.processes import process
 from ...protocol.errors import (
     IllegalState,
     InvalidRequest,
@@ -148,14 +147,15 @@ class DeliveryMonitor:
 
     def __init__(self, lock: Any) -> None:
         """lock: an RLock."""
-        self.lock, self._pid = lock, os.getpid()
+        self.lock, self._pid = lock, process.current_id
         self.failures = Failures(lock)
         self.changed = threading.Condition(lock)
         self._thread = threading.local()
 
     def check_process(self) -> None:
         """Raise IllegalState in a forked process, which does not have the producer's thread."""
-        check_same_process(self._pid, "The producer")
+        if process.current_id != self._pid:
+            process.check_same_process(self._pid, "The producer")
 
     def check_can_wait(self) -> None:
         """Raise IllegalState in a forked process, and in a callback: it runs in the thread that we would wait for."""

@@ -11,7 +11,29 @@ from ..publish.arrow import PreparedPublish
 from ..rows.receipts import Receipts
 from .buffer import Buffer
 from .delivery import Batch, BatchOutcome, DeliveryMonitor, Placement, run_callbacks
-from .flush_report import FlushCounter, FlushReport
+from .flush_report import AcknowledgedSpan, FlushReport
+
+
+class FlushCounter:
+    """Counts acknowledged records since the last flush: a few numbers per partition, however much was sent."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[str, int], AcknowledgedSpan] = {}
+        self._rejected_count = self._waiting_count = 0
+
+    def add(self, published: Published) -> None:
+        self._rejected_count += published.rejected_count
+        self._waiting_count += sum(unit.record_count for unit in published.waiting)
+        for unit in published.units:
+            place, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
+            span, earlier = AcknowledgedSpan(unit.base_offset, last, unit.record_count), self._spans.get(place)
+            self._spans[place] = span if earlier is None else span.merge(earlier)
+
+    def take(self) -> FlushReport:
+        """Return the counts, and begin at zero again."""
+        report = FlushReport(self._spans, self._rejected_count, self._waiting_count)
+        self._spans, self._rejected_count, self._waiting_count = {}, 0, 0
+        return report
 
 
 class BatchSettler:
