@@ -20,13 +20,7 @@ from ..protocol.errors import IllegalState
 from ..protocol.values.consuming.offset_checks import check_commits
 from ..protocol.values.consuming.offsets import OffsetCommit
 from ..protocol.values.state import State
-from .arguments import (
-    parse_as_of,
-    parse_choice,
-    parse_text,
-    parse_topic_name,
-    parse_whole_number,
-)
+from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, parse_whole_number
 from .consume.consumers import ConsumerFactory
 from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
@@ -48,7 +42,6 @@ from .quality.gate import Gates
 from .requester import Requester
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
-from .rows.request import COLUMNS
 from .rows.routing import RouteCache
 from .sequencers import SequencerFactory
 from .topics import Topics
@@ -192,8 +185,16 @@ class Connection(LogAccess):
         topic = parse_topic_name("topic", topic)
         on_error = parse_choice("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
         publication = Publication(topic, on_error, parse_application(topic, txn_app_id, txn_version))
-        values = (key, value, headers, timestamp, partition, deliver_at, delay_ms, ttl_ms)
-        columns = dict(zip(COLUMNS, values, strict=True))
+        columns = {
+            "key": key,
+            "value": value,
+            "headers": headers,
+            "timestamp": timestamp,
+            "partition": partition,
+            "deliver_at": deliver_at,
+            "delay_ms": delay_ms,
+            "ttl_ms": ttl_ms,
+        }
         return self._rows.publish(publication, data, columns, order_by)
 
     def drain_inbox(self) -> DrainReport:

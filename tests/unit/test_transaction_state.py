@@ -1,0 +1,149 @@
+"""The state machine of a transactional id in its process, and what a refused commit means, without a sequencer."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from lakemq.engine.client.transactions.end_requests import CommitReply
+from lakemq.engine.client.transactions.phase import PhaseEvent
+from lakemq.engine.client.transactions.state import TransactionState
+from lakemq.engine.protocol.values.log import Published
+from lakemq.engine.protocol.values.producers import ProducerDone, TransactionRef
+from lakemq.errors import (
+    IllegalState,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    LakeMQError,
+    ProducerFenced,
+    RequestTimedOut,
+    StaleTopicMetadata,
+    TransactionAbortable,
+    UnknownTopicId,
+)
+
+
+def take_id() -> TransactionState:
+    state = TransactionState()
+    state.take_id("etl", ProducerDone(7, 0, -1))
+    return state
+
+
+def end_without_reply(state: TransactionState) -> None:
+    with suppress(RequestTimedOut), state.ending(commits=True, expected_ref=None):
+        state.fallback = PhaseEvent.LOSE_REPLY
+        raise RequestTimedOut
+
+
+def test_a_transaction_needs_the_id_and_there_is_one_at_a_time():
+    state = TransactionState()
+    with pytest.raises(IllegalState, match="Take the id again"):
+        state.begin()
+    state.take_id("etl", ProducerDone(7, 0, 3))
+    assert (state.begin(), state.last_batch_id) == (TransactionRef("etl", 7, 0), 3)
+    with pytest.raises(IllegalState, match="open already"):
+        state.begin()
+
+
+def test_an_end_that_fails_leaves_the_transaction_open():
+    state = take_id()
+    ref = state.begin()
+    with suppress(InvalidTxnState), state.ending(commits=True, expected_ref=ref):
+        with pytest.raises(IllegalState, match="another thread"):
+            state.get_accepting(None)
+        raise InvalidTxnState
+    assert state.get_accepting(ref) == ref
+
+
+def test_after_a_commit_without_a_reply_only_an_end_is_allowed():
+    state = take_id()
+    state.begin()
+    end_without_reply(state)
+    assert state.is_open
+    for call in (state.begin, lambda: state.get_accepting(None)):
+        with pytest.raises(IllegalState, match="A commit was not answered"):
+            call()
+    with state.ending(commits=True, expected_ref=None) as ref:
+        assert state.fallback is PhaseEvent.LOSE_REPLY
+        state.finish(TransactionRef("etl", ref.producer_id, 1), batch_id=5)
+    assert (state.is_open, state.last_batch_id) == (False, 5)
+    state.begin()
+
+
+def test_a_part_belongs_to_the_transaction_that_it_names():
+    state = take_id()
+    ref = state.begin()
+    with state.ending(commits=False, expected_ref=None):
+        state.finish(TransactionRef("etl", 7, 1))
+    state.begin()
+    with pytest.raises(IllegalState, match="another one is open"):
+        state.get_accepting(ref)
+
+
+def test_a_failed_part_makes_the_transaction_abort_only():
+    state = take_id()
+    state.begin()
+    state.parts.start_part()
+    with pytest.raises(StaleTopicMetadata), state.parts.finish_part():
+        raise StaleTopicMetadata
+    with pytest.raises(TransactionAbortable):
+        state.get_accepting(None)
+    with pytest.raises(TransactionAbortable), state.ending(commits=True, expected_ref=None):
+        raise AssertionError("the commit must not begin")
+    with state.ending(commits=False, expected_ref=None) as ref:
+        state.parts.wait_until_finished()
+        state.finish(ref)
+    state.begin()
+    assert state.parts.count == 0
+
+
+def test_a_lost_id_ends_everything():
+    state = take_id()
+    state.begin()
+    with suppress(InvalidProducerEpoch), state.ending(commits=True, expected_ref=None):
+        state.lose_id(InvalidProducerEpoch())
+        raise InvalidProducerEpoch
+    for call in (state.begin, lambda: state.get_accepting(None)):
+        with pytest.raises(ProducerFenced):
+            call()
+
+
+# -- a refused commit -----------------------------------------------------------------------------------
+
+
+def build_future(answer: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+    return future
+
+
+STALE, DELETED, REFUSED = StaleTopicMetadata(), UnknownTopicId(), InvalidTxnState()
+PUBLISHED = Published([])
+
+
+@pytest.mark.parametrize(
+    ("replies", "part_count", "cause"),
+    [
+        ([PUBLISHED], 1, REFUSED),
+        ([], 0, REFUSED),
+        ([STALE, PUBLISHED], 2, None),
+        ([STALE, DELETED], 2, DELETED),
+        ([PUBLISHED, STALE], 1, STALE),
+    ],
+    ids=["parts accepted", "no parts", "a part is stale", "a part cannot be built again", "offsets cannot be stale"],
+)
+def test_only_stale_parts_can_be_built_again(replies: list[Any], part_count: int, cause: LakeMQError | None):
+    reply = CommitReply(build_future(REFUSED), [build_future(answer) for answer in replies])
+    assert reply.find_cause(part_count) is cause
+
+
+def test_a_repeated_commit_does_not_know_the_places_of_its_parts():
+    replies = [build_future(STALE), build_future(PUBLISHED)]
+    assert CommitReply(build_future(None), replies).list_published(2) == [Published([]), PUBLISHED]
+    assert CommitReply(build_future(REFUSED), replies).list_published(2) == [None, PUBLISHED]
