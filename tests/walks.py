@@ -167,7 +167,7 @@ def poll_queue(mq: Connection) -> Iterator[Repetition]:
 
         def accept() -> None:
             consumer.ack(batches.pop())
-            time.sleep(SETTLE_S)
+            consumer.flush()  # so that each poll reads the step with its acknowledgements
 
         batches.append(consumer.poll(max_records=5, timeout_ms=10_000))
         accept()
