@@ -78,10 +78,10 @@ IVY_SETTINGS = """\
 
 
 class MissingJars(RuntimeError):
-    """Delta's jars are not where a session looks for them; no job asks a repository when it starts."""
+    """Jars are not where a session looks for them; no job asks a repository when it starts."""
 
-    def __init__(self, where: str, command: str) -> None:
-        super().__init__(f"Delta's jars (version {DELTA_VERSION}) are not {where}. Run: {command}")
+    def __init__(self, where: str, command: str, which: str = f"Delta's jars (version {DELTA_VERSION})") -> None:
+        super().__init__(f"{which} are not {where}. Run: {command}")
 
 
 class MissingJava(RuntimeError):
@@ -124,7 +124,7 @@ def kept_folder() -> Path:
 def kept_jars() -> tuple[Path, ...]:
     """Return the paths of all jars of `JARS`, whose bytes are right. Raises MissingJars."""
     folder = kept_folder()
-    if not _are_right(folder):
+    if not are_right(folder, JARS):
         raise MissingJars(f"in {folder}, or not whole", f"{sys.executable} -m lakemq.jobs.jars")
     return tuple(folder / jar.file_name for jar in JARS)
 
@@ -138,26 +138,28 @@ def resolve() -> tuple[Path, ...]:
     Raises MissingJava, JarsNotResolved.
     """
     folder = kept_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    if not _are_right(folder):
-        _fetch_into(folder)
+    if not are_right(folder, JARS):
+        fetch_jars(folder, JARS)
     return kept_jars()
 
 
-def _are_right(folder: Path) -> bool:
-    return all(_is_right(folder / jar.file_name, jar) for jar in JARS)
+def are_right(folder: Path, jars: Sequence[Jar]) -> bool:
+    """Return whether the folder has all these jars, with the right bytes."""
+    return all(_is_right(folder / jar.file_name, jar) for jar in jars)
 
 
 def _is_right(path: Path, jar: Jar) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
 
 
-def _fetch_into(folder: Path) -> None:
+def fetch_jars(folder: Path, jars: Sequence[Jar]) -> None:
+    """Fetch the jars into the folder, and check their bytes. Raises MissingJava, JarsNotResolved."""
+    folder.mkdir(parents=True, exist_ok=True)
     # Not in `folder`, whose name may have characters that Spark takes for those of a URI.
     with tempfile.TemporaryDirectory(prefix="lakemq-jars-") as work_name:
         work = Path(work_name)
-        _run_resolver(work)
-        for jar in JARS:
+        _run_resolver(work, jars)
+        for jar in jars:
             fetched = work / "jars" / f"{jar.organisation}_{jar.file_name}"
             if not _is_right(fetched, jar):
                 raise JarsNotResolved(f"{jar.file_name} does not hash to the expected sha256 {jar.sha256}")
@@ -166,13 +168,13 @@ def _fetch_into(folder: Path) -> None:
             draft.replace(folder / jar.file_name)
 
 
-def _run_resolver(work: Path) -> None:
+def _run_resolver(work: Path, jars: Sequence[Jar]) -> None:
     """Let spark-submit fetch the jars into `work/jars`, for a program that does nothing. A terminal shows it."""
     java_command()
     (work / "settings.xml").write_text(IVY_SETTINGS)
     (work / "nothing.py").write_text("")
     settings = {
-        "spark.jars.packages": ",".join(jar.coordinates for jar in JARS),
+        "spark.jars.packages": ",".join(jar.coordinates for jar in jars),
         "spark.jars.ivySettings": str(work / "settings.xml"),
         "spark.jars.ivy": str(work),
     }
@@ -189,7 +191,7 @@ def _run_resolver(work: Path) -> None:
         raise JarsNotResolved(f"Spark fetched no jars in {RESOLVE_TIMEOUT_S} s") from error
     if done.returncode != 0:
         last_lines = "\n".join(f"{done.stdout or ''}{done.stderr or ''}".strip().splitlines()[-20:])
-        raise JarsNotResolved(f"Spark could not bring Delta's jars; is there a network?\n{last_lines}".rstrip())
+        raise JarsNotResolved(f"Spark could not bring the jars; is there a network?\n{last_lines}".rstrip())
 
 
 def _spark_submit() -> str:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +33,18 @@ class Cluster:
     archive: Path
     jobs: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def submit(self, job: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
-        """Start spark-submit for a job, with the shipped defaults and the zip of this checkout, from another folder."""
+    @property
+    def log(self) -> Path:
+        """The file with all that the jobs wrote to stderr."""
+        return self.archive.with_name("jobs.log")
+
+    def submit(
+        self, job: Path, *arguments: str, environment: Mapping[str, str] | None = None, **settings: str
+    ) -> subprocess.Popen[str]:
+        """Start spark-submit for a job, with the shipped defaults and the zip of this checkout, from another folder.
+
+        environment: variables of the driver, which the workers do not have.
+        """
         all_settings = {
             "spark.driver.host": MASTER_HOST,
             "spark.executor.memory": "512m",
@@ -45,15 +55,16 @@ class Cluster:
         command += ["--py-files", str(self.archive)]
         for key, value in all_settings.items():
             command += ["--conf", f"{key}={value}"]
-        process = subprocess.Popen(
-            [*command, str(job), *arguments],
-            cwd=self.archive.parent,
-            env=_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [*command, str(job), *arguments],
+                cwd=self.archive.parent,
+                env=_environment() | dict(environment or {}),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
         self.jobs.append(process)
         return process
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import pyarrow as pa
 
 from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.object_stores.spark_connector import configure_spark
 
 from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
@@ -79,6 +80,8 @@ class Connection(LogAccess):
         reached: crash.Reached | None = None,
     ) -> None:
         self.namespace, self._spark = namespace, spark
+        if spark is not None:
+            configure_spark(spark, namespace.files.root, namespace.storage_options)
         clock = clock or SystemClock()
         self._reached = reached or crash.from_environment()
         self._sequencers = SequencerFactory(namespace, clock, self._reached, lambda: self._check_open())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spark_brings(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
-    def run(work: Path) -> None:
+    def run(work: Path, wanted: Sequence[jars.Jar]) -> None:
+        assert list(wanted) == [JAR]
         assert content is not None, "Spark was asked"
         (work / "jars").mkdir()
         (work / "jars" / f"{JAR.organisation}_{JAR.file_name}").write_bytes(content)
@@ -80,7 +82,7 @@ def fake_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: s
 
 def test_spark_is_asked_for_the_jars_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark_submit(tmp_path, monkeypatch, f'cp "$2" {tmp_path}/seen')
-    jars._run_resolver(tmp_path)
+    jars._run_resolver(tmp_path, jars.JARS)
     settings = dict(line.split(" ", 1) for line in (tmp_path / "seen").read_text().splitlines())
     assert settings["spark.jars.packages"] == ",".join(jar.coordinates for jar in jars.JARS)
     assert 'usepoms="false"' in Path(settings["spark.jars.ivySettings"]).read_text()
@@ -89,7 +91,7 @@ def test_spark_is_asked_for_the_jars_alone(tmp_path: Path, monkeypatch: pytest.M
 def test_what_spark_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark_submit(tmp_path, monkeypatch, "echo UnknownHostException >&2; exit 1")
     with pytest.raises(jars.JarsNotResolved, match=r"network\?\nUnknownHostException$"):
-        jars._run_resolver(tmp_path)
+        jars._run_resolver(tmp_path, jars.JARS)
 
 
 def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
