@@ -60,6 +60,9 @@ _QUIET_MS = 10_000
 _POLL_MS = (0.5, 1, 2, 4, 8, 16)
 """Pauses between looks for an answer where the file system does not notify us; longer after every 20 looks."""
 
+_UNSEEN_SHARE = 0.75
+"""Share of the usual time to an answer during which we do not look for one where every look is a request to a store."""
+
 
 @dataclass
 class PendingRequest:
@@ -112,6 +115,8 @@ class Requester:
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
         self._line, self._has_used_mailbox = line, False
         self._waiter = self._new_waiter()
+        self._usual_wait_ms = 0
+        """How long the last answer in the mailbox took."""
         self._queue: deque[PendingRequest] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -210,12 +215,15 @@ class Requester:
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
         body = build_letter(self._client_id, self._number + 1, batch, self._clock.now_ms(), self.namespace_id)
         self._number += 1
-        was_sent, results = self._ask_on_line(body)
-        if results is None:
-            results = self._ask_by_mailbox(body, was_sent, deadline_ms)
+        was_sent, on_line = self._ask_on_line(body)
+        results = self._ask_by_mailbox(body, was_sent, deadline_ms) if on_line is None else on_line
         self._used_at_ms = self._clock.steady_ms()
         self._waits_since_ms, self._has_warned = None, False
+        client_id, number = self._client_id, self._number
         self._deliver(batch, results)
+        if on_line is None:  # after the delivery, because on a store nobody should wait for this request
+            with suppress(OSError):
+                self._mailbox.forget_reply(client_id, number)
 
     def _ask_on_line(self, body: bytes) -> tuple[bool, list[AnyResult] | None]:
         """Send the letter on the line. Return whether it may have arrived, and the results; None: no answer."""
@@ -242,8 +250,6 @@ class Requester:
                 f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. "
                 "Is a sequencer running (lakemq serve)?"
             )
-        with suppress(OSError):
-            self._mailbox.forget_reply(self._client_id, self._number)
         return results
 
     def _put_letter(self, body: bytes, was_sent: bool) -> str:
@@ -280,18 +286,31 @@ class Requester:
         )
 
     def _wait_for_results(self, number: int, deadline_ms: float) -> list[AnyResult] | None:
-        polls = 0
+        polls, begun_ms = 0, self._clock.steady_ms()
+        self._waiter.reset()
+        if not self._waiter.is_notified:
+            self._clock.sleep(_UNSEEN_SHARE * self._usual_wait_ms)
         while True:
             self._waiter.reset()
+            looked_at_ms = self._clock.steady_ms()
             if (results := self._poll(number)) is not None:
                 self._waiter.note_arrival()
+                self._note_wait(self._clock.steady_ms() - begun_ms)
                 return results
             self._warn_of_silence()
-            left_ms = deadline_ms - self._clock.steady_ms()
+            now_ms = self._clock.steady_ms()
+            left_ms = deadline_ms - now_ms
             if left_ms < 0:
                 return self._poll(number)  # the process may have been suspended since the last look
-            self._waiter.wait(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], min(LOOK_MS, left_ms + 1))
+            # a look that takes long is a request to a store: do not spend more than half of the time on them
+            pause_ms = max(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], now_ms - looked_at_ms)
+            self._waiter.wait(pause_ms, min(LOOK_MS, left_ms + 1))
             polls += 1
+
+    def _note_wait(self, waited_ms: int) -> None:
+        # After a long wait, such as for a take-over, the next answer may come fast again. A wait may double each time.
+        longest_ms = min(LOOK_MS, 2 * self._usual_wait_ms or LOOK_MS)
+        self._usual_wait_ms = min(waited_ms, longest_ms)
 
     def _warn_of_silence(self) -> None:
         """Log once per silence that no answer comes: callers that retry may wait for minutes."""

@@ -139,7 +139,8 @@ class _Pace:
             return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
         # the first requests after a pause should not wait: let the rest grow slowly
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
-        return _until_due(report, self._rest_ms)
+        # a look that takes long is a request to a store: do not spend more than half of the time on them
+        return _until_due(report, min(self._idle_ms, max(self._rest_ms, took_ms)))
 
     def idle_ms(self, report: StepReport) -> float:
         """Return the rest where a new letter ends it.
