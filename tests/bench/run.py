@@ -24,6 +24,9 @@ import quality
 import rebalances
 import small_sends
 import sql
+import store_costs
+import stores
+import stores_spark
 import structured_streaming
 import take_over
 import transactions
@@ -64,8 +67,11 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
 
 ON_REQUEST: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "many-processes": lambda quick: groups.idle(*((40, 2, 20) if quick else (1_000, 60, 200))),
+    "stores": lambda quick: stores.run(*((20, 16, 1) if quick else (200, 1_000, 3))),
+    "store-costs": lambda quick: store_costs.run(5 if quick else 60),
+    "stores-spark": lambda quick: stores_spark.run(*((100_000, 1) if quick else (2_000_000, 5))),
 }
-"""Benchmarks that need much memory: 200 processes take about 10 GB."""
+"""Benchmarks that need much memory (200 processes take about 10 GB), or a server of S3, which Go builds once."""
 
 
 def main() -> None:

@@ -15,20 +15,24 @@ import lakemq
 from lakemq.jobs.process.native_memory import choose_allocator
 from lakemq.jobs.serve import serve_until_signal
 choose_allocator()
-with lakemq.connect(sys.argv[1], create=True, config=json.loads(sys.argv[2])) as mq:
+options = json.loads(sys.stdin.readline())
+with lakemq.connect(sys.argv[1], storage_options=options, create=True, config=json.loads(sys.argv[2])) as mq:
     print("ready", flush=True)
     serve_until_signal(mq)
 """
 
 
 @contextmanager
-def run_sequencer(folder: str, config: Mapping[str, int] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Serve the namespace in `folder`, which is made if need be, while the block runs. Yield the sequencer's
-    process.
-    """
-    command = [sys.executable, "-c", _SERVE, folder, json.dumps(dict(config or {}))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def run_sequencer(
+    path: str, config: Mapping[str, int] | None = None, storage_options: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Serve the namespace at `path`, which is made if need be, while the block runs. Yield the sequencer's process."""
+    command = [sys.executable, "-c", _SERVE, path, json.dumps(dict(config or {}))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
     assert process.stdout is not None
+    process.stdin.write(json.dumps(dict(storage_options or {})) + "\n")
+    process.stdin.close()
     try:
         if process.stdout.readline() != "ready\n":
             raise RuntimeError("the sequencer did not start")
