@@ -140,7 +140,8 @@ class _Pace:
         # the first requests after a pause should not wait: let the rest grow slowly
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
         # a look that takes long is a request to a store: do not spend more than half of the time on them
-        return _until_due(report, min(self._idle_ms, max(self._rest_ms, took_ms)))
+        rest_ms = max(self._rest_ms, took_ms, self._tick_ms - took_ms)
+        return _until_due(report, min(self._idle_ms, rest_ms))
 
     def idle_ms(self, report: StepReport) -> float:
         """Return the rest where a new letter ends it.

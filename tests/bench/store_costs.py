@@ -19,7 +19,7 @@ USD_PER_PUT_OR_LIST = 0.005 / 1_000
 USD_PER_GET_OR_HEAD = 0.0004 / 1_000
 MINUTES_PER_MONTH = 60 * 730
 
-SETTINGS = {"engine.idle.ms": 1_000, "project.interval.ms": 60_000}
+SETTINGS = {"engine.tick.ms": 100, "engine.idle.ms": 1_000, "project.interval.ms": 60_000}
 """The settings that the guide to object stores recommends."""
 
 POLL_MS = 500

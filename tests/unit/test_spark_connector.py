@@ -1,0 +1,37 @@
+"""Storage options in delta-rs's spelling become settings of S3A for one bucket."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakemq.tables.storage.object_stores.spark_connector import build_s3a_settings
+
+PREFIX = "fs.s3a.bucket.b."
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({}, {}),
+        (
+            {"AWS_ACCESS_KEY_ID": "id", "aws_secret_access_key": "secret", "session_token": "token"},
+            {"access.key": "id", "secret.key": "secret", "session.token": "token"},
+        ),
+        ({"AWS_REGION": "eu-central-1"}, {"endpoint.region": "eu-central-1"}),
+        (
+            {"AWS_ENDPOINT_URL": "http://store:9000", "AWS_ALLOW_HTTP": "true"},
+            {"endpoint": "http://store:9000", "path.style.access": "true", "connection.ssl.enabled": "false"},
+        ),
+        (
+            {"endpoint": "https://store", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+            {"endpoint": "https://store", "path.style.access": "false", "connection.ssl.enabled": "true"},
+        ),
+        (
+            {"AWS_SKIP_SIGNATURE": "true"},
+            {"aws.credentials.provider": "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"},
+        ),
+        ({"AZURE_STORAGE_ACCOUNT_KEY": "secret", "timeout": "9s"}, {}),
+    ],
+)
+def test_options_become_settings_of_the_bucket(options: dict[str, str], settings: dict[str, str]) -> None:
+    assert build_s3a_settings("b", options) == {f"{PREFIX}{name}": value for name, value in settings.items()}
