@@ -44,7 +44,7 @@ def main(path: str, scratch: str, keys: list[str]) -> None:
 
         counted["topics"] = spark.sql("SELECT count(*) AS n FROM mq.topics").first().n
         spark.sql("INSERT INTO mq.inbox (topic, value) SELECT 'orders', cast('inserted' AS binary) FROM range(10)")
-        spark.range(20).selectExpr("cast(id AS string) AS value").write.json(f"{scratch}/landing")
+        counted["drained"] = mq.drain_inbox().record_count
         print(spark.sql("SET").collect())
     print(json.dumps(counted))
 
