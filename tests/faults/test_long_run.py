@@ -18,7 +18,7 @@ from faults.processes import TOPIC
 from protocol_harness import letter_bytes
 
 import lakemq
-from lakemq.engine.client.rows.request import build_body
+from lakemq.engine.client.rows.forms import build_body
 from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.processes.clock import SystemClock

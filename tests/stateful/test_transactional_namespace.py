@@ -32,8 +32,8 @@ from stateful.world import Killed, World
 
 from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
 from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.rows.forms import build_body
 from lakemq.engine.client.rows.publication import Publication, SequenceCounters
-from lakemq.engine.client.rows.request import build_body
 from lakemq.engine.client.rows.routing import RouteCache
 from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.protocol.errors import (

@@ -18,10 +18,11 @@ from ...namespace.data_file import DataFileWriter, WrittenFile
 from ...protocol.errors import InvalidConfig, InvalidRecord, InvalidTopic, UnknownTopicOrPartition
 from ...protocol.values.state import State
 from ..publish.executor import ELSEWHERE, NO_PARTITION, NOWHERE, WrittenRun, round_robin_start, write_body, write_rows
+from ..rows.arrow_body import build_arrow_body
 from ..rows.input_rows import select_message_columns
+from ..rows.message_columns import COLUMNS, read_columns
 from ..rows.placing import Copy
 from ..rows.publication import ON_ERROR, OnRejection
-from ..rows.request import COLUMNS, build_body
 from ..rows.routing import Route, find_route
 from .option_parser import OptionParser
 from .options import NamespaceLocation
@@ -128,7 +129,7 @@ class WriteTask:
     def _write(self, writer: DataFileWriter, table: pa.Table, names: dict[str, int]) -> Iterator[WrittenRun]:
         start = round_robin_start(writer)
         for name, rows in _by_topic(table, self.options.topic):
-            body, partitions = build_body(rows, name or "", self.now_ms)
+            body, partitions = build_arrow_body(read_columns(rows), name or "", self.now_ms)
             copies = () if name is None else self.routing.copies(name)
             number = ELSEWHERE if name is None else names.setdefault(name, len(names))
             if copies:
@@ -172,4 +173,4 @@ def _is_text(type: pa.DataType) -> bool:
 def check_columns(schema: pa.Schema, options: WriteOptions) -> None:
     """Check that rows of this schema can be messages. Raises InvalidRecord."""
     chosen = select_row_columns(schema.empty_table(), options)
-    build_body(chosen.select([name for name in chosen.column_names if name != TOPIC]), "", 0)
+    read_columns(chosen.select([name for name in chosen.column_names if name != TOPIC]))

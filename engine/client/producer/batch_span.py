@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..publish.arrow import Body
-from ..rows.few_rows import FewBody
 from ..tracing.headers import find_links
 from ..tracing.spans import find_tracer, open_span
 
@@ -17,7 +16,7 @@ def trace_batch(destination: str, body: Body) -> Iterator[None]:
     if find_tracer() is None:
         yield
         return
-    links = find_links(body.headers if isinstance(body, FewBody) else body.column("headers"))
+    links = find_links(body.headers)
     named = {"destination.name": destination, "batch.message_count": body.num_rows}
     with open_span("publish", "send", destination, named, "PRODUCER", links):
         yield

@@ -13,9 +13,8 @@ import pyarrow as pa
 from ...namespace.processes import process
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import BufferFull, IllegalState, InvalidRecord
-from ..rows.few_rows import few_body_from_table
+from ..rows.forms import build_body
 from ..rows.record import MAX_BYTES, Header, check_callback, check_size, parse_bytes, parse_destination, parse_extras
-from ..rows.request import build_body
 from ..tracing.headers import add_trace_to_record, add_trace_to_table
 from ..tracing.spans import API
 from .buffer import Buffer
@@ -149,7 +148,7 @@ class RecordProducer(ABC):
                 "The table is not a table of Arrow.", found=type(table).__name__, expected="a pyarrow.Table"
             )
         now_ms, table = self._clock.now_ms(), add_trace_to_table(table)
-        body, requested = few_body_from_table(table, topic, now_ms) or build_body(table, topic, now_ms)
+        body, requested = build_body(table, topic, now_ms)
         size = body.nbytes
         with self._lock:
             self._make_room(size)

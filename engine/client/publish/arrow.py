@@ -6,11 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.storage.object_stores.files import Files
@@ -26,9 +25,10 @@ from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requester import Requester
-from ..rows.few_rows import FewBody, arrange_few
+from ..rows.arrow_body import ArrowBody
+from ..rows.body import Body, RequestedPartitions
 from ..rows.misfits import merge_marks
-from ..rows.placing import Arranged, Copy, RowRun, arrange
+from ..rows.placing import Arranged, Copy, RowRun
 from ..rows.publication import Publication
 from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
 from ..rows.request import build_produce_ranges, build_produce_request, error_of_rejected_rows
@@ -39,12 +39,6 @@ SLICE_ROWS = 1 << 18
 
 Part = tuple[int, Copy, Sequence[RowRun]]
 """File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
-
-Body: TypeAlias = pa.Table | FewBody
-"""Messages without partitions yet."""
-
-RequestedPartitions: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
-"""Explicit partitions per row, -1 for none; None: no row has one."""
 
 _STALE_RETRIES = 20
 
@@ -174,14 +168,13 @@ class ArrowPublisher:
             raise error_of_rejected_rows(rejected, placed.partition)
         if publication.on_error == "leave_out":
             rejected = []
-        request = build_produce_request(publication, route, ranges, rejected, placed.written, _has_ttl(body))
-        timestamps_us = body.timestamps_us if isinstance(body, FewBody) else body.column("timestamp").cast(pa.int64())
+        request = build_produce_request(publication, route, ranges, rejected, placed.written, body.has_ttl)
         return PreparedPublish(
             request,
             placed.rows,
             route,
             placed.partition,
-            timestamps_us,
+            body.timestamps_us,
             placed.due_ms,
             placed.slices,
             placed.reasons,
@@ -203,29 +196,20 @@ class ArrowPublisher:
         return result
 
     def _arrange_body(self, route: Route, body: Body, requested: RequestedPartitions, start: int) -> _ArrangedBody:
-        rides = body.nbytes <= self._inline_max_bytes
-        if isinstance(body, FewBody) and rides:
-            few = arrange_few(route.copies, body, requested if requested is None else list(requested), start)
-            stretches = [ArrangedSlice(0, body.num_rows, None, few.each)] if few.each else []
-            parts: list[Part] = [(-1, copy, runs) for copy, runs in few.runs]
-            return _ArrangedBody(few.rows, parts, [], few.partition, few.due_ms, stretches, few.reasons)
-        table = body.to_arrow() if isinstance(body, FewBody) else body
-        partitions = None if requested is None else np.asarray(requested, np.int64)
-        if rides:
-            arranged = arrange(route.copies, table, partitions, start, by_slot=True)
-            parts = [(-1, copy, runs) for copy, runs in arranged.runs]
-            stretches = [ArrangedSlice(0, table.num_rows, None, arranged.each)] if arranged.each else []
-            return _ArrangedBody(
-                arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons
-            )
-        return self._write_files(route, table, partitions, start)
+        if body.nbytes > self._inline_max_bytes:
+            return self._write_files(route, body.to_arrow(), requested, start)
+        arranged = body.arrange(route.copies, requested, start)
+        parts: list[Part] = [(-1, copy, runs) for copy, runs in arranged.runs]
+        stretches = [ArrangedSlice(0, body.num_rows, None, arranged.each)] if arranged.each else []
+        return _ArrangedBody(
+            arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons
+        )
 
-    def _write_files(
-        self, route: Route, body: pa.Table, requested: npt.NDArray[np.int64] | None, start: int
-    ) -> _ArrangedBody:
+    def _write_files(self, route: Route, body: ArrowBody, requested: RequestedPartitions, start: int) -> _ArrangedBody:
         def write(first: int) -> tuple[Arranged, WrittenFile]:
             slice_partitions = None if requested is None else requested[first : first + SLICE_ROWS]
-            arranged = arrange(route.copies, body.slice(first, SLICE_ROWS), slice_partitions, start + first)
+            rows = body.slice(first, SLICE_ROWS)
+            arranged = rows.arrange_for_file(route.copies, slice_partitions, start + first)
             return arranged, write_data_file(self._files, self._new_file_id(), arranged.rows)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
@@ -244,12 +228,6 @@ class ArrowPublisher:
         ]
         files = [file for _, file in slices]
         return _ArrangedBody(None, parts, files, partition, np.concatenate(each), stretches, reasons)
-
-
-def _has_ttl(body: Body) -> bool:
-    if isinstance(body, FewBody):
-        return body.ttls_ms is not None
-    return bool(body.column("ttl_ms").null_count < body.num_rows)
 
 
 def wait_for_published(future: Future[AnyResult]) -> Published:

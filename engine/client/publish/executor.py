@@ -16,20 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.object_stores.files import Files, open_files
 
 from ...namespace.data_file import (
-    BODY,
-    BODY_SCHEMA,
     DataFileWriter,
     WrittenFile,
     new_data_file,
     new_file_id,
-    repeat_name,
 )
-from ..rows.delay_rule import DUE_BY_CALL, compute_requested_due_us, move_delay_headers
-from ..rows.placing import Copy, RowRun, arrange
+from ..rows.arrow_body import COLUMN_TYPES, ArrowBody, build_arrow_body
+from ..rows.placing import Copy, RowRun
 
 FLUSH_ROWS = 1 << 18
 FLUSH_BYTES = 64 << 20
@@ -81,6 +77,11 @@ class WrittenRun(NamedTuple):
 
 ELSEWHERE = -1
 
+TOPIC = "topic"
+"""Column with the destination of each row, if rows have several."""
+FAILED = "failed"
+"""Column with the mark of the expectation that a row fails; null for the others. Only behind a gate."""
+
 # no topic has this partition: rows that ask for it are stored as rejected
 NO_PARTITION = 2**40
 NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
@@ -88,10 +89,9 @@ NOWHERE = Destination("", (Copy(1, "xxhash64", 2**40, ()),))
 
 @dataclass(frozen=True)
 class WriteMessages:
-    """A function for mapInArrow: batches of key, value, timestamp and maybe headers, asked, topic, due_us and delay_ms,
-    ttl_ms -> one row per run.
+    """A function for mapInArrow: batches of columns of COLUMN_TYPES, and maybe TOPIC and FAILED -> one row per run.
 
-    now_ms: of the call. Without a column topic all rows go to the one destination; rows of a topic that is no
+    now_ms: of the call. Without a column TOPIC all rows go to the one destination; rows of a topic that is no
     destination are stored as rejected. Gives RANGES.
     """
 
@@ -114,19 +114,17 @@ class WriteMessages:
         start = round_robin_start(writer)
         for index, rows in self._by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
-            requested = rows.column("requested").to_numpy() if "requested" in rows.column_names else None
+            body, requested = _build_body(rows, destination.name, self.now_ms)
             if not destination.copies:
                 destination, requested = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
-            yield from write_body(
-                writer, index, destination.copies, _build_body(rows, destination.name, self.now_ms), requested, start
-            )
+            yield from write_body(writer, index, destination.copies, body, requested, start)
 
     def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-        if "topic" not in table.column_names:
+        if TOPIC not in table.column_names:
             yield 0, table
             return
         names = pa.array([d.name for d in self.destinations], pa.string())
-        index = pc.fill_null(pc.index_in(table.column("topic"), names), ELSEWHERE)
+        index = pc.fill_null(pc.index_in(table.column(TOPIC), names), ELSEWHERE)
         for chosen in sorted(pc.unique(index).to_pylist()):
             yield chosen, table.filter(pc.equal(index, chosen))
 
@@ -151,17 +149,16 @@ def write_body(
     writer: DataFileWriter,
     destination: int,
     copies: tuple[Copy, ...],
-    body: pa.Table,
+    body: ArrowBody,
     requested: npt.NDArray[np.int64] | None,
     start: int,
 ) -> Iterator[WrittenRun]:
     """Arrange the rows for each copy and write them. destination: its number; else as `arrange`."""
-    arranged = arrange(copies, body, requested, start)
+    arranged = body.arrange_for_file(copies, requested, start)
     first_row = writer.write(arranged.rows)
-    has_ttl = arranged.rows.column("ttl_ms").null_count < arranged.rows.num_rows
     for copy, (_, runs) in enumerate(arranged.runs):
         for run in runs:
-            yield WrittenRun(destination, copy, run._replace(first_row=run.first_row + first_row), has_ttl)
+            yield WrittenRun(destination, copy, run._replace(first_row=run.first_row + first_row), body.has_ttl)
 
 
 def round_robin_start(writer: DataFileWriter) -> int:
@@ -184,34 +181,22 @@ def _combine_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(pending)
 
 
-def _build_body(table: pa.Table, destination: str, now_ms: int) -> pa.Table:
-    n = table.num_rows
-    columns = {
-        "partition": pa.array(np.zeros(n, np.int32)),
-        **{name: table.column(name) for name in ("key", "value", "timestamp")},
-    }
-    nothing = pa.chunked_array([pa.nulls(n, pa.int64())])
-    at_us, delay_ms = (table.column(name) if name in table.column_names else nothing for name in ("due_us", "delay_ms"))
-    if "headers" in table.column_names:
-        headers = pa.chunked_array([_null_where_empty(table.column("headers"))])
-        columns["headers"], at_us, delay_ms = move_delay_headers(headers, at_us, delay_ms)
-    if "ttl_ms" in table.column_names:
-        columns["ttl_ms"] = table.column("ttl_ms")
-    arrays = {f.name: columns.get(f.name, pa.nulls(n, f.type)).cast(f.type) for f in BODY_SCHEMA}
-    arrays["topic"] = table.column("topic") if "topic" in table.column_names else repeat_name(destination, n)
-    if at_us.null_count == delay_ms.null_count == n:
-        return pa.table({name: arrays[name] for name in BODY})
-    arrays["deliver_at"] = compute_requested_due_us(at_us, delay_ms, table.column("timestamp").cast(pa.int64())).cast(
-        TIME
-    )
-    by_call = compute_requested_due_us(at_us, delay_ms, pa.scalar(now_ms * 1000)).cast(TIME)
-    return pa.table({**{name: arrays[name] for name in BODY}, DUE_BY_CALL: by_call})
+def _build_body(table: pa.Table, destination: str, now_ms: int) -> tuple[ArrowBody, npt.NDArray[np.int64] | None]:
+    there = table.column_names
+    columns = {name: table.column(name).cast(kind) for name, kind in COLUMN_TYPES.items() if name in there}
+    body, requested = build_arrow_body(columns, destination, now_ms)
+    if TOPIC in there:  # rejected rows keep the names that they came with
+        body = body.with_topics(table.column(TOPIC))
+    if FAILED in there:
+        requested = _mark_failed_rows(table.column(FAILED), requested)
+    return body, requested
 
 
-def _null_where_empty(headers: pa.ChunkedArray) -> pa.Array:
-    lists = pa.concat_arrays(headers.chunks)
-    empty = pc.fill_null(pc.equal(pc.list_value_length(lists), 0), True)
-    return pc.if_else(empty, pa.scalar(None, lists.type), lists)
+def _mark_failed_rows(marks: pa.ChunkedArray, requested: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    """Return the explicit partitions, with the mark of each row that fails an expectation."""
+    others = pa.scalar(-1, pa.int64()) if requested is None else pa.chunked_array([pa.array(requested)])
+    marked: npt.NDArray[np.int64] = pc.coalesce(marks.cast(pa.int64()), others).to_numpy()
+    return marked
 
 
 def _to_record_batch(task: int, file: WrittenFile, placed: Sequence[WrittenRun]) -> pa.RecordBatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -22,13 +21,22 @@ from pyspark.sql.types import (
 from ...protocol.errors import InvalidRecord
 from ..arguments import parse_text
 from ..quality.spark_gate import SparkGate
+from ..rows.arrow_body import COLUMN_TYPES, KEY_HEADERS
 from ..rows.delay_rule import FAR_MS
 from ..rows.input_rows import DELAY_COLUMNS, constant_delay
-from ..rows.placing import NO_SUCH_PARTITION
 from ..rows.record import parse_ttl
-from ..rows.request import KEY_HEADERS
+from .executor import FAILED, TOPIC
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
+
+_DDL_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "timestamp": "timestamp",
+    "partition": "bigint",
+    "delay_ms": "bigint",
+    "ttl_ms": "bigint",
+}
 
 _ALLOWED: dict[str, tuple[type, ...]] = {
     "topic": (StringType,),
@@ -44,14 +52,12 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 
 
 def select_message_rows(
-    df: DataFrame, columns: Mapping[str, Any], now_ms: int, order_by: Any, gate: SparkGate | None = None
+    df: DataFrame, columns: Mapping[str, Any], order_by: Any, gate: SparkGate | None = None
 ) -> DataFrame:
-    """Return key, value, timestamp and, if there are such columns, headers, requested (explicit partition) and topic.
-
-    Where there is a column of delays, or of times of delivery, also due_us and delay_ms; of times to live, ttl_ms.
+    """Return the rows in the columns that `WriteMessages` takes, those that the DataFrame or the call has.
 
     columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
-    one. order_by: the rows of a key stay in this order. gate: marks those that fail, in `asked`. Raises InvalidRecord.
+    one. order_by: the rows of a key stay in this order. gate: marks rows that fail. Raises InvalidRecord.
     """
     chosen = {
         name: column if column is not None else name
@@ -75,39 +81,22 @@ def select_message_rows(
     except PySparkException as error:
         raise InvalidRecord(_first_line(error), found=df.columns) from None
     _check_types(message.drop(_MARK))
-    now = F.lit(datetime.fromtimestamp(now_ms / 1000, timezone.utc))
     typed = message.select(
-        _key_column(chosen).alias("key"),
-        F.col("value").cast("binary").alias("value"),
-        *([_replace_nulls("headers").alias("headers")] if "headers" in chosen else []),
-        F.coalesce(_column_or_null(chosen, "timestamp", "timestamp"), now).alias("timestamp"),
-        *_requested_partition(chosen, gate is not None),
-        *_delay_columns(message, chosen),
-        *([F.col("ttl_ms").cast("bigint")] if "ttl_ms" in chosen else []),
-        *(["topic"] if "topic" in chosen else []),
+        *(_typed_column(message, name).alias(name) for name in COLUMN_TYPES if name in chosen),
+        *([F.col(_MARK).cast("bigint").alias(FAILED)] if mark else []),
+        *([TOPIC] if TOPIC in chosen else []),
         *(f"__order_{i}" for i in range(len(ordering))),
     )
     if not ordering:
         return typed
     return (
-        typed.repartition("key")
+        typed.repartition(_key_column(chosen))
         .sortWithinPartitions(*(f"__order_{i}" for i in range(len(ordering))))
         .drop(*(f"__order_{i}" for i in range(len(ordering))))
     )
 
 
 _MARK = "__failed"
-
-
-def _requested_partition(chosen: Mapping[str, Any], is_gated: bool) -> list[Column]:
-    """The partition a row asks for, or the mark of the expectation that it fails."""
-    candidates = []
-    if is_gated:
-        candidates.append(F.col(_MARK))
-    if "partition" in chosen:
-        partition = F.col("partition").cast("bigint")
-        candidates.append(F.when(partition.isNotNull(), F.greatest(partition, F.lit(NO_SUCH_PARTITION))))
-    return [F.coalesce(*candidates, F.lit(-1)).cast("bigint").alias("requested")] if candidates else []
 
 
 def _choose_delay_column(chosen: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,20 +113,17 @@ def _choose_delay_column(chosen: dict[str, Any], columns: Mapping[str, Any]) -> 
     }
 
 
-def _delay_columns(message: DataFrame, chosen: Mapping[str, Any]) -> list[Column]:
-    if not chosen.keys() & set(DELAY_COLUMNS):
-        return []
-    nothing = F.lit(None).cast("bigint")
-    at_us = nothing
-    if "deliver_at" in chosen:
-        at = F.col("deliver_at")
-        if isinstance(message.schema["deliver_at"].dataType, IntegralType):
-            ms = F.least(F.greatest(at.cast("bigint"), F.lit(-1)), F.lit(FAR_MS))
-            at_us = F.when(at.isNotNull(), ms * 1000)
-        else:
-            at_us = F.unix_micros(at.cast("timestamp"))
-    delay_ms = F.col("delay_ms").cast("bigint") if "delay_ms" in chosen else nothing
-    return [at_us.alias("due_us"), delay_ms.alias("delay_ms")]
+def _typed_column(message: DataFrame, name: str) -> Column:
+    """Return a column in its type of COLUMN_TYPES."""
+    if name == "headers":
+        return _replace_nulls(name)
+    if name == "deliver_at":
+        at = F.col(name)
+        if not isinstance(message.schema[name].dataType, IntegralType):
+            return F.unix_micros(at.cast("timestamp"))
+        ms = F.least(F.greatest(at.cast("bigint"), F.lit(-1)), F.lit(FAR_MS))
+        return F.when(at.isNotNull(), ms * 1000)
+    return F.col(name).cast(_DDL_TYPES[name])
 
 
 def _to_column(name: str, given: Any) -> Column:
@@ -150,16 +136,12 @@ def _replace_nulls(name: str) -> Column:
     return F.coalesce(F.col(name).cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))
 
 
-def _column_or_null(chosen: Mapping[str, Any], name: str, ddl: str) -> Column:
-    return (F.col(name) if name in chosen else F.lit(None)).cast(ddl)
-
-
 def _key_column(chosen: Mapping[str, Any]) -> Column:
     """The key, else the value of the first of KEY_HEADERS that the row has, wherever it stands among its headers."""
-    key = _column_or_null(chosen, "key", "binary")
-    if "headers" not in chosen:
-        return key
-    return F.coalesce(key, *(F.try_element_at(_header_values(name), F.lit(1)) for name in KEY_HEADERS))
+    candidates = [F.col("key")] if "key" in chosen else []
+    if "headers" in chosen:
+        candidates += [F.try_element_at(_header_values(name), F.lit(1)) for name in KEY_HEADERS]
+    return F.coalesce(*candidates) if candidates else F.lit(None).cast("binary")
 
 
 def _header_values(header: str) -> Column:

@@ -12,14 +12,14 @@ from ...protocol.values.log import ApplicationVersion
 from ...protocol.values.producers import TransactionRef
 from ..arguments import parse_text, parse_topic_name, parse_whole_number
 from ..quality.gate import Gate, Gates
-from ..rows.few_rows import few_body_from_table
+from ..rows.forms import build_body
 from ..rows.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
+from ..rows.message_columns import COLUMNS
 from ..rows.publication import Publication
 from ..rows.receipts import PublishedRows
-from ..rows.request import COLUMNS, build_body
 from ..tracing.headers import add_trace_to_table
 from ..tracing.spans import open_span
-from .arrow import ArrowPublisher, Body, RequestedPartitions
+from .arrow import ArrowPublisher
 
 if TYPE_CHECKING:
     from .spark import SparkPublisher
@@ -57,13 +57,9 @@ class RowPublisher:
             sorted_rows = sort_rows(rows, order_by)
             table = add_trace_to_table(select_message_columns(sorted_rows, columns))
             now_ms, to = self.clock.now_ms(), publication.destination
-            body: Body
-            requested: RequestedPartitions
+            body, requested = build_body(table, to, now_ms)
             if gate is not None:
-                body, partitions = build_body(table, to, now_ms)
-                requested = gate.mark_failed_rows(sorted_rows, partitions)
-            else:
-                body, requested = few_body_from_table(table, to, now_ms) or build_body(table, to, now_ms)
+                requested = gate.mark_failed_rows(sorted_rows, requested)
             return self.arrow().publish(publication, body, requested)
         check_dataframe("data", data, "a DataFrame (of Spark, pandas, ...) or an Arrow table")
         from .trace_columns import add_trace_to_columns  # pyspark is heavy, and not every client has it

@@ -115,7 +115,7 @@ class SparkPublisher:
         """
         now_ms = self._clock.now_ms()
         looked_at = None if gate is None else SparkGate(gate, df)
-        rows = select_message_rows(df if looked_at is None else looked_at.df, columns, now_ms, order_by, looked_at)
+        rows = select_message_rows(df if looked_at is None else looked_at.df, columns, order_by, looked_at)
 
         def routes() -> Routes:
             return Routes((find_route(self._metadata(), publication.destination),))
@@ -125,7 +125,7 @@ class SparkPublisher:
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
         """Raise what `publish` of such a DataFrame, or of a batch of a stream, raises before it starts."""
         find_route(self._metadata(), destination)
-        select_message_rows(df, columns, self._clock.now_ms(), None)
+        select_message_rows(df, columns, None)
 
     def publish_by_topic(
         self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
@@ -136,7 +136,7 @@ class SparkPublisher:
         `rejected_rows` names for rows with other names. Rows that no topic receives are rejected.
         """
         now_ms = self._clock.now_ms()
-        rows = select_message_rows(df, dict.fromkeys(df.columns), now_ms, None)
+        rows = select_message_rows(df, dict.fromkeys(df.columns), None)
 
         def routes() -> Routes:
             return find_routes(self._metadata(), names, source)

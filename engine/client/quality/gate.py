@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...protocol.errors import ExpectationFailed, InvalidConfig, InvalidRecord
+from ..rows.body import RequestedPartitions
 from ..rows.placing import FIRST_FAILED
 from .suite_rules import DUCKDB, ColumnNames
 from .suites import Suite, load_suite
@@ -32,16 +33,14 @@ class Gate:
     def __init__(self, destination: str, suite: Suite) -> None:
         self.destination, self.suite = destination, suite
 
-    def mark_failed_rows(
-        self, table: pa.Table, requested: npt.NDArray[np.int64] | None
-    ) -> npt.NDArray[np.int64] | None:
+    def mark_failed_rows(self, table: pa.Table, requested: RequestedPartitions) -> RequestedPartitions:
         """Return the explicit partitions, with a mark for each row that fails.
 
         Raises ExpectationFailed if all rows are refused, InvalidRecord if the suite does not fit the columns.
         """
         self.check_columns(table.column_names)
         failing, measured = self._evaluate(table)
-        marked = np.full(table.num_rows, -1, np.int64) if requested is None else requested.copy()
+        marked = np.full(table.num_rows, -1, np.int64) if requested is None else np.array(requested, np.int64)
         for nth in reversed(range(len(failing))):  # the mark names the first rule that a row fails
             marked[failing[nth]] = FIRST_FAILED - nth
         failed_count = int(np.count_nonzero(marked <= FIRST_FAILED))

@@ -20,9 +20,6 @@ from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 
 Numbers = npt.NDArray[np.int64]
 
-DUE_BY_CALL = "due_by_call"
-"""An extra column of a body: due times that count delays from the call. Topics with LogAppendTime use it."""
-
 NO_DUE = -(2**63)
 """Due time of a row without a delay."""
 NEGATIVE = NO_DUE + 1
@@ -49,19 +46,6 @@ BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE = (-2, -3, -4, -5,
 """Due times (ms) of rejected rows, in the order of the rejections in `placing`."""
 
 _DIGITS = re.compile(rb"[0-9]{1,18}")
-
-
-def compute_requested_due_us(at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, since_us: Any) -> pa.ChunkedArray:
-    """Return the requested due times in microseconds; null for rows without a delay.
-
-    since_us: what a delay is counted from, a column or a number.
-    """
-    # a delay beyond year 9999 is cut, so that the sum fits 64 bits; the row is rejected as out of range
-    delay_us = pc.multiply(pc.min_element_wise(delay_ms, MOST_DELAY_MS, skip_nulls=False), 1000)
-    since_us = pc.min_element_wise(since_us, FAR_US)
-    by_delay = pc.if_else(pc.less(delay_ms, 0), pa.scalar(NEGATIVE), pc.add(since_us, delay_us))
-    at_us = pc.if_else(pc.and_(at_us.is_valid(), delay_ms.is_valid()), pa.scalar(BOTH), at_us)
-    return pc.coalesce(at_us, by_delay)
 
 
 def delay_from_headers(headers: Iterable[tuple[str | None, bytes | None]]) -> tuple[int | None, int | None]:
@@ -131,6 +115,37 @@ class RequestedDelays:
     timestamp_us: Numbers
     due_us: Numbers
     due_by_call_us: Numbers
+
+    def slice(self, first: int, count: int) -> RequestedDelays:
+        """Return the delays of these rows."""
+        rows = slice(first, first + count)
+        return RequestedDelays(self.timestamp_us[rows], self.due_us[rows], self.due_by_call_us[rows])
+
+
+def request_delays(timestamp_us: Numbers, at_us: Numbers, delay_ms: Numbers, now_us: int) -> RequestedDelays | None:
+    """Return the requested due times of rows; None if no row is delayed.
+
+    Args:
+        timestamp_us: the timestamp of each row.
+        at_us: the requested time of delivery, NO_DUE without one.
+        delay_ms: the requested delay, NO_DUE without one; negative ones are -1.
+        now_us: time of the call.
+    """
+    has_delay = bool((delay_ms != NO_DUE).any())
+    if not has_delay and bool((at_us == NO_DUE).all()):
+        return None
+    due_us = _compute_requested_due_us(at_us, delay_ms, timestamp_us)
+    by_call_us = _compute_requested_due_us(at_us, delay_ms, np.int64(now_us)) if has_delay else due_us
+    return RequestedDelays(timestamp_us, due_us, by_call_us)
+
+
+def _compute_requested_due_us(at_us: Numbers, delay_ms: Numbers, since_us: Any) -> Numbers:
+    """since_us: what a delay is counted from, a column or a number."""
+    has_at, has_delay = at_us != NO_DUE, delay_ms != NO_DUE
+    # a delay beyond year 9999 is cut, so that the sum fits 64 bits; the row is rejected as out of range
+    delay_us = 1000 * np.clip(delay_ms, 0, MOST_DELAY_MS)
+    by_delay = np.where(delay_ms < 0, NEGATIVE, np.minimum(since_us, FAR_US) + delay_us)
+    return np.where(has_delay, np.where(has_at, BOTH, by_delay), at_us)
 
 
 @dataclass(frozen=True)

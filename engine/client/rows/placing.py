@@ -5,9 +5,9 @@ Runs on Spark executors too: pyarrow, numpy and xxhash only, unless a topic has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import BODY_SCHEMA, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partition_keys
 from ..schemas.schema_rule import SchemaRule
-from .delay_rule import BAD, DUE_BY_CALL, EXACT, NO_DUE, DelayRule, DueTimes, RequestedDelays, compute_due_ms
+from .delay_rule import BAD, EXACT, DelayRule, DueTimes, RequestedDelays, compute_due_ms
 from .misfits import name_reasons, reject_misfits
+
+if TYPE_CHECKING:
+    from ...protocol.codec.few_rows import Rows
 
 # a rejected row has partition -1 - index here
 REJECTIONS: tuple[tuple[str, str], ...] = (
@@ -41,6 +44,30 @@ FIRST_FAILED = -1000
 NO_SUCH_PARTITION = -2
 """Stands for all negative explicit partitions, so that -1 keeps its meaning of none."""
 UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REJECTIONS), -1)
+
+
+class RowLimit(NamedTuple):
+    """Bounds of a measure of a row, both allowed. A row outside has this rejection.
+
+    most: None stands for the topic's max.message.bytes.
+    """
+
+    rejection: int
+    measure: Literal["timestamp_us", "message_bytes", "keyless_headers", "ttl_ms"]
+    least: int
+    most: int | None
+
+    def bounds(self, max_message_bytes: int) -> tuple[int, int]:
+        return self.least, max_message_bytes if self.most is None else self.most
+
+
+ROW_LIMITS = (
+    RowLimit(BAD_TIME, "timestamp_us", MIN_TIMESTAMP_US, MAX_TIMESTAMP_US),
+    RowLimit(TOO_LARGE, "message_bytes", 0, None),
+    RowLimit(BAD_HEADER, "keyless_headers", 0, 0),
+    RowLimit(BAD_TTL, "ttl_ms", 0, MAX_TTL_MS),
+)
+"""What every form of rows checks. Of several limits that a row breaks, the last counts."""
 
 
 class Copy(NamedTuple):
@@ -74,29 +101,43 @@ class RowRun(NamedTuple):
     reason: str = ""
 
 
-def reject_bad_rows(
-    body: pa.Table, timestamps_us: npt.NDArray[np.int64], partition: npt.NDArray[np.int32], max_bytes: int
-) -> npt.NDArray[np.int32]:
-    """`partition` with a negative number for every row that cannot be a message.
+def measure_rows(
+    body: pa.Table, timestamps_us: npt.NDArray[np.int64], max_bytes: int
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the measures of ROW_LIMITS per row. A measure is left out if no row can break its limit.
 
-    body: columns key, value, headers, ttl_ms; max_bytes: of key, value and headers together.
+    Args:
+        body: columns key, value, headers, ttl_ms.
+        timestamps_us: the timestamp of each row.
+        max_bytes: the least max.message.bytes of all topics.
     """
-    tests = [(BAD_TIME, (timestamps_us < MIN_TIMESTAMP_US) | (timestamps_us > MAX_TIMESTAMP_US))]
+    measures = {"timestamp_us": timestamps_us}
     if body.nbytes > max_bytes:  # else no row of it can be larger
-        tests.append((TOO_LARGE, message_bytes(body) > max_bytes))
+        measures["message_bytes"] = _count_message_bytes(body)
     if body.column("headers").null_count < body.num_rows:
-        tests.append((BAD_HEADER, _rows_with_keyless_header(body.column("headers"))))
+        measures["keyless_headers"] = _count_keyless_headers(body.column("headers"))
     if body.column("ttl_ms").null_count < body.num_rows:
-        ttl_ms = _numpy(pc.fill_null(body.column("ttl_ms"), 0))
-        tests.append((BAD_TTL, (ttl_ms < 0) | (ttl_ms > MAX_TTL_MS)))
-    for rejection, bad in tests:
+        measures["ttl_ms"] = _numpy(pc.fill_null(body.column("ttl_ms"), 0))
+    return measures
+
+
+def reject_bad_rows(
+    measures: Mapping[str, npt.NDArray[np.int64]], partition: npt.NDArray[np.int32], max_bytes: int
+) -> npt.NDArray[np.int32]:
+    """Return `partition` with a negative number for every row that breaks one of ROW_LIMITS."""
+    for limit in ROW_LIMITS:
+        measure = measures.get(limit.measure)
+        if measure is None:
+            continue
+        least, most = limit.bounds(max_bytes)
+        bad = (measure < least) | (measure > most)
         if bad.any():
-            partition = np.where(bad, np.int32(rejection), partition)
+            partition = np.where(bad, np.int32(limit.rejection), partition)
     return partition
 
 
-def message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
-    """Bytes of key, value and headers per row."""
+def _count_message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
+    """Count the bytes of key, value and headers per row."""
     size = _lengths(body.column("key")) + _lengths(body.column("value"))
     headers = body.column("headers")
     if headers.null_count < len(headers):
@@ -106,11 +147,9 @@ def message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
     return size
 
 
-def _rows_with_keyless_header(headers: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+def _count_keyless_headers(headers: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     row, flat = _flatten_headers(headers)
-    keyless = np.zeros(len(headers), np.bool_)
-    keyless[row[_numpy(pc.is_null(pc.struct_field(flat, "key")))]] = True
-    return keyless
+    return np.bincount(row[_numpy(pc.is_null(pc.struct_field(flat, "key")))], minlength=len(headers))
 
 
 def _flatten_headers(headers: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
@@ -196,10 +235,10 @@ class Arranged:
     none is delayed; each: the same of all copies, where some is; reasons: what marks of `partition` name.
     """
 
-    rows: pa.Table
+    rows: Rows
     runs: tuple[tuple[Copy, tuple[RowRun, ...]], ...]
-    partition: npt.NDArray[np.int32]
-    due_ms: npt.NDArray[np.int64] | None = None
+    partition: npt.NDArray[np.int32] | list[int]
+    due_ms: npt.NDArray[np.int64] | list[int] | None = None
     each: tuple[RowPlacement, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -207,6 +246,7 @@ class Arranged:
 def arrange(
     copies: Sequence[Copy],
     body: pa.Table,
+    delays: RequestedDelays | None,
     requested: npt.NDArray[np.int64] | None,
     start: int,
     by_slot: bool = False,
@@ -217,11 +257,11 @@ def arrange(
     round of keyless rows begins; by_slot: a run of delayed rows is of one due time, else of an hour.
     """
     timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
-    delays, body = _read_requested_delays(body, timestamps_us)
+    measures = measure_rows(body, timestamps_us, min(copy.max_message_bytes for copy in copies))
     tables, runs, placed, dues, reasons = [], [], [], [], []
     for number, copy in enumerate(copies):
         partition = _choose_partitions(copy, body, requested, start)
-        partition = reject_bad_rows(body, timestamps_us, partition, copy.max_message_bytes)
+        partition = reject_bad_rows(measures, partition, copy.max_message_bytes)
         partition, copy_reasons = reject_misfits(body.column("value"), copy.schema, partition)
         due = None
         if delays is not None:
@@ -236,24 +276,6 @@ def arrange(
     each = tuple(RowPlacement(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
     due_ms = each[0].due_ms if each else None
     return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], due_ms, each, reasons[0])
-
-
-def _read_requested_delays(
-    body: pa.Table, timestamps_us: npt.NDArray[np.int64]
-) -> tuple[RequestedDelays | None, pa.Table]:
-    """Return the requested delays (None: no row is delayed), and the body without DUE_BY_CALL."""
-    by_call = None
-    if DUE_BY_CALL in body.column_names:
-        by_call, body = body.column(DUE_BY_CALL), body.select(BODY_SCHEMA.names)
-    column = body.column("deliver_at")
-    if column.null_count == len(column):
-        return None, body
-    due_us = _to_due_us(column)
-    return RequestedDelays(timestamps_us, due_us, due_us if by_call is None else _to_due_us(by_call)), body
-
-
-def _to_due_us(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    return _numpy(pc.fill_null(column.cast(pa.int64()), NO_DUE))
 
 
 def reject_bad_delays(

@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
-
-from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
-from lakemq.tables.specs.spec import TIME
+from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
 from ..arguments import parse_timestamp, parse_whole_number, to_microseconds
-from .few_rows import FEW_BYTES, FEW_ROWS, FewBody, build_few_body
-from .request import build_body
+from .body import Body, RequestedPartitions
+from .forms import build_body_of_records
 
 Header = tuple[str, bytes | None]
 Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None, int | None]
 """Headers, partition, timestamp (us), time of delivery (us), delay and time to live (ms): most records have none."""
+
+_EXTRA_COLUMNS = ("headers", "partition", "timestamp", "deliver_at", "delay_ms", "ttl_ms")
 
 MAX_BYTES = 2**31 - 1
 """Most bytes of a record: the largest possible max.message.bytes."""
@@ -46,13 +45,13 @@ class Records:
         self.values.append(value)
         return index
 
-    def body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[pa.Table | FewBody, Any]:
+    def body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[Body, RequestedPartitions]:
         """The body, and the partitions asked for. size_bytes: of all records."""
-        if len(self.values) > FEW_ROWS or size_bytes > FEW_BYTES:
-            return build_body(self._table(), destination, now_ms)
-        headers, requested, times, due, delays, ttls = (self._extra(place) for place in range(6))
-        body = build_few_body(destination, self.keys, self.values, headers, times, now_ms, due, delays, ttls)
-        return body, None if requested is None else [-1 if partition is None else partition for partition in requested]
+        columns: dict[str, list[Any]] = {"key": self.keys, "value": self.values}
+        for place, name in enumerate(_EXTRA_COLUMNS):
+            if (column := self._extra(place)) is not None:
+                columns[name] = column
+        return build_body_of_records(columns, size_bytes, destination, now_ms)
 
     def _extra(self, place: int) -> list[Any] | None:
         """A column of what most records do without; None where all do."""
@@ -62,16 +61,6 @@ class Records:
         for index, extras in self._extras.items():
             column[index] = extras[place]
         return column
-
-    def _table(self) -> pa.Table:
-        """The columns that `build_body` takes."""
-        columns = {"key": pa.array(self.keys, pa.binary()), "value": pa.array(self.values, pa.binary())}
-        extras = [("headers", HEADERS), ("partition", pa.int64()), ("timestamp", TIME), ("deliver_at", TIME)]
-        extras += [("delay_ms", pa.int64()), ("ttl_ms", pa.int64())]
-        for place, (name, kind) in enumerate(extras):
-            if (column := self._extra(place)) is not None:
-                columns[name] = pa.array(column, kind)
-        return pa.table(columns)
 
 
 def parse_destination(topic: object) -> str:

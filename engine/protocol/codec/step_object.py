@@ -55,7 +55,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     segment_count: int
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True):
+class _StepParts(msgspec.Struct, frozen=True, array_like=True):
     """The whole object. batch: the segments of all entries as an Arrow stream. rows: as in Step."""
 
     head: msgspec.Raw
@@ -69,7 +69,7 @@ class _HeadOnly(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_bodies = msgspec.msgpack.Decoder(_Body)
+_bodies = msgspec.msgpack.Decoder(_StepParts)
 _heads = msgspec.msgpack.Decoder(_HeadOnly)
 
 
@@ -87,7 +87,7 @@ def encode_step_object(head: StepHead, step: Step) -> bytes:
         for entry in step.entries
     ]
     batch = None if are_few else _encode_batch(parts)
-    return _encoder.encode(_Body(msgspec.Raw(_encoder.encode(head)), entries, batch, step.rows))
+    return _encoder.encode(_StepParts(msgspec.Raw(_encoder.encode(head)), entries, batch, step.rows))
 
 
 def _encode_batch(parts: Sequence[Segments]) -> bytes:
@@ -115,7 +115,7 @@ def decode_step_object(body: bytes) -> tuple[StepHead, Step]:
     return head, Step(head.step, head.decided_at_ms, head.leader_epoch, entries, whole.rows)
 
 
-def _decode_segments(whole: _Body) -> list[Segments]:
+def _decode_segments(whole: _StepParts) -> list[Segments]:
     """Return the segments of each entry: lists, or slices of one batch without copying."""
     if whole.batch is None:
         return [NO_SEGMENTS if entry.segments is None else Segments(entry.segments) for entry in whole.entries]
