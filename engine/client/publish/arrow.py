@@ -201,9 +201,7 @@ class ArrowPublisher:
         arranged = body.arrange(route.copies, requested, start)
         parts: list[Part] = [(-1, copy, runs) for copy, runs in arranged.runs]
         stretches = [ArrangedSlice(0, body.num_rows, None, arranged.each)] if arranged.each else []
-        return _ArrangedBody(
-            arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons
-        )
+        return _ArrangedBody(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons)
 
     def _write_files(self, route: Route, body: ArrowBody, requested: RequestedPartitions, start: int) -> _ArrangedBody:
         def write(first: int) -> tuple[Arranged, WrittenFile]:
@@ -217,7 +215,7 @@ class ArrowPublisher:
             slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
-        partition, reasons = merge_marks((arranged.partition, arranged.reasons) for arranged, _ in slices)
+        partition, reasons = merge_marks((np.asarray(arranged.partition), arranged.reasons) for arranged, _ in slices)
         if all(arranged.due_ms is None for arranged, _ in slices):
             return _ArrangedBody(None, parts, [file for _, file in slices], partition, reasons=reasons)
         each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
