@@ -33,7 +33,7 @@ from lakemq.engine.protocol.errors import InvalidConfig
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import ProducerDone
 from lakemq.engine.sequencer.letters.line_opener import open_term_lines
-from lakemq.tables.storage.coordination import tcp_sockets
+from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
 from lakemq.tables.storage.coordination.line_objects import find_newest_line, line_name
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
 
@@ -239,9 +239,7 @@ def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp
     assert reached[0].family == socket.AF_UNIX
     # where another machine shares the folder, its sockets are there, and nothing listens on them
     os.unlink(tmp_path / address.socket)
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(tmp_path / address.socket))
-    dead.close()
+    unix_sockets.listen(str(tmp_path / address.socket)).close()
     far = connect_to_leader(files, address, "far", 5, 5)
     assert far is not None
     assert far[0].family == socket.AF_INET

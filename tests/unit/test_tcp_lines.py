@@ -242,6 +242,7 @@ def test_a_client_that_sends_byte_by_byte_gets_no_more_time(tls_leader: TcpLeade
 def test_a_hello_that_begins_late_gets_no_more_time(leader: TcpLeader) -> None:
     slow, hello = leader.reach()
     slow.socket.settimeout(HELLO_MS / 2000)
+    until(lambda: bool(leader.lines.table.lines()))  # it is accepted, which begins its time
     leader.clock.ahead_ms += HELLO_MS - 1_000
     slow.send(encode_hello(hello)[:10])
     until(lambda: any(line.reader.size_bytes for line in leader.lines.table.lines()))

@@ -23,9 +23,9 @@ class Bounds(NamedTuple):
 # for a publish and 18 for a fetch. A poll varies, because it reads the steps that have come since the poll before. So
 # does a publish: a flush looks again whenever its thread is woken.
 BOUNDS = {
-    "queue poll": Bounds(68, 340),
-    "publish": Bounds(24, 108),
-    "fetch": Bounds(29, 74),
+    "queue poll": Bounds(72, 345),
+    "publish": Bounds(31, 118),
+    "fetch": Bounds(30, 80),
 }
 
 
