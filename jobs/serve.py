@@ -30,8 +30,6 @@ from lakemq.jobs.entry import (
 )
 from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
 from lakemq.jobs.process.probe import probe
-from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
-from lakemq.tables.storage.coordination.step_objects import step_name
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -134,8 +132,12 @@ class _StandbySign:
     """Shows others that this sequencer stands by, for as long as it does."""
 
     def __init__(self, mq: Connection, serving: Serving) -> None:
+        # They load pyarrow, and its allocator is chosen before that.
+        from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
+        from lakemq.tables.storage.coordination.step_objects import step_name
+
         self._files, self._serving = mq.namespace.files, serving
-        self._signs = StandbySigns(self._files)
+        self._signs, self._every_s, self._step_name = StandbySigns(self._files), SIGN_EVERY_MS / 1000, step_name
         self._number = 0
         self._next_s = 0.0
 
@@ -153,12 +155,12 @@ class _StandbySign:
             if self._number:
                 self._forget()
         elif sequencer.state.leader and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + SIGN_EVERY_MS / 1000
+            self._next_s = time.monotonic() + self._every_s
             self._number += 1
             with suppress(OSError):  # the sequencer itself logs that the store cannot be written
                 # The newest step always stays. Without it the namespace is deleted, and a sign would be in the way of
                 # a new one at this path.
-                if self._files.size(step_name(sequencer.state.step)) is not None:
+                if self._files.size(self._step_name(sequencer.state.step)) is not None:
                     self._signs.put(sequencer.name, self._number)
 
     def _forget(self) -> None:

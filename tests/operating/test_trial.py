@@ -245,9 +245,10 @@ def test_the_cures_of_the_page_work(broken: BrokenNamespace) -> None:
     assert re.findall(r"^ *1\b", shown, re.MULTILINE), shown
     assert "mails.dlq" not in broken.run("lakemq dead-letters list")
     assert "86400000" in broken.run(blocks("The disk is full")[1] + "lakemq topics describe orders")
-    (shown,) = broken.run("lakemq groups members shipping --output json").splitlines()
-    laggard = json.loads(shown)
-    os.kill(laggard["process_id"], signal.SIGKILL)
-    broken.run(f"lakemq groups remove-members shipping --member {laggard['member_id']}")
+    # On a slow machine the group may have lost its member already.
+    for shown in broken.run("lakemq groups members shipping --output json").splitlines():
+        laggard = json.loads(shown)
+        os.kill(laggard["process_id"], signal.SIGKILL)
+        broken.run(f"lakemq groups remove-members shipping --member {laggard['member_id']}")
     assert re.search(r"^shipping +orders +3 ", broken.run(blocks("A group lags")[1]), re.MULTILINE)
     assert re.search(r"\b1[12]\d\d\d\b", broken.run(blocks("A flood of delayed messages")[1]))

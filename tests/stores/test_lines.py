@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,9 +91,10 @@ def count_requests(log: Path) -> Counter[str]:
     return counts
 
 
-def test_a_step_by_line_takes_two_requests(s3: S3Server, path: str, children: Children, tmp_path: Path) -> None:
+def test_a_step_by_line_takes_two_requests(s3: S3Server, children: Children, tmp_path: Path) -> None:
     """Without those of projections, which many steps share."""
     log, sent_count = tmp_path / "requests", 50
+    path = s3.path(f"{uuid.uuid4().hex}/mq")
     with lakemq.connect(path, storage_options=s3.options, create=True), counted(s3.url, log) as url:
         options = s3.at(url).options
         children.serve(path, options, CONFIG + LISTENING["TLS"])
@@ -115,6 +117,7 @@ def test_an_idle_leader_whose_clients_have_lines_takes_a_request_in_a_second(
     s3: S3Server, path: str, children: Children, tmp_path: Path
 ) -> None:
     log, idle_s = tmp_path / "requests", 20
+    path = s3.path(f"{uuid.uuid4().hex}/mq")
     with lakemq.connect(path, storage_options=s3.options, create=True) as mq, counted(s3.url, log) as url:
         children.serve(path, s3.at(url).options, LISTENING["plain"])
         until(lambda: find_newest_line(mq.namespace.files) is not None, "a leader listens")

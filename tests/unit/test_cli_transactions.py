@@ -211,9 +211,10 @@ def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: s
         "expired": 0,
         "metadata": "halfway",
         "pending": None,
+        "owner": None,
     }
     shown = lake("groups", "lag", "mirror").stdout.splitlines()[0].split()
-    assert shown[-6:] == ["lag", "unacknowledged", "deleted", "expired", "committed_at", "pending"]
+    assert shown[-7:] == ["lag", "unacknowledged", "owner", "deleted", "expired", "committed_at", "pending"]
     assert ("mirror", "Empty") in {(one["group"], one["state"]) for one in found("groups", "list")}
     assert lake("groups", "lag", "strangers", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
 

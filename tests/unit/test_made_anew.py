@@ -35,7 +35,10 @@ def first(path: Path) -> Iterator[Connection]:
 
 
 def recreate_namespace(path: Path) -> Connection:
-    shutil.rmtree(path)
+    for _ in range(100):  # the living leader may put an object while its folder is deleted
+        with suppress(OSError):
+            shutil.rmtree(path)
+            break
     return lakemq.connect(str(path), create=True, config=CONFIG)
 
 

@@ -12,8 +12,8 @@ from lakemq.tables.storage.coordination.step_objects import StepsGone
 from ...namespace.loading.load import read_watermark
 from ...namespace.loading.step_reader import StepReader, follow_from_watermark
 from ...namespace.processes.clock import SystemClock
-from ...protocol.codec.step_object import StepHead
 from ...protocol.errors import RequestTimedOut
+from ...protocol.values.journal import Step, is_renewal
 
 if TYPE_CHECKING:
     from lakemq.tables.storage.delta.store import Store
@@ -37,23 +37,32 @@ class Lag(NamedTuple):
 
 
 def find_projection_lag(store: Store, step: int) -> Lag:
-    """Compare a watermark's step with the last one that was decided."""
+    """Compare a watermark's step with the last one that changed more than the lease."""
     try:
-        heads = StepReader(store.files, step, SystemClock().steady_ms).read_heads()
+        waiting = StepReader(store.files, step, SystemClock().steady_ms).read()
     except StepsGone:  # the watermark was read more than a minute ago
-        heads = [head for head in _read_waiting_heads(store) if head.step > step]
-    if not heads:
+        waiting = [newer for newer in _read_waiting_steps(store) if newer.step > step]
+    waiting = _drop_last_renewals(waiting)
+    if not waiting:
         return Lag(step, 0, 0.0)
-    age_s = max(0.0, time.time() - heads[0].decided_at_ms / 1000)
-    return Lag(step, heads[-1].step - step, age_s)
+    age_s = max(0.0, time.time() - waiting[0].decided_at_ms / 1000)
+    return Lag(step, waiting[-1].step - step, age_s)
 
 
-def _read_waiting_heads(store: Store) -> list[StepHead]:
-    """Return the heads of all steps that the tables do not hold yet."""
+def _read_waiting_steps(store: Store) -> list[Step]:
+    """Return all steps that the tables do not hold yet."""
     while True:
         _, reader = follow_from_watermark(store, SystemClock().steady_ms)
         with suppress(StepsGone):
-            return reader.read_heads()
+            return reader.read()
+
+
+def _drop_last_renewals(steps: list[Step]) -> list[Step]:
+    """Return the steps up to the last one that does more than renew the lease. Those behind it are projected late."""
+    count = len(steps)
+    while count and is_renewal(steps[count - 1]):
+        count -= 1
+    return steps[:count]
 
 
 def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], object]) -> None:
@@ -63,7 +72,7 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
 
     Raises RequestTimedOut.
     """
-    begun_s, waiting, serves = time.monotonic(), _read_waiting_heads(store), False
+    begun_s, waiting, serves = time.monotonic(), _drop_last_renewals(_read_waiting_steps(store)), False
     target = waiting[-1].step if waiting else 0
     while (step := read_watermark(store).step) < target:
         waited_s = time.monotonic() - begun_s

@@ -43,3 +43,8 @@ class Step(msgspec.Struct, frozen=True):
     leader_epoch: int
     entries: list[JournalEntry]
     rows: bytes | None = None
+
+
+def is_renewal(step: Step) -> bool:
+    """Return whether a step only names its leader. Followers read that from the step itself."""
+    return all(isinstance(entry.record, leader.LeaderElected) for entry in step.entries)

@@ -14,8 +14,7 @@ from ...maintenance.housekeeping import Housekeeping
 from ...namespace.config import EngineConfig
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import NotLeader, StorageError
-from ...protocol.values.journal import Step
-from ...protocol.values.leader import LeaderElected
+from ...protocol.values.journal import Step, is_renewal
 from ...protocol.values.state import State
 from ..step_log import StepLog
 from .pending_file import PASS_DUE_BYTES, CurrentPendingFile
@@ -120,7 +119,7 @@ class BackgroundProjection:
         since_ms = self._clock.steady_ms() - self._begun_at_ms
         interval_ms = self._config.ms("project.interval.ms")
         is_long = len(self._tail) >= LONG_TAIL or self._pending_file.size_bytes >= PASS_DUE_BYTES
-        if not self._tail or (since_ms < RENEWALS_INTERVAL_MS and all(map(_is_renewal, self._tail))):
+        if not self._tail or (since_ms < RENEWALS_INTERVAL_MS and all(map(is_renewal, self._tail))):
             return False
         return since_ms >= interval_ms or is_long
 
@@ -137,8 +136,3 @@ class BackgroundProjection:
         running, self._running = self._running, None
         running.result()
         del self._tail[: self._steps_in_pass]
-
-
-def _is_renewal(step: Step) -> bool:
-    """Return whether a step only names its leader. Followers read that from the step itself."""
-    return all(isinstance(entry.record, LeaderElected) for entry in step.entries)
