@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ...namespace.loading.damage import report_damage
 from ...namespace.loading.load import read_watermark
+from ...namespace.loading.waiting_steps import read_waiting_steps
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
@@ -73,10 +74,9 @@ class DelayCanceller:
 
     def _find_waiting_rows(self, topic: str | None, key: bytes | None, predicate: Predicate | None) -> pa.Table:
         """Return the waiting rows that match, with columns of SHOWN and PLACE."""
-        step = self._look(lambda state: state.step)
         for attempt in range(_ATTEMPTS):
             with store_errors(), report_damage(self._ns.store):
-                self._wait_for(step)
+                self._wait_for_tables()
                 try:
                     unread = key is None and predicate is None
                     parts = [
@@ -90,8 +90,10 @@ class DelayCanceller:
             return pa.concat_tables([pa.schema(names).empty_table(), *parts], promote_options="permissive")
         raise AssertionError("unreachable")
 
-    def _wait_for(self, step: int) -> None:
-        """Wait until the tables hold this step."""
+    def _wait_for_tables(self) -> None:
+        """Wait until the tables hold all that is decided so far."""
+        waiting_steps = read_waiting_steps(self._ns.store)
+        step = waiting_steps[-1].step if waiting_steps else 0
         timeout_ms = self._ns.config.ms("request.timeout.ms")
         deadline_ms = self._clock.steady_ms() + timeout_ms
         while (table_step := read_watermark(self._ns.store).step) < step:

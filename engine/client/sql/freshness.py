@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 
 from ...namespace.loading.load import read_watermark
-from ...namespace.loading.step_reader import StepReader, follow_from_watermark
+from ...namespace.loading.step_reader import StepReader
+from ...namespace.loading.waiting_steps import drop_last_renewals, read_waiting_steps
 from ...namespace.processes.clock import SystemClock
 from ...protocol.errors import RequestTimedOut
-from ...protocol.values.journal import Step, is_renewal
 
 if TYPE_CHECKING:
     from lakemq.tables.storage.delta.store import Store
@@ -41,28 +40,12 @@ def find_projection_lag(store: Store, step: int) -> Lag:
     try:
         waiting = StepReader(store.files, step, SystemClock().steady_ms).read()
     except StepsGone:  # the watermark was read more than a minute ago
-        waiting = [newer for newer in _read_waiting_steps(store) if newer.step > step]
-    waiting = _drop_last_renewals(waiting)
+        waiting = [newer for newer in read_waiting_steps(store) if newer.step > step]
+    waiting = drop_last_renewals(waiting)
     if not waiting:
         return Lag(step, 0, 0.0)
     age_s = max(0.0, time.time() - waiting[0].decided_at_ms / 1000)
     return Lag(step, waiting[-1].step - step, age_s)
-
-
-def _read_waiting_steps(store: Store) -> list[Step]:
-    """Return all steps that the tables do not hold yet."""
-    while True:
-        _, reader = follow_from_watermark(store, SystemClock().steady_ms)
-        with suppress(StepsGone):
-            return reader.read()
-
-
-def _drop_last_renewals(steps: list[Step]) -> list[Step]:
-    """Return the steps up to the last one that does more than renew the lease. Those behind it are projected late."""
-    count = len(steps)
-    while count and is_renewal(steps[count - 1]):
-        count -= 1
-    return steps[:count]
 
 
 def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], object]) -> None:
@@ -72,7 +55,7 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
 
     Raises RequestTimedOut.
     """
-    begun_s, waiting, serves = time.monotonic(), _drop_last_renewals(_read_waiting_steps(store)), False
+    begun_s, waiting, serves = time.monotonic(), read_waiting_steps(store), False
     target = waiting[-1].step if waiting else 0
     while (step := read_watermark(store).step) < target:
         waited_s = time.monotonic() - begun_s
