@@ -18,9 +18,10 @@ from faults.processes import TOPIC
 from protocol_harness import letter_bytes
 
 import lakemq
-from lakemq.engine.client.rows.forms import build_body
+from lakemq.engine.client.rows.arrow_body import build_arrow_body
+from lakemq.engine.client.rows.message_columns import read_columns
 from lakemq.engine.maintenance import housekeeping
-from lakemq.engine.namespace.data_file import new_file_id
+from lakemq.engine.namespace.data_file import BODY_SCHEMA, new_file_id
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
@@ -81,11 +82,12 @@ class SteppingClient:
         processes.
         """
         now_ms = self._clock.now_ms()
-        body, _ = build_body(pa.table({"value": [value_of("p", self.ask_count + 1)]}), TOPIC, now_ms)
+        message = pa.table({"value": [value_of("p", self.ask_count + 1)]})
+        body, _ = build_arrow_body(read_columns(message), TOPIC, now_ms)
         ranges = Ranges([0], [0], [-1], [0], [1], [now_ms], [now_ms])
         request = Produce([self._ref], ranges, self._step)
         letter = Letter("c", self.ask_count + 1, [request], now_ms)
-        self._mailbox.put("c", letter.number, letter_bytes(letter, body), now_ms)
+        self._mailbox.put("c", letter.number, letter_bytes(letter, body.table.cast(BODY_SCHEMA)), now_ms)
         start_s = time.thread_time()
         assert self._sequencer.step().letters == 1
         took_s = time.thread_time() - start_s
