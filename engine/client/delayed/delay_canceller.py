@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,15 +15,11 @@ from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
 from ...protocol.errors import RequestTimedOut
 from ...protocol.values.delayed.delays import CancelDelays, CancelOutcome, DelaysJudged
-from ...protocol.values.state import State
 from ..predicate import Predicate
 from ..requester import Requester
 from ..rows.receipts import MessagePlace, format_receipt, place_columns
 from .ended_ranges import read_ended_ranges
 from .pending_rows import PLACE, SHOWN, read_pending_rows
-
-QueryNewestState: TypeAlias = Callable[[Callable[[State], Any]], Any]
-"""Calls a function with topics and partitions as of the newest step, and returns its result."""
 
 MOST_ROWS = 100_000
 """Most rows of one request: the step that decides it takes about half a second."""
@@ -36,8 +31,8 @@ _POLL_MS = 20
 class DelayCanceller:
     """Cancels delayed messages for a connection."""
 
-    def __init__(self, namespace: Namespace, requester: Requester, look: QueryNewestState, clock: Clock) -> None:
-        self._ns, self._requester, self._look, self._clock = namespace, requester, look, clock
+    def __init__(self, namespace: Namespace, requester: Requester, clock: Clock) -> None:
+        self._ns, self._requester, self._clock = namespace, requester, clock
 
     def cancel(self, places: Sequence[MessagePlace]) -> list[CancelOutcome]:
         """Cancel messages, and return the outcome of each. Raises RequestTimedOut: some may be cancelled."""

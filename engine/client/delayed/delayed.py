@@ -23,7 +23,8 @@ from ..rows.receipts import MessagePlace, format_receipt, parse_receipts, place_
 from ..rows.record import Records, parse_bytes, parse_delay, parse_destination, parse_extras
 from ..rows.request import round_due_ms
 from ..rows.routing import build_delay_rule
-from .delay_canceller import DelayCanceller, QueryNewestState
+from ..topics import QueryNewestState
+from .delay_canceller import DelayCanceller
 from .releases import Releases
 
 _SERIOUS = (
@@ -96,7 +97,7 @@ class DelayedMessages:
         """state: returns the newest state with all waiting ranges; follow: returns such a function for many calls."""
         self._publisher, self._requester, self._state, self._clock = publisher, requester, state, clock
         self._look, self._follow, self._namespace = look, follow, namespace
-        self._cancelling = DelayCanceller(namespace, requester, look, clock)
+        self._cancelling = DelayCanceller(namespace, requester, clock)
 
     def schedule(
         self,
@@ -170,11 +171,13 @@ class DelayedMessages:
         """
         if topic is None and key is None and predicate is None:
             raise InvalidRequest("cancel_where needs a condition.", expected="a topic, a key or a predicate")
-        if topic is not None:
-            topic = parse_topic_name("topic", topic)
-            self._look(lambda state: state.topic(topic))
+        named_topic = None if topic is None else parse_topic_name("topic", topic)
+        # This also refuses a connection that is closed.
+        self._look(lambda state: None if named_topic is None else state.topic(named_topic))
         predicate = None if predicate is None else parse_text("predicate", predicate)
-        return self._cancelling.cancel_where(topic, parse_bytes("key", key), predicate, parse_flag("dry_run", dry_run))
+        return self._cancelling.cancel_where(
+            named_topic, parse_bytes("key", key), predicate, parse_flag("dry_run", dry_run)
+        )
 
     def reschedule(
         self, receipt: str, *, deliver_at: datetime | int | None = None, delay_ms: int | None = None

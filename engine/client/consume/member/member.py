@@ -77,7 +77,7 @@ class Member:
         """closed: called when the consumer is closed, or was replaced."""
         self.membership, self._lock = membership, lock
         self._listener, self._on_closed = listener or RebalanceListener(), closed
-        self.known: dict[TopicPartition, OwnedPartition] = {}
+        self.partitions: dict[TopicPartition, OwnedPartition] = {}
         """Partitions that the listener knows of, as they were assigned. A revoked one leaves after `on_revoked`."""
         self.may_get_some = True
         """Whether the group was moving partitions at the last poll, so that this member may get some soon."""
@@ -141,12 +141,12 @@ class Member:
                 self.membership.leave(for_good)
 
     def _report_all_revoked(self) -> None:
-        if self.known:
-            self._listener.on_revoked(sorted(self.known))
+        if self.partitions:
+            self._listener.on_revoked(sorted(self.partitions))
 
     def _drop_all(self, holder: PartitionHolder) -> None:
         holder.drop_all()
-        self.known.clear()
+        self.partitions.clear()
 
     # -- the partitions ---------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Member:
             self._lock.is_closed = True
             self._on_closed()
             self.membership.leave(for_good=False)
-            self._report_loss(list(self.known), holder)
+            self._report_loss(list(self.partitions), holder)
             raise self.membership.fenced_error()
         if not view.is_member:
             self._report_loss(holder.list_lost_with_member(), holder)
@@ -190,7 +190,7 @@ class Member:
         self.check_open()
         new = holder.find_new(view.owned)
         if new:
-            self.known.update(new)
+            self.partitions.update(new)
             self.generation = view.generation
             holder.take(new)
             self._listener.on_assigned(sorted(new))
@@ -198,17 +198,17 @@ class Member:
         return bool(lost or revoked or new)
 
     def _find_lost(self, owned: OwnedPartitions) -> list[TopicPartition]:
-        """Return known partitions that the member has no longer, or has under a later assignment."""
+        """Return reported partitions that the member has no longer, or has under a later assignment."""
         return [
             place
-            for place, partition in self.known.items()
+            for place, partition in self.partitions.items()
             if place not in owned or owned[place].epoch != partition.epoch
         ]
 
     def _report_loss(self, places: Sequence[TopicPartition], holder: PartitionHolder) -> None:
         news = []
         for place in places:
-            self.known.pop(place, None)
+            self.partitions.pop(place, None)
             if holder.lose(place):
                 news.append(place)
         if news:
@@ -236,12 +236,12 @@ class Member:
         return {
             place: Ownership(partition.since_ms, partition.start_offset, partition.epoch)
             for place in places
-            if (partition := self.known.get(place)) is not None
+            if (partition := self.partitions.get(place)) is not None
         }
 
     def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         """Return offsets that can be committed, with the assignments under which they were read."""
-        epochs = {place: self.known[place].epoch for place in offsets if place in self.known}
+        epochs = {place: self.partitions[place].epoch for place in offsets if place in self.partitions}
         return ConsumedOffsets(offsets, topic_ids, self.membership.member_id, epochs, self.generation)
 
     def find_still_owned(self, batch: ConsumerBatch) -> list[TopicPartition]:
@@ -254,12 +254,12 @@ class Member:
         return {
             place: OffsetCommit(*place, commit.offset, commit.metadata, partition.bounds.topic_id)
             for place, partition in self.membership.read_view().owned.items()
-            if (commit := partition.committed) is not None and place in self.known
+            if (commit := partition.committed) is not None and place in self.partitions
         }
 
     def waits_for_partitions(self) -> bool:
         """Return whether the member has no partitions yet, and is about to get some. Needs no lock."""
-        return not self.known and self.may_get_some
+        return not self.partitions and self.may_get_some
 
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         """Return why a poll brought nothing. is_behind: whether something is left in the member's partitions."""

@@ -56,7 +56,7 @@ class MemberConsumer(Consumer):
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions that the consumer has, as of the last `poll`."""
         with self._lock.own:
-            return sorted(self._member.known)
+            return sorted(self._member.partitions)
 
     def subscription(self) -> list[str]:
         """Return the topics that the consumer asks for, by name; of a pattern, those that match as of now."""

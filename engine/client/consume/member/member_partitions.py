@@ -28,17 +28,19 @@ class MemberPartitions:
         self._member.update(PositionHolder(self._lock, self._member, reader))
 
     def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
-        """Return the bounds as of now of known partitions that the member still has.
+        """Return the bounds as of now of reported partitions that the member still has.
 
         The positions of others stay until they are reported as lost, because they may still be committed.
         """
-        known, current = self._member.known, self._member.membership.read_view().owned
-        owned = {p: current[p] for p, old in known.items() if p in current and current[p].epoch == old.epoch}
+        partitions, current = self._member.partitions, self._member.membership.read_view().owned
+        owned = {p: current[p] for p, old in partitions.items() if p in current and current[p].epoch == old.epoch}
         self.revoked = {place for place, partition in owned.items() if partition.is_paused}
         for place, partition in owned.items():
             if place not in positions.by_place:
                 positions.by_place[place] = ReadPosition(
-                    partition.bounds.topic_id, partition.start_offset, is_group_start=known[place].committed is None
+                    partition.bounds.topic_id,
+                    partition.start_offset,
+                    is_group_start=partitions[place].committed is None,
                 )
         return {place: partition.bounds for place, partition in owned.items()}
 
@@ -76,26 +78,26 @@ class PositionHolder:
 
     def list_lost_with_member(self) -> Sequence[TopicPartition]:
         """Return all partitions: other members may have them already."""
-        return list(self._member.known)
+        return list(self._member.partitions)
 
     def lose(self, place: TopicPartition) -> bool:
         self._reader.forget(place)
         return True
 
     def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
-        return [place for place, partition in owned.items() if partition.is_paused and place in self._member.known]
+        return [place for place, partition in owned.items() if partition.is_paused and place in self._member.partitions]
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
         for place in reported:
-            self._member.known.pop(place, None)
+            self._member.partitions.pop(place, None)
             self._reader.forget(place)
         revoked = {place: partition for place, partition in owned.items() if partition.is_paused}
         if revoked and not self._lock.is_closed:
             self._member.membership.release(revoked)
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        known = self._member.known
-        return {p: partition for p, partition in owned.items() if not partition.is_paused and p not in known}
+        partitions = self._member.partitions
+        return {p: partition for p, partition in owned.items() if not partition.is_paused and p not in partitions}
 
     def take(self, new: OwnedPartitions) -> None:
         self._reader.read_bounds()

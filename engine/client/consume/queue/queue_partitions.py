@@ -106,7 +106,7 @@ class QueuePartitions:
         pass
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        return {place: partition for place, partition in owned.items() if place not in self._member.known}
+        return {place: partition for place, partition in owned.items() if place not in self._member.partitions}
 
     def take(self, new: OwnedPartitions) -> None:
         for (topic, number), partition in new.items():
