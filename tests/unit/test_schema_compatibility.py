@@ -38,6 +38,9 @@ def an_object(*required: str, **properties: Any) -> dict[str, Any]:
 
 INTEGER, NUMBER, TEXT = {"type": "integer"}, {"type": "number"}, {"type": "string"}
 ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+MILLIS, MICROS = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
+DATE, UUID = {"type": "int", "logicalType": "date"}, {"type": "string", "logicalType": "uuid"}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
 
 # old schema, new schema, and the compatibilities that admit the change
 CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
@@ -72,6 +75,15 @@ CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
     ("avro", "a symbol", record(field(ENUM)), record(field({**ENUM, "symbols": ["A", "B", "C"]})), {"backward"}),
     ("avro", "the name", record(), record(name="S"), set()),
     ("avro", "an alias", record(field("int")), record(field("int", "b", aliases=["a"])), {"backward"}),
+    ("avro", "milliseconds to microseconds", record(field(MILLIS)), record(field(MICROS)), set()),
+    ("avro", "a number to a time", record(field("long")), record(field(MILLIS)), set()),
+    ("avro", "a short number to a time", record(field("int")), record(field(MILLIS)), set()),
+    ("avro", "a date to a number", record(field(DATE)), record(field("long")), set()),
+    ("avro", "text to a UUID", record(field("string")), record(field(UUID)), set()),
+    ("avro", "text to a decimal", record(field("string")), record(field(DECIMAL)), set()),
+    ("avro", "another scale", record(field(DECIMAL)), record(field({**DECIMAL, "scale": 1})), set()),
+    ("avro", "an unknown logical type", record(field("int")), record(field({"type": "int", "logicalType": "age"})),
+     {"backward", "forward"}),
     ("avro", "deep", {"type": "array", "items": "int"}, {"type": "array", "items": "long"}, {"backward"}),
     ("avro", "a map", {"type": "map", "values": "int"}, {"type": "map", "values": "string"}, set()),
     ("json", "add a property", an_object(a=INTEGER), an_object(a=INTEGER, b=TEXT), {"backward", "forward"}),

@@ -176,6 +176,8 @@ def test_avro_types_become_columns() -> None:
                 {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
                 {"name": "of_day", "type": {"type": "int", "logicalType": "time-millis"}},
                 {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
+                {"name": "many", "type": {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2}},
+                {"name": "n", "type": {"type": "int", "logicalType": "decimal", "precision": 4, "scale": 2}},
                 {"name": "next", "type": ["null", "ns.R"], "default": None},
             ],
         }
@@ -191,10 +193,13 @@ def test_avro_types_become_columns() -> None:
         "at": dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc),
         "of_day": dt.time(1),
         "d": Decimal("1.25"),
+        "many": Decimal("123456789012345678901234567890123456.25"),
+        "n": 5,
     }
     (parsed,) = schema.parse([schema.encode({**row, "next": {**row, "u": "t"}})]).to_pylist()
     assert json.loads(parsed.pop("next"))["u"] == "t"
-    assert parsed == {**row, "m": [("k", "A")], "u": "3", "id": str(uuid.UUID(int=1)), "of_day": "01:00:00"}
+    texts = {"u": "3", "id": str(uuid.UUID(int=1)), "of_day": "01:00:00", "many": str(row["many"])}
+    assert parsed == {**row, **texts, "m": [("k", "A")]}
 
 
 def test_avro_bytes_that_are_no_value_say_why() -> None:

@@ -17,7 +17,7 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
-from .columns import json_text_field, text_field
+from .columns import MAX_DIGITS, json_text_field, text_field
 
 MARKER = b"\xc3\x01"
 _HEADER_BYTES = 10
@@ -41,6 +41,7 @@ _LOGICAL: dict[tuple[str, str], pa.DataType] = {
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
 _AS_TEXT = (("string", "uuid"), ("int", "time-millis"), ("long", "time-micros"))
+_DECIMALS = (("bytes", "decimal"), ("fixed", "decimal"))
 
 
 def parse_avro(text: str) -> Any:
@@ -118,11 +119,24 @@ class AvroEncoder:
         return body.getvalue()
 
 
+def find_logical_type(schema: Any) -> str:
+    """Return the logical type of a parsed schema, with the digits of a decimal; empty without one.
+
+    Logical types that fastavro does not know are ignored, as Avro's specification says.
+    """
+    if not isinstance(schema, Mapping):
+        return ""
+    logical = (str(schema["type"]), str(schema.get("logicalType")))
+    if logical in _DECIMALS:
+        return f"decimal({schema['precision']},{schema.get('scale', 0)})"
+    return logical[1] if logical in _LOGICAL or logical in _AS_TEXT else ""
+
+
 def to_field(schema: Any) -> pa.Field:
     """Return the type of the schema's values, as a field.
 
-    Unions of more than one type beside null, and records within themselves, are shown as JSON text; UUIDs and times of
-    day as text.
+    Unions of more than one type beside null, and records within themselves, are shown as JSON text; UUIDs, times of
+    day and decimals of more than 38 digits as text.
     """
     return _AvroConverter().convert(schema, "value")
 
@@ -155,8 +169,10 @@ class _AvroConverter:
             return pa.field(name, _LOGICAL[logical])
         if logical in _AS_TEXT:
             return text_field(name)
-        if logical[1] == "decimal" and schema.get("precision", 99) <= 38:
-            return pa.field(name, pa.decimal128(schema["precision"], schema.get("scale", 0)))
+        if logical in _DECIMALS:
+            precision = schema["precision"]
+            fits = precision <= MAX_DIGITS
+            return pa.field(name, pa.decimal128(precision, schema.get("scale", 0))) if fits else text_field(name)
         if kind == "array":
             return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
         if kind == "map":

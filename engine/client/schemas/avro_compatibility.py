@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .avro import find_logical_type
 from .ddl_compatibility import Obstacle
 
 _PROMOTIONS = {
@@ -62,6 +63,9 @@ class _Comparison:
             if any(self._fits(branch, writer, place) for branch in reader):
                 return None
             return Obstacle(place, _show(writer), _show(reader))
+        if find_logical_type(reader) != find_logical_type(writer):
+            # A fingerprint does not cover logical types. So milliseconds would be read as microseconds, for example.
+            return Obstacle(place, _show(writer), _show(reader))
         kind, written = _kind(reader), _kind(writer)
         if kind != written:
             return None if (written, kind) in _PROMOTIONS else Obstacle(place, _show(writer), _show(reader))
@@ -89,8 +93,6 @@ class _Comparison:
             return Obstacle(place, f"symbol {unknown[0]}", ", ".join(reader["symbols"])) if unknown else None
         if kind == "fixed" and reader["size"] != writer["size"]:
             return Obstacle(place, f"size {writer['size']}", f"size {reader['size']}")
-        if (logical := _decimal(reader)) != (other := _decimal(writer)):
-            return Obstacle(place, f"decimal {other}" if other else _show(writer), f"decimal {logical}")
         return None
 
     def _compare_records(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
@@ -129,16 +131,10 @@ def _have_same_name(reader: Any, writer: Any) -> bool:
     return name in {full_name.rpartition(".")[2] for full_name in (reader["name"], *reader.get("aliases", ()))}
 
 
-def _decimal(schema: Any) -> str:
-    """Return precision and scale of a decimal, which must not change; empty for other types."""
-    if not isinstance(schema, Mapping) or schema.get("logicalType") != "decimal":
-        return ""
-    return f"{schema.get('precision')},{schema.get('scale', 0)}"
-
-
 def _show(schema: Any) -> str:
     if isinstance(schema, list):
         return " or ".join(map(_show, schema))
     if isinstance(schema, Mapping) and "name" in schema:
         return f"{schema['type']} {schema['name']}"
-    return _kind(schema)
+    logical_type = find_logical_type(schema)
+    return f"{_kind(schema)} with logicalType {logical_type}" if logical_type else _kind(schema)

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+MAX_DIGITS = 38
+"""Most digits of a decimal, in Spark and in Arrow's decimal128."""
+
 _MARK = b"lakemq.read_as"
 _JSON, _TEXT = b"json", b"text"
 

@@ -10,12 +10,10 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
+from .columns import MAX_DIGITS
 
 if TYPE_CHECKING:
     from sqlglot import exp
-
-_MAX_DIGITS = 38
-"""Most digits of a decimal, in Spark and in Arrow's decimal128."""
 
 _LEAVES: dict[str, pa.DataType] = {
     "BOOLEAN": pa.bool_(),
@@ -97,7 +95,7 @@ def _to_decimal(parameters: list[str], text: str) -> pa.DataType:
     if len(parameters) > 2 or not all(parameter.isdigit() for parameter in parameters):
         raise _refuse(text, "DECIMAL")
     precision, scale = (*map(int, parameters), *(10, 0)[len(parameters) :])
-    if not 1 <= precision <= _MAX_DIGITS or scale > precision:
+    if not 1 <= precision <= MAX_DIGITS or scale > precision:
         raise _refuse(text, f"DECIMAL({precision},{scale})")
     return pa.decimal128(precision, scale)
 
