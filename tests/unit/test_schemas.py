@@ -92,6 +92,15 @@ def test_with_fail_and_in_a_transaction_one_row_refuses_all(mq: Connection, coun
     assert len(mq.fetch(topic)) == 0
 
 
+@pytest.mark.parametrize("count", [1, 300, 3000], ids=["lists", "letter", "file"])
+def test_the_error_names_the_first_row_that_does_not_fit(mq: Connection, count: int) -> None:
+    topic = new_topic(mq)
+    rows = table(FITS, *[FITS] * count, MISFIT, b"{", b"[]")
+    partitions = pa.array([77, *[None] * (count + 3)], pa.int64())
+    with pytest.raises(SchemaMismatch, match=rf"4 rows .*{re.escape(REASON)} Found 'row {count + 1}'"):
+        mq.publish(topic, rows.append_column("partition", partitions), on_error="fail")
+
+
 def test_futures_have_the_reason_of_their_record(mq: Connection) -> None:
     topic = new_topic(mq)
     with mq.producer(on_error="fail", linger_ms=100) as producer:

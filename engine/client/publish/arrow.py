@@ -165,7 +165,7 @@ class ArrowPublisher:
             self._routes.forget()
             return self._prepare(publication, body, requested, start)
         if rejected and publication.on_error == "fail":
-            raise error_of_rejected_rows(rejected, placed.partition)
+            raise error_of_rejected_rows(rejected, placed.partition, placed.reasons)
         if publication.on_error == "leave_out":
             rejected = []
         request = build_produce_request(publication, route, ranges, rejected, placed.written, body.has_ttl)

@@ -19,6 +19,7 @@ from ...protocol.errors import (
 )
 from ...protocol.values.log import DataFile, Produce, Ranges, RejectedRows
 from .delay_rule import DelayRule, RequestedDelays
+from .misfits import find_reason
 from .placing import FIRST_FAILED, REJECTIONS, Copy, RowRun, reject_bad_delays
 from .publication import Publication
 from .routing import Route
@@ -76,13 +77,25 @@ def round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
     return int(due.ms[0])
 
 
-def error_of_rejected_rows(rejected: Sequence[RejectedRows], partition: npt.ArrayLike = ()) -> LakeMQError:
-    """The error of a publish with on_error="fail". partition: of each row in the caller's order, negative: rejected."""
+def error_of_rejected_rows(
+    rejected: Sequence[RejectedRows], partition: npt.ArrayLike = (), reasons: Sequence[str] = ()
+) -> LakeMQError:
+    """Return the error of a publish with on_error="fail".
+
+    Args:
+        rejected: the rejected rows, in the order of writing.
+        partition: marks of the rows in the caller's order, to name the first one that does not fit a schema.
+        reasons: what these marks name.
+    """
     first = rejected[0]
+    reason, row = first.reason, None
+    if first.error == SchemaMismatch.name:
+        # The order of writing is that of the marks, so the first row that is written need not be the caller's first.
+        marks = enumerate(np.asarray(partition).tolist())
+        row, reason = next(((row, text) for row, mark in marks if (text := find_reason(mark, reasons))), (None, reason))
     count = sum(r.record_count for r in rejected)
-    text = f"{count} rows are rejected, hence all: {first.reason}"
-    rows = np.flatnonzero(np.asarray(partition) < 0).tolist() if first.error == SchemaMismatch.name else []
-    return error_from_refusal(Refusal(first.error, text, f"row {rows[0]}" if rows else None))
+    text = f"{count} rows are rejected, hence all: {reason}"
+    return error_from_refusal(Refusal(first.error, text, None if row is None else f"row {row}"))
 
 
 def build_produce_request(
