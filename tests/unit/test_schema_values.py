@@ -215,6 +215,19 @@ def test_avro_bytes_that_are_no_value_say_why() -> None:
     assert misfits[4] == misfits[5] == "found no header of Avro's single-object encoding (C3 01 and a fingerprint)"
 
 
+def test_avro_refuses_fields_that_would_be_lost_and_fills_in_those_that_may_be_missing() -> None:
+    inner = {"type": "record", "name": "S", "fields": [{"name": "x", "type": ["int", "null"]}]}
+    fields = [{"name": "a", "type": "int"}, {"name": "b", "type": "int", "default": 3}]
+    fields += [{"name": "c", "type": ["null", inner]}, {"name": "d", "type": {"type": "array", "items": "S"}}]
+    schema = avro({"type": "record", "name": "R", "fields": fields})
+    assert schema.parse([schema.encode({"a": 1, "d": [{}]})]).to_pylist() == [
+        {"a": 1, "b": 3, "c": None, "d": [{"x": None}]}
+    ]
+    for row in ({"a": 1, "d": [], "bb": 4}, {"a": 1, "d": [], "c": {"y": 1}}, {"a": 1, "d": [{"y": 1}]}, {"d": []}):
+        with pytest.raises(ValueError, match="a field that is missing or undeclared"):
+            schema.encode(row)
+
+
 def test_a_fingerprint_is_that_of_the_specification() -> None:
     """The fingerprint of the schema "int", as the Java implementation has it, in the order of the encoding."""
     assert compile_schema(SchemaRule("avro", '"int"')).encode(1)[2:10] == bytes.fromhex("8f5c393f1ad57572")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import pyarrow as pa
@@ -101,22 +102,39 @@ class AvroDecoder:
 
 
 class AvroEncoder:
-    """Encodes values under one schema."""
+    """Encodes values under one schema. A field may be left out if it has a default, or may be null."""
 
     def __init__(self, schema: Any) -> None:
         from fastavro import schemaless_writer
 
-        self._write, self._schema, self._header = schemaless_writer, schema, MARKER + fingerprint(schema)
+        self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
+        self._schema = deepcopy(schema)
+        _default_to_null(self._schema)
 
     def encode(self, value: Any) -> bytes:
         """Return the value in the single-object encoding. Raises ValueError, without parts of the value."""
         body = io.BytesIO()
         body.write(self._header)
         try:
-            self._write(body, self._schema, value)
+            # Without this option fastavro drops fields that the schema does not declare, such as a misspelled one.
+            self._write(body, self._schema, value, strict_allow_default=True)
         except Exception:  # fastavro raises whatever its code meets in a value of another type
-            raise ValueError("found a value that Avro cannot write under the schema") from None
+            raise ValueError("found a value of another type, or a field that is missing or undeclared") from None
         return body.getvalue()
+
+
+def _default_to_null(schema: Any) -> None:
+    """Give the default null to all fields that may be null and have no default."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _default_to_null(branch)
+    elif isinstance(schema, dict):
+        for field in schema.get("fields", ()):
+            if isinstance(field["type"], list) and "null" in field["type"]:
+                field.setdefault("default", None)
+            _default_to_null(field["type"])
+        for key in ("type", "items", "values"):
+            _default_to_null(schema.get(key))
 
 
 def find_logical_type(schema: Any) -> str:
