@@ -22,6 +22,7 @@ import many_topics
 import merging
 import quality
 import rebalances
+import schemas
 import small_sends
 import sql
 import store_costs
@@ -61,6 +62,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "small-sends": lambda quick: small_sends.run(5 if quick else 300),
     "quality": lambda quick: quality.run(100_000 if quick else 1_000_000, 1 if quick else 5),
     "sql": lambda quick: sql.run(*((20_000, 20) if quick else (1_000_000, 1_000))),
+    "schemas": lambda quick: schemas.run(*((10_000, 1) if quick else (300_000, 5))),
     "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
     "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),
 }

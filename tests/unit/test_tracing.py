@@ -86,6 +86,7 @@ def test_a_publish_has_a_span_and_its_messages_name_it(mq: Connection, exporter:
     messages = list(mq.fetch(topic))
     own = small.context.trace_id, small.context.span_id
     assert [trace_of(message) for message in messages[:2]] == [own, own]
+    assert sum(len(name) + len(value or b"") for name, value in messages[0].headers) == 66, "docs/tracing.md says so"
     assert messages[1].headers[0] == ("a", b"1")
     assert messages[2].headers == (("traceparent", OTHER),)
     assert {trace_of(message)[1] for message in messages[3:]} == {large.context.span_id}
