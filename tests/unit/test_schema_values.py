@@ -28,7 +28,7 @@ ALL_VALUE: dict[str, Any] = {
     "c": 32767,
     "d": -(2**31),
     "e": 2**63 - 1,
-    "f": 0.5,
+    "f": 3.4028234663852886e38,
     "g": 1e300,
     "h": Decimal("-999.99"),
     "i": "ü",
@@ -74,6 +74,7 @@ def test_every_type_of_ddl_comes_back() -> None:
         ("a INT", '{"a": 1.0}', "at $.a: found float, expected int | null"),
         ("a TINYINT", '{"a": 128}', "at $.a: expected int <= 127"),
         ("a BIGINT", '{"a": 9223372036854775808}', "at $.a: expected int <= 9223372036854775807"),
+        ("a FLOAT", '{"a": 1e39}', "at $.a: expected float < 3.4028235677973366e+38"),
         ("a DECIMAL(3,1)", '{"a": 1.25}', "at $.a: expected decimal(3,1)"),
         ("a DECIMAL(3,1)", '{"a": "100"}', "at $.a: expected decimal(3,1)"),
         ("a DECIMAL(3,1)", '{"a": "secret"}', "at $.a: expected decimal(3,1)"),
@@ -89,6 +90,14 @@ def test_a_value_that_does_not_fit_ddl_says_why(text: str, value: str, reason: s
     schema = ddl(text)
     assert schema.find_misfits([b'{"a": 1}' if "NOT" in text else b"{}", value.encode()]) == {1: reason}
     assert schema.parse([value.encode()]).to_pylist() == [None]
+
+
+def test_a_float_may_be_the_largest_that_spark_writes() -> None:
+    schema = ddl("a FLOAT")
+    (parsed,) = schema.parse([b'{"a": -3.4028235E38}']).to_pylist()
+    assert parsed == {"a": -3.4028234663852886e38}
+    assert schema.find_misfits([b'{"a": 3.4028235677973366e38}']) != {}
+    assert schema.find_misfits([b'{"a": 3.4028235677973362e38}']) == {}
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,14 @@ TOO_DEEP = "found JSON that is nested too deeply"
 
 _INDEX = re.compile(r"\[\d+\]")
 _BITS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
+_TOO_LARGE_FLOAT = 2.0**128 - 2.0**103
+"""The least number that is rounded to infinity in 32 bits. The largest one is written as 3.4028235e38, which is rounded
+down.
+"""
+
 _LEAVES: dict[pa.DataType, Any] = {
     pa.bool_(): bool,
-    pa.float32(): float,
+    pa.float32(): Annotated[float, msgspec.Meta(gt=-_TOO_LARGE_FLOAT, lt=_TOO_LARGE_FLOAT)],
     pa.float64(): float,
     pa.string(): str,
     pa.binary(): bytes,
