@@ -169,6 +169,40 @@ def test_closing_an_object_that_is_a_part_of_another_admits_nothing() -> None:
     assert not admits("json", named, narrow, "backward")
 
 
+A, B = an_object(a=INTEGER), an_object(b=TEXT)
+X, XB = an_object(x=A), an_object(x=B)
+
+
+@pytest.mark.parametrize(
+    ("writer", "value"),
+    [
+        ({**X, "allOf": [XB]}, {"x": {"b": "text"}}),
+        ({**X, "dependentSchemas": {"x": XB}}, {"x": {"b": "text"}}),
+        ({**X, "if": True, "then": XB}, {"x": {"b": "text"}}),
+        ({**X, "patternProperties": {"^x": B}}, {"x": {"b": "text"}}),
+        ({"$ref": "#/$defs/x", "properties": {"x": B}, "$defs": {"x": X}}, {"x": {"b": "text"}}),
+        (
+            {**an_object(x={"$ref": "#/$defs/a"}), "patternProperties": {"^x": B}, "$defs": {"a": A}},
+            {"x": {"b": "text"}},
+        ),
+        ({"type": "array", "items": A, "contains": {**B, "required": ["b"]}}, [{"b": "text"}]),
+    ],
+)
+def test_a_part_that_two_schemas_describe_keeps_the_properties_of_both(writer: Any, value: Any) -> None:
+    both = an_object(a=INTEGER, b=INTEGER)
+    reader = {"type": "array", "items": both} if isinstance(value, list) else an_object(x=both)
+    text = json.dumps(value).encode()
+    assert compile_schema(SchemaRule("json", as_text(writer))).find_misfits([text]) == {}
+    assert compile_schema(SchemaRule("json", as_text(reader))).find_misfits([text]) != {}
+    assert not admits("json", writer, reader, "backward")
+
+
+def test_schemas_of_two_drafts_cannot_be_compared() -> None:
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    assert not admits("json", {**A, **draft}, A, "backward")
+    assert admits("json", {**A, **draft}, {**an_object(a=NUMBER), **draft}, "backward")
+
+
 # -- what is admitted can be read -----------------------------------------------------------------------
 
 avro_leaves = st.sampled_from(["null", "boolean", "int", "long", "float", "double", "string", "bytes"])

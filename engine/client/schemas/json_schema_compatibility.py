@@ -9,8 +9,22 @@ from typing import Any
 from ...namespace.processes.extras import needs
 from .ddl_compatibility import Obstacle
 
-_OPENS = ("additionalProperties", "patternProperties", "unevaluatedProperties")
-_COMBINES = ("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "$ref", "$dynamicRef", "$recursiveRef")
+_OVERLAPS = {
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "dependentSchemas",
+    "dependencies",
+    "patternProperties",
+    "contains",
+}
+"""Keywords by which a second schema describes the same part of a value."""
+
+_REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
+_DESCRIBES_PARTS = {"properties", "items", "prefixItems", "additionalProperties", "unevaluatedProperties"}
+_SAYS_MORE = ("additionalProperties", "unevaluatedProperties")
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_SHOWN = 200
 
@@ -21,7 +35,7 @@ def find_json_schema_obstacle(reader: Any, writer: Any) -> Obstacle | None:
     A writer's values are taken to hold the properties that its schema declares, and no others, unless it says more
     about them. Otherwise no property could ever be added: an open object may hold anything under the new name.
     """
-    closed = _close(writer, not _combines_definitions(writer))
+    closed = _close(writer, not _has_overlap(writer))
     if reader == writer or _covers(reader, closed):
         return None
     return _find_place(reader, closed, "$") or Obstacle("$", _show(writer), _show(reader))
@@ -33,31 +47,45 @@ def _covers(reader: Any, writer: Any) -> bool:
         import jsonschema_rs
     try:
         canonical = [jsonschema_rs.canonicalize(schema, offline=True) for schema in (reader, writer)]
-    except ValueError:
+        return bool(canonical[0].covers(canonical[1]) == jsonschema_rs.canonical.Containment.YES)
+    except ValueError:  # also for schemas of two drafts
         return False
-    return bool(canonical[0].covers(canonical[1]) == jsonschema_rs.canonical.Containment.YES)
 
 
-def _combines_definitions(schema: Any) -> bool:
-    """Return whether definitions may be parts of a combined schema, where closing them would exclude values."""
-    text = json.dumps(schema)
-    return any(f'"{keyword}"' in text for keyword in _COMBINES if "ef" not in keyword)
+def _has_overlap(schema: Any) -> bool:
+    """Return whether somewhere two schemas may describe the same part of a value.
+
+    If one of them is a definition, closing it would exclude values that the other one declares.
+    """
+    if isinstance(schema, list):
+        return any(map(_has_overlap, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    return _overlaps(schema) or any(map(_has_overlap, schema.values()))
+
+
+def _overlaps(schema: Mapping[str, Any]) -> bool:
+    has_reference, has_parts = bool(_REFERENCES & schema.keys()), bool(_DESCRIBES_PARTS & schema.keys())
+    return (has_reference and has_parts) or bool(_OVERLAPS & schema.keys())
 
 
 def _close(schema: Any, closes_definitions: bool) -> Any:
     """Return the schema with objects that hold the declared properties only.
 
-    An object that is one part of a combined schema stays as it is, because its other properties are declared elsewhere.
+    A part that several schemas describe stays as it is, because its other properties are declared elsewhere.
     """
     if not isinstance(schema, Mapping):
         return schema
+    overlaps = _overlaps(schema)
     closed = dict(schema)
-    for keyword in ("properties", *(_DEFINITIONS if closes_definitions else ())):
+    for keyword in (*(_DEFINITIONS if closes_definitions else ()), *(() if overlaps else ("properties",))):
         if isinstance(schema.get(keyword), Mapping):
             closed[keyword] = {name: _close(part, closes_definitions) for name, part in schema[keyword].items()}
+    if overlaps:
+        return closed
     if isinstance(schema.get("items"), Mapping):
         closed["items"] = _close(schema["items"], closes_definitions)
-    if "properties" in schema and not any(keyword in schema for keyword in (*_OPENS, *_COMBINES)):
+    if "properties" in schema and not any(keyword in schema for keyword in _SAYS_MORE):
         closed["additionalProperties"] = False
     return closed
 
