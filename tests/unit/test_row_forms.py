@@ -168,8 +168,8 @@ def test_records_are_the_same_whether_they_are_few_or_not(rows: list[tuple[Any, 
     for key, value, listed, time_us, partition, delay, ttl_ms in rows:
         plain = listed is time_us is partition is ttl_ms is None and delay == (None, None)
         records.add(key, value, None if plain else (listed, partition, time_us, *delay, ttl_ms))
-    few, partitions = records.body("t", 10, NOW_MS)
-    many, expected = records.body("t", FEW_BYTES + 1, NOW_MS)
+    few, partitions = records.build_body("t", 10, NOW_MS)
+    many, expected = records.build_body("t", FEW_BYTES + 1, NOW_MS)
     assert isinstance(few, FewBody)
     assert isinstance(many, ArrowBody)
     assert few.to_arrow().table.equals(many.table.combine_chunks())

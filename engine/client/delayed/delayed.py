@@ -121,7 +121,7 @@ class DelayedMessages:
         destination, records = parse_destination(topic), Records()
         extras, size = parse_extras(headers, None, None, deliver_at, delay_ms, ttl_ms)
         records.add(parse_bytes("key", key), parse_bytes("value", value), extras)
-        body, requested = records.body(destination, size, self._clock.now_ms())
+        body, requested = records.build_body(destination, size, self._clock.now_ms())
         publisher = self._publisher()
         prepared, published = publisher.send(Publication(destination, "fail"), body, requested)
         receipts = publisher.receipts(prepared, published)

@@ -20,7 +20,7 @@ from ...protocol.errors import IllegalState
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from ..follow_line import FollowLine
-from ..schemas.finding import find_reading_rule
+from ..schemas.reading_rule import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
 from .fetch_result import FetchResult
 from .lookup.reader import WHOLE, Reader

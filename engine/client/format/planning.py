@@ -17,7 +17,7 @@ from ...protocol.values.state import State
 from ..connection import Connection
 from ..fetch.planning.fetch_plan import FetchPlan
 from ..fetch.planning.plan import Bounds, read_bounds
-from ..schemas.finding import add_later_schemas
+from ..schemas.reading_rule import add_later_schemas
 from .log_offsets import find_logs, find_offsets
 from .options import ReadOptions
 from .pushed_filters import PushedFilters

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField
 
-from ..schemas.finding import find_reading_rule
+from ..schemas.reading_rule import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
 from ..schemas.value_schema import PARSED, compile_schema
 from .log_offsets import find_logs

@@ -227,7 +227,7 @@ class Batch:
     def rows(self, now_ms: int) -> tuple[Body, RequestedPartitions]:
         """Return the message bodies and their explicit partitions."""
         if self.records is not None:
-            return self.records.body(self.destination, self.size_bytes, now_ms)
+            return self.records.build_body(self.destination, self.size_bytes, now_ms)
         assert self.body is not None
         return self.body, self.requested
 

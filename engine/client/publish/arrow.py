@@ -58,11 +58,15 @@ class PreparedPublish(NamedTuple):
     slices: Sequence[ArrangedSlice] = ()
     """Rows that were arranged together, for receipts."""
     reasons: tuple[str, ...] = ()
-    """What marks of `partition` name: why rows do not fit the schema of the first topic."""
+    """Reasons that marks of `partition` name, for rows that do not fit the schema of the first topic."""
 
 
 class _ArrangedBody(NamedTuple):
-    """rows: those that ride in the request; parts: where each run is; written: the files; the others: as Prepared."""
+    """Rows that are arranged, and written if they are many.
+
+    rows: those that ride in the request; parts: the place of each run; written: the files; others: as in
+    `PreparedPublish`.
+    """
 
     rows: Rows | None
     parts: list[Part]
@@ -151,7 +155,7 @@ class ArrowPublisher:
         return Receipts(self._requester.namespace_id, topic_ids, prepared.slices, published.waiting)
 
     def forget_routes(self) -> None:
-        """Topics have changed: look at them again."""
+        """Drop all routes, because topics have changed."""
         self._routes.forget()
 
     def _prepare(

@@ -112,21 +112,21 @@ class WriteMessages:
 
     def _write(self, writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
         start = round_robin_start(writer)
-        for index, rows in self._by_destination(table):
+        for index, rows in self._split_by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
             body, requested = _build_body(rows, destination.name, self.now_ms)
             if not destination.copies:
                 destination, requested = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
             yield from write_body(writer, index, destination.copies, body, requested, start)
 
-    def _by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    def _split_by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         if TOPIC not in table.column_names:
             yield 0, table
             return
         names = pa.array([d.name for d in self.destinations], pa.string())
         index = pc.fill_null(pc.index_in(table.column(TOPIC), names), ELSEWHERE)
-        for chosen in sorted(pc.unique(index).to_pylist()):
-            yield chosen, table.filter(pc.equal(index, chosen))
+        for number in sorted(pc.unique(index).to_pylist()):
+            yield number, table.filter(pc.equal(index, number))
 
 
 def write_rows(
@@ -182,12 +182,12 @@ def _combine_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _build_body(table: pa.Table, destination: str, now_ms: int) -> tuple[ArrowBody, npt.NDArray[np.int64] | None]:
-    there = table.column_names
-    columns = {name: table.column(name).cast(kind) for name, kind in COLUMN_TYPES.items() if name in there}
+    names = table.column_names
+    columns = {name: table.column(name).cast(kind) for name, kind in COLUMN_TYPES.items() if name in names}
     body, requested = build_arrow_body(columns, destination, now_ms)
-    if TOPIC in there:  # rejected rows keep the names that they came with
+    if TOPIC in names:  # rejected rows keep the names that they came with
         body = body.with_topics(table.column(TOPIC))
-    if FAILED in there:
+    if FAILED in names:
         requested = _mark_failed_rows(table.column(FAILED), requested)
     return body, requested
 

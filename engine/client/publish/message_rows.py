@@ -126,8 +126,8 @@ def _typed_column(message: DataFrame, name: str) -> Column:
     return F.col(name).cast(_DDL_TYPES[name])
 
 
-def _to_column(name: str, given: Any) -> Column:
-    return given if isinstance(given, Column) else F.col(parse_text(name, given))
+def _to_column(name: str, column: Any) -> Column:
+    return column if isinstance(column, Column) else F.col(parse_text(name, column))
 
 
 def _replace_nulls(name: str) -> Column:
@@ -137,7 +137,7 @@ def _replace_nulls(name: str) -> Column:
 
 
 def _key_column(chosen: Mapping[str, Any]) -> Column:
-    """The key, else the value of the first of KEY_HEADERS that the row has, wherever it stands among its headers."""
+    """Return the key, or else the value of the first of KEY_HEADERS that the row has, wherever it stands."""
     candidates = [F.col("key")] if "key" in chosen else []
     if "headers" in chosen:
         candidates += [F.try_element_at(_header_values(name), F.lit(1)) for name in KEY_HEADERS]
@@ -145,7 +145,7 @@ def _key_column(chosen: Mapping[str, Any]) -> Column:
 
 
 def _header_values(header: str) -> Column:
-    """The values of all headers of this name that have one."""
+    """Return the values of all headers of this name that have one."""
     headers = F.filter(F.col("headers").cast(HEADERS_DDL), lambda h: (h["key"] == header) & h["value"].isNotNull())
     return F.transform(headers, lambda h: h["value"])
 

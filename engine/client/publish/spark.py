@@ -114,13 +114,13 @@ class SparkPublisher:
         gate: it passes on the way.
         """
         now_ms = self._clock.now_ms()
-        looked_at = None if gate is None else SparkGate(gate, df)
-        rows = select_message_rows(df if looked_at is None else looked_at.df, columns, order_by, looked_at)
+        spark_gate = None if gate is None else SparkGate(gate, df)
+        rows = select_message_rows(df if spark_gate is None else spark_gate.df, columns, order_by, spark_gate)
 
         def routes() -> Routes:
             return Routes((find_route(self._metadata(), publication.destination),))
 
-        return self._publish_with_current_routes(routes, rows, publication, now_ms, looked_at)
+        return self._publish_with_current_routes(routes, rows, publication, now_ms, spark_gate)
 
     def check(self, destination: str, df: DataFrame, columns: Mapping[str, Any]) -> None:
         """Raise what `publish` of such a DataFrame, or of a batch of a stream, raises before it starts."""

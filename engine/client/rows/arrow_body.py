@@ -31,7 +31,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "delay_ms": pa.int64(),
     "ttl_ms": pa.int64(),
 }
-"""What a user gives of a message, by column. deliver_at is in microseconds. All but value may be missing."""
+"""Columns of a user's table. deliver_at is in microseconds. All but value may be missing."""
 
 KEY_HEADERS = ("QUEUE_PARTITION_KEY", "JMSXGroupID")
 """Headers that supply a missing key: the first with a value counts. Solace's and JMS clients set them."""
@@ -155,16 +155,14 @@ def _set_null_where_empty(headers: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return null for empty lists of headers: such a message has none."""
     if headers.null_count == len(headers):
         return headers
-    empty = pc.equal(pc.list_value_length(headers), 0)
-    return (
-        pc.if_else(pc.fill_null(empty, True), pa.scalar(None, headers.type), headers)
-        if pc.any(empty).as_py()
-        else headers
-    )
+    is_empty = pc.equal(pc.list_value_length(headers), 0)
+    if not pc.any(is_empty).as_py():
+        return headers
+    return pc.if_else(pc.fill_null(is_empty, True), pa.scalar(None, headers.type), headers)
 
 
 def _fill_key_from_headers(key: pa.ChunkedArray, headers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The key, else the value of the first of KEY_HEADERS that a row has, wherever it stands among its headers."""
+    """Return the key, or else the value of the first of KEY_HEADERS that a row has, wherever it stands."""
     if key.null_count == 0 or headers.null_count == len(headers):
         return key
     flat = pc.list_flatten(headers)

@@ -160,15 +160,15 @@ class DueTimes:
         return cls(due_ms, due_ms if by_slot else due_ms // HOUR_MS)
 
 
-def compute_due_ms(rule: DelayRule, wanted: RequestedDelays) -> Numbers:
+def compute_due_ms(rule: DelayRule, delays: RequestedDelays) -> Numbers:
     """Return due times per row in milliseconds: NOT_DELAYED without a delay, one of BAD for a rejected row."""
-    requested = wanted.due_by_call_us if rule.by_call else wanted.due_us
+    requested = delays.due_by_call_us if rule.by_call else delays.due_us
     waits = requested > UNREADABLE
     in_range = waits & (requested >= MIN_TIMESTAMP_US) & (requested <= MAX_TIMESTAMP_US)
     due_us = np.where(in_range, requested, 0)
     too_long = np.zeros(len(requested), np.bool_)
     if rule.levels_ms:
-        delay_us = np.where(in_range, wanted.due_us - np.where(in_range, wanted.timestamp_us, 0), 0)
+        delay_us = np.where(in_range, delays.due_us - np.where(in_range, delays.timestamp_us, 0), 0)
         levels_us = np.array(rule.levels_ms, np.int64) * 1000
         level = np.searchsorted(levels_us, delay_us)
         too_long = in_range & (level == len(levels_us))

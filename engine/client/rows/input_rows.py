@@ -69,7 +69,7 @@ def select_message_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Ta
         columns.get(name) is not None for name in DELAY_COLUMNS
     ):  # an argument of the call wins over a column of that name
         chosen = {
-            name: given for name, given in chosen.items() if name not in DELAY_COLUMNS or columns[name] is not None
+            name: column for name, column in chosen.items() if name not in DELAY_COLUMNS or columns[name] is not None
         }
     _check_columns(table, list(chosen.values()))
     if not constants and list(chosen) == list(chosen.values()) and set(chosen) == set(existing):

@@ -14,7 +14,7 @@ from .arrow_body import COLUMN_TYPES
 from .delay_rule import FAR_MS
 
 COLUMNS = tuple(COLUMN_TYPES)
-"""What a user gives of a message."""
+"""Names of the columns of a user's table."""
 
 
 def read_columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
@@ -68,22 +68,22 @@ def _read_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.multiply(bounded, 1000)
 
 
-def _read_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    if column.type == wanted:
+def _read_column(name: str, column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    if column.type == type_:
         return column
     try:
-        if pa.types.is_timestamp(wanted) and not _is_time(column.type):
+        if pa.types.is_timestamp(type_) and not _is_time(column.type):
             raise pa.ArrowTypeError("not a timestamp")
-        if pa.types.is_binary(wanted) and not _is_bytes(column.type):
+        if pa.types.is_binary(type_) and not _is_bytes(column.type):
             raise pa.ArrowTypeError("neither text nor bytes")
-        if pa.types.is_integer(wanted) and not _is_whole(column.type):
+        if pa.types.is_integer(type_) and not _is_whole(column.type):
             raise pa.ArrowTypeError("no whole numbers")
-        return column.cast(wanted)
+        return column.cast(type_)
     except pa.ArrowException as error:
-        # of a value that cannot be cast Arrow says the value, which in headers is the payload's
+        # Arrow's error about a value that cannot be cast repeats the value, which in headers is the payload's.
         why = str(error) if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError) else "a value is no such"
         raise InvalidRecord(
-            f"Column {name} is not usable: {why}", found=str(column.type), expected=str(wanted)
+            f"Column {name} is not usable: {why}", found=str(column.type), expected=str(type_)
         ) from None
 
 

@@ -26,7 +26,6 @@ from .misfits import name_reasons, reject_misfits
 if TYPE_CHECKING:
     from ...protocol.codec.few_rows import Rows
 
-# a rejected row has partition -1 - index here
 REJECTIONS: tuple[tuple[str, str], ...] = (
     ("UNKNOWN_TOPIC_OR_PARTITION", "There is no such topic or partition."),
     ("MESSAGE_TOO_LARGE", "The message is larger than the topic's max.message.bytes."),
@@ -39,6 +38,8 @@ REJECTIONS: tuple[tuple[str, str], ...] = (
     ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
     ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is not a number of milliseconds."),
 )
+"""Error and reason of rejected rows. A row that is rejected for number n has the partition -1 - n."""
+
 FIRST_FAILED = -1000
 """Partition of rows that fail expectation 0 of the topic's suite; expectation n has this minus n."""
 NO_SUCH_PARTITION = -2
@@ -67,7 +68,7 @@ ROW_LIMITS = (
     RowLimit(BAD_HEADER, "keyless_headers", 0, 0),
     RowLimit(BAD_TTL, "ttl_ms", 0, MAX_TTL_MS),
 )
-"""What every form of rows checks. Of several limits that a row breaks, the last counts."""
+"""Limits that every form of rows checks. If a row breaks several, the last counts."""
 
 
 class Copy(NamedTuple):
@@ -117,7 +118,7 @@ def measure_rows(
     if body.column("headers").null_count < body.num_rows:
         measures["keyless_headers"] = _count_keyless_headers(body.column("headers"))
     if body.column("ttl_ms").null_count < body.num_rows:
-        measures["ttl_ms"] = _numpy(pc.fill_null(body.column("ttl_ms"), 0))
+        measures["ttl_ms"] = _to_numpy(pc.fill_null(body.column("ttl_ms"), 0))
     return measures
 
 
@@ -149,19 +150,19 @@ def _count_message_bytes(body: pa.Table) -> npt.NDArray[np.int64]:
 
 def _count_keyless_headers(headers: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     row, flat = _flatten_headers(headers)
-    return np.bincount(row[_numpy(pc.is_null(pc.struct_field(flat, "key")))], minlength=len(headers))
+    return np.bincount(row[_to_numpy(pc.is_null(pc.struct_field(flat, "key")))], minlength=len(headers))
 
 
 def _flatten_headers(headers: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:
     """Return all headers one after the other, and the row of each."""
-    return _numpy(pc.list_parent_indices(headers)), pc.list_flatten(headers)
+    return _to_numpy(pc.list_parent_indices(headers)), pc.list_flatten(headers)
 
 
 def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    return _numpy(pc.fill_null(pc.binary_length(column), 0)).astype(np.int64)
+    return _to_numpy(pc.fill_null(pc.binary_length(column), 0)).astype(np.int64)
 
 
-def _numpy(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
+def _to_numpy(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
     values: npt.NDArray[np.int64] = (
         column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
     )
@@ -175,10 +176,14 @@ def sort_by_partition(
     first_row: int,
     due: DueTimes | None = None,
 ) -> tuple[pa.Table, tuple[RowRun, ...]]:
-    """The rows sorted by partition, the order within a partition kept. Return them with their runs.
+    """Sort rows by partition, and return them with their runs. Rows of a partition stay in order.
 
-    first_row: number of the first row, once it is sorted; due: where rows are delayed, which of a partition come after
-    its others, by the time they are due.
+    Args:
+        body: the rows.
+        timestamps_us: the timestamp of each row.
+        partition: the partition of each row.
+        first_row: number of the first sorted row.
+        due: due times; None if no row is delayed. Delayed rows of a partition come last, in the order of due times.
     """
     n = body.num_rows
     if n == 0:
@@ -231,8 +236,13 @@ class RowPlacement(NamedTuple):
 class Arranged:
     """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
 
-    partition, due_ms: of each row as it was given, in the first copy; negative for one that is rejected, and None where
-    none is delayed; each: the same of all copies, where some is; reasons: what marks of `partition` name.
+    Attributes:
+        rows: the rows of all copies.
+        runs: the runs of each copy.
+        partition: partition per row in the caller's order, in the first copy; negative for a rejected row.
+        due_ms: due time per row in the caller's order, in the first copy; None if no row is delayed.
+        each: partitions and due times in each copy; empty if no row is delayed.
+        reasons: the reasons that marks of `partition` name.
     """
 
     rows: Rows
@@ -251,12 +261,17 @@ def arrange(
     start: int,
     by_slot: bool = False,
 ) -> Arranged:
-    """The body once per copy, sorted by partition.
+    """Return the body once per copy, checked and sorted by partition.
 
-    requested: explicit partitions, -1 for none, FIRST_FAILED and below for failed expectations; start: where the
-    round of keyless rows begins; by_slot: a run of delayed rows is of one due time, else of an hour.
+    Args:
+        copies: the copies to store.
+        body: the rows.
+        delays: requested due times; None if no row is delayed.
+        requested: explicit partitions, -1 for none, FIRST_FAILED and below for failed expectations.
+        start: where the round of rows without a key begins.
+        by_slot: whether a run of delayed rows has one due time; otherwise it covers an hour.
     """
-    timestamps_us = _numpy(body.column("timestamp").cast(pa.int64()))
+    timestamps_us = _to_numpy(body.column("timestamp").cast(pa.int64()))
     measures = measure_rows(body, timestamps_us, min(copy.max_message_bytes for copy in copies))
     tables, runs, placed, dues, reasons = [], [], [], [], []
     for number, copy in enumerate(copies):
@@ -279,10 +294,10 @@ def arrange(
 
 
 def reject_bad_delays(
-    wanted: RequestedDelays, rule: DelayRule, partition: npt.NDArray[np.int32], by_slot: bool
+    delays: RequestedDelays, rule: DelayRule, partition: npt.NDArray[np.int32], by_slot: bool
 ) -> tuple[npt.NDArray[np.int32], DueTimes]:
-    """`partition` with a negative number for every row that cannot be delayed so; and when those that can are due."""
-    due_ms = compute_due_ms(rule, wanted)
+    """Return `partition` with a negative number for every row whose delay is refused, and the due times of the rows."""
+    due_ms = compute_due_ms(rule, delays)
     for bad, rejection in zip(BAD, _BAD_DELAYS, strict=True):
         partition = np.where((due_ms == bad) & (partition >= 0), np.int32(rejection), partition)
     return partition, DueTimes.of(np.where(partition < 0, NOT_DELAYED, due_ms), by_slot)

@@ -37,7 +37,7 @@ class Records:
         self._extras: dict[int, Extras] = {}
 
     def add(self, key: bytes | None, value: bytes | None, extras: Extras | None) -> int:
-        """Index of the record among these."""
+        """Add a record, and return its index."""
         index = len(self.values)
         if extras is not None:
             self._extras[index] = extras
@@ -45,16 +45,16 @@ class Records:
         self.values.append(value)
         return index
 
-    def body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[Body, RequestedPartitions]:
-        """The body, and the partitions asked for. size_bytes: of all records."""
+    def build_body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[Body, RequestedPartitions]:
+        """Build the body, and the partitions that records ask for. size_bytes: size of all records."""
         columns: dict[str, list[Any]] = {"key": self.keys, "value": self.values}
         for place, name in enumerate(_EXTRA_COLUMNS):
-            if (column := self._extra(place)) is not None:
+            if (column := self._list_extra(place)) is not None:
                 columns[name] = column
         return build_body_of_records(columns, size_bytes, destination, now_ms)
 
-    def _extra(self, place: int) -> list[Any] | None:
-        """A column of what most records do without; None where all do."""
+    def _list_extra(self, place: int) -> list[Any] | None:
+        """Return a column of optional parts; None if no record has the part."""
         if not any(extras[place] is not None for extras in self._extras.values()):
             return None
         column: list[Any] = [None] * len(self.values)
@@ -64,25 +64,25 @@ class Records:
 
 
 def parse_destination(topic: object) -> str:
-    """Raises InvalidTopic."""
+    """Return the name of a destination. Raises InvalidTopic."""
     if not isinstance(topic, str):
         raise InvalidTopic("The topic is not text.", found=type(topic).__name__, expected="a name, as text")
     check_destination(topic)
     return str(topic)
 
 
-def parse_bytes(name: str, given: object) -> bytes | None:
+def parse_bytes(name: str, part: object) -> bytes | None:
     """Return an immutable copy as bytes. Raises InvalidRecord, without the payload."""
-    if given is None or type(given) is bytes:
-        return given
-    if isinstance(given, str):
-        return _encode(f"The {name}", given)
-    if not isinstance(given, bytes | bytearray | memoryview):
+    if part is None or type(part) is bytes:
+        return part
+    if isinstance(part, str):
+        return _encode(f"The {name}", part)
+    if not isinstance(part, bytes | bytearray | memoryview):
         raise InvalidRecord(
-            f"The {name} is neither bytes nor text.", found=type(given).__name__, expected="bytes, str or None"
+            f"The {name} is neither bytes nor text.", found=type(part).__name__, expected="bytes, str or None"
         )
     try:
-        return bytes(given)
+        return bytes(part)
     except ValueError:
         raise InvalidRecord(f"The {name} is a memoryview that was released.") from None
 
@@ -98,7 +98,7 @@ def parse_extras(
 
 
 def parse_ttl(ttl_ms: object) -> int | None:
-    """Raises InvalidRecord."""
+    """Return a time to live. Raises InvalidRecord."""
     return None if ttl_ms is None else parse_whole_number("ttl_ms", ttl_ms, 0, MAX_TTL_MS, InvalidRecord)
 
 
@@ -128,14 +128,14 @@ def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int |
 
 
 def check_size(size: int) -> None:
-    """Raises MessageTooLarge for what no topic can take."""
+    """Refuse a record that no topic can take. Raises MessageTooLarge."""
     if size > MAX_BYTES:
         raise MessageTooLarge(found=f"{size} bytes", expected=f"at most {MAX_BYTES}, and the topic's max.message.bytes")
 
 
-def check_callback(name: str, given: object) -> None:
-    if not isinstance(given, Callable):  # type: ignore[arg-type]
-        raise InvalidRecord(f"{name} cannot be called.", found=type(given).__name__, expected="a function")
+def check_callback(name: str, callback: object) -> None:
+    if not isinstance(callback, Callable):  # type: ignore[arg-type]
+        raise InvalidRecord(f"{name} cannot be called.", found=type(callback).__name__, expected="a function")
 
 
 def _encode(what: str, text: str) -> bytes:
@@ -148,23 +148,25 @@ def _encode(what: str, text: str) -> bytes:
         ) from None
 
 
-def _parse_partition(given: object) -> int | None:
-    return None if given is None else parse_whole_number("partition", given, 0, 2**31 - 1, InvalidRecord)
+def _parse_partition(partition: object) -> int | None:
+    return None if partition is None else parse_whole_number("partition", partition, 0, 2**31 - 1, InvalidRecord)
 
 
-def _parse_timestamp_us(given: object) -> int | None:
-    return (
-        None if given is None else 1000 * parse_whole_number("timestamp_ms", given, _MIN_MS, _MAX_MS, InvalidTimestamp)
-    )
+def _parse_timestamp_us(timestamp_ms: object) -> int | None:
+    if timestamp_ms is None:
+        return None
+    return 1000 * parse_whole_number("timestamp_ms", timestamp_ms, _MIN_MS, _MAX_MS, InvalidTimestamp)
 
 
-def _parse_headers(given: object) -> tuple[list[Header] | None, int]:
-    if given is None:
+def _parse_headers(headers: object) -> tuple[list[Header] | None, int]:
+    if headers is None:
         return None, 0
-    pairs: Any = given.items() if isinstance(given, Mapping) else given
-    if not isinstance(given, Mapping | Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
+    pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(headers, Mapping | Sequence) or isinstance(headers, str | bytes | bytearray | memoryview):
         raise InvalidRecord(
-            "The headers are not a list of pairs.", found=type(given).__name__, expected="[(text, bytes)], or a mapping"
+            "The headers are not a list of pairs.",
+            found=type(headers).__name__,
+            expected="[(text, bytes)], or a mapping",
         )
     listed = [_parse_header(pair) for pair in pairs]
     return listed or None, sum(len(name.encode()) + len(value or b"") for name, value in listed)

@@ -28,9 +28,12 @@ from .routing import Route
 def build_produce_ranges(
     route: Route, parts: Sequence[tuple[int, Copy, Sequence[RowRun]]], expectations: Sequence[str] = ()
 ) -> tuple[Ranges, list[RejectedRows]]:
-    """Ranges of a request from (file, copy, runs) in the order of writing; and the rejected rows.
+    """Return the ranges of a request, and the rejected rows.
 
-    expectations: by which rows may have been rejected.
+    Args:
+        route: the topics.
+        parts: file, copy and runs, in the order of writing.
+        expectations: descriptions of the expectations that rows may have failed.
     """
     ranges, rejected = Ranges(), []
     for file, copy, runs in parts:
@@ -85,7 +88,7 @@ def error_of_rejected_rows(
     Args:
         rejected: the rejected rows, in the order of writing.
         partition: marks of the rows in the caller's order, to name the first one that does not fit a schema.
-        reasons: what these marks name.
+        reasons: the reasons that these marks name.
     """
     first = rejected[0]
     reason, row = first.reason, None
@@ -106,7 +109,7 @@ def build_produce_request(
     files: Sequence[WrittenFile] = (),
     has_ttl: bool = False,
 ) -> Produce:
-    """has_ttl: some of the rows have a time to live."""
+    """Return the request. has_ttl: some of the rows have a time to live."""
     sequences = publication.sequences
     return Produce(
         topics=list(route.topics),

@@ -30,7 +30,7 @@ class Route:
 
 
 def find_route(state: State, destination: str) -> Route:
-    """The route of a destination. Raises InvalidTopic, UnknownTopicOrPartition (no topic receives it)."""
+    """Return the route of a destination. Raises InvalidTopic, UnknownTopicOrPartition (no topic receives it)."""
     check_destination(destination)
     names = find_reached_topics(destination, state.topic_ids, state.subscribers)
     if not names:
@@ -50,7 +50,7 @@ def find_route(state: State, destination: str) -> Route:
 class RouteCache:
     """Routes from the last look-up. All publishers of a connection share them; thread-safe.
 
-    A route may be old: the sequencer refuses a stale one (StaleTopicMetadata), and the publisher looks again.
+    A route may be old: the sequencer refuses a stale one (StaleTopicMetadata), and the publisher looks it up again.
     """
 
     def __init__(self, look: Callable[[Callable[[State], Route]], Route]) -> None:

@@ -58,7 +58,7 @@ def parse_avro(text: str) -> Any:
         return fastavro.parse_schema(json.loads(text))
     except Exception as error:  # fastavro raises whatever its code meets in a schema of a wrong form
         raise InvalidConfig(
-            f"The schema is no Avro schema: {type(error).__name__}: {error}", found=text, expected="an Avro schema"
+            f"The schema is no Avro schema ({type(error).__name__}: {error}).", found=text, expected="an Avro schema"
         ) from None
 
 

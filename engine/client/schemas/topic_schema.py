@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...protocol.errors import InvalidRequest, SchemaMismatch
 from ...protocol.values.schemas import SchemaVersion
+from .reading_rule import build_missing_schema_error
 from .value_schema import ValueSchema, build_schema_rule, compile_schema
 
 
@@ -80,14 +81,12 @@ def open_topic_schema(topic: str, versions: Sequence[SchemaVersion], version: in
         MissingExtra: the extra `schemas` is not installed.
     """
     if not versions:
-        raise InvalidRequest(
-            f"Topic {topic} has no schema.", expected=f"mq.topics.alter({topic!r}, {{'schema': ...}}) before"
-        )
-    chosen = versions[-1].version if version is None else version
-    if not 1 <= chosen <= len(versions):
+        raise build_missing_schema_error(topic)
+    number = versions[-1].version if version is None else version
+    if not 1 <= number <= len(versions):
         raise InvalidRequest(
             f"Topic {topic} has no such version of its schema.", found=version, expected=f"1 to {len(versions)}"
         )
-    newest = versions[chosen - 1]
-    schema = compile_schema(build_schema_rule(versions[:chosen]))
-    return TopicSchema(topic, chosen, newest.type, newest.schema, schema)
+    opened = versions[number - 1]
+    schema = compile_schema(build_schema_rule(versions[:number]))
+    return TopicSchema(topic, number, opened.type, opened.schema, schema)

@@ -96,13 +96,7 @@ def compile_schema(rule: SchemaRule) -> ValueSchema:
 def _compile_ddl(rule: SchemaRule) -> ValueSchema:
     field = pa.field("value", parse_ddl(rule.text), nullable=False)
     decode = JsonDecoder(field).decode
-
-    def encode(value: Any) -> bytes:
-        encoded = to_json_text(value).encode()
-        decode(encoded)
-        return encoded
-
-    return ValueSchema(field, decode, decode, encode)
+    return ValueSchema(field, decode, decode, _build_json_encoder(decode))
 
 
 def _compile_json(rule: SchemaRule) -> ValueSchema:
@@ -124,12 +118,16 @@ def _compile_json(rule: SchemaRule) -> ValueSchema:
         check(value)
         return decode_typed(value)
 
+    return ValueSchema(field, check, decode, _build_json_encoder(check))
+
+
+def _build_json_encoder(check: Callable[[bytes], object]) -> Callable[[Any], bytes]:
     def encode(value: Any) -> bytes:
         encoded = to_json_text(value).encode()
         check(encoded)
         return encoded
 
-    return ValueSchema(field, check, decode, encode)
+    return encode
 
 
 def _compile_avro(rule: SchemaRule) -> ValueSchema:

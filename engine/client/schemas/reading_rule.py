@@ -11,15 +11,17 @@ from .schema_rule import SchemaRule
 from .value_schema import build_schema_rule
 
 
+def build_missing_schema_error(topic: str) -> InvalidRequest:
+    """Return the error of a call that needs the schema of a topic without one."""
+    return InvalidRequest(f"Topic {topic} has no schema. Set one with mq.topics.alter({topic!r}, {{'schema': ...}}).")
+
+
 def find_reading_rule(topics: Iterable[Topic]) -> SchemaRule:
     """Return the newest schema of the topics. Raises InvalidRequest: one has none, or they have several."""
     rules: dict[SchemaRule, str] = {}
     for topic in topics:
         if not topic.schemas:
-            raise InvalidRequest(
-                f"Topic {topic.topic} has no schema by which its values could be parsed.",
-                expected=f"mq.topics.alter({topic.topic!r}, {{'schema': ...}}) before",
-            )
+            raise build_missing_schema_error(topic.topic)
         rules.setdefault(build_schema_rule(topic.schemas), topic.topic)
     if len(rules) != 1:
         raise InvalidRequest(
