@@ -83,7 +83,7 @@ class DirectLine:
         if connection is None:
             return False, None
         try:
-            connection.settimeout(max(1, deadline_ms - self._clock.steady_ms()) / 1000)
+            connection.settimeout(self._seconds_until(deadline_ms))
             connection.sendall(encode_letter_frame(number, body))
             sent()
             answer = decode_answer(self._receive(FrameKind.ANSWER, deadline_ms).content)
@@ -145,8 +145,8 @@ class DirectLine:
         address = decode_address(self._files.get(name))
         if address.namespace_id != self._namespace_id:
             raise ValueError(f"the leader of the namespace {address.namespace_id}, expected {self._namespace_id}")
-        left_ms = max(1, deadline_ms - self._clock.steady_ms())
-        reached = connect_to_leader(self._files, address, client_id, GREETING_MS / 1000, left_ms / 1000)
+        timeout_s = self._seconds_until(deadline_ms)
+        reached = connect_to_leader(self._files, address, client_id, GREETING_MS / 1000, timeout_s)
         if reached is None:
             self._look_at_ms = now_ms + self._next_pause_ms(BAD_LINE_MS)
             return None
@@ -157,6 +157,7 @@ class DirectLine:
 
     def _greet(self, connection: socket.socket, hello: Hello, deadline_ms: float) -> None:
         try:
+            connection.settimeout(self._seconds_until(deadline_ms))
             connection.sendall(encode_hello(hello))
             self._receive(FrameKind.WELCOME, deadline_ms)
         except BaseException:
@@ -164,6 +165,10 @@ class DirectLine:
                 with suppress(OSError):
                     remove_proof(self._files, hello.proof)
             raise
+
+    def _seconds_until(self, deadline_ms: float) -> float:
+        """Return the time until the deadline, or the shortest timeout if it has passed."""
+        return max(1, deadline_ms - self._clock.steady_ms()) / 1000
 
     def _receive(self, kind: FrameKind, deadline_ms: float) -> Frame:
         """Return the next frame, which must be of this kind. Raises OSError, ValueError."""

@@ -29,7 +29,7 @@ def connect_to_leader(
     """Return a connection and the hello to send; None if the leader cannot be reached from here.
 
     Args:
-        unix_timeout_s, tcp_timeout_s: for connecting by each kind of socket.
+        unix_timeout_s, tcp_timeout_s: for connecting by each kind of socket, TLS included.
 
     Raises:
         OSError, ValueError: the leader does not answer, or is not the one of the address.

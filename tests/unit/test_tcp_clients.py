@@ -199,6 +199,24 @@ def test_a_silent_tcp_leader_leaves_half_of_the_time_for_the_mailbox(leader: Tcp
     stopped.close()
 
 
+def test_name_and_tls_share_half_of_the_time(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name takes most of the time, and then nobody answers in TLS."""
+    resolve, stopped = socket.getaddrinfo, tcp_sockets.listen("127.0.0.1", 0)
+
+    def resolve_slowly(host: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST:
+            raise OSError("a name")
+        time.sleep(0.4)
+        return resolve("127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_slowly)
+    line = announce(leader, host="mq.example.org", port=stopped.getsockname()[1])
+    begun_s = time.monotonic()
+    assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
+    assert 0.4 < time.monotonic() - begun_s < 0.75
+    stopped.close()
+
+
 def test_a_name_that_is_not_resolved_in_time_holds_up_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve, go_on = socket.getaddrinfo, threading.Event()
 

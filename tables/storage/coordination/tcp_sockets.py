@@ -17,6 +17,8 @@ _IDLE_S, _PROBE_S, _PROBES = 15, 5, 3
 """A machine that is gone is noticed after half a minute."""
 _UNANSWERED_MS = 10_000
 """Time after which data that the other machine does not confirm ends the connection."""
+_LEAST_S = 0.001
+"""A timeout of 0 would mean not to wait at all."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -41,17 +43,17 @@ def listen(host: str, port: int) -> socket.socket:
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """Return a socket that is connected to this address. Raises OSError.
 
-    timeout_s: for finding the address and connecting together, and for each later call of the socket.
+    timeout_s: for finding the address and connecting together. The socket's own timeout is the rest of it.
     """
     deadline_s = time.monotonic() + timeout_s
     failure: OSError = TimeoutError(f"no address of {host} was found in {timeout_s:.1f} s")
     for family, kind, protocol, _, address in _resolve(host, port, timeout_s):
         connection = socket.socket(family, kind, protocol)
         try:
-            connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+            connection.settimeout(max(_LEAST_S, deadline_s - time.monotonic()))
             connection.connect(address)
             configure(connection)
-            connection.settimeout(timeout_s)
+            connection.settimeout(max(_LEAST_S, deadline_s - time.monotonic()))
             return connection
         except OSError as error:
             connection.close()
