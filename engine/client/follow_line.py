@@ -97,12 +97,10 @@ class FollowLine:
             return False
         return True
 
-    def is_lost(self) -> bool:
-        """Return whether the line was open and is not any more."""
-        if self._connection is None:
-            return False
+    def is_open(self) -> bool:
+        """Return whether the line is still open after the last heartbeat. It neither waits nor opens the line."""
         self._receive(FollowFrameKind.BEAT_SEEN, 0)
-        return self._connection is None
+        return self._connection is not None
 
     def _send(self, frame: bytes) -> bool:
         assert self._connection is not None

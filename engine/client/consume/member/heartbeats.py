@@ -154,7 +154,9 @@ class _BeatSender:
 
     def send(self, body: bytes) -> None:
         self._number += 1
-        self.is_on_line = self._line is not None and self._line.send_beat(LineBeat(self._beats_id, self._number, body))
+        # A line that was just lost is opened again with the next heartbeat: a leader that is gone may take seconds.
+        line = None if self.has_lost_line() else self._line
+        self.is_on_line = line is not None and line.send_beat(LineBeat(self._beats_id, self._number, body))
         if not self.is_on_line:
             self._try_to(self._beats.put, self._beats_id, self._number, body)
             self._has_object = True
@@ -163,7 +165,7 @@ class _BeatSender:
 
     def has_lost_line(self) -> bool:
         """Return whether the last heartbeat went on a line that is lost by now."""
-        return self.is_on_line and self._line is not None and self._line.is_lost()
+        return self.is_on_line and self._line is not None and not self._line.is_open()
 
     def close(self) -> None:
         if self._line is not None:
