@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from clocks import AheadClock
+from unit.line_peers import PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic, values
 from unit.test_direct_line import letter_of
-from unit.test_lines import PATIENCE_S, Client, Leader
+from unit.test_lines import Client, Leader
 
 import lakemq
 from lakemq.engine.client.direct_line import DirectLine

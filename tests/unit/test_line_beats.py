@@ -15,10 +15,11 @@ import pyarrow as pa
 import pytest
 from clocks import AheadClock
 from protocol_harness import AtOnce
+from unit.line_peers import LEASE_MS, PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic, until
 from unit.test_attendance import SESSION_MS, Scene
 from unit.test_attendance_terms import needs_identity
-from unit.test_lines import ADDRESS, HELLO, LEASE_MS, PATIENCE_S, Client, Leader
+from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
 from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread

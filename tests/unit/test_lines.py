@@ -8,17 +8,16 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from clocks import AheadClock
+from unit.line_peers import LEASE_MS, PATIENCE_S, LineClient, LineLeader, until
 
 from lakemq.engine.namespace.line_frames import (
-    MAX_FRAME_BYTES,
     Frame,
     FrameKind,
-    FrameReader,
     Hello,
     LineAddress,
     encode_frame,
@@ -28,39 +27,19 @@ from lakemq.engine.namespace.line_frames import (
 from lakemq.engine.sequencer.letters import lines as lines_module
 from lakemq.engine.sequencer.letters.line_connections import LineListener
 from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
-from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS, LineServer
+from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS
 from lakemq.tables.storage.coordination import unix_sockets
 from lakemq.tables.storage.coordination.mailbox import LetterName
-from lakemq.tables.storage.object_stores.local_files import LocalFiles
 
 ADDRESS = LineAddress("ns", 3, "secret", "line.sock")
 HELLO = Hello("ns", 3, "secret", "client")
-LEASE_MS = 60_000
-PATIENCE_S = 10
 
 
-class Client:
-    """A client's end, byte by byte."""
+class Client(LineClient):
+    """A client's end over a Unix socket."""
 
     def __init__(self, path: str) -> None:
-        self.socket = unix_sockets.connect(path, PATIENCE_S)
-        self._reader = FrameReader(MAX_FRAME_BYTES)
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def receive(self) -> Frame | None:
-        """Return the next frame; None if the line is closed."""
-        while True:
-            for frame in self._reader.frames():
-                return frame
-            try:
-                data = self.socket.recv(1 << 16)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._reader.add(data)
+        super().__init__(unix_sockets.connect(path, PATIENCE_S))
 
     def greet(self, hello: Hello = HELLO) -> Client:
         self.send(encode_hello(hello))
@@ -68,36 +47,15 @@ class Client:
         return self
 
 
-class Leader:
-    """Lines, their clock, and a path to connect to."""
+class Leader(LineLeader):
+    """A leader on a Unix socket."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.clock, self.news = str(folder / "line.sock"), AheadClock(), threading.Event()
-        listener = LineListener(unix_sockets.listen(self.path))
-        files = LocalFiles(str(folder))
-        self.lines = LineServer([listener], files, ADDRESS, LEASE_MS, self.clock.steady_ms(), self.news, self.clock)
+        self.path = str(folder / "line.sock")
+        super().__init__(folder, LineListener(unix_sockets.listen(self.path)), ADDRESS)
 
     def connect(self) -> Client:
         return Client(self.path)
-
-    def take(self) -> LineLetter:
-        """Return the next letter, when it comes."""
-        until(lambda: len(self.lines.table._inbox) > 0)
-        letter = self.lines.table.take_letter()
-        assert letter is not None
-        return letter
-
-    def drain(self) -> None:
-        """Wait until all that had arrived is read."""
-        self.lines.request_drain()
-        until(lambda: self.lines.take_drain() is not None)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.002)
 
 
 @pytest.fixture

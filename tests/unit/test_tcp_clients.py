@@ -17,8 +17,9 @@ import pytest
 from clocks import AheadClock
 from obstore.store import LocalStore
 from s3_server import S3Server
+from unit.line_peers import PATIENCE_S, until
 from unit.served import CONFIG
-from unit.tcp_lines import PATIENCE_S, TcpLeader, until
+from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
 import lakemq

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from unit.tcp_lines import LEASE_MS, PATIENCE_S, TcpClient, TcpLeader, until
+from unit.line_peers import LEASE_MS, PATIENCE_S, LineClient, until
+from unit.tcp_lines import TcpLeader
 
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, compute_proof, encode_hello
 from lakemq.engine.sequencer.letters import line_acceptor, line_table, proof_checker
@@ -195,15 +196,15 @@ def test_a_leader_removes_what_clients_have_abandoned(leader: TcpLeader) -> None
 # -- nobody waits for anybody -------------------------------------------------------------------------------
 
 
-def hold_no_hello(leader: TcpLeader) -> TcpClient:
+def hold_no_hello(leader: TcpLeader) -> LineClient:
     return leader.reach("slow")[0]
 
 
-def hold_no_byte(leader: TcpLeader) -> TcpClient:
+def hold_no_byte(leader: TcpLeader) -> LineClient:
     return leader.connect_without_tls()
 
 
-def hold_half_a_handshake(leader: TcpLeader) -> TcpClient:
+def hold_half_a_handshake(leader: TcpLeader) -> LineClient:
     client = leader.connect_without_tls()
     client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100))
     return client
@@ -214,7 +215,7 @@ SLOW_CLIENTS = {"no hello": hold_no_hello, "no byte": hold_no_byte, "half a hand
 
 @pytest.mark.parametrize("connect_slowly", SLOW_CLIENTS.values(), ids=SLOW_CLIENTS)
 def test_a_slow_client_holds_up_no_other_one_and_is_left_after_five_seconds(
-    tls_leader: TcpLeader, connect_slowly: Callable[[TcpLeader], TcpClient]
+    tls_leader: TcpLeader, connect_slowly: Callable[[TcpLeader], LineClient]
 ) -> None:
     slow = connect_slowly(tls_leader)
     client = tls_leader.connect()
