@@ -22,20 +22,18 @@ session: a process that restarts under the same instance id takes the member's p
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from lakemq.tables.storage.coordination.beats import Beats
 
 from ..namespace.processes.clock import Clock
-from ..namespace.processes.process_identity import is_process_gone, read_own_identity
-from ..protocol.codec.beat import MemberBeat, decode_beat, encode_beat
+from ..protocol.codec.beat import MemberBeat
 from ..protocol.values.consuming.assignments import GroupMember
 from ..protocol.values.consuming.groups import MemberSilent
 from ..protocol.values.state import State
+from .beat_reader import BeatReader, BeatReading, MemberKey, NewestBeat
 from .letters.line_beats import LineBeats
 
 log = logging.getLogger("lakemq.serve")
@@ -48,41 +46,12 @@ MAX_READ_MS = 30_000
 ABANDONED_AFTER_MS = 3_600_000
 """Beats that name no member and stay unchanged for this long are deleted."""
 _LATE_MS = 1_000
-"""How late a beat on a line may be before the leader looks for an object instead: a process is told on its line which
+"""How late a beat on a line may be before the leader reads objects, too: a process is told on its line which
 beats count, and writes the object when it is not."""
 _RUSH_MS = 100
 """Time between two readings when lines with members close one after the other."""
 _SOON_MS = 5
 """About how long a reading takes on a disk."""
-
-_MemberKey = tuple[str, str]
-"""Group and member id."""
-
-
-class _Beat(NamedTuple):
-    """The newest beat of a process.
-
-    number: grows with each beat; members: None if the process replaced the beat while it was read; age_ms: by the
-    store's clock in the first look of a term, 0 in all others.
-    """
-
-    number: int
-    members: list[MemberBeat] | None
-    age_ms: int
-
-
-class _BeatReading(NamedTuple):
-    """The result of reading all beats.
-
-    began_ms, ended_ms: by the leader's steady clock; beats: by the id of their process's beats; gone: identities of
-    processes that have certainly ended; has_objects: whether objects were read, and not only lines.
-    """
-
-    began_ms: int
-    ended_ms: int
-    beats: dict[str, _Beat]
-    gone: set[str]
-    has_objects: bool = True
 
 
 @dataclass
@@ -119,33 +88,32 @@ class Attendance:
     """Watches the members of groups for one term of leadership.
 
     The sequencer's thread calls it. It reads the beats in a thread of `executor`.
-
-    Attributes:
-        line_beats: the beats that have come on lines. None: there are no lines.
     """
 
     def __init__(self, beats: Beats, clock: Clock, executor: Executor) -> None:
-        self._beats, self._clock, self._executor = beats, clock, executor
-        self.line_beats: LineBeats | None = None
-        self._records: dict[_MemberKey, _MemberRecord] = {}
+        self._clock, self._executor = clock, executor
+        self._reader = BeatReader(beats, clock)
+        self._records: dict[MemberKey, _MemberRecord] = {}
         self._unchanged: dict[str, tuple[int, int]] = {}
         """Id of beats -> their number, and since when it has been that one."""
-        self._running: Future[_BeatReading] | None = None
+        self._running: Future[BeatReading] | None = None
         self._running_since_ms = 0
         self._last_began_ms: int | None = None
         self._last_ended_ms: int | None = None
         self._deadline_ms: int | None = None
         self._is_first_reading, self._is_object_wanted = True, False
-        self._notes: set[str] = set()
-        """Ids of beats that this leader has written for members without any."""
         self._cannot_read = False
+
+    def use_line_beats(self, line_beats: LineBeats) -> None:
+        """Count also the beats that come on these lines."""
+        self._reader.line_beats = line_beats
 
     def find_silent_members(self, state: State) -> list[MemberSilent]:
         """Return the members that the last finished reading found silent, and begin a reading when one is due."""
         silent: list[MemberSilent] = []
         if self._running is not None and self._running.done():
             running, self._running = self._running, None
-            silent = self._take_look(state, running)
+            silent = self._take_reading(state, running)
         if self._running is None and self.due_in_ms(state) == 0:
             self._running_since_ms = self._clock.steady_ms()
             members = set(_list_members(state)) if self._is_first_reading else None
@@ -153,7 +121,7 @@ class Attendance:
             self._is_object_wanted = False
             processes = {record.process for record in self._records.values() if record.process}
             self._running = self._executor.submit(
-                self._read_beats, self._find_abandoned_beats(), members, processes, needs_objects
+                self._reader.read, self._find_abandoned_beats(), members, processes, needs_objects
             )
         return silent
 
@@ -166,7 +134,8 @@ class Attendance:
         now_ms = self._clock.steady_ms()
         if self._last_began_ms is None:
             return 0
-        has_lost_line = self.line_beats is not None and self.line_beats.has_lost
+        line_beats = self._reader.line_beats
+        has_lost_line = line_beats is not None and line_beats.has_lost
         due_ms = self._last_began_ms + (_RUSH_MS if has_lost_line else READ_INTERVAL_MS)
         if self._deadline_ms is not None and self._deadline_ms >= self._last_began_ms:
             due_ms = min(due_ms, self._deadline_ms + 1)
@@ -194,86 +163,24 @@ class Attendance:
         ]
         return max([0, *(max(1, wait_ms) for wait_ms in waits)])
 
-    # -- looking, in the background ---------------------------------------------------------------------
-
     def _all_beat_on_lines(self, state: State) -> bool:
         """Return whether a beat on an open line has named each member lately, so that no object can say more."""
-        if self.line_beats is None:
+        line_beats = self._reader.line_beats
+        if line_beats is None:
             return False
         now_ms = self._clock.steady_ms()
         prompt = {
             (beating.group, beating.member_id)
-            for beat in self.line_beats.list_newest()
+            for beat in line_beats.list_newest()
             for beating in beat.members
             if now_ms - beat.at_ms <= beating.interval_ms + _LATE_MS
         }
         return prompt.issuperset(_list_members(state))
 
-    def _read_beats(
-        self, abandoned: list[str], unseen: set[_MemberKey] | None, processes: set[str], needs_objects: bool
-    ) -> _BeatReading:
-        """Read all beats, and delete the abandoned ones.
-
-        Args:
-            abandoned: ids of beats.
-            unseen: all members in the first look of a term, else None. A member without a beat gets one, which tells
-                the next leader for how long it has had none.
-            processes: identities of the processes whose members are known.
-            needs_objects: whether to read objects, too, and not only lines.
-        """
-        began_ms = self._clock.steady_ms()
-        # read the store's time before the beats: if this process stops in between, beats seem younger, never older
-        store_ms = self._read_store_time() if unseen is not None else None
-        own = read_own_identity() if self._beats.is_on_local_disk else ""
-        beats: dict[str, _Beat] = {}
-        objects = self._beats.read_newest() if needs_objects else {}
-        for beats_id, (number, body) in objects.items():
-            if beats_id in self._notes:
-                continue
-            members = None if body is None else _decode_members(body)
-            age_ms = 0 if store_ms is None else self._read_age_ms(beats_id, number, store_ms)
-            beats[beats_id] = _Beat(number, members, age_ms)
-        for beat in [] if self.line_beats is None else self.line_beats.read_all():
-            if beat.beats_id not in beats or beats[beat.beats_id].number < beat.number:
-                beats[beat.beats_id] = _Beat(beat.number, beat.members, 0)
-        processes |= {beating.process for beat in beats.values() for beating in beat.members or () if beating.process}
-        gone = {process for process in processes if is_process_gone(process, own)}
-        if unseen and all(beat.members is not None for beat in beats.values()):
-            named = {(beating.group, beating.member_id) for beat in beats.values() for beating in beat.members or ()}
-            self._put_note(sorted(unseen - named))
-        if abandoned:
-            self._beats.forget(abandoned)
-        return _BeatReading(began_ms, self._clock.steady_ms(), beats, gone, needs_objects)
-
-    def _read_store_time(self) -> int | None:
-        try:
-            return self._beats.time_ms()
-        except OSError as error:
-            log.warning("The store's time cannot be read, so sessions of members start again: %s", error)
-            return None
-
-    def _read_age_ms(self, beats_id: str, number: int, store_ms: int) -> int:
-        modified_ms = self._beats.modified_ms(beats_id, number)
-        return 0 if modified_ms is None else max(0, store_ms - modified_ms)
-
-    def _put_note(self, keys: list[_MemberKey]) -> None:
-        """Put one beat in the name of members without any, so that the next leader sees since when they have had none.
-
-        Such a member's first beat never landed, or it closed without leaving: it is static, or its request was lost.
-        """
-        if not keys:
-            return
-        note = uuid.uuid4().hex
-        self._notes.add(note)
-        try:
-            self._beats.put(note, 1, encode_beat([MemberBeat(*key, 0) for key in keys]))
-        except OSError as error:
-            log.warning("Members without a beat could not be noted: %s", error)
-
     # -- judging ----------------------------------------------------------------------------------------
 
-    def _take_look(self, state: State, running: Future[_BeatReading]) -> list[MemberSilent]:
-        """Take in a look that has ended, and return the members that it found silent."""
+    def _take_reading(self, state: State, running: Future[BeatReading]) -> list[MemberSilent]:
+        """Note the beats of a finished reading, and return the members that it found silent."""
         try:
             reading = running.result()
         except Exception as error:  # whatever the store raises: no member is silent because the leader cannot read
@@ -299,8 +206,8 @@ class Attendance:
         self._is_first_reading = False
         return list(self._find_silent(state, reading, before_ms))
 
-    def _discount_blind_time(self, reading: _BeatReading, sessions_ms: dict[_MemberKey, int]) -> None:
-        """Move all deadlines by the time in which the leader could not look, so that no session ends by it.
+    def _discount_blind_time(self, reading: BeatReading, sessions_ms: dict[MemberKey, int]) -> None:
+        """Move all deadlines by the time in which the leader could not read beats, so that no session ends by it.
 
         Every observation starts again.
         """
@@ -315,11 +222,11 @@ class Attendance:
 
     def _note_beat(
         self,
-        key: _MemberKey,
+        key: MemberKey,
         beating: MemberBeat,
         beats_id: str,
-        beat: _Beat,
-        reading: _BeatReading,
+        beat: NewestBeat,
+        reading: BeatReading,
         session_ms: int | None,
     ) -> None:
         """Note that a beat names a member. session_ms: of the member; None: it has left."""
@@ -347,8 +254,8 @@ class Attendance:
             if beats_id in record.marks and record.marks[beats_id] != number:
                 record.marks[beats_id], record.beat_ms, record.confirmed_ms = number, at_ms, None
 
-    def _find_silent(self, state: State, reading: _BeatReading, before_ms: int | None) -> Iterator[MemberSilent]:
-        """Yield the silent members. before_ms: when the look before this one began."""
+    def _find_silent(self, state: State, reading: BeatReading, before_ms: int | None) -> Iterator[MemberSilent]:
+        """Yield the silent members. before_ms: when the reading before this one began."""
         members = _list_members(state)
         self._records = {key: self._record_of(key, member, reading.began_ms) for key, member in members.items()}
         deadlines = []
@@ -366,7 +273,7 @@ class Attendance:
             (deadline_ms for deadline_ms in deadlines if deadline_ms >= reading.began_ms), default=None
         )
 
-    def _record_of(self, key: _MemberKey, member: GroupMember, at_ms: int) -> _MemberRecord:
+    def _record_of(self, key: MemberKey, member: GroupMember, at_ms: int) -> _MemberRecord:
         """Return the record of this membership. A new member, or one that has joined again, counts as seen now."""
         record = self._records.get(key)
         if record is None or record.joined_at_ms not in (None, member.joined_at_ms):
@@ -397,24 +304,17 @@ def _confirmation_ms(session_ms: int, interval_ms: int) -> int:
 def _judge_member(record: _MemberRecord, member: GroupMember, began_ms: int, before_ms: int | None) -> tuple[str, int]:
     """Return why the member is lost, or "", and when it will be if nothing is seen of it until then.
 
-    began_ms, before_ms: when this look and the one before it began. Beats say how often a member has polled. So a
+    began_ms, before_ms: when this reading and the one before it began. Beats say how often a member has polled. So a
     member has missed its poll only if a beat that was written after that deadline shows no new poll. A beat that this
-    look found new, and the one before did not, was written after the one before began.
+    reading found new, and the one before did not, was written after the one before began.
     """
     session_end_ms, poll_end_ms = record.deadline_ms(member), record.poll_ms + member.max_poll_interval_ms
     has_missed_poll = record.beat_ms == began_ms and before_ms is not None and before_ms > poll_end_ms
     reason = "session" if began_ms > session_end_ms else "poll" if has_missed_poll else ""
-    # A poll deadline that has passed no longer says when to look. The end of the session does, until a beat shows more.
+    # A poll deadline that has passed no longer says when to read. The end of the session does, until a beat shows more.
     return reason, session_end_ms if poll_end_ms < began_ms else min(session_end_ms, poll_end_ms)
 
 
-def _list_members(state: State) -> dict[_MemberKey, GroupMember]:
+def _list_members(state: State) -> dict[MemberKey, GroupMember]:
     groups = (state.groups[name] for name in sorted(state.groups_with_members))
     return {(group.group, member.member_id): member for group in groups for member in group.members.values()}
-
-
-def _decode_members(body: bytes) -> list[MemberBeat]:
-    try:
-        return decode_beat(body)
-    except ValueError:  # not written by a member: any user may put a file there
-        return []

@@ -95,7 +95,7 @@ class Term:
         self.lines = lines
         if lines is not None:
             lines.followers.note_step(self.state.step)
-            self.attendance.line_beats = lines.beats
+            self.attendance.use_line_beats(lines.beats)
 
     def announce_step(self) -> None:
         """Tell the followers on lines of the newest step."""

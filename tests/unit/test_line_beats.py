@@ -151,7 +151,7 @@ class LineScene(Scene):
         listeners = [LineListener(unix_sockets.listen(path))]
         self.lines = LineServer(listeners, self.files, ADDRESS, 10**9, now_ms, threading.Event(), self.clock)
         self.attendance = type(self.attendance)(self.beats, self.clock, AtOnce())
-        self.attendance.line_beats = self.lines.beats
+        self.attendance.use_line_beats(self.lines.beats)
         self.line, self.number = Client(path).greet(HELLO), 0
 
     def beat_on_line(self, *members: str, **values: Any) -> None:
