@@ -5,8 +5,8 @@ A step goes from letters to replies in this order:
 1. Take letters from the mailbox, each client's in the order of its numbers (`intake`).
 2. Prepare: write the rows that came in letters to a data file, or keep them for the step; read the footers of
    the data files that requests name (`step_preparer`). All I/O that a decision needs happens here.
-3. Decide: the pure core turns each request into records and a result, and folds the records into the state.
-   Observations of the leader, deadlines and due messages follow in the same step.
+3. Decide (`step_decider`): the pure core turns each request into records and a result, and folds the records into the
+   state. Observations of the leader, deadlines and due messages follow in the same step.
 4. Append the step to the log, as one object. The projection gets the step too.
 5. Write the replies, then delete the letters.
 6. If it is time, begin to project all steps that have landed, in another thread.
@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.mailbox import Mailbox
@@ -48,31 +47,19 @@ from ..protocol.rules import leader
 from ..protocol.rules.delayed.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transaction_end import has_unobserved_timeout
-from ..protocol.values.consuming.groups import MemberSilent, TargetComputed
-from ..protocol.values.decision import DecisionInputs, InlineRows
-from ..protocol.values.delayed.delays import RangeKey
-from ..protocol.values.journal import JournalEntry, Step
-from ..protocol.values.log import FilesAdded
-from ..protocol.values.queues.dead_letters import DyingFound
 from ..protocol.values.state import State
-from ..protocol.values.topics import LogOutgrown
 from .letters.answers import Answers
-from .letters.intake import Intake, OpenedLetter, StepLetters
+from .letters.intake import Intake, StepLetters
 from .letters.line_opener import open_term_lines, remove_old_lines
 from .letters.listing_pace import ListingPace
 from .letters.quarantine import Quarantine
 from .letters.replies import Replies
 from .standby import Standby
-from .step_log import EncodedStep
-from .step_preparer import PreparedStep, StepPreparer
+from .step_decider import Observation, StepDecider
+from .step_preparer import StepPreparer
 from .term import Term, TermFactory
 
 log = logging.getLogger("lakemq.serve")
-
-T = TypeVar("T")
-
-Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound
-"""A fact that the leader has found out by itself, beside its steps."""
 
 EXPIRY_INTERVAL_MS = 10_000
 MAX_FAILED_TERMS = 3
@@ -114,18 +101,6 @@ class StepReport:
     observation_left_ms: int = 0
 
 
-def _log_failed_observation(error: Exception) -> None:
-    log.error("An observation of the leader met an unexpected error, and is dropped: %s", error, exc_info=error)
-
-
-def _log_failed_group(name: str, error: Exception) -> None:
-    log.error("The group %s met an unexpected error, and stays unchanged: %s", name, error, exc_info=error)
-
-
-def _log_failed_release(key: RangeKey, error: Exception) -> None:
-    log.error("The release of %s met an unexpected error, and waits: %s", key, error, exc_info=error)
-
-
 class Sequencer:
     """Decide requests while it leads. A namespace may have several sequencers; at most one of them leads.
 
@@ -162,7 +137,6 @@ class Sequencer:
         # on a disk, listing costs next to nothing
         pace = None if isinstance(namespace.files, LocalFiles) else ListingPace(clock)
         self._intake = Intake(self._mailbox, namespace.config, clock, pace)
-        self._quarantine = Quarantine(namespace.files, self._mailbox)
         timeout_ms, max_age_ms = map(namespace.config.ms, ("step.timeout.ms", "publish.max.duration.ms"))
         self._preparer = StepPreparer(namespace.files, new_file_id, timeout_ms, max_age_ms)
         # a thread of its own: sweeping may take long, and must not hold up projections
@@ -173,6 +147,8 @@ class Sequencer:
         self._observers = background or Workers(2, "lakemq-watch")
         self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, reached)
         self._limits = build_limits(namespace.config)
+        quarantine = Quarantine(namespace.files, self._mailbox)
+        self._decider = StepDecider(self._preparer, quarantine, self._limits, clock, reached)
         self._locks = locks or LeaderLocks(None)
         self._standby = Standby(namespace.store, clock, self._locks.is_dead)
         self._term: Term | None = None
@@ -240,7 +216,7 @@ class Sequencer:
             lease_ms = self._ns.config.ms("lease.ms")
             # hold the lock before a step names this leader: a standby that reads the name then finds the lock
             self._locks.hold(self.name)
-            self._decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
+            self._decider.decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
             self._reached("sequencer.elected")
             self._locks.remove_dead()
             remove_old_lines(self._ns.files, term.state.leader_epoch)
@@ -294,7 +270,7 @@ class Sequencer:
         term.close_lines()
         # give the lease back last, so that the next leader does not meet our projector
         term.background.drain(term.state)
-        self._decide(term, StepLetters(), [leader.decide_resign(term.state)])
+        self._decider.decide(term, StepLetters(), [leader.decide_resign(term.state)])
         self._reached("sequencer.resigned")
         term.background.drain(term.state)
 
@@ -333,11 +309,13 @@ class Sequencer:
         term.background.finish_if_done()
         drained_at_ms = self._clock.steady_ms() if term.lines is None else term.lines.take_drain()
         lines = None if term.lines is None else term.lines.table
-        letters = self._intake.take_letters(term.state, term.namespace_id, lambda: self._give_sign_of_life(term), lines)
+        letters = self._intake.take_letters(
+            term.state, term.namespace_id, lambda: self._decider.give_sign_of_life(term), lines
+        )
         self._reached("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
         due = self._find_due(term, letters, drained_at_ms)
-        renewal = self._renew_if_quiet(term)
+        renewal = self._decider.renew_if_quiet(term)
         now_ms = term.time.store_ms()
         outgrown = term.retention.take_outgrown(term.state, min(now_ms, term.time.now_ms()))
         findings = term.dying_search.take_findings(term.state)
@@ -350,16 +328,16 @@ class Sequencer:
         term.delay_queue.read_ahead(term.state.delays, now_ms)
         has_work = letters.taken or renewal or due or observations or term.state.list_moving_groups()
         is_due = bool(has_work) or term.delay_queue.is_due(now_ms)
-        entries = self._decide(term, letters, renewal, due, observations) if is_due else []
+        entries = self._decider.decide(term, letters, renewal, due, observations) if is_due else []
         term.targets.start_missing(term.state)
         # Nobody waits for a projection, so the replies come first.
-        pace = partial(self._yield_between_signs_of_life, term)
+        pace = partial(self._decider.yield_between_signs_of_life, term)
         self._answers.send(term.state, lines, letters, entries, pace, term.announce_step)
         self._log_step(term, letters)
         self._replies.sweep_if_due(term.state)
-        term.background.project_if_due(term.state, lambda: self._give_sign_of_life(term))
+        term.background.project_if_due(term.state, lambda: self._decider.give_sign_of_life(term))
         term.delay_queue.pack(term.state.delays, term.background.planned_step)
-        patience = letters.gaps or has_unobserved_timeout(term.state, self._make_time(term, term.time.now_ms()))
+        patience = letters.gaps or has_unobserved_timeout(term.state, self._decider.make_time(term, term.time.now_ms()))
         return StepReport(
             step=term.state.step,
             letters=len(letters.taken),
@@ -378,7 +356,7 @@ class Sequencer:
         requests = [request for opened in letters.taken for request in opened.letter.requests]
         if any(needs_all_ranges(term.state, request) for request in requests):
             while not later.is_done:
-                self._give_sign_of_life(term)
+                self._decider.give_sign_of_life(term)
                 later.wait(_LATER_WAIT_S)
         if later.is_done:
             term.state.delays.ranges.packed.complete()
@@ -413,131 +391,8 @@ class Sequencer:
             term.expire_at_ms = steady_ms + EXPIRY_INTERVAL_MS
         return due
 
-    def _make_time(self, term: Term, now_ms: int) -> Time:
-        return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
-
-    def _renew_if_quiet(self, term: Term) -> list[JournalEntry]:
-        """Return a renewal of the lease if no step came for a third of it."""
-        quiet_ms = self._clock.steady_ms() - term.current_at_ms
-        return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
-
-    def _decide(
-        self,
-        term: Term,
-        letters: StepLetters,
-        lease: Sequence[JournalEntry],
-        due: Sequence[machine.DueTimer] = (),
-        observations: Sequence[Observation] = (),
-    ) -> list[JournalEntry]:
-        """Decide one step and append it to the log. When this returns, the step has landed.
-
-        The order within a step: requests, the lease, observations, deadlines, due messages, then what follows for
-        groups.
-        """
-        prepared = self._prepare(term, letters)
-        state = term.state
-        machine.begin_step(state, term.time.now_ms())
-        entries = [JournalEntry(prepared.added)] if prepared.added else []
-        for opened, first_row in zip(letters.taken, prepared.first_rows, strict=True):
-            entries += self._decide_letter(state, opened, first_row, prepared)
-        entries += machine.fold(state, lease)
-        entries += machine.fold_observations(state, observations, _log_failed_observation)
-        entries += machine.fold_time(
-            state, due, self._make_time(term, state.now_ms), partial(self._log_failed_due, term)
-        )
-        entries += self._release(term)
-        entries += machine.settle_groups(state, _log_failed_group)
-        if not entries:  # a step is never empty: the renewal is its only record then
-            entries = machine.fold(state, [leader.decide_renew(state)])
-        term.patience.observe(machine.find_watched_waits(state), self._clock.steady_ms())
-        self._append_step(term, entries, prepared.rows)
-        return entries
-
-    def _release(self, term: Term) -> list[JournalEntry]:
-        """Release messages that are due both by the step's time and by the store's, which may be behind it."""
-        state = term.state
-        term.delay_queue.add_new_ranges(state.delays)
-        due = term.delay_queue.take_due(state.delays, min(state.now_ms, term.time.store_ms()))
-        return [] if due is None else machine.release_delays(state, due, _log_failed_release)
-
-    def _log_failed_due(self, term: Term, due: machine.DueTimer, error: Exception) -> None:
-        """Log a deadline that failed unexpectedly, and leave it out for this term: it would fail in each step."""
-        log.error("A deadline of %s met an unexpected error, and is left out: %s", due[1], error, exc_info=error)
-        term.failed_due.add(due)
-
-    def _decide_letter(
-        self, state: State, opened: OpenedLetter, first_row: int, prepared: PreparedStep
-    ) -> list[JournalEntry]:
-        refusal = opened.refusal or self._quarantine.find_refusal(opened.name)
-        if refusal is not None:
-            return machine.refuse_letter(state, opened.name.client_id, opened.name.number, refusal)
-        inline = None
-        if prepared.inline is not None and opened.rows is not None:
-            inline = InlineRows(prepared.inline, first_row, opened.rows.num_rows)
-
-        def on_error(error: Exception) -> None:
-            body = None if opened.on_line is None else opened.on_line.body
-            self._quarantine.store_copy(opened.name, error, body)
-
-        try:
-            context = DecisionInputs(self._limits, inline, prepared.facts)
-            return machine.decide_letter(state, opened.letter, context, on_error)
-        except Exception as error:
-            # the state may be half folded. The caller throws it away, and the letter is refused unread next time
-            on_error(error)
-            self._quarantine.refuse_next_time(opened.name.client_id, opened.name.number)
-            raise
-
-    def _prepare(self, term: Term, letters: StepLetters) -> PreparedStep:
-        prepared = self._preparer.prepare(letters.taken, term.pending_file, lambda: self._give_sign_of_life(term))
-        if isinstance(prepared.added, FilesAdded):
-            self._reached("sequencer.rows_written")
-        return prepared
-
-    def _give_sign_of_life(self, term: Term) -> None:
-        """Renew the lease in a step of its own, if it is time. Long work before or after a step calls it repeatedly."""
-        if renewal := self._renew_if_quiet(term):
-            self._decide(term, StepLetters(), renewal)
-
-    def _append_step(self, term: Term, entries: list[JournalEntry], rows: bytes | None) -> None:
-        """Append the step to the log, and queue it for projection. Raises NotLeader."""
-        state, begun_at_ms = term.state, self._clock.steady_ms()
-        step = Step(state.step, state.now_ms, state.leader_epoch, entries, rows)
-        term.log.append(self._encode(term, step))
-        term.current_at_ms = begun_at_ms
-        if term.lines is not None:
-            term.lines.note_step(begun_at_ms, step.step)
-        term.background.add_step(step)
-        self._reached("sequencer.step_landed")
-
-    def _encode(self, term: Term, step: Step) -> EncodedStep:
-        try:
-            return term.log.encode(step, term.state.leader, term.state.lease_ms)
-        except Exception:
-            for entry in step.entries:
-                self._quarantine_unless_encodable(term, step, entry)
-            raise
-
-    def _quarantine_unless_encodable(self, term: Term, step: Step, entry: JournalEntry) -> None:
-        try:
-            alone = Step(step.step, step.decided_at_ms, step.leader_epoch, [entry])
-            term.log.encode(alone, term.state.leader, term.state.lease_ms)
-        except Exception as error:
-            fields = {"step": step.step, "requests": [entry.request_id]}
-            text = "The decision for %s cannot be encoded: %s"
-            log.error(text, entry.request_id or "time", error, extra=fields)
-            if entry.request_id is not None:
-                client_id, _, number = entry.request_id.rpartition("/")
-                self._quarantine.refuse_next_time(client_id, int(number))
-
     def _log_step(self, term: Term, letters: StepLetters) -> None:
         if letters.taken and log.isEnabledFor(logging.DEBUG):
             requests = [f"{opened.name.client_id}/{opened.name.number}" for opened in letters.taken]
             fields = {"step": term.state.step, "letters": len(requests), "requests": requests}
             log.debug("step %d decided %d letters", term.state.step, len(requests), extra=fields)
-
-    def _yield_between_signs_of_life(self, term: Term, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items one by one, with signs of life in between: each may take the store a while."""
-        for item in items:
-            self._give_sign_of_life(term)
-            yield item
