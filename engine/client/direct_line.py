@@ -96,13 +96,13 @@ class DirectLine:
         self._failures = 0
         return True, answer
 
-    def dial(self, client_id: str) -> tuple[socket.socket, FrameReader] | None:
+    def dial(self, client_id: str, timeout_ms: float) -> tuple[socket.socket, FrameReader] | None:
         """Open a line and hand it over: its connection, and the reader of what has come on it already.
 
-        None: no leader listens where this process can connect.
+        None: no leader listens where this process can connect, or it does not answer in time.
         """
         try:
-            connection = self._open(client_id, self._clock.steady_ms() + PATIENCE_MS)
+            connection = self._open(client_id, self._clock.steady_ms() + timeout_ms)
         except (OSError, ValueError) as error:
             log.debug("No direct connection to the sequencer: %s", error)
             self._give_up()
@@ -146,7 +146,8 @@ class DirectLine:
         if address.namespace_id != self._namespace_id:
             raise ValueError(f"the leader of the namespace {address.namespace_id}, expected {self._namespace_id}")
         timeout_s = self._seconds_until(deadline_ms)
-        reached = connect_to_leader(self._files, address, client_id, GREETING_MS / 1000, timeout_s)
+        unix_timeout_s = min(timeout_s, GREETING_MS / 1000)
+        reached = connect_to_leader(self._files, address, client_id, unix_timeout_s, timeout_s)
         if reached is None:
             self._look_at_ms = now_ms + self._next_pause_ms(BAD_LINE_MS)
             return None

@@ -24,7 +24,7 @@ from ..namespace.follow_frames import (
 )
 from ..namespace.line_frames import FrameReader
 from ..namespace.processes.clock import Clock
-from .direct_line import DirectLine
+from .direct_line import PATIENCE_MS, DirectLine
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ BEAT_SEEN_MS = 1_000
 """Time in which the leader must answer a heartbeat. A leader that is stopped longer may be replaced soon."""
 REDIAL_MS = 1_000
 """Time between two tries to reach a leader."""
+SHORTEST_DIAL_MS = 500
+"""Least time for a leader to answer, also if a wait is shorter. Over TCP, a line takes five requests to a store."""
 
 _SEND_S = 1.0
 _RECEIVED_BYTES = 64 << 10
@@ -50,15 +52,15 @@ class FollowLine:
         """The leader was asked to tell of a step after this one, and has not done so."""
         _follow_lines.add(self)
 
-    def open(self) -> bool:
-        """Open the line if it is not open. Return whether it is."""
+    def open(self, timeout_ms: float = PATIENCE_MS) -> bool:
+        """Open the line if it is not open. Return whether it is. timeout_ms: for the leader to answer."""
         if self._connection is not None:
             return True
         now_ms = self._clock.steady_ms()
         if now_ms < self._dial_at_ms:
             return False
         self._dial_at_ms = now_ms + REDIAL_MS
-        dialled = self._dialer.dial(self._new_id())
+        dialled = self._dialer.dial(self._new_id(), timeout_ms)
         if dialled is None:
             return False
         self._connection, self._reader = dialled
@@ -70,9 +72,12 @@ class FollowLine:
         if connection is not None:
             connection.close()
 
-    def await_step(self, step: int) -> bool:
-        """Have the leader tell when a step after this one is there. Return False if there is no line."""
-        if not self.open():
+    def await_step(self, step: int, most_ms: float | None = None) -> bool:
+        """Have the leader tell when a step after this one is there. Return False if there is no line.
+
+        most_ms: how long the caller waits at most. Opening the line takes no longer, except for SHORTEST_DIAL_MS.
+        """
+        if not self.open(PATIENCE_MS if most_ms is None else min(PATIENCE_MS, max(most_ms, SHORTEST_DIAL_MS))):
             return False
         if self._awaited_step != step:
             self._awaited_step = step

@@ -373,7 +373,7 @@ def test_closing_a_consumer_ends_the_poll_of_another_thread(mq: lakemq.Connectio
 class SilentLine:
     """A line on which no hint comes."""
 
-    def await_step(self, step: int) -> bool:
+    def await_step(self, step: int, most_ms: float | None) -> bool:
         return True
 
     def wait_for_hint(self, timeout_ms: float) -> bool:

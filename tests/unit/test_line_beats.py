@@ -277,7 +277,7 @@ class StubbornDialer:
     def __init__(self) -> None:
         self.here, self.there = socket.socketpair()
 
-    def dial(self, client_id: str) -> object:
+    def dial(self, client_id: str, timeout_ms: float) -> object:
         return self.here, FrameReader(1 << 20)
 
 
@@ -298,7 +298,7 @@ class LeaderThatEnds:
         self.may_answer = threading.Event()
         self.dial_count = 0
 
-    def dial(self, client_id: str) -> object:
+    def dial(self, client_id: str, timeout_ms: float) -> object:
         self.dial_count += 1
         if self.dial_count > 1:
             self.may_answer.wait(PATIENCE_S)

@@ -25,6 +25,8 @@ from unit.test_direct_line import letter_of
 import lakemq
 from lakemq.engine.client import direct_line
 from lakemq.engine.client.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, DirectLine
+from lakemq.engine.client.fetch.step_waiter import StepWaiter
+from lakemq.engine.client.follow_line import SHORTEST_DIAL_MS, FollowLine
 from lakemq.engine.client.line_connector import connect_to_leader
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.line_frames import LineAddress, decode_address, encode_address
@@ -197,6 +199,25 @@ def test_a_silent_tcp_leader_leaves_half_of_the_time_for_the_mailbox(leader: Tcp
     begun_s = time.monotonic()
     assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
     assert 0.4 < time.monotonic() - begun_s < 0.9
+    stopped.close()
+
+
+@pytest.mark.parametrize("is_unix", [False, True], ids=["TCP", "Unix socket"])
+def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_unix: bool) -> None:
+    """Nobody accepts the connection of a consumer that polls with a short timeout."""
+    if is_unix:
+        (leader.folder / "line").mkdir()
+        stopped = unix_sockets.listen(str(leader.folder / "line" / "stopped"))
+        line = announce(leader, socket="line/stopped", port=0)
+    else:
+        stopped = tcp_sockets.listen("127.0.0.1", 0)
+        line = announce(leader, port=stopped.getsockname()[1])
+    follow_line = FollowLine(line, lambda: "follower", leader.clock)
+    waiter = StepWaiter(lambda: None, leader.clock, follow_line, lambda: 0, lambda: 0)
+    waiter.reset()
+    begun_s = time.monotonic()
+    waiter.wait(poll_ms=20, most_ms=100)
+    assert 0.9 * SHORTEST_DIAL_MS / 1000 < time.monotonic() - begun_s < 0.9
     stopped.close()
 
 

@@ -117,7 +117,7 @@ class StepWaiter:
             self._clock.sleep(poll_ms if most_ms is None else min(poll_ms, most_ms))
             return
         try:
-            if self._folder.is_notified or not self._line.await_step(self._step):
+            if self._folder.is_notified or not self._line.await_step(self._step, most_ms):
                 self._folder.wait(poll_ms, LOOK_MS if most_ms is None else min(poll_ms, most_ms))
             else:
                 self._wait_on_line(self._longest_ms if most_ms is None else min(most_ms, self._longest_ms))
