@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import lakemq
-from lakemq.tables.storage.coordination.standby_signs import StandbySigns
+from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 
@@ -53,3 +53,19 @@ def test_a_sign_that_is_left_is_not_in_the_way_of_a_new_namespace(tmp_path: Path
     StandbySigns(LocalFiles(str(tmp_path / "mq"))).put("left-1-ab", 1)
     with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
         assert mq.topics.list() == []
+
+
+def test_old_signs_are_searched_for_once_an_hour(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    signs = StandbySigns(files)
+    folders: list[str] = []
+    list_files = files.list
+    files.list = lambda *names: folders.append(names[0]) or list_files(*names)  # type: ignore[method-assign,func-returns-value]
+    hour = 3_600_000 // SIGN_EVERY_MS
+    for number in (1, 2, hour):
+        signs.put("alive-2-cd", number)
+    assert folders == ["standbys"]
+    signs.put("killed-1-ab", 7)
+    make_older(tmp_path, "killed-1-ab", 4_000)
+    signs.put("alive-2-cd", hour + 1)
+    assert list((tmp_path / "standbys").glob("killed-*")) == []

@@ -14,11 +14,13 @@ from ..object_stores.files import Files
 FOLDER = "standbys"
 
 SIGN_EVERY_MS = 5_000
-"""A request each five seconds costs cents per day where requests cost money."""
+"""A few requests each five seconds cost cents per day where requests cost money."""
 
 _PRESENT_MS = 3 * SIGN_EVERY_MS
 _FORGET_MS = 3_600_000
 """Signs of killed processes go after an hour: until then they may help to find out what happened."""
+_CLEAN_EVERY = _FORGET_MS // SIGN_EVERY_MS
+"""Signs of one process between two searches for old ones. A search costs a request per sign."""
 
 _SIGN = re.compile(r"([^/]+)-([0-9]{10})")
 
@@ -30,35 +32,39 @@ class StandbySigns:
         self._files = files
 
     def put(self, name: str, number: int) -> None:
-        """Write the sign of this number, and delete the one before, and signs of processes long gone.
+        """Write the sign of this number, and delete the one before.
+
+        From time to time, beginning with number 1, also delete signs of processes that were killed long ago.
 
         Raises:
             OSError: the store cannot be written.
         """
         self._files.put(_object_name(name, number), b"", durable=False)
-        old = [other for other, _, age_ms in self._read(self._files.time_ms()) if age_ms > _FORGET_MS]
-        self._files.delete([_object_name(name, number - 1), *old])
+        self._files.delete([_object_name(name, number - 1)])
+        if number % _CLEAN_EVERY == 1:
+            now_ms = self._files.time_ms()
+            self._files.delete([sign for sign, _, age_ms in self._read(now_ms) if age_ms > _FORGET_MS])
 
     def forget(self, name: str) -> None:
         """Delete the signs of a sequencer, which leads or ends. Raises OSError."""
-        self._files.delete([other for other, owner in self._list() if owner == name])
+        self._files.delete([sign for sign, owner in self._list() if owner == name])
 
     def list_present(self, now_ms: int) -> list[str]:
         """Return the names of sequencers that stand by, sorted. now_ms: the store's time."""
         return sorted({name for _, name, age_ms in self._read(now_ms) if age_ms <= _PRESENT_MS})
 
     def _list(self) -> Iterator[tuple[str, str]]:
-        for other in self._files.list(FOLDER):
-            match = _SIGN.fullmatch(other.rpartition("/")[2])
+        for sign in self._files.list(FOLDER):
+            match = _SIGN.fullmatch(sign.rpartition("/")[2])
             if match:
-                yield other, match[1]
+                yield sign, match[1]
 
     def _read(self, now_ms: int) -> Iterator[tuple[str, str, int]]:
         """Yield object, name of the sequencer and age in ms of each sign."""
-        for other, name in self._list():
-            put_ms = self._files.modified_ms(other)
+        for sign, name in self._list():
+            put_ms = self._files.modified_ms(sign)
             if put_ms is not None:
-                yield other, name, now_ms - put_ms
+                yield sign, name, now_ms - put_ms
 
 
 def _object_name(name: str, number: int) -> str:
