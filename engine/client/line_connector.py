@@ -13,6 +13,8 @@ import secrets
 import socket
 import ssl
 
+from msgspec.structs import replace
+
 from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
 from lakemq.tables.storage.coordination.line_proofs import put_proof
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
@@ -45,14 +47,13 @@ def connect_to_leader(
         return None
     connection = _connect_by_tcp(address, tcp_timeout_s)
     try:
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        proven = Hello(hello.namespace_id, hello.epoch, hello.token, client_id, secret=secret)
+        hello = replace(hello, secret=secrets.token_bytes(_SECRET_BYTES))
         # the connection comes first: where there is none, no object is left behind
-        proof = put_proof(files, compute_proof(proven))
+        proof = put_proof(files, compute_proof(hello))
     except BaseException:
         connection.close()
         raise
-    return connection, Hello(hello.namespace_id, hello.epoch, hello.token, client_id, proof, secret)
+    return connection, replace(hello, proof=proof)
 
 
 def _connect_by_tcp(address: LineAddress, timeout_s: float) -> socket.socket:

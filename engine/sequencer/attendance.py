@@ -101,7 +101,7 @@ class Attendance:
         self._last_began_ms: int | None = None
         self._last_ended_ms: int | None = None
         self._deadline_ms: int | None = None
-        self._is_first_reading, self._is_object_wanted = True, False
+        self._is_first_reading, self._needs_objects = True, False
         self._cannot_read = False
 
     def use_line_beats(self, line_beats: LineBeats) -> None:
@@ -117,8 +117,8 @@ class Attendance:
         if self._running is None and self.due_in_ms(state) == 0:
             self._running_since_ms = self._clock.steady_ms()
             members = set(_list_members(state)) if self._is_first_reading else None
-            needs_objects = self._is_first_reading or self._is_object_wanted or not self._all_beat_on_lines(state)
-            self._is_object_wanted = False
+            needs_objects = self._is_first_reading or self._needs_objects or not self._all_beat_on_lines(state)
+            self._needs_objects = False
             processes = {record.process for record in self._records.values() if record.process}
             self._running = self._executor.submit(
                 self._reader.read, self._find_abandoned_beats(), members, processes, needs_objects
@@ -264,7 +264,7 @@ class Attendance:
             reason, deadline_ms = _judge_member(record, member, reading.began_ms, before_ms)
             deadlines.append(deadline_ms)
             if reason == "session" and not reading.has_objects:  # its process may have begun to write objects
-                reason, self._is_object_wanted = "", True
+                reason, self._needs_objects = "", True
             if record.process in reading.gone and member.instance_id is None:
                 reason = "process"
             if reason:

@@ -106,9 +106,9 @@ def test_a_follower_that_does_not_read_gets_one_hint_and_holds_up_nobody(leader:
         announce(leader, step)
     await_step(quick, 1_999)
     assert quick.receive() == hint(2_000)
-    told = slow.receive()
-    assert told is not None
-    assert told.kind == FollowFrameKind.STEP
+    frame = slow.receive()
+    assert frame is not None
+    assert frame.kind == FollowFrameKind.STEP
     assert has_nothing(slow)
 
 

@@ -63,9 +63,9 @@ SETTINGS = {
 
 @pytest.mark.parametrize(("settings", "expected", "needs_tls"), SETTINGS.values(), ids=SETTINGS)
 def test_where_a_leader_listens(settings: dict[str, Any], expected: LineSettings, needs_tls: bool) -> None:
-    found = read_line_settings(EngineConfig(settings))
-    assert found == expected
-    assert found.needs_tls == needs_tls
+    line_settings = read_line_settings(EngineConfig(settings))
+    assert line_settings == expected
+    assert line_settings.needs_tls == needs_tls
 
 
 WRONG_SETTINGS: dict[str, dict[str, Any]] = {

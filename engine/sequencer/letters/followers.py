@@ -43,8 +43,8 @@ class Followers:
         with self._lock:
             is_new = self._announced_step != self._newest_step
             self._announced_step = self._newest_step
-            is_wanted = is_new and bool(self._waiting)
-        if is_wanted:
+            has_hints = is_new and bool(self._waiting)
+        if has_hints:
             self._wake_reader()
 
     # -- the reading thread -----------------------------------------------------------------------------

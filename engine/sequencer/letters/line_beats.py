@@ -59,8 +59,8 @@ class LineBeats:
         """Id of beats -> the last one of a line that has closed since the last `read_all`."""
         self._size_bytes = 0
         self._is_over = self._has_lost = False
-        self._passes_wanted = self._passes_done = 0
-        """Numbers of passes of the reading thread over all lines. Each begins after it was wanted."""
+        self._passes_requested = self._passes_done = 0
+        """Numbers of passes of the reading thread over all lines. Each begins after it was requested."""
 
     # -- any thread -------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class LineBeats:
         return self._has_lost
 
     def list_newest(self) -> list[ProcessBeat]:
-        """Return the newest heartbeat of each open line."""
+        """Return the newest heartbeat of each open line, and reset `has_lost`."""
         with self._changed:
             self._has_lost = False
             return list(self._by_line.values())
@@ -83,11 +83,11 @@ class LineBeats:
         Raises TimeoutError: the reading thread does not answer, so nobody may be judged by what it has read.
         """
         with self._changed:
-            self._passes_wanted += 1
-            wanted = self._passes_wanted
+            self._passes_requested += 1
+            number = self._passes_requested
         self._wake_reader()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._is_over or self._passes_done >= wanted, READ_TIMEOUT_S):
+            if not self._changed.wait_for(lambda: self._is_over or self._passes_done >= number, READ_TIMEOUT_S):
                 raise TimeoutError(f"the lines were not read within {READ_TIMEOUT_S:.0f} s")
             closed, self._last = self._last, {}
             return [*closed.values(), *self._by_line.values()]
@@ -121,13 +121,13 @@ class LineBeats:
             return True
 
     @property
-    def wants_pass(self) -> bool:
+    def is_pass_requested(self) -> bool:
         """Whether somebody waits for a pass that has not begun yet."""
-        return self._passes_wanted != self._passes_done
+        return self._passes_requested != self._passes_done
 
     def begin_pass(self) -> int:
         """Return the number of the pass over all lines that begins now."""
-        return self._passes_wanted
+        return self._passes_requested
 
     def end_pass(self, number: int) -> None:
         """Note that everything was read that had arrived before this pass began."""

@@ -12,6 +12,8 @@ import secrets
 import threading
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
 from lakemq.tables.storage.coordination.line_objects import LINES_FOLDER, line_name, remove_older_lines
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
@@ -81,7 +83,7 @@ def _listen_on_unix_socket(files: LocalFiles, address: LineAddress, listeners: l
     except OSError as error:
         log.info("Clients of this machine have no line, because no socket can be made in %s: %s", LINES_FOLDER, error)
         return address
-    return LineAddress(address.namespace_id, address.epoch, address.token, name)
+    return replace(address, socket=name)
 
 
 def _listen_on_tcp(settings: LineSettings, address: LineAddress, listeners: list[LineListener]) -> LineAddress:
@@ -100,15 +102,7 @@ def _listen_on_tcp(settings: LineSettings, address: LineAddress, listeners: list
     listeners.append(LineListener(listening_socket, is_tcp=True, context=context))
     port = settings.connect_port or listening_socket.getsockname()[1]
     log.info("Clients of other machines connect to %s:%d", settings.connect_host, port)
-    return LineAddress(
-        address.namespace_id,
-        address.epoch,
-        address.token,
-        address.socket,
-        settings.connect_host,
-        port,
-        fingerprint,
-    )
+    return replace(address, host=settings.connect_host, port=port, fingerprint=fingerprint)
 
 
 def remove_old_lines(files: Files, epoch: int) -> None:

@@ -87,7 +87,7 @@ class LineServer:
         self.followers = Followers(self.table.send, self._wake)
         self.beats = LineBeats(clock, self._wake)
         self._step_began_ms, self._looked_at_ms = step_began_ms, clock.steady_ms()
-        self._is_drain_wanted = self._is_closing = self._is_over = False
+        self._is_drain_requested = self._is_closing = self._is_over = False
         self._drained_at_ms: int | None = None
         self._waker, self._wake_end = socket.socketpair()
         for end in (self._waker, self._wake_end):
@@ -108,7 +108,7 @@ class LineServer:
 
     def request_drain(self) -> None:
         """Have everything read that has arrived. `news` is set when it is done; then `take_drain` returns its time."""
-        self._is_drain_wanted = True
+        self._is_drain_requested = True
         self._wake()
 
     def take_drain(self) -> int | None:
@@ -142,9 +142,9 @@ class LineServer:
             self._end()
 
     def _serve_events(self) -> None:
-        is_drain, self._is_drain_wanted = self._is_drain_wanted, False
+        is_drain, self._is_drain_requested = self._is_drain_requested, False
         begun_ms, beats_pass = self._clock.steady_ms(), self.beats.begin_pass()
-        is_hurried = is_drain or self.beats.wants_pass
+        is_hurried = is_drain or self.beats.is_pass_requested
         for key, mask in self._selector.select(0 if is_hurried else _TURN_MS / 1000):
             if isinstance(key.data, Line):
                 self._serve_line(key.data, mask)
