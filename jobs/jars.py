@@ -49,24 +49,6 @@ class Jar:
         return f"{self.organisation}:{self.name}:{self.version}"
 
 
-# Found by experiment: these two serve all that Delta does on path tables and on Spark's own catalog (MERGE,
-# OPTIMIZE, VACUUM, streams, clones, change feed, deletion vectors, v2 checkpoints). Its kernel and Unity
-# Catalog jars are for tables of a Unity Catalog, and for `spark.databricks.delta.v2.enableMode = STRICT`.
-JARS = (
-    Jar(
-        "io.delta",
-        "delta-spark_4.2_2.13",
-        DELTA_VERSION,
-        "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
-    ),
-    Jar(
-        "io.delta",
-        "delta-storage",
-        DELTA_VERSION,
-        "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
-    ),
-)
-
 # The resolver names no host: `m2compatible` alone means Ivy's default, Maven Central. With `usepoms` off it
 # asks for the jars and for nothing else.
 IVY_SETTINGS = """\
@@ -79,9 +61,6 @@ IVY_SETTINGS = """\
 
 class MissingJars(RuntimeError):
     """Jars are not where a session looks for them; no job asks a repository when it starts."""
-
-    def __init__(self, where: str, command: str, which: str = f"Delta's jars (version {DELTA_VERSION})") -> None:
-        super().__init__(f"{which} are not {where}. Run: {command}")
 
 
 class MissingJava(RuntimeError):
@@ -121,38 +100,71 @@ def kept_folder() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "lakemq" / f"jars-{DELTA_VERSION}"
 
 
-def kept_jars() -> tuple[Path, ...]:
-    """Return the paths of all jars of `JARS`, whose bytes are right. Raises MissingJars."""
-    folder = kept_folder()
-    if not are_right(folder, JARS):
-        raise MissingJars(f"in {folder}, or not whole", f"{sys.executable} -m lakemq.jobs.jars")
-    return tuple(folder / jar.file_name for jar in JARS)
+@dataclass(frozen=True)
+class JarSet:
+    """Jars that are fetched and kept together.
 
-
-def resolve() -> tuple[Path, ...]:
-    """Check the bytes of all jars, fetch missing and wrong ones, and return the paths of all.
-
-    If all are right, this starts no JVM and uses no network. Two processes may resolve at once: each file appears
-    whole.
-
-    Raises MissingJava, JarsNotResolved.
+    Attributes:
+        title: names them in messages.
+        module: the module whose command fetches them.
+        jars: all of them.
+        subfolder: where they are in `kept_folder()`; empty: directly in it.
     """
-    folder = kept_folder()
-    if not are_right(folder, JARS):
-        fetch_jars(folder, JARS)
-    return kept_jars()
 
+    title: str
+    module: str
+    jars: tuple[Jar, ...]
+    subfolder: str = ""
 
-def are_right(folder: Path, jars: Sequence[Jar]) -> bool:
-    """Return whether the folder has all these jars, with the right bytes."""
-    return all(_is_right(folder / jar.file_name, jar) for jar in jars)
+    @property
+    def folder(self) -> Path:
+        """The folder of these jars, whether it exists or not."""
+        return kept_folder() / self.subfolder
+
+    def read_kept(self) -> tuple[Path, ...]:
+        """Check the bytes of all jars, and return their paths. Raises MissingJars."""
+        if not self._are_right():
+            raise MissingJars(
+                f"{self.title} are not in {self.folder}, or not whole. Run: {sys.executable} -m {self.module}"
+            )
+        return tuple(self.folder / jar.file_name for jar in self.jars)
+
+    def resolve(self) -> tuple[Path, ...]:
+        """Check the bytes of all jars, fetch all if one is missing or wrong, and return the paths of all.
+
+        If all are right, this starts no JVM and uses no network. Two processes may resolve at once: each file appears
+        whole.
+
+        Raises MissingJava, JarsNotResolved.
+        """
+        if not self._are_right():
+            _fetch_jars(self.folder, self.jars)
+        return self.read_kept()
+
+    def run_command(self, description: str, arguments: Sequence[str] | None) -> int:
+        """Fetch the jars, or print where they are. Return the exit code."""
+        parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=description)
+        parser.add_argument("--print", action="store_true", help="print the kept jars, comma separated; fetch nothing")
+        try:
+            if parser.parse_args(arguments).print:
+                print(",".join(map(str, self.read_kept())))
+            else:
+                self.resolve()
+                print(f"{self.title} are in {self.folder}")
+        except (MissingJars, MissingJava, JarsNotResolved) as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+        return 0
+
+    def _are_right(self) -> bool:
+        return all(_is_right(self.folder / jar.file_name, jar) for jar in self.jars)
 
 
 def _is_right(path: Path, jar: Jar) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == jar.sha256
 
 
-def fetch_jars(folder: Path, jars: Sequence[Jar]) -> None:
+def _fetch_jars(folder: Path, jars: Sequence[Jar]) -> None:
     """Fetch the jars into the folder, and check their bytes. Raises MissingJava, JarsNotResolved."""
     folder.mkdir(parents=True, exist_ok=True)
     # Not in `folder`, whose name may have characters that Spark takes for those of a URI.
@@ -203,19 +215,36 @@ def _spark_submit() -> str:
     raise JarsNotResolved("There is no spark-submit; is pyspark installed whole?")
 
 
+# Found by experiment: these two serve all that Delta does on path tables and on Spark's own catalog (MERGE,
+# OPTIMIZE, VACUUM, streams, clones, change feed, deletion vectors, v2 checkpoints). Its kernel and Unity
+# Catalog jars are for tables of a Unity Catalog, and for `spark.databricks.delta.v2.enableMode = STRICT`.
+DELTA_JARS = JarSet(
+    f"Delta's jars (version {DELTA_VERSION})",
+    "lakemq.jobs.jars",
+    (
+        Jar(
+            "io.delta",
+            "delta-spark_4.2_2.13",
+            DELTA_VERSION,
+            "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+        ),
+        Jar(
+            "io.delta",
+            "delta-storage",
+            DELTA_VERSION,
+            "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+        ),
+    ),
+)
+
+
+def kept_jars() -> tuple[Path, ...]:
+    """Return the paths of Delta's jars, whose bytes are right. Raises MissingJars."""
+    return DELTA_JARS.read_kept()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.jars", description=__doc__.splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the kept jars, comma separated; fetch nothing")
-    try:
-        if parser.parse_args(arguments).print:
-            print(",".join(map(str, kept_jars())))
-        else:
-            resolve()
-            print(f"Delta's jars are in {kept_folder()}")
-    except (MissingJars, MissingJava, JarsNotResolved) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return DELTA_JARS.run_command(__doc__.splitlines()[0], arguments)
 
 
 if __name__ == "__main__":

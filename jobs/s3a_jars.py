@@ -10,12 +10,10 @@ HTTP client and SLF4J.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from lakemq.jobs.jars import Jar, JarsNotResolved, MissingJars, MissingJava, are_right, fetch_jars, kept_folder
+from lakemq.jobs.jars import Jar, JarSet
 
 HADOOP_VERSION = "3.5.0"
 """The version of Hadoop that Spark ships. Its connectors must have the same."""
@@ -59,73 +57,42 @@ _SDK_PARTS = {
 }
 """Part of the SDK -> SHA-256 of its jar: all that S3, STS and the transfer manager depend on."""
 
-JARS = (
-    Jar(
-        "org.apache.hadoop",
-        "hadoop-aws",
-        HADOOP_VERSION,
-        "66bd9eefb938b1a1657487324b63c13df2d8b17164a1dd24e0ef37b905bc5baa",
+S3A_JARS = JarSet(
+    f"The jars of S3A (Hadoop {HADOOP_VERSION})",
+    "lakemq.jobs.s3a_jars",
+    (
+        Jar(
+            "org.apache.hadoop",
+            "hadoop-aws",
+            HADOOP_VERSION,
+            "66bd9eefb938b1a1657487324b63c13df2d8b17164a1dd24e0ef37b905bc5baa",
+        ),
+        Jar(
+            "org.reactivestreams",
+            "reactive-streams",
+            "1.0.4",
+            "f75ca597789b3dac58f61857b9ac2e1034a68fa672db35055a8fb4509e325f28",
+        ),
+        Jar(
+            "software.amazon.eventstream",
+            "eventstream",
+            "1.0.1",
+            "0c37d8e696117f02c302191b8110b0d0eb20fa412fce34c3a269ec73c16ce822",
+        ),
+        Jar(
+            "software.amazon.s3.analyticsaccelerator",
+            "analyticsaccelerator-s3",
+            "1.3.1",
+            "4959a9747cbb479c73c3ffbcd479bee5b014f8b2880994585a8693fb9d24675e",
+        ),
+        *(Jar("software.amazon.awssdk", name, SDK_VERSION, sha256) for name, sha256 in _SDK_PARTS.items()),
     ),
-    Jar(
-        "org.reactivestreams",
-        "reactive-streams",
-        "1.0.4",
-        "f75ca597789b3dac58f61857b9ac2e1034a68fa672db35055a8fb4509e325f28",
-    ),
-    Jar(
-        "software.amazon.eventstream",
-        "eventstream",
-        "1.0.1",
-        "0c37d8e696117f02c302191b8110b0d0eb20fa412fce34c3a269ec73c16ce822",
-    ),
-    Jar(
-        "software.amazon.s3.analyticsaccelerator",
-        "analyticsaccelerator-s3",
-        "1.3.1",
-        "4959a9747cbb479c73c3ffbcd479bee5b014f8b2880994585a8693fb9d24675e",
-    ),
-    *(Jar("software.amazon.awssdk", name, SDK_VERSION, sha256) for name, sha256 in _SDK_PARTS.items()),
+    f"s3a-{HADOOP_VERSION}",
 )
 
 
-def s3a_folder() -> Path:
-    """Return the folder of the jars, whether it exists or not."""
-    return kept_folder() / f"s3a-{HADOOP_VERSION}"
-
-
-def kept_s3a_jars() -> tuple[Path, ...]:
-    """Return the paths of all jars of `JARS`, whose bytes are right. Raises MissingJars."""
-    folder = s3a_folder()
-    if not are_right(folder, JARS):
-        command = f"{sys.executable} -m lakemq.jobs.s3a_jars"
-        raise MissingJars(f"in {folder}, or not whole", command, f"The jars of S3A (Hadoop {HADOOP_VERSION})")
-    return tuple(folder / jar.file_name for jar in JARS)
-
-
-def resolve_s3a() -> tuple[Path, ...]:
-    """Check the bytes of all jars, fetch missing and wrong ones, and return the paths of all.
-
-    Raises MissingJava, JarsNotResolved.
-    """
-    folder = s3a_folder()
-    if not are_right(folder, JARS):
-        fetch_jars(folder, JARS)
-    return kept_s3a_jars()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.s3a_jars", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the kept jars, comma separated; fetch nothing")
-    try:
-        if parser.parse_args(arguments).print:
-            print(",".join(map(str, kept_s3a_jars())))
-        else:
-            resolve_s3a()
-            print(f"The jars of S3A are in {s3a_folder()}")
-    except (MissingJars, MissingJava, JarsNotResolved) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return S3A_JARS.run_command((__doc__ or "").splitlines()[0], arguments)
 
 
 if __name__ == "__main__":

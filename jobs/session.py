@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from lakemq.engine.namespace.processes.extras import needs
-from lakemq.jobs.jars import MissingJars, MissingJava, java_command, kept_jars
+from lakemq.jobs.jars import DELTA_JARS, MissingJars, MissingJava, java_command, kept_jars
 
 with needs("spark"):
     from py4j.protocol import Py4JError, Py4JJavaError
@@ -142,7 +142,7 @@ def _add_delta_jars() -> list[str]:
         loader.loadClass(DELTA_EXTENSION)
     except (Py4JError, TypeError) as error:
         command = f'spark-submit --jars "$({sys.executable} -m lakemq.jobs.jars --print)" ...'
-        raise MissingJars("on the classpath that spark-submit was given", command) from error
+        raise MissingJars(f"{DELTA_JARS.title} are not on the classpath of spark-submit. Run: {command}") from error
     return [str(jar) for jar in jars]
 
 

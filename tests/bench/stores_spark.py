@@ -13,14 +13,14 @@ from with_spark import messages
 
 import lakemq
 from lakemq.engine.namespace.data_file import file_name
-from lakemq.jobs.s3a_jars import resolve_s3a
+from lakemq.jobs.s3a_jars import S3A_JARS
 from lakemq.spark import spark_session
 
 TOPIC = "measured"
 
 
 def run(count: int, rounds: int) -> Iterator[Figure]:
-    jars = {"spark.jars": ",".join(map(str, resolve_s3a()))}
+    jars = {"spark.jars": ",".join(map(str, S3A_JARS.resolve()))}
     spark = spark_session("lakemq benchmarks", "local[2]", jars)
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, serve_store(folder) as server:
         yield _fetch_over_scan(spark, server, count, rounds)

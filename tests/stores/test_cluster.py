@@ -21,7 +21,7 @@ from standalone_cluster import CHECKOUT, Cluster, standalone_cluster
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.s3a_jars import resolve_s3a
+from lakemq.jobs.s3a_jars import S3A_JARS
 from lakemq.tables.storage.object_stores.files import open_files
 
 pytestmark = pytest.mark.timeout(1_200)
@@ -60,7 +60,7 @@ def mq(s3: S3Server, path: str) -> Iterator[Connection]:
 def submit(cluster: Cluster, s3: S3Server, program: Path, *arguments: str) -> list[str]:
     """Run a job to its end, and return its lines. Fail if a process of this machine shows the secret."""
     settings = {
-        "spark_jars": ",".join(map(str, resolve_s3a())),
+        "spark_jars": ",".join(map(str, S3A_JARS.resolve())),
         "spark_eventLog_enabled": "true",
         "spark_eventLog_dir": (cluster.archive.parent / "events").as_uri(),
     }

@@ -13,7 +13,7 @@ import pytest
 from azurite import KEY, VARIABLE, AzureServer
 from s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
-from lakemq.jobs.s3a_jars import resolve_s3a
+from lakemq.jobs.s3a_jars import S3A_JARS
 
 PAGE = Path(__file__).parents[2] / "docs" / "object-stores.md"
 TIMEOUT_S = 400
@@ -51,7 +51,7 @@ def run_program(text: str, folder: Path) -> str:
 
 
 def test_messages_come_back_from_s3_in_python_and_in_spark(s3: S3Server, tmp_path: Path) -> None:
-    resolve_s3a()
+    S3A_JARS.resolve()
     program = at_s3(find_block("mq.topics.create"), s3, s3.path(f"{uuid.uuid4().hex}/mq")) + find_block("to_spark")
     assert run_program(program, tmp_path) == "2 messages\n2 messages in Spark\n"
 

@@ -166,7 +166,8 @@ def test_fetching_jars_shows_what_spark_says_at_a_terminal_alone(tmp_path: Path)
         file.parent.mkdir(exist_ok=True)
         file.write_text(f'#!/bin/sh\necho "{text}" | tr "\'" "\\"" >&2\n')
         file.chmod(0o755)
-    code = "import sys, pathlib; from lakemq.jobs import jars; jars._run_resolver(pathlib.Path(sys.argv[1]), jars.JARS)"
+    code = "import sys, pathlib; from lakemq.jobs.jars import DELTA_JARS, _run_resolver;"
+    code += " _run_resolver(pathlib.Path(sys.argv[1]), DELTA_JARS.jars)"
     homes = [f"{name}={tmp_path}" for name in ("JAVA_HOME", "SPARK_HOME")]
     command = ["env", *homes, sys.executable, "-c", code, str(tmp_path)]
     code_, stdout, shown = run_at_a_terminal(command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the jars, which does not exist yet. There is one jar to keep, and Spark must not be started."""
     folder = tmp_path / "jars"
     monkeypatch.setenv("LAKEMQ_JARS", str(folder))
-    monkeypatch.setattr(jars, "JARS", (JAR,))
+    monkeypatch.setattr(jars, "DELTA_JARS", replace(jars.DELTA_JARS, jars=(JAR,)))
     spark_brings(monkeypatch, None)
     return folder
 
@@ -57,16 +58,16 @@ def test_the_folder_is_the_named_one_else_in_the_cache(monkeypatch: pytest.Monke
 
 def test_what_was_fetched_is_kept_and_never_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
-    assert jars.resolve() == (folder / JAR.file_name,)
+    assert jars.DELTA_JARS.resolve() == (folder / JAR.file_name,)
     spark_brings(monkeypatch, None)
-    assert jars.resolve() == jars.kept_jars() == (folder / JAR.file_name,)
+    assert jars.DELTA_JARS.resolve() == jars.kept_jars() == (folder / JAR.file_name,)
     assert [path.name for path in folder.iterdir()] == [JAR.file_name]
 
 
 def test_other_bytes_are_refused_and_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"wrong")
     with pytest.raises(jars.JarsNotResolved, match="does not hash"):
-        jars.resolve()
+        jars.DELTA_JARS.resolve()
     assert list(folder.iterdir()) == []
 
 
@@ -82,16 +83,16 @@ def fake_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: s
 
 def test_spark_is_asked_for_the_jars_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark_submit(tmp_path, monkeypatch, f'cp "$2" {tmp_path}/seen')
-    jars._run_resolver(tmp_path, jars.JARS)
+    jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
     settings = dict(line.split(" ", 1) for line in (tmp_path / "seen").read_text().splitlines())
-    assert settings["spark.jars.packages"] == ",".join(jar.coordinates for jar in jars.JARS)
+    assert settings["spark.jars.packages"] == ",".join(jar.coordinates for jar in jars.DELTA_JARS.jars)
     assert 'usepoms="false"' in Path(settings["spark.jars.ivySettings"]).read_text()
 
 
 def test_what_spark_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark_submit(tmp_path, monkeypatch, "echo UnknownHostException >&2; exit 1")
     with pytest.raises(jars.JarsNotResolved, match=r"network\?\nUnknownHostException$"):
-        jars._run_resolver(tmp_path, jars.JARS)
+        jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
 
 
 def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
@@ -100,26 +101,26 @@ def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
     with pytest.raises(jars.MissingJars):
         jars.kept_jars()
     (folder / JAR.file_name).write_bytes(b"right")
-    assert jars.resolve() == jars.kept_jars()
+    assert jars.DELTA_JARS.resolve() == jars.kept_jars()
 
 
 def test_a_jar_that_was_cut_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
-    (cut,) = jars.resolve()
+    (cut,) = jars.DELTA_JARS.resolve()
     cut.write_bytes(b"rig")
     with pytest.raises(jars.MissingJars, match="not whole"):
         jars.kept_jars()
-    assert jars.resolve() == (cut,)
+    assert jars.DELTA_JARS.resolve() == (cut,)
     assert cut.read_bytes() == b"right"
 
 
 def test_a_jar_that_went_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
-    (jar,) = jars.resolve()
+    (jar,) = jars.DELTA_JARS.resolve()
     jar.unlink()
     with pytest.raises(jars.MissingJars):
         jars.kept_jars()
-    assert jars.resolve() == (jar,)
+    assert jars.DELTA_JARS.resolve() == (jar,)
 
 
 def test_the_command_prints_the_jars_or_what_to_run(

@@ -68,7 +68,7 @@ def test_help_has_examples_that_parse_and_exit_codes(name: str, capsys: pytest.C
     [
         (NotLeader("Another leads."), 4, "NOT_LEADER"),
         (InvalidRecord("No."), 5, "INVALID_RECORD"),
-        (MissingJars("there", "this"), 3, "MISSING_JARS"),
+        (MissingJars("Jars are not there."), 3, "MISSING_JARS"),
         (FileNotFoundError(2, "No such file"), 1, "KAFKA_STORAGE_ERROR"),
         (RuntimeError("two\nlines"), 1, "INTERNAL_ERROR"),
         (KeyboardInterrupt(), 130, "INTERRUPTED"),

@@ -208,5 +208,5 @@ def test_every_requirement_is_pinned_within_its_range(environment: str) -> None:
 
 def test_the_jars_fit_the_installed_spark_and_delta() -> None:
     spark_minor = ".".join(metadata.version("pyspark").split(".")[:2])
-    assert jars.JARS[0].name == f"delta-spark_{spark_minor}_2.13"
+    assert jars.DELTA_JARS.jars[0].name == f"delta-spark_{spark_minor}_2.13"
     assert metadata.version("delta-spark") == jars.DELTA_VERSION
