@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..protocol.values.state import State
 from .delayed.delayed import DelayedMessages
+from .fetch.lookup.reader import Reader
 from .groups.groups import Groups
 from .transactions.operations import Transactions
 
@@ -25,11 +26,13 @@ class Observation:
 
     Attributes:
         state: topics, partitions, and who leads.
+        decided_step: the last step that changed more than the lease; 0 if the tables held it when they were loaded.
         groups, transactions, delayed: the same objects as those of the connection, which read this state. They also
             send requests.
     """
 
     state: State
+    decided_step: int
     groups: Groups
     transactions: Transactions
     delayed: DelayedMessages
@@ -40,13 +43,13 @@ class Observer:
 
     def __init__(
         self,
-        refresh: ReadState,
+        reader: Reader,
         make_groups: Callable[[ReadState], Groups],
         make_transactions: Callable[[ReadState], Transactions],
         make_delayed: Callable[[ReadState], DelayedMessages],
     ) -> None:
-        """refresh: returns the whole state as of the newest step; it changes the state that it returned before."""
-        self._refresh = refresh
+        """reader: of the whole state; nothing else may use it."""
+        self._reader = reader
         self._lock = threading.RLock()
         self._state = State()
         self._groups = make_groups(self._read_state)
@@ -61,8 +64,8 @@ class Observer:
             StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
         """
         with self._lock:
-            self._state = self._refresh()
-            yield Observation(self._state, self._groups, self._transactions, self._delayed)
+            self._state = self._reader.refresh()
+            yield Observation(self._state, self._reader.decided_step, self._groups, self._transactions, self._delayed)
 
     def _read_state(self) -> State:
         return self._state

@@ -51,7 +51,7 @@ class OperatorTools:
             self._requester,
             read_state,
             self._look,
-            self._fetcher.follow_whole_state,
+            lambda: self._fetcher.make_whole_reader().refresh,
             self._namespace,
             self._clock,
         )
@@ -75,7 +75,7 @@ class OperatorTools:
     def make_observer(self) -> Observer:
         """Return an observer, whose objects read the state that it follows."""
         self._check_open()
-        return Observer(self._fetcher.follow_whole_state(), self.make_groups, self.make_transactions, self.make_delayed)
+        return Observer(self._fetcher.make_whole_reader(), self.make_groups, self.make_transactions, self.make_delayed)
 
     def _look(self, read: Callable[[State], T]) -> T:
         self._check_open()

@@ -67,8 +67,8 @@ def read_waiting(mq: Connection, observation: Observation, build: FamilyBuilder)
     yield build.value("lakemq_projected_step", "Step up to which all tables are complete.", watermark.step)
     yield build.value(
         "lakemq_projection_lag_steps",
-        "Steps that the tables do not hold yet.",
-        max(0, observation.state.step - watermark.step),
+        "Steps that the tables do not hold yet, up to the last one that changed more than the lease.",
+        max(0, observation.decided_step - watermark.step),
     )
 
 

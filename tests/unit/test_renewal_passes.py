@@ -11,7 +11,13 @@ from unit.served import CONFIG
 from unit.test_direct_line import letter_of, until
 
 import lakemq
+from lakemq.engine.client.observer import Observer
+from lakemq.engine.client.sql.freshness import find_projection_lag
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.jobs.metrics.families import FamilyBuilder
+from lakemq.jobs.metrics.sequencer_metrics import read_waiting
 from lakemq.tables.specs.watermarks import WATERMARKS
 
 RENEWAL_MS = 4_000
@@ -71,3 +77,26 @@ def test_a_decision_among_renewals_does_not_wait(leader: IdleLeader) -> None:
     leader.renew()
     leader.wait_for_pass()
     assert leader.watermark_version == version + 1
+
+
+def test_metrics_and_sql_count_renewals_as_no_lag(leader: IdleLeader) -> None:
+    observer = leader.mq.observer()
+    for _ in range(3):
+        leader.renew()
+    assert read_lags(leader, observer) == (0, 0)
+    leader.background._config = load_config(None, {"project.interval.ms": 3_600_000})
+    leader.mq.namespace.mailbox.put("c1", 1, letter_of("c1", 1, "orders"), 0)
+    leader.renew()
+    steps_behind = leader.sequencer.state.step - read_watermark(leader.mq.namespace.store).step
+    leader.renew()
+    assert steps_behind >= 4
+    assert read_lags(leader, observer) == (steps_behind, steps_behind)
+
+
+def read_lags(leader: IdleLeader, observer: Observer) -> tuple[float, int]:
+    """Return how many steps the tables are behind, by the metric and by what SQL says."""
+    with observer.look() as observation:
+        families = {family.name: family for family in read_waiting(leader.mq, observation, FamilyBuilder())}
+    (sample,) = families["lakemq_projection_lag_steps"].samples
+    store = leader.mq.namespace.store
+    return sample.value, find_projection_lag(store, read_watermark(store).step).steps_behind

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from ...namespace.loading.damage import report_damage
 from ...namespace.loading.load import read_watermark
-from ...namespace.loading.waiting_steps import read_waiting_steps
+from ...namespace.loading.waiting_steps import find_projection_target
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
@@ -87,8 +87,7 @@ class DelayCanceller:
 
     def _wait_for_tables(self) -> None:
         """Wait until the tables hold all that is decided so far."""
-        waiting_steps = read_waiting_steps(self._ns.store)
-        step = waiting_steps[-1].step if waiting_steps else 0
+        step = find_projection_target(self._ns.store)
         timeout_ms = self._ns.config.ms("request.timeout.ms")
         deadline_ms = self._clock.steady_ms() + timeout_ms
         while (table_step := read_watermark(self._ns.store).step) < step:

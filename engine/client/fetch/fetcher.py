@@ -72,14 +72,14 @@ class Fetcher:
 
     def read_whole_state(self) -> State:
         """Return the state with producers, transactions and groups, loaded for this call alone."""
-        return self.follow_whole_state()()
+        return self.make_whole_reader().refresh()
 
-    def follow_whole_state(self) -> Callable[[], State]:
-        """Return a function that returns the whole state as of the newest step.
+    def make_whole_reader(self) -> Reader:
+        """Return a reader of the state with producers, transactions and groups.
 
-        Each call changes the state that the call before returned. So keep no part of it, and share it with no thread.
+        Each refresh changes the state that the one before returned. So keep no part of it, and share it with no thread.
         """
-        return Reader(self._namespace.store, self._clock, WHOLE).refresh
+        return Reader(self._namespace.store, self._clock, WHOLE)
 
     def find_dead_letter_topics(self) -> list[str]:
         """Return the names of topics that have dead letters in the tables."""

@@ -10,7 +10,7 @@ from lakemq.tables.storage.coordination.step_objects import StepsGone
 
 from ...namespace.loading.load import read_watermark
 from ...namespace.loading.step_reader import StepReader
-from ...namespace.loading.waiting_steps import drop_last_renewals, read_waiting_steps
+from ...namespace.loading.waiting_steps import drop_last_renewals, find_projection_target, read_waiting_steps
 from ...namespace.processes.clock import SystemClock
 from ...protocol.errors import RequestTimedOut
 
@@ -55,8 +55,7 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
 
     Raises RequestTimedOut.
     """
-    begun_s, waiting, serves = time.monotonic(), read_waiting_steps(store), False
-    target = waiting[-1].step if waiting else 0
+    begun_s, target, serves = time.monotonic(), find_projection_target(store), False
     while (step := read_watermark(store).step) < target:
         waited_s = time.monotonic() - begun_s
         if waited_s >= timeout_s:

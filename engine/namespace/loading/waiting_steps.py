@@ -12,10 +12,16 @@ from ..processes.clock import SystemClock
 from .step_reader import follow_from_watermark
 
 
+def find_projection_target(store: Store) -> int:
+    """Return the step that the tables must reach to hold all that is decided so far; 0 if they hold it."""
+    steps = read_waiting_steps(store)
+    return steps[-1].step if steps else 0
+
+
 def read_waiting_steps(store: Store) -> list[Step]:
     """Return all steps that the tables do not hold yet, up to the last one that does more than renew the lease.
 
-    A leader projects renewals late, so whoever waits for the tables must not wait for these.
+    A leader projects renewals late, so nothing that waits for the tables may wait for these.
     """
     while True:
         _, reader = follow_from_watermark(store, SystemClock().steady_ms)

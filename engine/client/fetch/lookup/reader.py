@@ -26,6 +26,7 @@ from ....namespace.store_errors import store_errors
 from ....protocol import machine
 from ....protocol.errors import ReadOvertaken, StepTooOld, UnknownTopicOrPartition
 from ....protocol.projection import READERS, RESTORED
+from ....protocol.values.journal import is_renewal
 from ....protocol.values.segments import find_continuations, merge_continuations
 from ....protocol.values.state import State
 from ....protocol.values.topics import Topic
@@ -70,6 +71,11 @@ class Reader:
     def step(self) -> int:
         """The step of the last `refresh`; 0 before the first, and during one. Any thread may read this."""
         return 0 if self._based_at_ms is None else self._view.state.step
+
+    @property
+    def decided_step(self) -> int:
+        """The last step that changed more than the lease, as of the last `refresh`; 0 if the loaded tables hold it."""
+        return self._view.decided_step
 
     def refresh(self) -> State:
         """Return the state as of the newest step. This is cheap while little has happened since the last call.
@@ -192,13 +198,15 @@ def _sort(segments: pa.Table) -> pa.Table:
 class _View:
     """A load of a namespace, and the steps that were followed since.
 
-    `journal_rows` are the message rows of these steps.
+    `journal_rows` are the message rows of these steps. `decided_step` is the last of them that changed more than the
+    lease; 0 if none did.
     """
 
     def __init__(
         self, store: Store, watermark_step: int, state: State, segments: TableHandle, steps: StepReader
     ) -> None:
         self.state, self._steps = state, steps
+        self.decided_step = 0
         self._tail, self._stored, self.journal_rows = TailSegments(), StoredSegments(store), JournalRows(store.files)
         self._table_id = segments.table_id
         self._stored.move_to(segments, watermark_step)
@@ -210,6 +218,7 @@ class _View:
         except StepsGone:
             return False
         machine.follow(self.state, steps)
+        self.decided_step = next((step.step for step in reversed(steps) if not is_renewal(step)), self.decided_step)
         self.journal_rows.add(steps)
         self._tail.add(steps)
         return True
