@@ -68,7 +68,7 @@ def connect(
         InvalidConfig, InvalidRequest: an argument is not valid.
         IllegalState: in a forked process.
     """
-    # imported here so that `import lakemq`, which executors do too, stays free of what they may not have
+    # imported here because executors import lakemq without the client's dependencies
     from lakemq.engine.client.arguments import invalid_argument, parse_flag, parse_mapping, parse_path
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.namespace.config import load_config
@@ -76,7 +76,7 @@ def connect(
     from lakemq.errors import InvalidConfig
 
     place = parse_path("path", path)
-    if spark is not None and not (hasattr(spark, "catalog") and hasattr(spark, "sql")):  # pyspark may not be there
+    if spark is not None and not (hasattr(spark, "catalog") and hasattr(spark, "sql")):  # pyspark may be missing
         raise invalid_argument("spark", spark, "a SparkSession")
     settings = load_config(
         None if conf is None else parse_path("conf", conf, InvalidConfig),
@@ -84,7 +84,7 @@ def connect(
     )
     options = {} if storage_options is None else parse_mapping("storage_options", storage_options, InvalidConfig)
     for key, value in options.items():
-        if not isinstance(value, str):  # which may be secret
+        if not isinstance(value, str):  # the error shows only its type, because it may be secret
             raise InvalidConfig(f"storage_options[{key!r}] is not text.", found=type(value).__name__)
     namespace = open_namespace(
         place, settings, options, parse_flag("create", create), parse_flag("shared_with_group", shared_with_group)

@@ -1,4 +1,4 @@
-"""Assignors: who of a group gets which partition. Those that are there, and how to write one.
+"""Assignors, which decide which member of a group gets which partition: the built-in ones, and how to write your own.
 
 An assignor is a function of two mappings, topic -> number of partitions and member id -> `Member`. It returns the
 partitions of each member, member id -> list of (topic, partition). One that gives each topic to one member as a whole:
@@ -14,24 +14,25 @@ partitions of each member, member id -> list of (topic, partition). One that giv
                 assignment[taker] += [(topic, partition) for partition in range(partition_counts[topic])]
         return assignment
 
-It is found by its name among the entry points of the group `lakemq.assignors`, those of any package that is installed
-where the sequencer runs. In the package's setup.cfg:
+The sequencer finds it by its name, among the entry points `lakemq.assignors` of all packages that are installed beside
+it. Write into your package's setup.cfg:
 
     [options.entry_points]
     lakemq.assignors =
         whole-topics = company.assignors:whole_topics
 
-What it must hold to:
+An assignor must keep these rules:
 
-- Each partition of a topic that somebody subscribes goes to one member, which subscribes it. A member that is left out
-  gets none. Topics that members subscribe may not exist.
-- It answers before `assignor.timeout.ms` is over; importing its module the first time counts.
-- It does not raise, and changes nothing that it was given.
+- Give each partition of a subscribed topic to one member that subscribes it. A member that is left out gets none.
+  Topics that members subscribe may not exist.
+- Return within `assignor.timeout.ms`. The first import of its module counts.
+- Raise nothing, and do not change the arguments.
+- Return the same assignment for the same input.
 
-Where it does not, a built-in one stands in for it, and the group says why. It runs in a thread of the sequencer's
-process, which cannot be ended from outside: while a call of a plug-in hangs, that plug-in is not called again. The same
-input should have the same answer. A built-in name (`range`, `roundrobin`, `sticky`, `cooperative-sticky`) is always the
-built-in assignor, whatever entry points there are.
+If its result is not valid or too late, or if it raises, a built-in assignor takes its place, and the group shows the
+reason. It runs in a thread of the sequencer's process, which nothing can end: while a call hangs, the sequencer does
+not call this assignor again. The built-in names (`range`, `roundrobin`, `sticky`, `cooperative-sticky`) always mean the
+built-in assignors, whatever entry points exist.
 """
 
 from __future__ import annotations

@@ -60,6 +60,19 @@ def python_says(code: str, *options: str, cwd: Path, executable: str | Path = sy
     return done.stdout.strip()
 
 
+def install_wheel(wheel: Path, folder: Path) -> Path:
+    """Install the wheel without its requirements into a new environment in this folder. Return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    return python
+
+
+def find_site_packages(python: Path) -> str:
+    return python_says("import sysconfig; print(sysconfig.get_path('purelib'))", executable=python, cwd=python.parent)
+
+
 def packed_files(wheel: Path) -> set[str]:
     """Return the names of a wheel's files, without those that describe it."""
     with zipfile.ZipFile(wheel) as archive:
@@ -70,10 +83,10 @@ def packed_files(wheel: Path) -> set[str]:
 @pytest.mark.slow
 def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
     files = [path for folder in PACKAGE_FOLDERS for path in (CHECKOUT / folder).rglob("*") if path.is_file()]
-    wanted = {f"lakemq/{path.relative_to(CHECKOUT)}" for path in files if "__pycache__" not in path.parts}
+    expected = {f"lakemq/{path.relative_to(CHECKOUT)}" for path in files if "__pycache__" not in path.parts}
     for package in PACKAGES:
-        wanted |= {f"{package}/{path.name}" for path in (CHECKOUT / package).iterdir() if path.is_file()}
-    assert packed_files(wheel) == wanted
+        expected |= {f"{package}/{path.name}" for path in (CHECKOUT / package).iterdir() if path.is_file()}
+    assert packed_files(wheel) == expected
 
 
 @pytest.mark.extended
@@ -98,20 +111,16 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(wheel: Path, tmp_path: Path) -> None:
     """As docs/setup.md says; the packages that it needs are those of this environment, as no network is asked."""
-    fresh = tmp_path / "fresh"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
-    python = fresh / "bin/python"
-    site = python_says("import sysconfig; print(sysconfig.get_path('purelib'))", executable=python, cwd=tmp_path)
+    python = install_wheel(wheel, tmp_path / "fresh")
+    site = find_site_packages(python)
     # a folder named in a .pth is searched last, and its own .pth files, such as the editable install's, are not read
     Path(site, "packages.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, str(wheel)], check=True)
     where = python_says("import lakemq; print(lakemq.__file__)", executable=python, cwd=tmp_path)
     assert where == f"{site}/lakemq/__init__.py"
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     (hello, *_) = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     assert len(python_says(hello, executable=python, cwd=tmp_path).splitlines()) == 4
-    command = [fresh / "bin/lakemq", "--path", "data/shop", "fetch", "orders", "--output", "json"]
+    command = [python.parent / "lakemq", "--path", "data/shop", "fetch", "orders", "--output", "json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1000
 
@@ -119,13 +128,8 @@ def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(wheel: Path,
 @pytest.mark.extended
 @pytest.mark.slow
 def test_users_get_the_types_of_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    fresh, program = tmp_path / "fresh", tmp_path / "program.py"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
-    python = fresh / "bin/python"
-    site = python_says("import sysconfig; print(sysconfig.get_path('purelib'))", executable=python, cwd=tmp_path)
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, str(wheel)], check=True)
-    assert Path(site, "lakemq/py.typed").exists()
+    python, program = install_wheel(wheel, tmp_path / "fresh"), tmp_path / "program.py"
+    assert Path(find_site_packages(python), "lakemq/py.typed").exists()
     program.write_text("import lakemq\n\nmq = lakemq.connect('data/mq')\nmq.topics.create(7)\nreveal_type(mq)\n")
     mypy = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--python-executable", str(python), str(program)]
     done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -176,9 +180,9 @@ print(lakemq.engine.__file__)
 def test_no_module_is_loaded_under_two_names(folder: Path) -> None:
     """Not even in the checkout, where `import engine` would succeed."""
     names = json.loads(python_says(IMPORT_EVERYTHING, cwd=folder).splitlines()[-1])
-    modules = {file: found for file, found in names.items() if file.startswith(f"{CHECKOUT}/") and "/." not in file}
+    modules = {file: loaded for file, loaded in names.items() if file.startswith(f"{CHECKOUT}/") and "/." not in file}
     assert len(modules) > 400
-    assert [found for found in modules.values() if len(found) > 1 or found[0].split(".")[0] not in PACKAGES] == []
+    assert [loaded for loaded in modules.values() if len(loaded) > 1 or loaded[0].split(".")[0] not in PACKAGES] == []
 
 
 def test_no_job_file_shadows_the_standard_library() -> None:
