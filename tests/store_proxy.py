@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import http.client
 import random
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, TextIO, TypeAlias
 
@@ -125,6 +127,19 @@ def choose_at_random(seed: int, share: float) -> Callable[[str, str], Fault]:
         return "cut after" if drawn < 3 * share else None
 
     return choose
+
+
+@contextmanager
+def run_proxy(target: str, *options: str) -> Iterator[str]:
+    """Yield the URL of a proxy in another process, which ends with the block. options: of this file's command."""
+    command = [sys.executable, __file__, target, *options]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdin is not None
+        assert proxy.stdout is not None
+        try:
+            yield proxy.stdout.readline().strip()
+        finally:
+            proxy.stdin.close()
 
 
 def main() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import uuid
 from collections import Counter
@@ -18,12 +16,11 @@ from serving import run_sequencer
 import lakemq
 from lakemq.engine.client.connection import Connection
 
-TESTS = str(Path(__file__).parents[1])
-sys.path.insert(0, TESTS)
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from s3_server import BUCKET, S3Server  # noqa: E402
-from store_proxy import StoreProxy  # noqa: E402
-from versitygw import build, serve_versitygw  # noqa: E402
+from s3_server import BUCKET, S3Server
+from store_proxy import StoreProxy, run_proxy
+from versitygw import build, serve_versitygw
 
 TOPIC = "measured"
 
@@ -52,8 +49,8 @@ class RequestCounter:
 
     def take(self) -> Counter[CountedRequest]:
         """Return the counts since the last call."""
-        taken, self._counts = self._counts, Counter()
-        return taken
+        counts, self._counts = self._counts, Counter()
+        return counts
 
 
 @contextmanager
@@ -64,29 +61,18 @@ def serve_store(folder: str) -> Iterator[S3Server]:
 
 
 @contextmanager
-def count_requests(server: S3Server) -> Iterator[tuple[S3Server, RequestCounter]]:
-    """Yield the server as it is reached through a proxy, and what counts there."""
+def count_requests(server: S3Server, delay_ms: int = 0) -> Iterator[tuple[S3Server, RequestCounter]]:
+    """Yield the server as it is reached through a proxy, which answers this much later, and what counts there."""
     counter = RequestCounter()
-
-    def choose(method: str, path: str) -> None:
-        counter.count(method, path)
-
-    with StoreProxy(server.url, choose) as proxy:
+    with StoreProxy(server.url, counter.count, delay_ms) as proxy:
         yield server.at(proxy.url), counter
 
 
 @contextmanager
 def run_slow_proxy(server: S3Server, delay_ms: int) -> Iterator[S3Server]:
     """Yield the server as it is reached through a proxy of another process, which answers this much later."""
-    command = [sys.executable, "-m", "store_proxy", server.url, "--delay-ms", str(delay_ms)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as proxy:
-        assert proxy.stdin is not None
-        assert proxy.stdout is not None
-        try:
-            yield server.at(proxy.stdout.readline().strip())
-        finally:
-            proxy.stdin.close()
+    with run_proxy(server.url, "--delay-ms", str(delay_ms)) as url:
+        yield server.at(url)
 
 
 def new_path(server: S3Server) -> str:
@@ -94,7 +80,7 @@ def new_path(server: S3Server) -> str:
 
 
 @contextmanager
-def serve_namespace(server: S3Server, config: Mapping[str, int] | None = None) -> Iterator[Connection]:
+def serve_namespace(server: S3Server, config: Mapping[str, int | str] | None = None) -> Iterator[Connection]:
     """Yield a connection to a new namespace with a topic. Another process serves it until the block ends."""
     path = new_path(server)
     with run_sequencer(path, config, server.options), lakemq.connect(path, storage_options=server.options) as mq:

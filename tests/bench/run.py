@@ -69,7 +69,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
 
 ON_REQUEST: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "many-processes": lambda quick: groups.idle(*((40, 2, 20) if quick else (1_000, 60, 200))),
-    "stores": lambda quick: stores.run(*((20, 16, 1) if quick else (200, 1_000, 3))),
+    "stores": lambda quick: stores.run(*((20, 5, 16, 1) if quick else (200, 60, 300, 3))),
     "store-costs": lambda quick: store_costs.run(5 if quick else 60),
     "stores-spark": lambda quick: stores_spark.run(*((100_000, 1) if quick else (2_000_000, 5))),
 }

@@ -24,7 +24,7 @@ with lakemq.connect(sys.argv[1], storage_options=options, create=True, config=js
 
 @contextmanager
 def run_sequencer(
-    path: str, config: Mapping[str, int] | None = None, storage_options: Mapping[str, str] | None = None
+    path: str, config: Mapping[str, int | str] | None = None, storage_options: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """Serve the namespace at `path`, which is made if need be, while the block runs. Yield the sequencer's process."""
     command = [sys.executable, "-c", _SERVE, path, json.dumps(dict(config or {}))]

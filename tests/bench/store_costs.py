@@ -1,4 +1,4 @@
-"""Requests of a namespace on an object store at three loads, and their price per month on Amazon S3. No JVM."""
+"""Requests of a namespace on an object store at four loads, and their price per month on Amazon S3. No JVM."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from counted_store import TOPIC, CountedRequest, RequestCounter, count_requests, serve_namespace, serve_store
 from figures import Figure
@@ -25,41 +26,54 @@ SETTINGS = {"engine.tick.ms": 100, "engine.idle.ms": 1_000, "project.interval.ms
 POLL_MS = 500
 """The time between two looks of a consumer that the guide recommends."""
 
-LOADS = {"an idle namespace": 0.0, "a message a second": 1.0, "20 messages a second": 20.0}
+
+class Load(NamedTuple):
+    """What one producer and one consumer do. poll_ms: the time between two looks of the consumer."""
+
+    messages_per_s: float
+    poll_ms: int = POLL_MS
+
+
+LOADS = {
+    "an idle namespace": Load(0),
+    "an idle namespace, poll_ms=20": Load(0, 20),
+    "a message a second": Load(1),
+    "20 messages a second": Load(20),
+}
 
 
 def run(window_s: float) -> Iterator[Figure]:
     """Yield figures per load. window_s: how long each is counted; a minute has one projection."""
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, serve_store(folder) as server:
-        for name, per_s in LOADS.items():
+        for name, load in LOADS.items():
             with count_requests(server) as (counted, counter), serve_namespace(counted, SETTINGS) as mq:
-                counts = _count(mq, counter, per_s, window_s)
+                counts = _count(mq, counter, load, window_s)
             per_minute = {request: count * 60 / window_s for request, count in counts.items()}
             yield from _describe(name, per_minute)
 
 
-def _count(mq: Connection, counter: RequestCounter, per_s: float, window_s: float) -> Counter[CountedRequest]:
-    with mq.producer(linger_ms=0) as producer, _consuming(mq):
+def _count(mq: Connection, counter: RequestCounter, load: Load, window_s: float) -> Counter[CountedRequest]:
+    with mq.producer(linger_ms=0) as producer, _consuming(mq, load.poll_ms):
         producer.send(TOPIC, b"first").result()
         time.sleep(5)
         counter.take()
         end_s = time.monotonic() + window_s
         while (left_s := end_s - time.monotonic()) > 0:
-            if per_s:
+            if load.messages_per_s:
                 producer.send(TOPIC, b"x" * 100)
-            time.sleep(min(left_s, 1 / per_s if per_s else left_s))
+            time.sleep(min(left_s, 1 / load.messages_per_s if load.messages_per_s else left_s))
         return counter.take()
 
 
 @contextmanager
-def _consuming(mq: Connection) -> Iterator[None]:
+def _consuming(mq: Connection, poll_ms: int) -> Iterator[None]:
     """Read the topic until the block ends, as one consumer does."""
     ends = threading.Event()
 
     def consume() -> None:
         with mq.consumer("readers", assign=[TOPIC]) as consumer:
             while not ends.is_set():
-                consumer.poll(1_000, 1_000, POLL_MS)
+                consumer.poll(1_000, 1_000, poll_ms)
 
     thread = threading.Thread(target=consume)
     thread.start()

@@ -1,20 +1,18 @@
 """An object store: requests per step, pass and follower, and how long clients wait. No JVM.
 
-The store is the S3 server of `make test-stores`. Clients use the mailbox.
+The store is the S3 server of `make test-stores`. Where nothing else is said, clients use the mailbox.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import obstore
-import pyarrow as pa
 from counted_store import (
     TOPIC,
     S3Server,
@@ -26,6 +24,7 @@ from counted_store import (
 )
 from figures import Figure, measure_in_turn, median
 from serving import run_sequencer
+from without_jvm import rows
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -35,18 +34,32 @@ WARM_UP = 10
 NO_PASSES = {"project.interval.ms": 3_600_000}
 """With this setting the requests of steps are not mixed with those of projections."""
 
+PUTS_OF_A_COMMIT = 2
+"""A file of rows, and the entry of Delta's log that names it."""
+
+SETTLE_S = 10
+"""Time after the last request in which the leader comes to list the mailbox less often."""
+
 LEASE_MS = 3_000
+WAYS: dict[str, dict[str, int | str]] = {"mailbox": {}, "line": {"line.listen": "127.0.0.1:0"}}
+"""How requests reach the leader -> the setting for it."""
+
+DELAY_MS = 15
+"""Time that a slow store takes for each request. One on this machine answers within a millisecond."""
+
 ROW_BYTES = 1_000
 PART_BYTES = 8 << 20
 FILES_AT_ONCE = 4
 
 
-def run(sends: int, published_mb: int, take_overs: int) -> Iterator[Figure]:
+def run(sends: int, idle_s: float, published_mb: int, take_overs: int) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, serve_store(folder) as server:
-        yield _requests_of_a_step(server, sends)
+        for way, config in WAYS.items():
+            yield from _requests_of_a_leader(server, way, config, sends, idle_s)
         yield from _requests_of_a_pass(server)
         yield _requests_of_a_follower(server, sends)
-        yield from _waits(server, sends)
+        for way, config in WAYS.items():
+            yield from _waits(server, way, config, sends)
         yield _publish_over_puts(server, published_mb)
         yield _take_over(server, take_overs)
 
@@ -62,10 +75,13 @@ def _send(mq: Connection, count: int) -> list[float]:
     return waits
 
 
-def _requests_of_a_step(server: S3Server, sends: int) -> Figure:
+def _requests_of_a_leader(
+    server: S3Server, way: str, config: Mapping[str, int | str], sends: int, idle_s: float
+) -> Iterator[Figure]:
+    """Count what acknowledgements cost on a slow store, and what its leader does while nobody sends."""
     with (
-        count_requests(server) as (counted, counter),
-        serve_namespace(counted, NO_PASSES) as mq,
+        count_requests(server, DELAY_MS) as (counted, counter),
+        serve_namespace(counted, {**NO_PASSES, **config}) as mq,
         mq.producer(linger_ms=0) as producer,
     ):
         for number in range(WARM_UP):
@@ -74,12 +90,19 @@ def _requests_of_a_step(server: S3Server, sends: int) -> Figure:
         for number in range(sends):
             producer.send(TOPIC, b"%d" % number).result()
         counts = counter.take()
+        time.sleep(SETTLE_S)
+        counter.take()
+        time.sleep(idle_s)
+        idle_count = counter.take().total() * 60 / idle_s
     kinds = ", ".join(f"{c.method} {c.folder} {n / sends:.1f}" for c, n in counts.most_common())
-    return Figure("requests per acknowledged step by mailbox", counts.total() / sends, "requests", 14, "<=", kinds)
+    name = f"requests per acknowledged step by {way}, {DELAY_MS} ms a request"
+    yield Figure(name, counts.total() / sends, "requests", 14 if way == "mailbox" else 3, "<=", kinds)
+    name = f"requests of an idle leader in a minute, {way}"
+    yield Figure(name, idle_count, "requests", 400 if way == "mailbox" else 60, "<=")
 
 
 def _requests_of_a_pass(server: S3Server) -> Iterator[Figure]:
-    """Count what a pass over new rows of a few tables costs, the watermark included."""
+    """Count what a commit to a table costs in a pass: the passes after a message have some, the watermark included."""
     with count_requests(server) as (counted, counter), serve_namespace(counted, {"project.interval.ms": 2_000}) as mq:
         _send(mq, WARM_UP)
         time.sleep(5)
@@ -89,9 +112,10 @@ def _requests_of_a_pass(server: S3Server) -> Iterator[Figure]:
         counts = counter.take()
     other = ("steps", "mailbox", "replies", "beats", "line", "")
     of_tables = {request: count for request, count in counts.items() if request.folder not in other}
-    commits = {request.folder for request in of_tables if request.method == "PUT"}
+    puts = sum(count for request, count in of_tables.items() if request.method == "PUT")
+    commits = puts / PUTS_OF_A_COMMIT
     kinds = ", ".join(f"{c.method} {c.folder} {n}" for c, n in of_tables.items())
-    each = sum(of_tables.values()) / max(1, len(commits))
+    each = sum(of_tables.values()) / max(1, commits)
     yield Figure("requests of a pass per table with rows", each, "requests", 3, "<=", kinds)
 
 
@@ -110,25 +134,25 @@ def _requests_of_a_follower(server: S3Server, sends: int) -> Figure:
     return Figure("requests of a follower per burst, beyond one per step", beyond, "requests", 2, "<=", note)
 
 
-def _waits(server: S3Server, sends: int) -> Iterator[Figure]:
-    with serve_namespace(server) as mq:
+def _waits(server: S3Server, way: str, config: Mapping[str, int | str], sends: int) -> Iterator[Figure]:
+    with serve_namespace(server, config) as mq:
         waits = _send(mq, WARM_UP + sends)[WARM_UP:]
-    yield Figure("send -> acknowledged by mailbox, p50", median(waits) * 1e3, "ms", 20, "<=")
-    with run_slow_proxy(server, 15) as slow, serve_namespace(slow) as mq:
+    yield Figure(f"send -> acknowledged by {way}, p50", median(waits) * 1e3, "ms", 20, "<=")
+    with run_slow_proxy(server, DELAY_MS) as slow, serve_namespace(slow, config) as mq:
         waits = _send(mq, WARM_UP + sends)[WARM_UP:]
-    yield Figure("the same with 15 ms a request, p50", median(waits) * 1e3, "ms", 130, "<=")
+    target = 130 if way == "mailbox" else 60
+    yield Figure(f"the same with {DELAY_MS} ms a request, p50", median(waits) * 1e3, "ms", target, "<=")
 
 
 def _publish_over_puts(server: S3Server, published_mb: int) -> Figure:
     """Compare a publish in Arrow with putting the files that it made, in the same parts, by obstore alone."""
-    # random bytes do not compress, so that as much is put as is published
-    chunk = pa.array([os.urandom(ROW_BYTES) for _ in range(1_000)])
-    rows = pa.table({"value": pa.chunked_array([chunk] * published_mb)})
+    # their values do not compress, so that as much is put as is published
+    table = rows(published_mb * 1_000, ROW_BYTES)
     with serve_namespace(server) as mq:
-        mq.publish(TOPIC, rows.slice(0, 1_000))
+        mq.publish(TOPIC, table.slice(0, 1_000))
         files = mq.namespace.files
         before = set(files.list("messages"))
-        mq.publish(TOPIC, rows)
+        mq.publish(TOPIC, table)
         names = sorted(set(files.list("messages")) - before)
         bodies = [files.get(name) for name in names]
         _, bulk = connect(new_path(server), server.options)
@@ -142,9 +166,9 @@ def _publish_over_puts(server: S3Server, published_mb: int) -> Figure:
                 list(pool.map(put, bodies))
 
         put_all()
-        published, puts = measure_in_turn([lambda: mq.publish(TOPIC, rows), put_all], 3)
+        published, puts = measure_in_turn([lambda: mq.publish(TOPIC, table), put_all], 3)
     note = f"{sum(map(len, bodies)) >> 20} MiB in {len(bodies)} files; publish {median(published):.1f} s"
-    name = f"puts of the same files over an Arrow publish of {rows.nbytes >> 20} MiB"
+    name = f"puts of the same files over an Arrow publish of {table.nbytes >> 20} MiB"
     return Figure(name, median(puts) / median(published), "x", 0.8, ">=", note)
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 from azurite import AzureServer
 from s3_server import S3Server
+from store_proxy import run_proxy
 from stores.test_processes import CONFIG, TOPIC, Children, Sending, check_each_once, children, path, terms, until
 
 import lakemq
@@ -56,8 +53,6 @@ def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
         assert [epoch for epoch, _ in terms(mq)] == [1, 2]
         names = files.list("line")
         assert len(names) == 1, "the new leader has removed the object of the killed one"
-        line = mq.requester._line
-        assert line is not None
         until(lambda: sends_on_line(mq), "the client connects to the new leader")
 
 
@@ -67,19 +62,6 @@ def sends_on_line(mq: lakemq.Connection) -> bool:
         producer.send(TOPIC, value="again").result(60)
     assert mq.requester._line is not None
     return mq.requester._line._connection is not None
-
-
-@contextmanager
-def counted(target: str, log: Path) -> Iterator[str]:
-    """Yield the URL of a proxy in another process, which writes each request into the log."""
-    command = [sys.executable, "-m", "store_proxy", target, "--log", str(log)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
-        assert proxy.stdin is not None
-        assert proxy.stdout is not None
-        try:
-            yield proxy.stdout.readline().strip()
-        finally:
-            proxy.stdin.close()
 
 
 def count_requests(log: Path) -> Counter[str]:
@@ -95,7 +77,7 @@ def test_a_step_by_line_takes_two_requests(s3: S3Server, children: Children, tmp
     """Without those of projections, which many steps share."""
     log, sent_count = tmp_path / "requests", 50
     path = s3.path(f"{uuid.uuid4().hex}/mq")
-    with lakemq.connect(path, storage_options=s3.options, create=True), counted(s3.url, log) as url:
+    with lakemq.connect(path, storage_options=s3.options, create=True), run_proxy(s3.url, "--log", str(log)) as url:
         options = s3.at(url).options
         children.serve(path, options, CONFIG + LISTENING["TLS"])
         with lakemq.connect(path, storage_options=options) as mq:
@@ -114,11 +96,14 @@ def test_a_step_by_line_takes_two_requests(s3: S3Server, children: Children, tmp
 
 
 def test_an_idle_leader_whose_clients_have_lines_takes_a_request_in_a_second(
-    s3: S3Server, path: str, children: Children, tmp_path: Path
+    s3: S3Server, children: Children, tmp_path: Path
 ) -> None:
     log, idle_s = tmp_path / "requests", 20
     path = s3.path(f"{uuid.uuid4().hex}/mq")
-    with lakemq.connect(path, storage_options=s3.options, create=True) as mq, counted(s3.url, log) as url:
+    with (
+        lakemq.connect(path, storage_options=s3.options, create=True) as mq,
+        run_proxy(s3.url, "--log", str(log)) as url,
+    ):
         children.serve(path, s3.at(url).options, LISTENING["plain"])
         until(lambda: find_newest_line(mq.namespace.files) is not None, "a leader listens")
         mq.topics.create(TOPIC)

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ import pytest
 from azurite import AzureServer
 from decided import read_steps
 from s3_server import S3Server
+from store_proxy import run_proxy
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -156,22 +157,9 @@ def test_arguments_of_processes_show_no_credentials(object_server: ObjectServer,
     assert object_server.secret not in arguments
 
 
-@contextmanager
-def bad_network(target: str, share: float) -> Iterator[str]:
-    """Yield the URL of a proxy in another process, with 15 ms of delay, and this share of each fault."""
-    command = [sys.executable, "-m", "store_proxy", target, "--delay-ms", "15", "--share", str(share), "--seed", "7"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
-        assert proxy.stdin is not None
-        assert proxy.stdout is not None
-        try:
-            yield proxy.stdout.readline().strip()
-        finally:
-            proxy.stdin.close()
-
-
 def test_a_bad_network_loses_and_doubles_nothing(object_server: ObjectServer, path: str, children: Children) -> None:
     with lakemq.connect(path, storage_options=object_server.options, create=True), ExitStack() as stack:
-        url = stack.enter_context(bad_network(object_server.url, share=0.01))
+        url = stack.enter_context(run_proxy(object_server.url, "--delay-ms", "15", "--share", "0.01", "--seed", "7"))
         options = object_server.at(url).options
         for _ in range(2):
             children.serve(path, options)
