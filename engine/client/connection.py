@@ -330,7 +330,7 @@ class Connection(LogAccess):
 
         Args:
             text: statements in Spark's SQL; the result is that of the last one. They reach no files.
-            as_of: read the tables as of this step or time. Default: as of now.
+            as_of: read the first projection that holds this step, or the newest one up to this time. Default: now.
             wait_ms: wait until the tables hold all that is decided so far, but at most this long. If no sequencer
                 projects, this connection serves meanwhile.
 
@@ -338,7 +338,7 @@ class Connection(LogAccess):
             The columns that the query names. Keys and values of messages are binary.
 
         Raises:
-            InvalidRequest: the query is wrong, or both as_of and wait_ms are given.
+            InvalidRequest: the query is wrong, the tables do not hold the step yet, or as_of and wait_ms are given.
             StepTooOld: the tables do not go back that far.
             RequestTimedOut: the tables were not projected within wait_ms.
             MissingExtra: the extra `sql` is not installed.

@@ -46,11 +46,12 @@ def sql(
     """Query the tables and views (log, log_committed, open_transactions, ...) in Spark's SQL, without a JVM.
 
     The result is as of the last projection, which is at most a second old while a sequencer serves. --as-of reads an
-    earlier one, at least as far back as reader.grace.ms. If there are steps that the tables lack, a line on stderr says
-    by how many steps; --wait waits for them. DuckDB runs the query, translated from Spark's SQL; --dialect duckdb takes
-    DuckDB's own SQL. Keys and values are bytes: CAST(value AS STRING) is their text, and
-    get_json_object(CAST(value AS STRING), '$.user') is a JSON field. As in Spark, double quotes enclose a text, and
-    backticks a name that is not a plain word.
+    earlier one: the first that holds a step, or the newest up to a time. Merges keep at least the last ten seconds. If
+    there are steps that the tables lack, a line on stderr says by how many steps; --wait waits for them.
+
+    DuckDB runs the query, translated from Spark's SQL; --dialect duckdb takes DuckDB's own SQL. Keys and values are
+    bytes: CAST(value AS STRING) is their text, and get_json_object(CAST(value AS STRING), '$.user') is a JSON field. As
+    in Spark, double quotes enclose a text, and backticks a name that is not a plain word.
 
     The statements can reach only the tables and views: no files (COPY, ATTACH, read_csv, ...), no network, no
     extensions and no settings of DuckDB, unless --allow-files is given.

@@ -398,6 +398,24 @@ def test_what_was_at_a_step_or_a_time(tmp_path: Path) -> None:
     assert run(mq, query, as_of="yesterday").exit_code == 2
 
 
+def test_a_step_is_read_with_the_pass_that_projected_it(tmp_path: Path) -> None:
+    query, steps = "SELECT count(*) AS n FROM log", []
+    with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 20_000}) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            for value in ("one", "two", "three"):
+                mq.publish("t", pa.table({"value": [value]}))
+                steps.append(mq.state().step)
+            with pytest.raises(InvalidRequest, match=f"do not hold step {steps[-1]} yet"):
+                mq.sql(query, as_of=steps[-1])
+        # the end of the sequencer projects all steps in one pass
+        assert len(set(steps)) == 3
+        assert [mq.sql(query, as_of=step).to_pylist() for step in steps] == [[{"n": 3}]] * 3
+        assert mq.sql(query, as_of=0).to_pylist() == [{"n": 0}]
+        with pytest.raises(InvalidRequest, match="do not hold step"):
+            mq.sql(query, as_of=mq.state().step + 1)
+
+
 @pytest.mark.extended
 def test_what_was_merged_since_is_too_old(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():

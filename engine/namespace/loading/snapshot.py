@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -14,8 +14,10 @@ from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
 from lakemq.tables.storage.delta.catalog import Moment
 from lakemq.tables.storage.delta.store import Store, TableHandle
 
-from ...protocol.errors import StepTooOld
+from ...protocol.errors import InvalidRequest, StepTooOld
+from ...protocol.values.journal import Step
 from .load import BEGINNING, read_watermark
+from .waiting_steps import drop_last_renewals, read_steps_after_watermark
 
 _ATTEMPTS = 20
 
@@ -28,16 +30,29 @@ class Snapshot(NamedTuple):
 
 
 def take_snapshot(store: Store, as_of: int | datetime | None = None) -> Snapshot:
-    """Open the newest snapshot, or the newest at or before a step or a time. Raises StepTooOld, TableDamaged.
+    """Open the newest snapshot, the first one that holds a step, or the newest one at or before a time.
+
+    Steps are projected in passes, and only the end of a pass can be read. So a snapshot that holds a step may also hold
+    the steps that were projected with it.
 
     Segments are opened before messages, so that every row that a segment points at is there.
+
+    Raises:
+        StepTooOld: merges have removed older rows of keys since.
+        InvalidRequest: the tables do not hold the step yet.
+        TableDamaged: a table lacks rows that LakeMQ wrote.
     """
+    # read before the tables are opened: a step that is not in `later` then, and was decided, is in the tables
+    later = read_steps_after_watermark(store) if isinstance(as_of, int) else []
     for _ in range(_ATTEMPTS):
         watermark = read_watermark(store)
         handles = {spec.name: store.open(spec) for spec in sorted(TABLES, key=lambda spec: spec is MESSAGES)}
         floor = max(handle.floor() for handle in handles.values())
         if as_of is not None:
-            return Snapshot(_find_watermark(handles[WATERMARKS.name], as_of, max(floor, watermark.floor)), handles)
+            floor, watermarks = max(floor, watermark.floor), handles[WATERMARKS.name]
+            if isinstance(as_of, datetime):
+                return Snapshot(_find_watermark_at_time(watermarks, as_of, floor), handles)
+            return Snapshot(_find_watermark_with_step(watermarks, as_of, floor, later), handles)
         if floor <= watermark.step:
             return Snapshot(watermark, handles)
     raise StepTooOld("The tables are merged faster than they can be opened.")
@@ -54,15 +69,38 @@ def find_moment(store: Store, as_of: int | datetime | None) -> Moment | None:
     return Moment(watermark.step, {name: handle.version for name, handle in handles.items()})
 
 
-def _find_watermark(watermarks: TableHandle, as_of: int | datetime, floor: int) -> WatermarkRow:
-    """Return the newest watermark at a step or time. Below the floor, merges have removed keys' older rows."""
-    if isinstance(as_of, datetime):
-        at_ms = int(as_of.timestamp() * 1000)
-        rows = watermarks.read().filter(pc.field("decided_at_ms") <= at_ms)
-    else:
-        rows = watermarks.read(step=(None, as_of))
+def _find_watermark_at_time(watermarks: TableHandle, time: datetime, floor: int) -> WatermarkRow:
+    """Return the newest watermark at or before a time."""
+    rows = watermarks.read().filter(pc.field("decided_at_ms") <= int(time.timestamp() * 1000))
     newest = rows.sort_by("step").slice(max(0, rows.num_rows - 1))
     watermark: WatermarkRow = WATERMARKS.rows(newest)[0] if newest.num_rows else BEGINNING
-    if watermark.step < floor:
-        raise StepTooOld("What the tables held then was merged.", found=str(as_of), expected=f"step {floor} or later")
+    _check_floor(watermark.step, floor, time)
     return watermark
+
+
+def _find_watermark_with_step(watermarks: TableHandle, step: int, floor: int, later: Sequence[Step]) -> WatermarkRow:
+    """Return the first watermark at or after a step. later: the steps that the tables may not hold."""
+    _check_floor(step, floor, step)
+    if step == BEGINNING.step:
+        return BEGINNING
+    rows = watermarks.read(step=(step, None))
+    if rows.num_rows:
+        first: WatermarkRow = WATERMARKS.rows(rows.sort_by("step").slice(0, 1))[0]
+        return first
+    last_step = watermarks.last_step()
+    # a leader projects renewals of its lease late, and they change no row
+    waiting = drop_last_renewals([decided for decided in later if last_step < decided.step <= step])
+    if waiting or step > max([last_step, *(decided.step for decided in later)]):
+        raise InvalidRequest(
+            f"The tables do not hold step {step} yet. Try again, or start `lakemq serve` if none runs.",
+            found=f"step {step}",
+            expected=f"a step up to {last_step}",
+        )
+    newest: WatermarkRow = WATERMARKS.rows(watermarks.read(step=(last_step, None)))[0] if last_step else BEGINNING
+    return newest
+
+
+def _check_floor(step: int, floor: int, as_of: int | datetime) -> None:
+    """Raise StepTooOld below the floor, where merges have removed older rows of keys."""
+    if step < floor:
+        raise StepTooOld("What the tables held then was merged.", found=str(as_of), expected=f"step {floor} or later")

@@ -23,10 +23,15 @@ def read_waiting_steps(store: Store) -> list[Step]:
 
     A leader projects renewals late, so nothing that waits for the tables may wait for these.
     """
+    return drop_last_renewals(read_steps_after_watermark(store))
+
+
+def read_steps_after_watermark(store: Store) -> list[Step]:
+    """Return all steps after the newest watermark, also those that only renew the lease."""
     while True:
         _, reader = follow_from_watermark(store, SystemClock().steady_ms)
         with suppress(StepsGone):
-            return drop_last_renewals(reader.read())
+            return reader.read()
 
 
 def drop_last_renewals(steps: list[Step]) -> list[Step]:
