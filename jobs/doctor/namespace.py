@@ -129,9 +129,10 @@ def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
     return min(0, at_ms - first_ms) or max(0, at_ms - last_ms)
 
 
-def check_sequencer(mq: Connection) -> Finding:
+def check_sequencer(mq: Connection, observer: Observer) -> Finding:
     """Check that a sequencer leads and decides steps, or that nothing waits for one."""
-    leadership = read_leadership(mq)
+    with observer.look() as observation:
+        leadership = read_leadership(mq, observation)
     leader, silent_ms = leadership.leader, leadership.silent_ms
     last = f"the last step, {leadership.step}, was put at {_at(leadership.put_ms)}, {silent_ms / 1000:.1f} s ago"
     serve = f"lakemq --path {mq.namespace.path} serve"
@@ -353,7 +354,7 @@ def make_checks(mq: Connection, observer: Observer) -> dict[str, Callable[[], Fi
         "writable": partial(check_writable, mq),
         "space": partial(check_space, mq),
         "clock": partial(check_clock, mq),
-        "sequencer": partial(check_sequencer, mq),
+        "sequencer": partial(check_sequencer, mq, observer),
         "mailbox": partial(check_mailbox, mq),
         "letters": partial(check_letters, mq),
         "aside": partial(check_aside, mq),

@@ -11,7 +11,7 @@ from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATE
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.jobs.metrics.sequencer_metrics import store_now_ms
+from lakemq.jobs.state.leadership import store_now_ms
 
 with needs("metrics"):
     from prometheus_client.core import Metric

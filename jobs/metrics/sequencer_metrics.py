@@ -1,9 +1,8 @@
-"""Metrics of the sequencer: who leads, how fast it steps, what waits for it."""
+"""Metrics of the sequencer: who leads and who stands by, how fast it steps, what waits for it."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,9 +10,8 @@ from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.engine.sequencer.step_durations import BOUNDS_S
 from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+from lakemq.jobs.state.leadership import read_leadership, store_now_ms
 from lakemq.tables.storage.coordination.mailbox import LETTERS
-from lakemq.tables.storage.coordination.step_objects import step_name
 
 with needs("metrics"):
     from prometheus_client.core import HistogramMetricFamily, Metric
@@ -28,29 +26,37 @@ MOST_LETTERS = 10_000
 
 
 def read_sequencer(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
-    """Yield who leads, and how old the last step is."""
-    state = observation.state
-    now_ms = store_now_ms(mq)
-    put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
-    is_led = bool(state.leader) and not LeaderLocks(mq.namespace.files).is_dead(state.leader)
+    """Yield who leads and who stands by, and how old the last step is."""
+    leadership = read_leadership(mq, observation)
+    is_led = bool(leadership.leader) and not leadership.has_died
     yield build.counter(
-        "lakemq_steps_total", "Steps that were decided since the namespace exists.", (), [((), state.step)]
+        "lakemq_steps_total", "Steps that were decided since the namespace exists.", (), [((), leadership.step)]
     )
     yield build.value(
-        "lakemq_last_step_timestamp_seconds", "When the last step was put, by the store's clock.", put_ms / 1000
+        "lakemq_last_step_timestamp_seconds",
+        "When the last step was put, by the store's clock.",
+        leadership.put_ms / 1000,
     )
     yield build.value(
         "lakemq_last_step_age_seconds",
         "Time since the last step, by the store's clock.",
-        max(0, now_ms - put_ms) / 1000,
+        leadership.silent_ms / 1000,
     )
     yield build.value(
         "lakemq_sequencer_present", "1 if a sequencer leads and its process is not known to be dead.", is_led
     )
-    yield build.info("lakemq_leader", "The sequencer that leads; empty if none does.", {"sequencer": state.leader})
-    yield build.value("lakemq_leader_epoch", "Epoch of the lease. It grows with each take-over.", state.leader_epoch)
+    yield build.info("lakemq_leader", "The sequencer that leads; empty if none does.", {"sequencer": leadership.leader})
+    yield build.value("lakemq_leader_epoch", "Epoch of the lease. It grows with each take-over.", leadership.epoch)
     yield build.value(
-        "lakemq_lease_seconds", "How long a standby waits without a step before it takes over.", state.lease_ms / 1000
+        "lakemq_lease_seconds",
+        "How long a standby waits without a step before it takes over.",
+        leadership.lease_ms / 1000,
+    )
+    yield build.gauge(
+        "lakemq_standby_present",
+        "1 for each sequencer that `lakemq serve` has standing by.",
+        ("sequencer",),
+        (((name,), 1) for name in leadership.standbys),
     )
 
 
@@ -94,11 +100,3 @@ def read_serving(serving: Serving, build: FamilyBuilder) -> Iterator[Metric]:
     yield build.counter(
         "lakemq_letters_decided_total", "Letters that this process has decided.", (), [((), durations.letters)]
     )
-
-
-def store_now_ms(mq: Connection) -> int:
-    """Return the store's time in epoch milliseconds; this machine's if this user may not write there."""
-    try:
-        return mq.namespace.files.time_ms()
-    except OSError:
-        return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Which sequencer leads, and when it last decided a step: for `lakemq doctor` and `lakemq status`."""
+"""Which sequencer leads, and when it last decided a step: for `lakemq doctor`, `lakemq status` and the metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.observer import Observation
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 from lakemq.tables.storage.coordination.step_objects import step_name
@@ -33,9 +34,9 @@ class Leadership:
     standbys: tuple[str, ...]
 
 
-def read_leadership(mq: Connection) -> Leadership:
-    """Return who leads as of the newest step."""
-    state = mq.state()
+def read_leadership(mq: Connection, observation: Observation) -> Leadership:
+    """Return who leads as of an observation, and who stands by now."""
+    state = observation.state
     now_ms = store_now_ms(mq)
     put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
     return Leadership(

@@ -98,7 +98,7 @@ def _read_status(mq: Connection, observation: Observation, before: Sample, now: 
     return Status(
         path=mq.namespace.path,
         now_ms=store_now_ms(mq),
-        leadership=read_leadership(mq),
+        leadership=read_leadership(mq, observation),
         steps_per_s=_rate(now.step - before.step, seconds),
         topics=mq.topics.list(),
         in_per_s={

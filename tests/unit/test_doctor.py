@@ -220,7 +220,7 @@ def test_a_leader_that_was_killed_is_told_of_at_once(path: Path, mq: Connection)
     ended = subprocess.run([sys.executable, "-c", DIES, str(path)], timeout=60)
     assert ended.returncode == -signal.SIGKILL
     mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
-    finding = check_sequencer(mq)
+    finding = check_sequencer(mq, mq.observer())
     assert not finding.ok
     assert finding.found.startswith("no sequencer leads: ")
     assert finding.mend == f"Letters wait. Run: lakemq --path {path} serve"
