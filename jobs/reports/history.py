@@ -21,6 +21,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.dialects import SqlDialect
 from lakemq.engine.client.sql.query import query_table
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.errors import InvalidRequest
 
 _BUCKETS = 120
 """Number of points of a line: more would be closer together than a screen shows."""
@@ -30,6 +31,9 @@ _LONGEST_LATENCY_MS = 600_000
 
 _CLOCK_SLACK_MS = 1_000
 """How far a producer's clock may be ahead."""
+
+_LAST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, beyond which neither Python nor Arrow has dates."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -129,9 +133,21 @@ class History:
     owners: pa.Table
     handoffs: pa.Table
 
+    @property
+    def is_in_journal(self) -> bool:
+        """Whether the journal reaches back to the beginning of the time, but for a bucket."""
+        timeline, began_ms = self.timeline, self.journal_since_ms
+        return began_ms is not None and began_ms <= timeline.since_ms + timeline.bucket_ms
+
 
 def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
-    """Read the history from since_ms to until_ms, exclusive, in ms since 1970. Raises MissingExtra."""
+    """Read the history from since_ms to until_ms, exclusive, in ms since 1970. Raises InvalidRequest, MissingExtra."""
+    if not 0 <= since_ms < until_ms <= _LAST_MS:
+        raise InvalidRequest(
+            "A history needs a beginning, and an end after it.",
+            found=f"{since_ms} to {until_ms} ms",
+            expected="times from 1970 to 9999",
+        )
     timeline = Timeline(since_ms, until_ms)
     # One snapshot for all queries: by its step the tables could not be opened again once a merge has gone beyond it.
     snapshot = take_snapshot(mq.namespace.store)

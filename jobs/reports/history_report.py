@@ -47,7 +47,7 @@ def _describe_reach(history: History) -> str:
     began = history.journal_since_ms
     if began is None:
         return "The journal has no decision of this time, so rates, latency and lag are empty (journal.retention.ms)."
-    if began > history.timeline.since_ms + history.timeline.bucket_ms:
+    if not history.is_in_journal:
         return f"The journal begins at {to_iso(_to_time(began))}: rates, latency and lag are known from then on."
     return f"As of step {history.step:,}."
 

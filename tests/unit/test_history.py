@@ -143,6 +143,15 @@ def test_wrong_times_are_refused(mq: Connection, tmp_path: Path, since: str, unt
     assert expected in done.stderr
 
 
+@pytest.mark.parametrize(("since", "until_"), [("P999999W", "2026-01-31"), ("PT1H", "0001-01-01"), ("0", "9" * 18)])
+def test_times_without_a_date_are_refused(mq: Connection, tmp_path: Path, since: str, until_: str) -> None:
+    arguments = ["--path", mq.namespace.path, "report", "--since", since, "--until", until_, "-o", str(tmp_path / "r")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1
+    assert "Expected times from 1970 to 9999" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
 def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgements() -> None:
     def row(at_ms: int, kind: str, decision: dict[str, object]) -> dict[str, object]:
         return {"decided_at_ms": at_ms, "kind": kind, "decision": json.dumps({"group": "g", **decision})}

@@ -50,7 +50,8 @@ def _read_until_ms(text: str) -> int:
 
 def _show(history: History) -> list[Part]:
     timeline = history.timeline
-    journal = format_time(history.journal_since_ms) if history.journal_since_ms is not None else "nothing of this time"
+    began_ms = history.journal_since_ms
+    journal = "nothing of this time" if began_ms is None else f"decisions since {format_time(began_ms)}"
     return [
         *_warn_of_forgotten_times(history),
         Facts(
@@ -60,7 +61,7 @@ def _show(history: History) -> list[Part]:
                 ("until", format_time(timeline.until_ms)),
                 ("messages", history.message_count),
                 ("steps", history.step_count),
-                ("the journal has", journal if history.journal_since_ms is None else f"decisions since {journal}"),
+                ("the journal has", journal),
             ],
         ),
         _list_groups(history),
@@ -90,8 +91,7 @@ def _add_up(series: Iterable[Numbers], length: int) -> list[float]:
 
 
 def _warn_of_forgotten_times(history: History) -> list[Part]:
-    since_ms = history.journal_since_ms
-    if since_ms is not None and since_ms <= history.timeline.since_ms + 60_000:
+    if history.is_in_journal:
         return []
     text = "Rates and lag are known only as far back as the journal goes. Raise journal.retention.ms to keep more."
     return [Notice(f"{text} Owners and handoffs reach back for group.history.ms.")]
@@ -117,7 +117,7 @@ def _list_owners(history: History) -> Table:
     rows = [
         [row["group"], row["topic"], row["partition"], row["state"], row["owner"] or "", format_time(row["since"])]
         for row in history.owners.to_pylist()
-        if row["until"] is None or _in_utc(row["until"]) >= end
+        if row["until"] is None or row["until"] >= end
     ]
     columns = ("group", "topic", "partition", "state", "owner", "since")
     return Table("Who owned what at the end", columns, rows[:_MOST_ROWS], "No partition had an owner.")
@@ -145,7 +145,3 @@ def _draw_rate(title: str, history: History, rates: Sequence[float]) -> Picture:
     labels = [from_millis(int(end_ms)) for end_ms in history.timeline.ends_ms]
     bars = [(f"{label:%H:%M:%S} UTC", rate) for label, rate in zip(labels, rates, strict=True)]
     return Picture(draw_bars(title, bars, "per second"))
-
-
-def _in_utc(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
