@@ -40,14 +40,14 @@ def add_to(app: typer.Typer) -> None:
 def status(
     ctx: typer.Context,
     once: Annotated[
-        bool, typer.Option("--once", help="Print it once and end. So it is where stdout is not a terminal.")
+        bool, typer.Option("--once", help="Print it once and end, which is the default if stdout is not a terminal.")
     ] = False,
 ) -> None:
     """Show what the namespace does, refreshed each second: leader, rates, disk, topics, groups, transactions, findings.
 
     in_per_s counts offsets that were appended since the last refresh. out_per_s counts offsets that groups committed or
     acknowledged over the last minute. Delayed messages that are due soon, dead letters, and the doctor's findings are
-    read every ten seconds. The page needs no sequencer, and asks it nothing. Ctrl-C ends it.
+    read every ten seconds. The page needs no sequencer, and sends it no requests. Ctrl-C ends it.
     """
     session = get_session(ctx)
     live = not once and session.output is Output.table and sys.stdout.isatty()

@@ -58,7 +58,7 @@ def examine(
 
 
 def _config(conf: str | None) -> EngineConfig:
-    """The settings, or where they cannot be read, which another check tells, the defaults."""
+    """Return the settings; the defaults if they cannot be read, which `check_settings` reports."""
     from lakemq.engine.namespace.config import EngineConfig, load_config
     from lakemq.errors import LakeMQError
 

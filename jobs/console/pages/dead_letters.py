@@ -69,6 +69,6 @@ def read_dead_letter_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
         ]
         parts += [
             Form("Send back to their topics", "/change/redrive", fields, "Continue", is_change=True),
-            Form("Purge: be done with them", "/change/purge", fields, "Continue", is_change=True),
+            Form("Purge them", "/change/purge", fields, "Continue", is_change=True),
         ]
     return Page(f"Dead letters in {topic}", parts, [Link("Dead letters", "/dead-letters")])
