@@ -62,33 +62,36 @@ def count_cut_keys(mq: Connection, handoffs: Sequence[Handoff]) -> list[int | No
     handoffs: all handoffs of a group, oldest first. A count is None if the partition has no owner, or if messages of an
     owner are deleted.
     """
-    following: dict[tuple[str, int], Handoff] = {}
+    lags = mq.groups.lag(handoffs[0].group) if handoffs else []
+    # Where the next owner started, or how far the last owner has come. What that acknowledged ahead is not known.
+    ends: dict[tuple[str, int], tuple[int, str | None]] = {
+        (lag.topic, lag.partition): (lag.committed_offset or 0, None) for lag in lags
+    }
     counts: list[int | None] = []
     for handoff in reversed(handoffs):
         place = handoff.topic, handoff.partition
-        counts.append(_count(mq, handoff, following.get(place)))
-        following[place] = handoff
+        end_offset, acknowledged_ahead = ends.get(place, (0, None))
+        counts.append(_count(mq, handoff, end_offset, acknowledged_ahead))
+        if handoff.to_offset is not None:
+            ends[place] = handoff.to_offset, handoff.to_acknowledged_ahead
     return counts[::-1]
 
 
-def _count(mq: Connection, handoff: Handoff, following: Handoff | None) -> int | None:
+def _count(mq: Connection, handoff: Handoff, end_offset: int, acknowledged_ahead: str | None) -> int | None:
+    """Count the keys that a handoff has cut. end_offset, acknowledged_ahead: of the new owner, at its own end."""
     if handoff.to_member is None or handoff.from_offset is None or handoff.to_offset is None:
         return None
-    before = _acknowledged_spans(
+    before = _find_acknowledged_spans(
         handoff.from_offset, handoff.from_acknowledged_ahead, handoff.to_offset, handoff.to_acknowledged_ahead
     )
-    if following is not None and following.to_offset is not None:
-        until, ahead = following.to_offset, following.to_acknowledged_ahead
-    else:
-        until, ahead = _committed_offset(mq, handoff), None
-    after = _acknowledged_spans(handoff.to_offset, handoff.to_acknowledged_ahead, until, ahead)
+    after = _find_acknowledged_spans(handoff.to_offset, handoff.to_acknowledged_ahead, end_offset, acknowledged_ahead)
     try:
-        return len(_keys(mq, handoff, before) & _keys(mq, handoff, after))
+        return len(_read_keys(mq, handoff, before) & _read_keys(mq, handoff, after))
     except (OffsetOutOfRange, UnknownTopicOrPartition):
         return None
 
 
-def _acknowledged_spans(first: int, ahead_before: str | None, end: int, ahead_after: str | None) -> Spans:
+def _find_acknowledged_spans(first: int, ahead_before: str | None, end: int, ahead_after: str | None) -> Spans:
     """Return the offsets that an owner acknowledged: from its start to the next owner's, and those out of order."""
     spans = Spans([(first, end)] if first < end else [])
     for start, count in _decoder.decode(ahead_after or "[]"):
@@ -98,14 +101,7 @@ def _acknowledged_spans(first: int, ahead_before: str | None, end: int, ahead_af
     return spans
 
 
-def _committed_offset(mq: Connection, handoff: Handoff) -> int:
-    rows = (
-        row for row in mq.groups.lag(handoff.group) if (row.topic, row.partition) == (handoff.topic, handoff.partition)
-    )
-    return next((row.committed_offset or 0 for row in rows), 0)
-
-
-def _keys(mq: Connection, handoff: Handoff, spans: Spans) -> set[bytes]:
+def _read_keys(mq: Connection, handoff: Handoff, spans: Spans) -> set[bytes]:
     keys: set[bytes] = set()
     partition = handoff.partition
     for first, end in spans:

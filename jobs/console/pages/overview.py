@@ -11,7 +11,7 @@ from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import Facts, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.rendering import format_length, make_link
-from lakemq.jobs.state.free_space import describe_free_space, read_free_space
+from lakemq.jobs.state.free_space import FreeSpace, describe_free_space, read_free_space
 
 _MINUTES = 60
 _MOST_GROUPS = 10
@@ -29,12 +29,12 @@ GROUP BY 1"""
 
 def read_overview(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the first page."""
-    figures = read_figures(console)
+    figures, space = read_figures(console), read_free_space(console.mq.namespace.files)
     return Page(
         "Overview",
         [
-            *_warn(console, figures),
-            _describe_sequencer(console, figures),
+            *_warn(figures, space),
+            _describe_sequencer(figures, space),
             _describe_work(figures),
             *_list_lags(console),
             *_draw_last_hour(console),
@@ -55,9 +55,8 @@ def read_figures(console: Console) -> dict[str, float]:
     return figures
 
 
-def _warn(console: Console, figures: Mapping[str, float]) -> list[Part]:
+def _warn(figures: Mapping[str, float], space: FreeSpace | None) -> list[Part]:
     warnings: list[Part] = []
-    space = read_free_space(console.mq.namespace.files)
     if space is not None and space.is_low:
         warnings.append(Notice(f"The disk is {describe_free_space(space)}. When it is full, requests wait.", "bad"))
     if not figures.get("lakemq_sequencer_present"):
@@ -73,9 +72,8 @@ def _warn(console: Console, figures: Mapping[str, float]) -> list[Part]:
     return warnings
 
 
-def _describe_sequencer(console: Console, figures: Mapping[str, float]) -> Facts:
+def _describe_sequencer(figures: Mapping[str, float], space: FreeSpace | None) -> Facts:
     leader = ", ".join(_list_labels(figures, "lakemq_leader_info"))
-    space = read_free_space(console.mq.namespace.files)
     return Facts(
         "Sequencer",
         [
