@@ -204,7 +204,7 @@ def _latencies(timeline: Timeline, messages: pa.Table) -> Latencies:
 
 @dataclass(frozen=True)
 class GroupConsumption:
-    """Offsets that a group got done with. count: None for a first commit, whose predecessor is not known."""
+    """Offsets that a group finished. count: None for a first commit, whose predecessor is not known."""
 
     at_ms: int
     group: str
@@ -213,11 +213,13 @@ class GroupConsumption:
 
 
 def read_consumption(decisions: pa.Table, topic_names: Mapping[int, str]) -> Iterator[GroupConsumption]:
-    """Yield what groups got done with, in order, from commits and acknowledgements in the journal."""
+    """Yield what groups finished, in order, from commits and acknowledgements in the journal."""
     committed: dict[tuple[str, str, int], int] = {}
     for row in decisions.to_pylist():
         decision = json.loads(row["decision"])
         group = decision["group"]
+        if decision.get("transactional_id") is not None:  # pending; the end of the transaction commits it or drops it
+            continue
         if row["kind"] == "offsets_committed":
             for topic, partition, offset, *_ in decision["offsets"]:
                 before = committed.get((group, topic, partition))
@@ -252,7 +254,7 @@ def compute_lag(
         timeline: the buckets.
         lag_now: group, topic, lag as of the step of the tables.
         appended: decided_at_ms, topic, messages, also after the last bucket.
-        consumption: what groups got done with, also after the last bucket.
+        consumption: what groups finished, also after the last bucket.
     """
     topics: dict[str, list[str]] = defaultdict(list)
     now: dict[str, int] = defaultdict(int)

@@ -162,9 +162,12 @@ def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgement
         row(2, "offsets_committed", {"offsets": [["t", 0, 25, None, 1, 5], ["t", 1, 3, None, 1, 5]]}),
         row(3, "offsets_committed", {"offsets": [["t", 0, 5, None, 1, 5]]}),
         row(4, "messages_settled", {"parts": parts}),
+        row(5, "offsets_committed", {"offsets": [["t", 0, 90, None, 1, 5]], "transactional_id": "pending"}),
+        row(6, "messages_settled", {"parts": [[7, 0, "pending", [[0, 5]]]], "transactional_id": "pending"}),
+        row(7, "offsets_committed", {"offsets": [["t", 0, 8, None, 1, 5]], "transactional_id": None}),
     ]
     read = list(read_consumption(pa.Table.from_pylist(decisions), {7: "t"}))
-    assert [(part.at_ms, part.count) for part in read] == [(1, None), (2, 15), (2, None), (3, -20), (4, 7)]
+    assert [(part.at_ms, part.count) for part in read] == [(1, None), (2, 15), (2, None), (3, -20), (4, 7), (7, 3)]
 
 
 def test_lag_is_computed_back_from_now() -> None:
