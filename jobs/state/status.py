@@ -136,12 +136,12 @@ class OutlookReader:
     def _count_dead_letters(self) -> list[DeadLetterCount] | None:
         try:
             return self._mq.dead_letters.counts()
-        except LakeMQError:  # a damaged file must not hide the rest
+        except (LakeMQError, OSError):  # a damaged or missing file must not hide the rest
             return None
 
 
-def status_record(status: Status, outlook: Outlook | None) -> dict[str, object]:
-    """Return the status as one record, for JSON."""
+def status_record(status: Status, outlook: Outlook) -> dict[str, object]:
+    """Return the status as one record, for JSON. dead_letters: None if they cannot be read."""
     leadership = status.leadership
     return {
         "path": status.path,
@@ -160,7 +160,7 @@ def status_record(status: Status, outlook: Outlook | None) -> dict[str, object]:
         "size_bytes": status.space.size_bytes if status.space else None,
         "free_bytes": status.space.free_bytes if status.space else None,
         "dead_letters": dead_letter_rows(outlook),
-        "due_by_minutes": {str(minutes): count for minutes, count in outlook.due_by_minutes.items()} if outlook else {},
+        "due_by_minutes": {str(minutes): count for minutes, count in outlook.due_by_minutes.items()},
         "findings": finding_rows(outlook),
     }
 
@@ -207,12 +207,11 @@ def transaction_rows(status: Status) -> list[dict[str, object]]:
     ]
 
 
-def dead_letter_rows(outlook: Outlook | None) -> list[dict[str, object]]:
-    """Return a row per dead-letter topic and cause."""
-    return [dict(count._asdict()) for count in (outlook.dead_letters or () if outlook else ())]
+def dead_letter_rows(outlook: Outlook) -> list[dict[str, object]] | None:
+    """Return a row per dead-letter topic and cause; None if they cannot be read."""
+    return None if outlook.dead_letters is None else [dict(count._asdict()) for count in outlook.dead_letters]
 
 
-def finding_rows(outlook: Outlook | None) -> list[dict[str, object]]:
+def finding_rows(outlook: Outlook) -> list[dict[str, object]]:
     """Return a row per finding of the doctor."""
-    findings = outlook.findings if outlook else ()
-    return [{"check": finding.check, "found": finding.found, "mend": finding.mend} for finding in findings]
+    return [{"check": finding.check, "found": finding.found, "mend": finding.mend} for finding in outlook.findings]

@@ -26,20 +26,21 @@ Row = Mapping[str, object]
 
 
 def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
-    """Return the page. outlook: None while it is not read yet."""
+    """Return the page. outlook: None while it is not read yet. What is not known is not shown as 0."""
     parts: list[RenderableType] = [_draw_figures(status, outlook)]
-    sections: list[tuple[str, Sequence[Row]]] = [
+    sections: list[tuple[str, Sequence[Row] | None]] = [
         ("Topics", topic_rows(status)),
         ("Groups", [{**row, "waits_for": "; ".join(map(str, _items(row["waits_for"])))} for row in group_rows(status)]),
         (
             "Open transactions",
             [{**row, "partitions": ", ".join(map(str, _items(row["partitions"])))} for row in transaction_rows(status)],
         ),
-        ("Dead letters", dead_letter_rows(outlook)),
-        ("Findings", finding_rows(outlook)),
+        ("Dead letters", dead_letter_rows(outlook) if outlook else None),
+        ("Findings", finding_rows(outlook) if outlook else None),
     ]
     for title, rows in sections:
-        parts += [Text(), Text(f"{title}: {len(rows)}", style="bold")]
+        count = len(rows) if rows is not None else "unknown" if outlook else "counting"
+        parts += [Text(), Text(f"{title}: {count}", style="bold")]
         if rows:
             parts.append(_draw_table(rows))
     return Group(*parts)

@@ -33,7 +33,7 @@ class BrokenNamespace:
 
     Attributes:
         console: the address of its console.
-        broken_at: a time, in ISO 8601, at which all was as it is asked about.
+        broken_at: a time, in ISO 8601, at which all faults were there.
     """
 
     path: Path

@@ -15,9 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_name, new_topic
+from unit.consuming import take_messages
+from unit.served import new_name, new_topic, until
 
+import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow
@@ -102,6 +105,25 @@ def test_a_leader_that_was_killed_is_a_finding(tmp_path: Path) -> None:
     assert (record["leader_has_died"], record["steps_per_s"]) == (True, 0)
     assert [finding["check"] for finding in record["findings"]] == ["sequencer"]
     assert "has died without handing over its lease" in run(path, "status").stdout
+
+
+def test_dead_letters_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
+    with lakemq.connect(tmp_path / "mq", create=True) as mq, mq.serving():
+        mq.topics.create("mails")
+        mq.publish("mails", pa.table({"value": ["not a mail"]}))
+        mq.groups.create("mailer", {"max.redelivery.count": 0})
+        with mq.consumer("mailer", topics=["mails"], protocol="queue", auto_offset_reset="earliest") as consumer:
+            assert isinstance(consumer, QueueConsumer)
+            (message,) = take_messages(consumer, 1)
+            consumer.nack(message)
+            consumer.flush()
+            until(lambda: bool(mq.dead_letters.counts()))
+    path = str(tmp_path / "mq")
+    assert [row["messages"] for row in read_json(path)["dead_letters"]] == [1]
+    for file in (tmp_path / "mq/segments").glob("*.parquet"):
+        file.unlink()
+    assert read_json(path)["dead_letters"] is None
+    assert "Dead letters: unknown" in run(path, "status").stdout
 
 
 def test_the_live_page_is_refreshed_until_interrupted(mq: Connection) -> None:
