@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -24,7 +24,10 @@ from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import InvalidRequest, RequestTimedOut
 from lakemq.jobs.cli import app
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import PARTITIONS
+from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.views import VIEWS
 
 pytestmark = pytest.mark.slow
@@ -414,6 +417,39 @@ def test_a_step_is_read_with_the_pass_that_projected_it(tmp_path: Path) -> None:
         assert mq.sql(query, as_of=0).to_pylist() == [{"n": 0}]
         with pytest.raises(InvalidRequest, match="do not hold step"):
             mq.sql(query, as_of=mq.state().step + 1)
+
+
+class _BusyStore:
+    """A store in which a projection comes right after the segments are opened."""
+
+    def __init__(self, store: Store, project: Callable[[], None]) -> None:
+        self._store, self._project = store, project
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        handle = self._store.open(spec)
+        if spec is SEGMENTS:
+            self._project()
+        return handle
+
+
+def test_a_snapshot_holds_no_projection_that_came_while_it_was_opened(tmp_path: Path) -> None:
+    with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
+        mq.topics.create("t")
+        mq.sql("SELECT 1", wait_ms=10_000)
+        opened_at_steps = []
+
+        def project() -> None:
+            opened_at_steps.append(read_watermark(mq.namespace.store).step)
+            mq.publish("t", pa.table({"value": ["x"]}))
+            mq.sql("SELECT 1", wait_ms=10_000)
+
+        store: Any = _BusyStore(mq.namespace.store, project)
+        for as_of in (datetime.now(timezone.utc) + timedelta(days=1), mq.state().step):
+            watermark, _ = take_snapshot(store, as_of)
+            assert watermark.step <= opened_at_steps[-1] < read_watermark(mq.namespace.store).step
 
 
 @pytest.mark.extended

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.messages import MESSAGES
@@ -48,20 +49,29 @@ def take_snapshot(store: Store, as_of: int | datetime | None = None) -> Snapshot
         watermark = read_watermark(store)
         handles = {spec.name: store.open(spec) for spec in sorted(TABLES, key=lambda spec: spec is MESSAGES)}
         floor = max(handle.floor() for handle in handles.values())
-        if as_of is not None:
-            floor, watermarks = max(floor, watermark.floor), handles[WATERMARKS.name]
-            if isinstance(as_of, datetime):
-                return Snapshot(_find_watermark_at_time(watermarks, as_of, floor), handles)
-            return Snapshot(_find_watermark_with_step(watermarks, as_of, floor, later), handles)
-        if floor <= watermark.step:
+        if floor > watermark.step:
+            continue
+        if as_of is None:
             return Snapshot(watermark, handles)
+        # later watermarks do not count: tables that were opened before them lack their rows
+        watermarks = handles[WATERMARKS.name].read(step=(None, watermark.step)).sort_by("step")
+        if isinstance(as_of, datetime):
+            chosen = _find_watermark_at_time(watermarks, as_of)
+        else:
+            chosen = _find_watermark_with_step(watermarks, watermark, as_of, later)
+        floor = max(floor, watermark.floor)
+        if chosen.step < floor:  # merges have removed older rows of keys
+            raise StepTooOld(
+                "What the tables held then was merged.", found=str(as_of), expected=f"step {floor} or later"
+            )
+        return Snapshot(chosen, handles)
     raise StepTooOld("The tables are merged faster than they can be opened.")
 
 
 def find_moment(store: Store, as_of: int | datetime | None) -> Moment | None:
     """Return the table versions for Spark's catalog at a step or time. None: the newest.
 
-    Raises StepTooOld, TableDamaged.
+    Raises StepTooOld, InvalidRequest, TableDamaged.
     """
     if as_of is None:
         return None
@@ -69,38 +79,28 @@ def find_moment(store: Store, as_of: int | datetime | None) -> Moment | None:
     return Moment(watermark.step, {name: handle.version for name, handle in handles.items()})
 
 
-def _find_watermark_at_time(watermarks: TableHandle, time: datetime, floor: int) -> WatermarkRow:
-    """Return the newest watermark at or before a time."""
-    rows = watermarks.read().filter(pc.field("decided_at_ms") <= int(time.timestamp() * 1000))
-    newest = rows.sort_by("step").slice(max(0, rows.num_rows - 1))
-    watermark: WatermarkRow = WATERMARKS.rows(newest)[0] if newest.num_rows else BEGINNING
-    _check_floor(watermark.step, floor, time)
-    return watermark
+def _find_watermark_at_time(watermarks: pa.Table, time: datetime) -> WatermarkRow:
+    """Return the newest watermark at or before a time. watermarks: by step."""
+    rows = watermarks.filter(pc.field("decided_at_ms") <= int(time.timestamp() * 1000))
+    newest: list[WatermarkRow] = WATERMARKS.rows(rows.slice(max(0, rows.num_rows - 1)))
+    return newest[0] if newest else BEGINNING
 
 
-def _find_watermark_with_step(watermarks: TableHandle, step: int, floor: int, later: Sequence[Step]) -> WatermarkRow:
+def _find_watermark_with_step(
+    watermarks: pa.Table, newest: WatermarkRow, step: int, later: Sequence[Step]
+) -> WatermarkRow:
     """Return the first watermark at or after a step. later: the steps that the tables may not hold."""
-    _check_floor(step, floor, step)
     if step == BEGINNING.step:
         return BEGINNING
-    rows = watermarks.read(step=(step, None))
-    if rows.num_rows:
-        first: WatermarkRow = WATERMARKS.rows(rows.sort_by("step").slice(0, 1))[0]
-        return first
-    last_step = watermarks.last_step()
+    holders: list[WatermarkRow] = WATERMARKS.rows(watermarks.filter(pc.field("step") >= step).slice(0, 1))
+    if holders:
+        return holders[0]
     # a leader projects renewals of its lease late, and they change no row
-    waiting = drop_last_renewals([decided for decided in later if last_step < decided.step <= step])
-    if waiting or step > max([last_step, *(decided.step for decided in later)]):
+    waiting = drop_last_renewals([decided for decided in later if newest.step < decided.step <= step])
+    if waiting or step > max([newest.step, *(decided.step for decided in later)]):
         raise InvalidRequest(
             f"The tables do not hold step {step} yet. Try again, or start `lakemq serve` if none runs.",
             found=f"step {step}",
-            expected=f"a step up to {last_step}",
+            expected=f"a step up to {newest.step}",
         )
-    newest: WatermarkRow = WATERMARKS.rows(watermarks.read(step=(last_step, None)))[0] if last_step else BEGINNING
     return newest
-
-
-def _check_floor(step: int, floor: int, as_of: int | datetime) -> None:
-    """Raise StepTooOld below the floor, where merges have removed older rows of keys."""
-    if step < floor:
-        raise StepTooOld("What the tables held then was merged.", found=str(as_of), expected=f"step {floor} or later")
