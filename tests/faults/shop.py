@@ -69,13 +69,13 @@ def bill() -> None:
         txn = mq.transaction("billing")
         billed = 0
         with mq.consumer("billing", topics=["orders"]) as orders:
-            while batch := orders.poll(max_records=50, timeout_ms=1_000):
+            for batch in orders.until_end(max_records=50):
                 with txn:
                     txn.publish("invoices", batch.to_arrow().select(["key", "value"]))
                     txn.send_offsets(batch)
                 billed += batch.record_count
                 time.sleep(0.05)
-            print(json.dumps({"billed": billed, "lag": sum(orders.lag().values())}), flush=True)
+        print(json.dumps({"billed": billed, "lag": sum(lag.lag for lag in mq.groups.lag("billing"))}), flush=True)
 
 
 if __name__ == "__main__":
