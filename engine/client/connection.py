@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -17,6 +16,7 @@ from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock, SystemClock
+from ..namespace.processes.process_identity import new_id
 from ..protocol.errors import IllegalState
 from ..protocol.values.consuming.offset_checks import check_commits
 from ..protocol.values.consuming.offsets import OffsetCommit
@@ -59,11 +59,6 @@ if TYPE_CHECKING:
     from .publish.spark import SparkPublisher
 
 T = TypeVar("T")
-
-
-def new_id() -> str:
-    """Return 32 random hexadecimal digits."""
-    return uuid.uuid4().hex
 
 
 class Connection(LogAccess):

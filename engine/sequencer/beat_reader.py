@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from typing import NamedTuple
 
 from lakemq.tables.storage.coordination.beats import Beats
 
 from ..namespace.processes.clock import Clock
-from ..namespace.processes.process_identity import is_process_gone, read_own_identity
+from ..namespace.processes.process_identity import is_process_gone, new_id, read_own_identity
 from ..protocol.codec.beat import MemberBeat, decode_beat, encode_beat
 from .letters.line_beats import LineBeats
 
@@ -112,7 +111,7 @@ class BeatReader:
         """
         if not keys:
             return
-        note = uuid.uuid4().hex
+        note = new_id()
         self._notes.add(note)
         try:
             self._beats.put(note, 1, encode_beat([MemberBeat(*key, 0) for key in keys]))

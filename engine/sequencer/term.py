@@ -5,7 +5,6 @@ When leadership is in doubt, it throws all of it away.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.process import pause_garbage_collection
+from ..namespace.processes.process_identity import new_id
 from ..protocol import machine
 from ..protocol.rules.observed_waits import ObservedWaits
 from ..protocol.values.state import State
@@ -163,9 +163,7 @@ class TermFactory:
         state = load_state(ns.store, watermark, later=later)
         live = read_live_state(state)
         machine.replay(state, tail)
-        step_log = StepLog(
-            ns.files, namespace_id, reader.step, reader.identity, _new_nonce, clock.steady_ms, self._reached
-        )
+        step_log = StepLog(ns.files, namespace_id, reader.step, reader.identity, new_id, clock.steady_ms, self._reached)
         time, removing = StepTime(clock, ns.files.time_ms(), state.now_ms), Lock()
         data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._reached)
         housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, live)
@@ -214,7 +212,3 @@ def _check_no_gap(store: Store, reader: StepReader) -> None:
     newest = max(list_steps(store.files), default=0)
     if newest > reader.step and store.files.identity(step_name(reader.step + 1)) is None:
         raise make_damage_error(store, f"{step_name(reader.step + 1)} is missing, and {step_name(newest)} is there")
-
-
-def _new_nonce() -> str:
-    return uuid.uuid4().hex

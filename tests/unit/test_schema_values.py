@@ -101,7 +101,8 @@ def test_a_float_may_be_the_largest_that_spark_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "a FROB", "a INT, a INT", "a MAP<INT,INT>", "a DECIMAL(39,0)", "a INT; b INT", "INT"]
+    "text",
+    ["", "a", "a FROB", "a INT, a INT", "a INT, A INT", "a MAP<INT,INT>", "a DECIMAL(39,0)", "a INT; b INT", "INT"],
 )
 def test_a_text_that_is_no_struct_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfig, match="cannot be read as DDL"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -106,8 +107,8 @@ def _to_fields(columns: list[exp.Expression], text: str) -> list[pa.Field]:
     if not all(isinstance(column, exp.ColumnDef) for column in columns):
         raise _refuse(text)
     fields = [pa.field(c.name, _to_arrow(c.args.get("kind"), text), not _is_required(c)) for c in columns]
-    names = [field.name for field in fields]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    names = Counter(field.name.lower() for field in fields)  # as Spark compares names of columns
+    if twice := sorted(name for name, count in names.items() if count > 1):
         raise _refuse(text, f"two fields {twice[0]}")
     return fields
 

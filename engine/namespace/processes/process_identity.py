@@ -15,10 +15,16 @@ is empty.
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import suppress
 
 _STATE, _THREADS, _STARTED = 0, 17, 19
 """Places of these fields in `/proc/<pid>/stat`, after the command, which is in brackets and may contain spaces."""
+
+
+def new_id() -> str:
+    """Return 32 random hexadecimal digits."""
+    return uuid.uuid4().hex
 
 
 def read_own_identity() -> str:
