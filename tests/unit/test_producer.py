@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from unit.served import everything, new_name, new_topic, read_committed_offset, values
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.delivery import RecordFuture, RecordMetadata
 from lakemq.engine.client.publish import arrow
@@ -471,6 +472,20 @@ def test_offsets_that_the_log_has_not_are_refused_in_the_call(
     assert values(mq, topic) == ["read", "not read", "a"]
     with pytest.raises(error), mq.transaction(new_name("id")) as txn:
         txn.send_offsets(wrong, group, metadata)
+
+
+def test_offsets_that_the_known_log_has_are_accepted_without_a_look_at_newer_steps(mq: Connection, topic: str):
+    with mq.producer() as other, lakemq.connect(mq.namespace.path) as own, own.producer(new_name("id")) as producer:
+        other.send(topic, "0").result()
+        known_step = own.state().step
+        other.send(topic, "1").result()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({(topic, 0): 1}, "g")
+        assert own._fetcher._reader.step == known_step
+        # what the known log does not have may have come since
+        producer.send_offsets_to_transaction({(topic, 0): 2}, "g")
+        assert own._fetcher._reader.step > known_step
+        producer.abort_transaction()
 
 
 def test_arguments_of_transactions(mq: Connection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +17,7 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import OwnLock
-from ...protocol.errors import IllegalState
+from ...protocol.errors import IllegalState, LakeMQError
 from ...protocol.projection import MEMBERS
 from ...protocol.values.state import State
 from ..follow_line import FollowLine
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+
+_RECENT_MS = 60_000
+"""Age of a state that may accept offsets. Logs grow, so it refuses too much rather than too little."""
 
 
 class Fetcher:
@@ -59,6 +63,18 @@ class Fetcher:
         """
         with self._lock.own:
             return read(self._reader.refresh())
+
+    def check(self, check: Callable[[State], object]) -> None:
+        """Let `check` raise if the newest state refuses something. A state of the last minute suffices to accept it.
+
+        So a client that checks often does not read every step of all others.
+        """
+        with self._lock.own:
+            if self._reader.age_ms <= _RECENT_MS:
+                with suppress(LakeMQError):
+                    check(self._reader.state)
+                    return
+            check(self._reader.refresh())
 
     def query_groups(self, read: Callable[[State], T]) -> T:
         """Return what `read` makes of the state as of the newest step, with groups, members and offsets.
