@@ -27,7 +27,10 @@ READ_TIMEOUT_S = 5.0
 """How long `read_all` waits for the reading thread, which never takes that long unless the process is stopped."""
 
 _MAX_CLOSED = 4096
-"""How many beats of closed lines are kept. Lines that close in a second are fewer, except in an attack."""
+"""How many beats of closed lines are kept. Lines that close in a second are fewer, except in an attack.
+
+Together they have at most MAX_BYTES, too: a client may close its line and open another one again and again.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class LineBeats:
         self._by_line: dict[Line, ProcessBeat] = {}
         self._last: dict[str, ProcessBeat] = {}
         """Id of beats -> the last one of a line that has closed since the last `read_all`."""
-        self._size_bytes = 0
+        self._size_bytes = self._last_bytes = 0
         self._is_over = self._has_lost = False
         self._passes_requested = self._passes_done = 0
         """Numbers of passes of the reading thread over all lines. Each begins after it was requested."""
@@ -89,7 +92,7 @@ class LineBeats:
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_over or self._passes_done >= number, READ_TIMEOUT_S):
                 raise TimeoutError(f"the lines were not read within {READ_TIMEOUT_S:.0f} s")
-            closed, self._last = self._last, {}
+            closed, self._last, self._last_bytes = self._last, {}, 0
             return [*closed.values(), *self._by_line.values()]
 
     # -- the reading thread -----------------------------------------------------------------------------
@@ -116,9 +119,15 @@ class LineBeats:
                 return False
             self._size_bytes -= beat.size_bytes
             self._has_lost = True
-            if len(self._last) < _MAX_CLOSED:
-                self._last[beat.beats_id] = beat
+            self._keep_last(beat)
             return True
+
+    def _keep_last(self, beat: ProcessBeat) -> None:
+        before = self._last.get(beat.beats_id)
+        size_bytes = self._last_bytes + beat.size_bytes - (before.size_bytes if before else 0)
+        is_room = before is not None or len(self._last) < _MAX_CLOSED
+        if is_room and size_bytes <= MAX_BYTES:
+            self._last_bytes, self._last[beat.beats_id] = size_bytes, beat
 
     @property
     def is_pass_requested(self) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections import deque
-from collections.abc import Callable
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lakemq.tables.storage.coordination.line_proofs import read_proof, remove_abandoned_proofs, remove_proof
@@ -46,6 +48,11 @@ class ProofChecker:
         self._workers = Workers(_THREADS, "lakemq-proofs")
         self._checked: deque[CheckedHello] = deque()
         self._waiting_count = 0
+        self._lock = threading.Lock()
+        self._checking_counts: Counter[str] = Counter()
+        """Name of a proof -> how many threads check a hello that names it."""
+        self._accepted_proofs: set[str] = set()
+        """Names of proofs that were accepted, while a thread may still have read them before their removal."""
         self._clean_at_ms = clock.steady_ms()
 
     def submit(self, line: Line, hello: Hello) -> None:
@@ -83,14 +90,37 @@ class ProofChecker:
         self._clean_if_due()
 
     def _find_failure(self, hello: Hello) -> str:
+        with self._hold_name(hello.proof):
+            return self._accept_proof(hello)
+
+    def _accept_proof(self, hello: Hello) -> str:
         proof = read_proof(self._files, hello.proof)
         if proof is None:
             return f"there is no proof {hello.proof}"
         # Only an accepted proof is removed. Others may belong to a client whose proof a stranger has named.
         if not hmac.compare_digest(proof, compute_proof(hello)):
             return f"the proof {hello.proof} does not fit"
+        # Two threads may have read the proof before one of them removes it. It counts for the first one only.
+        with self._lock:
+            if hello.proof in self._accepted_proofs:
+                return f"the proof {hello.proof} has counted already"
+            self._accepted_proofs.add(hello.proof)
         remove_proof(self._files, hello.proof)
         return ""
+
+    @contextmanager
+    def _hold_name(self, proof_name: str) -> Iterator[None]:
+        """Remember that this proof was accepted for as long as any thread may have read it before."""
+        with self._lock:
+            self._checking_counts[proof_name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._checking_counts[proof_name] -= 1
+                if not self._checking_counts[proof_name]:
+                    del self._checking_counts[proof_name]
+                    self._accepted_proofs.discard(proof_name)
 
     def _clean_if_due(self) -> None:
         """Remove abandoned proofs from time to time. Two threads may do it at once, which does no harm."""

@@ -1,0 +1,104 @@
+"""Attacks on the lines of a leader: what a hostile client repeats, leaves behind or asks for gains it nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.line_peers import PATIENCE_S, until
+from unit.tcp_lines import TcpLeader
+
+from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame
+from lakemq.engine.namespace.line_frames import Frame, FrameKind, encode_hello
+from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
+from lakemq.engine.sequencer.letters import line_beats
+from lakemq.tables.storage.object_stores.files import LocalFiles
+
+WELCOME = Frame(FrameKind.WELCOME, b"")
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[TcpLeader]:
+    leader = TcpLeader(tmp_path, has_tls=True)
+    yield leader
+    leader.lines.close()
+
+
+class PairedReads(LocalFiles):
+    """Files whose proofs are returned when two threads have read them."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.both_have_read = threading.Barrier(2)
+
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        content = super().get(name, limit)
+        self.both_have_read.wait(PATIENCE_S)
+        return content
+
+
+def test_a_proof_that_two_threads_have_read_counts_once(tmp_path: Path) -> None:
+    leader = TcpLeader(tmp_path, has_tls=True, files=PairedReads(str(tmp_path)))
+    (first, hello), (second, _) = leader.reach(), leader.reach()
+    for client in (first, second):
+        client.send(encode_hello(hello))
+    # the client that is refused is the one whose line is closed, whichever thread was first
+    frames = [client.receive() for client in (first, second)]
+    assert sorted(frames, key=str) == sorted([WELCOME, None], key=str)
+    leader.serve(first if frames[0] == WELCOME else second)
+    checker = leader.lines._proofs
+    until(lambda: not checker._checking_counts)
+    assert not checker._accepted_proofs, "names of proofs do not pile up"
+    leader.lines.close()
+
+
+def leave_beat(leader: TcpLeader, beats_id: str, size_bytes: int) -> None:
+    """Send a heartbeat on a line, and close the line when it has counted."""
+    client = leader.connect(f"client-{beats_id}")
+    client.send(encode_beat_frame(LineBeat(beats_id, 1, encode_beat([MemberBeat("g", "x" * size_bytes, 0)]))))
+    assert client.receive() == Frame(FollowFrameKind.BEAT_SEEN, (1).to_bytes(8, "big"))
+    client.socket.close()
+    until(lambda: not leader.lines.beats.list_newest())
+
+
+def test_beats_of_closed_lines_are_bounded_together(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that beats, closes its line and opens another one must not fill the leader's memory."""
+    monkeypatch.setattr(line_beats, "MAX_BYTES", 25_000)
+    for beats_id in "abcd":
+        leave_beat(leader, beats_id, 10_000)
+    leave_beat(leader, "a", 11_000)  # takes the place of the one before
+    beats = leader.lines.beats.read_all()
+    assert [beat.beats_id for beat in beats] == ["a", "b"]
+    assert sum(beat.size_bytes for beat in beats) <= 25_000
+    leave_beat(leader, "c", 10_000)
+    assert [beat.beats_id for beat in leader.lines.beats.read_all()] == ["c"], "there is room again"
+
+
+def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    connection = socket.create_connection(("127.0.0.1", leader.port), PATIENCE_S)
+    with connection, pytest.raises(ssl.SSLError, match=r"(?i)protocol.version"):
+        context.wrap_socket(connection)
+    leader.serve(leader.connect())
+
+
+def test_clients_that_have_gone_leave_no_descriptor_and_no_object(leader: TcpLeader) -> None:
+    def count_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    leader.connect().socket.close()
+    until(lambda: len(leader.lines.table) == 0)
+    descriptors, threads = count_descriptors(), threading.active_count()
+    for number in range(50):
+        leader.connect(f"c{number}").socket.close()
+    until(lambda: len(leader.lines.table) == 0)
+    assert count_descriptors() == descriptors
+    assert threading.active_count() <= threads + 3, "there are four threads for proofs, of which one was there"
+    assert leader.files.list("mailbox") == []
