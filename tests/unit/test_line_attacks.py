@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.line_peers import PATIENCE_S, until
+from clocks import AheadClock
+from unit.line_peers import LEASE_MS, PATIENCE_S, until
 from unit.tcp_lines import TcpLeader
 
 from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, encode_hello
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.sequencer.letters import line_beats
+from lakemq.engine.sequencer.letters import line_beats, line_opener
+from lakemq.engine.sequencer.letters.lines import LineServer
+from lakemq.tables.storage.coordination.line_objects import line_name
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 WELCOME = Frame(FrameKind.WELCOME, b"")
@@ -102,3 +105,51 @@ def test_clients_that_have_gone_leave_no_descriptor_and_no_object(leader: TcpLea
     assert count_descriptors() == descriptors
     assert threading.active_count() <= threads + 3, "there are four threads for proofs, of which one was there"
     assert leader.files.list("mailbox") == []
+
+
+class FailingFiles(LocalFiles):
+    """Files of which the first puts fail. Later ones wait until they may succeed."""
+
+    def __init__(self, root: str, failures: int) -> None:
+        super().__init__(root)
+        self.failures = failures
+        self.is_putting, self.may_put = threading.Event(), threading.Event()
+
+    def put(self, name: str, body: bytes, *, durable: bool = True) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("503 Slow Down")
+        self.is_putting.set()
+        assert self.may_put.wait(PATIENCE_S)
+        super().put(name, body, durable=durable)
+
+
+def open_lines(files: LocalFiles) -> LineServer:
+    clock = AheadClock()
+    lines = line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock)
+    assert lines is not None
+    return lines
+
+
+def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failed request at the take-over must not leave clients with the mailbox for the whole term."""
+    monkeypatch.setattr(line_opener, "ANNOUNCE_AGAIN_S", 0.01)
+    files = FailingFiles(str(tmp_path), failures=3)
+    files.may_put.set()
+    lines = open_lines(files)
+    until(lambda: line_name(1) in files.list("line"))
+    lines.close()
+    assert files.list("line") == []
+
+
+def test_a_line_that_is_announced_while_its_term_ends_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_opener, "ANNOUNCE_AGAIN_S", 0.01)
+    files = FailingFiles(str(tmp_path), failures=1)
+    lines = open_lines(files)
+    assert files.is_putting.wait(PATIENCE_S)
+    lines.close()
+    files.may_put.set()
+    until(lambda: not any(thread.name == "lakemq-announce" for thread in threading.enumerate()))
+    assert files.list("line") == []

@@ -28,6 +28,9 @@ from .lines import LineServer
 
 log = logging.getLogger("lakemq.serve")
 
+ANNOUNCE_AGAIN_S = 10.0
+"""Time until an announcement that has failed is tried again. A term may last for weeks, an outage takes seconds."""
+
 
 def open_term_lines(
     files: Files,
@@ -55,7 +58,10 @@ def open_term_lines(
     if not listeners:
         return None
 
+    has_ended = threading.Event()
+
     def withdraw() -> None:
+        has_ended.set()
         _withdraw(files, address)
 
     try:
@@ -68,9 +74,8 @@ def open_term_lines(
     try:
         _announce(files, address)
     except OSError as error:
-        log.warning("Clients use the mailbox only, because their line cannot be announced: %s", error)
-        lines.close()
-        return None
+        log.warning("Clients use the mailbox until their line can be announced. It is tried again: %s", error)
+        _announce_later(files, address, has_ended)
     return lines
 
 
@@ -123,6 +128,26 @@ def _announce(files: Files, address: LineAddress) -> None:
     except FileExistsError:  # in a folder that was restored from a backup, with an earlier leader's object
         files.delete([name])
         files.put(name, body, durable=False)
+
+
+def _announce_later(files: Files, address: LineAddress, has_ended: threading.Event) -> None:
+    """Announce the line beside the steps, which must not wait for the store, until it succeeds or the term ends."""
+
+    def announce() -> None:
+        while not has_ended.wait(ANNOUNCE_AGAIN_S):
+            try:
+                _announce(files, address)
+            except OSError as error:
+                log.debug("The line cannot be announced yet: %s", error)
+                continue
+            if has_ended.is_set():  # the term has ended meanwhile, maybe before the object was there to be removed
+                _withdraw(files, address)
+            return
+
+    try:
+        threading.Thread(target=announce, name="lakemq-announce", daemon=True).start()
+    except RuntimeError as error:  # the system gives no thread
+        log.warning("Clients use the mailbox only, because their line cannot be announced: %s", error)
 
 
 def _withdraw(files: Files, address: LineAddress) -> None:
