@@ -516,6 +516,18 @@ def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connec
         assert consumer._reader._poller.count_open() == 0
 
 
+def test_a_transaction_takes_a_batch_twice(mq: Connection) -> None:
+    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    with member(mq, group, topic) as consumer:
+        batch = consumer.poll(timeout_ms=5_000)
+        with mq.transaction(new_name("tx")) as txn:
+            txn.publish(out, batch.to_arrow().select(["value"]))
+            txn.send_offsets(batch)
+            txn.send_offsets(batch)
+        assert (values(mq, out), deliveries(mq, group, topic)) == (["0.0", "0.1"], {0: []})
+
+
 def test_a_transaction_takes_what_was_partly_acknowledged_and_refuses_what_wholly_was(mq: Connection) -> None:
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})

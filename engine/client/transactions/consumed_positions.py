@@ -27,7 +27,9 @@ class ConsumedPositions:
         return bool(self._offsets or self._messages)
 
     def add(self, group: str, places: object, commits: Sequence[OffsetCommit]) -> None:
-        """Add offsets or messages of a group. For a partition that was added before, the new ones count.
+        """Add offsets or messages of a group.
+
+        New offsets of a partition replace those that were added before. Messages add up, and may be added twice.
 
         Args:
             places: where they come from: a consumer's batch, or a mapping that the caller gave.

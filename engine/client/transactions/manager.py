@@ -143,8 +143,8 @@ class TransactionManager:
     ) -> None:
         """Add offsets for the commit; for a queue group, messages.
 
-        For a partition that was added before, the new ones count. An offset that the log does not have is refused here,
-        and the transaction stays usable without it.
+        New offsets of a partition replace those that were added before. Messages of a queue group add up. An offset
+        that the log does not have is refused here, and the transaction stays usable without it.
 
         Raises:
             InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange, OffsetMetadataTooLarge: bad

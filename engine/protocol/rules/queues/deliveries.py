@@ -6,6 +6,7 @@ assignment ends. Messages that are given back are delivered again, marked as suc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -147,9 +148,10 @@ def _find_readable_end(state: State, group: Group, place: Place) -> int:
 def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInputs) -> Decision:
     """Settle messages that the member has, and refuse the others. Each message is judged on its own.
 
-    Accepting a message again is fine; in a transaction, at least one message must be new. Raises InvalidGroupId,
-    UnknownMemberId, IllegalState (not a queue group), InvalidRequest. A transaction takes all or nothing: it also
-    raises FencedMemberEpoch, InvalidRecordState, InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
+    If parts name a message twice, the first one settles it. Accepting a message again is fine; in a transaction, at
+    least one message must be new. Raises InvalidGroupId, UnknownMemberId, IllegalState (not a queue group),
+    InvalidRequest. A transaction takes all or nothing: it also raises FencedMemberEpoch, InvalidRecordState,
+    InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
     """
     ref = request.transaction
     if ref is not None:
@@ -160,15 +162,20 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     invalid: list[int] = []
     refused: list[list[Range]] = []
     parts: list[SettledMessages] = []
+    copies = _copy_repeated(state, request)
     for number, part in enumerate(request.parts):
         assigned = group.assignments.get(part.place)
         if assigned is None or (assigned.owner, assigned.epoch) != (request.member_id, part.epoch):
             fenced.append(number)
             continue
-        if not_held := _find_refused_ranges(state, group, part):
+        deliveries = copies.get(part.place) or state.find_deliveries(request.group, part.place)
+        if not_held := _find_refused_ranges(deliveries, part):
             invalid.append(number)
             refused.append(not_held)
-        parts += _settle(state, group, part, pending=ref is not None)
+        settled_part = [] if deliveries is None else _settle(state, group, deliveries, part, pending=ref is not None)
+        if part.place in copies:
+            _note_settled(copies[part.place], settled_part)
+        parts += settled_part
     if ref is not None and fenced:
         raise FencedMemberEpoch(found=[_format_partition(group, request.parts[i]) for i in fenced])
     if ref is not None and invalid:
@@ -182,6 +189,23 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     settled = MessagesSettled(request.group, BY_MEMBER, parts, ref.transactional_id if ref else None)
     begun = [] if ref is None else join_transaction(state, ref, groups=[request.group])
     return Decision(result, (*begun, JournalEntry(settled)))
+
+
+def _copy_repeated(state: State, request: Acknowledge) -> dict[Place, Deliveries]:
+    """Return copies of the deliveries of partitions that several parts name.
+
+    All parts are judged before any is folded. So each part must see in the copy what the parts before it settle.
+    """
+    counts = Counter(part.place for part in request.parts)
+    repeated = ((place, state.find_deliveries(request.group, place)) for place, count in counts.items() if count > 1)
+    return {place: deliveries.copy() for place, deliveries in repeated if deliveries is not None}
+
+
+def _note_settled(deliveries: Deliveries, settled: Iterable[SettledMessages]) -> None:
+    """Change the copy as the fold will. Messages of the transaction count as accepted, so a part may repeat them."""
+    for part in settled:
+        status = DeliveryStatus.ACKNOWLEDGED if part.status is DeliveryStatus.PENDING else part.status
+        deliveries.change(part.ranges, partial(Stretch._replace, status=status))
 
 
 def _check_parts(request: Acknowledge) -> None:
@@ -214,9 +238,8 @@ def _format_partition(group: Group, part: Acknowledgement) -> str:
     return f"{assignment.topic if assignment else part.topic_id}-{part.partition}"
 
 
-def _find_refused_ranges(state: State, group: Group, part: Acknowledgement) -> list[Range]:
+def _find_refused_ranges(deliveries: Deliveries | None, part: Acknowledgement) -> list[Range]:
     """Return the messages that the owner does not have, and, if it accepts them, has not accepted before."""
-    deliveries = state.find_deliveries(group.group, part.place)
     if deliveries is None:
         return list(part.ranges)
     accepts = part.outcome is AckOutcome.ACCEPT
@@ -255,11 +278,10 @@ def _matches_delivery(stretch: Stretch, part: Acknowledgement) -> bool:
     return stretch.status is DeliveryStatus.ACQUIRED and part.deliveries in (None, stretch.deliveries)
 
 
-def _settle(state: State, group: Group, part: Acknowledgement, pending: bool) -> list[SettledMessages]:
+def _settle(
+    state: State, group: Group, deliveries: Deliveries, part: Acknowledgement, pending: bool
+) -> list[SettledMessages]:
     place = part.place
-    deliveries = state.find_deliveries(group.group, place)
-    if deliveries is None:
-        return []
     stretches = [stretch for stretch in deliveries.find_stretches(part.ranges) if _matches_delivery(stretch, part)]
     if not stretches:
         return []
