@@ -338,7 +338,7 @@ class Connection(LogAccess):
             RequestTimedOut: the tables were not projected within wait_ms.
             MissingExtra: the extra `sql` is not installed.
         """
-        from .sql.door import run_sql  # many clients run no SQL
+        from .sql.arrow_query import run_sql  # many clients run no SQL
 
         self._check_open()
         if as_of is not None:

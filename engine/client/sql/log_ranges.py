@@ -15,9 +15,9 @@ from sqlglot import exp
 
 from lakemq.tables.views import log
 
-_SAME = ("topic", "partition")
+_SAME_IN_SEGMENTS = ("topic", "partition")
 _LITERAL = (exp.Literal, exp.Neg, exp.Paren, exp.Add, exp.Sub, exp.Mul)
-_TURNED: dict[type[exp.Expr], type[exp.Expr]] = {
+_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
     exp.EQ: exp.EQ,
     exp.GT: exp.LT,
     exp.GTE: exp.LTE,
@@ -26,7 +26,7 @@ _TURNED: dict[type[exp.Expr], type[exp.Expr]] = {
 }
 _FIRST, _LAST = "base_offset", "last_offset"
 # With more values in an IN, the condition costs more than it saves, and is nested deeper than DuckDB allows.
-_MANY = 100
+_MAX_IN_VALUES = 100
 
 
 class LogRange(NamedTuple):
@@ -45,10 +45,10 @@ def replace_log_views(statement: exp.Expr, ranges: list[LogRange]) -> None:
     if any(cte.alias.lower() in log.VIEWS for cte in statement.find_all(exp.CTE)):
         return
     for select in list(statement.find_all(exp.Select)):
-        table = _only_source(select)
+        table = _find_only_source(select)
         if table is None:
             continue
-        conditions = list(_conditions(select.args["where"].this, table.alias_or_name.lower()))
+        conditions = list(_yield_segment_conditions(select.args["where"].this, table.alias_or_name.lower()))
         if not conditions:
             continue
         schema = f"range {len(ranges) + 1}"
@@ -57,7 +57,7 @@ def replace_log_views(statement: exp.Expr, ranges: list[LogRange]) -> None:
         table.set("db", exp.to_identifier(schema, quoted=True))
 
 
-def _only_source(select: exp.Select) -> exp.Table | None:
+def _find_only_source(select: exp.Select) -> exp.Table | None:
     """Return the view of the log if the query selects from it alone; None otherwise."""
     source, where = select.args.get("from_"), select.args.get("where")
     table = source.this if source is not None and where is not None else None
@@ -67,56 +67,58 @@ def _only_source(select: exp.Select) -> exp.Table | None:
     renames = isinstance(table.args.get("alias"), exp.TableAlias) and table.args["alias"].columns
     more = any(select.args.get(name) for name in ("joins", "laterals", "sample"))
     # a column of three parts names the schema, which would change
-    spelt_out = any(column.args.get("db") for column in select.find_all(exp.Column))
-    return table if is_plain and not renames and not more and not spelt_out else None
+    names_schema = any(column.args.get("db") for column in select.find_all(exp.Column))
+    return table if is_plain and not renames and not more and not names_schema else None
 
 
-def _conditions(part: exp.Expr, source: str) -> Iterator[exp.Expr]:
+def _yield_segment_conditions(part: exp.Expr, source: str) -> Iterator[exp.Expr]:
     """Yield a condition on segments for each part of WHERE that compares a column with literals."""
     part = part.unnest()
     if isinstance(part, exp.And):
         for operand in part.flatten():
-            yield from _conditions(operand, source)
-    elif (condition := _condition(part, source)) is not None:
+            yield from _yield_segment_conditions(operand, source)
+    elif (condition := _build_segment_condition(part, source)) is not None:
         yield condition
 
 
-def _condition(part: exp.Expr, source: str) -> exp.Expr | None:
+def _build_segment_condition(part: exp.Expr, source: str) -> exp.Expr | None:
     if isinstance(part, exp.Between):
         low, high = part.args["low"], part.args["high"]
         bounds = [exp.GTE(this=part.this, expression=low), exp.LTE(this=part.this, expression=high)]
-        conditions = [_condition(bound, source) for bound in bounds]
+        conditions = [_build_segment_condition(bound, source) for bound in bounds]
         return exp.and_(*conditions) if None not in conditions and not part.args.get("symmetric") else None
     if isinstance(part, exp.In):
-        if not 0 < len(part.expressions) <= _MANY:
+        if not 0 < len(part.expressions) <= _MAX_IN_VALUES:
             return None
-        conditions = [_condition(exp.EQ(this=part.this, expression=value), source) for value in part.expressions]
+        conditions = [
+            _build_segment_condition(exp.EQ(this=part.this, expression=value), source) for value in part.expressions
+        ]
         return exp.or_(*conditions) if None not in conditions else None
-    if type(part) not in _TURNED:
+    if type(part) not in _MIRRORED:
         return None
     kind, column, right = type(part), part.this.unnest(), part.expression.unnest()
     if isinstance(right, exp.Column):
-        kind, column, right = _TURNED[kind], right, column
-    name = _column(column, source)
+        kind, column, right = _MIRRORED[kind], right, column
+    name = _find_column_name(column, source)
     if name is None or not all(isinstance(node, _LITERAL) for node in right.walk()):
         return None
-    return _of_segment(kind, name, right)
+    return _widen_to_segment(kind, name, right)
 
 
-def _column(node: exp.Expr, source: str) -> str | None:
+def _find_column_name(node: exp.Expr, source: str) -> str | None:
     if not isinstance(node, exp.Column) or node.table.lower() not in ("", source):
         return None
     name = node.name.lower()
-    return name if name in (*_SAME, "offset") else None
+    return name if name in (*_SAME_IN_SEGMENTS, "offset") else None
 
 
-def _of_segment(kind: type[exp.Expr], name: str, value: exp.Expr) -> exp.Expr:
+def _widen_to_segment(kind: type[exp.Expr], name: str, value: exp.Expr) -> exp.Expr:
     """Return the condition that a segment may hold a row for which the comparison is true."""
 
     def compare(kind: type[exp.Expr], column: str) -> exp.Expr:
         return kind(this=exp.column(column), expression=value.copy())
 
-    if name in _SAME:
+    if name in _SAME_IN_SEGMENTS:
         return compare(kind, name)
     if kind is exp.EQ:
         return exp.and_(compare(exp.LTE, _FIRST), compare(exp.GTE, _LAST))

@@ -41,7 +41,7 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 }
 
 # Names of DuckDB's own databases and schemas.
-_TAKEN = ("memory", "temp", "system", "main", "pg_catalog", "information_schema")
+_RESERVED_NAMES = ("memory", "temp", "system", "main", "pg_catalog", "information_schema")
 
 # Functions in the views' Spark SQL that DuckDB has under other names.
 _MACROS = (
@@ -81,8 +81,8 @@ def run_query(
     with _explain_errors(text, allow_files):
         result = connection.execute(text)
     if result is None:
-        raise _no_statement(text)
-    return _number_repeated([name for name, *_ in result.description or ()]), _rows(result)
+        raise _build_no_statement_error(text)
+    return _number_repeated([name for name, *_ in result.description or ()]), _fetch_rows(result)
 
 
 def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
@@ -91,11 +91,11 @@ def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: 
     with _explain_errors(text, False):
         result = connection.sql(text)
         if result is None:
-            raise _no_statement(text)
+            raise _build_no_statement_error(text)
         return result.to_arrow_table().rename_columns(_number_repeated(result.columns))
 
 
-def _no_statement(text: str) -> InvalidRequest:
+def _build_no_statement_error(text: str) -> InvalidRequest:
     return InvalidRequest("There is no statement to run.", found=text[:60], expected="SQL")
 
 
@@ -134,7 +134,7 @@ def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snap
             with _explain_errors(text, False):
                 result = connection.execute(text)
                 if result is None:
-                    raise _no_statement(text)
+                    raise _build_no_statement_error(text)
                 rows = result.fetchmany(limits.max_rows + 1)
         finally:
             timer.cancel()
@@ -171,9 +171,9 @@ def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
     try:
         yield
     except duckdb.ParserException as error:
-        raise duckdb.ParserException(f"{error}{_quoting(text)}") from None
+        raise duckdb.ParserException(f"{error}{_hint_at_quotes(text)}") from None
     except duckdb.Error as error:
-        if allow_files or not _CLOSED.search(str(error)):
+        if allow_files or not _NOT_PERMITTED.search(str(error)):
             raise
         raise type(error)(f"{_first_line(error)} (`lakemq sql --allow-files` permits it.)") from None
 
@@ -213,7 +213,7 @@ def _add_range(
     connection.execute(f'CREATE VIEW "{log_range.schema}"."{log_range.view}" AS {view}')
 
 
-def _quoting(text: str) -> str:
+def _hint_at_quotes(text: str) -> str:
     return ' (Is it the reserved word "offset"? Quote it.)' if re.search(r"(?<!\")\boffset\b", text, re.I) else ""
 
 
@@ -244,7 +244,8 @@ def connect_duckdb(
     from ...namespace.loading.snapshot import take_snapshot
 
     name = database_name(namespace.path)
-    database = f'"mq_{name}"' if name in _TAKEN else f'"{name}"'  # quoted: it may be a reserved word, such as order
+    # quoted: it may be a reserved word, such as order
+    database = f'"mq_{name}"' if name in _RESERVED_NAMES else f'"{name}"'
     bound: dict[str, str] = {} if memory_mb is None else {"memory_limit": f"{memory_mb}MB"}
     connection = duckdb.connect(":memory:", config={**_SETTINGS, **bound})
     add_interruptible(connection)
@@ -262,11 +263,11 @@ def connect_duckdb(
     for name, query in VIEWS.items():
         connection.execute(f"CREATE VIEW {database}.{name} AS {query.format(database=database)}")
     if not allow_files:
-        _close(connection)
+        _restrict(connection)
     return connection
 
 
-def _close(connection: duckdb.DuckDBPyConnection) -> None:
+def _restrict(connection: duckdb.DuckDBPyConnection) -> None:
     """Restrict statements to the tables and views, and lock all settings."""
     # DuckDB may read and write its spill folder, so this must not be the working folder
     spill = tempfile.TemporaryDirectory(prefix="lakemq-sql-")
@@ -277,10 +278,10 @@ def _close(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 # DuckDB's messages about a file, an extension or a setting that is not permitted.
-_CLOSED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
+_NOT_PERMITTED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
 
 
-def _rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+def _fetch_rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
     while rows := result.fetchmany(_BATCH_ROWS):
         yield from rows
 

@@ -18,7 +18,7 @@ from .log_ranges import LogRange, replace_log_views
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
-_EXPLAINS = re.compile(r"ANALYZE\s+|\([^)]*\)\s*", re.IGNORECASE)
+_EXPLAIN_OPTIONS = re.compile(r"ANALYZE\s+|\([^)]*\)\s*", re.IGNORECASE)
 
 
 class NotSparkSql(ValueError):
@@ -35,7 +35,7 @@ _OTHER_MEANING = {
 }
 """Functions whose name means something else in DuckDB: what to use instead, or how they differ."""
 
-_NAMED = (exp.Alias, exp.Aliases, exp.Column, exp.Dot, exp.Star, exp.UDTF, exp.Explode, exp.Inline)
+_HAVE_NAMES = (exp.Alias, exp.Aliases, exp.Column, exp.Dot, exp.Star, exp.UDTF, exp.Explode, exp.Inline)
 """Result columns that have a name already, or several."""
 
 
@@ -88,28 +88,28 @@ def _parse(text: str) -> list[exp.Expr]:
 
 def _to_duckdb(statement: exp.Expr, ranges: list[LogRange] | None) -> str:
     if isinstance(statement, exp.Command):
-        return _command(statement, ranges)
+        return _translate_command(statement, ranges)
     if isinstance(statement, exp.Query):
         _name_columns(statement)
         if ranges is not None:
             replace_log_views(statement, ranges)
-    return statement.transform(_by_macro).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
+    return statement.transform(_replace_by_macro).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
 
 
 def _name_columns(query: exp.Query) -> None:
     """Name unnamed result columns by their text in Spark's SQL: count(*), not count_star()."""
     for column in query.selects:
-        if not isinstance(column, _NAMED):
+        if not isinstance(column, _HAVE_NAMES):
             name = column.sql(_Spark4, normalize_functions="lower")
             column.replace(exp.alias_(column.copy(), name, quoted=True))
 
 
-def _command(command: exp.Command, ranges: list[LogRange] | None) -> str:
+def _translate_command(command: exp.Command, ranges: list[LogRange] | None) -> str:
     """Translate SHOW, which is the same in both, and EXPLAIN, which holds a statement and perhaps DuckDB's options."""
     rest = command.text("expression").strip()
     if command.name.upper() != "EXPLAIN":
         return f"{command.name} {rest}"
-    options = _EXPLAINS.match(rest)
+    options = _EXPLAIN_OPTIONS.match(rest)
     how = options.group() if options else ""
     return f"{command.name} {how}{';'.join(_to_duckdb(statement, ranges) for statement in _parse(rest[len(how) :]))}"
 
@@ -121,7 +121,7 @@ def _function_name(node: Any) -> str:
     return node.sql_name().lower() if isinstance(node, exp.Func) else ""
 
 
-def _by_macro(node: exp.Expr) -> Any:
+def _replace_by_macro(node: exp.Expr) -> Any:
     """Replace a node that treats bytes differently in DuckDB by a macro, which checks the type."""
     if isinstance(node, exp.Cast) and node.to.is_type(exp.DataType.Type.TEXT):
         return exp.Anonymous(this="as_text", expressions=[node.this])

@@ -1,4 +1,4 @@
-"""SQL from Python: a query's result as an Arrow table."""
+"""Run the queries of `mq.sql`, whose results are Arrow tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run_sql(
         with ExitStack() as serving:
             wait_for_projection(namespace.store, wait_ms / 1000, lambda: serving.enter_context(serve()))
     snapshot = take_snapshot(namespace.store, as_of)
-    table = _query(namespace, text, snapshot)
+    table = _query_or_refuse(namespace, text, snapshot)
     if as_of is None and wait_ms is None:
         lag = find_projection_lag(namespace.store, snapshot.watermark.step)
         if lag.age_s > PATIENCE_S:
@@ -45,7 +45,7 @@ def run_sql(
     return table
 
 
-def _query(namespace: Namespace, text: str, snapshot: Snapshot) -> pa.Table:
+def _query_or_refuse(namespace: Namespace, text: str, snapshot: Snapshot) -> pa.Table:
     with needs("sql"):
         import duckdb
 
