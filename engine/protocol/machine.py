@@ -113,12 +113,12 @@ def refuse_letter(state: State, client_id: str, number: int, refusal: LakeMQErro
     return fold(state, entries)
 
 
-def find_due(state: State, time: Time, forget: bool = True) -> list[DueTimer]:
-    """Return the timers that are due at the start of a step. forget: also check for what has expired, which is slow."""
+def find_due(state: State, time: Time, with_expiries: bool = True) -> list[DueTimer]:
+    """Return the timers that are due. with_expiries: check also those that are slow to check (`Timer.is_expiry`)."""
     return [
         (timer, key)
         for timer in TIMERS
-        if forget or not timer.is_expiry
+        if with_expiries or not timer.is_expiry
         for key in timer.list_keys(state)
         if timer.is_due(state, key, time)
     ]
@@ -161,7 +161,7 @@ def release_delays(
     decide = DECIDE[RangesDue]
     try:
         whole = decide(state, due, NO_INPUTS)
-    except Exception:
+    except Exception:  # one range must not hold up the others, so each is decided alone below
         whole = None
     if whole is not None:
         return fold(state, whole.entries)
@@ -228,13 +228,13 @@ def begin_step(state: State, now_ms: int) -> int:
 
 
 def follow(state: State, steps: Iterable[Step]) -> None:
-    """Fold steps of the journal, in order, into a state that is never projected: it keeps no list of changes."""
+    """Fold decided steps, in order, into a state that is never projected: it keeps no list of changes."""
     replay(state, steps)
     state.changes.clear()
 
 
 def replay(state: State, steps: Iterable[Step]) -> State:
-    """Fold steps of the journal, in order, into the state, and return it."""
+    """Fold decided steps, in order, into the state, and return it."""
     for step in steps:
         state.step, state.now_ms = step.step, max(state.now_ms, step.decided_at_ms)
         state.begin_step()

@@ -6,7 +6,7 @@ A step goes from letters to replies in this order:
 2. Prepare: write the rows that came in letters to a data file, or keep them for the step; read the footers of
    the data files that requests name (`step_preparer`). All I/O that a decision needs happens here.
 3. Decide (`step_decider`): the pure core turns each request into records and a result, and folds the records into the
-   state. Observations of the leader, deadlines and due messages follow in the same step.
+   state. Observations of the leader, timers and due messages follow in the same step.
 4. Append the step to the log, as one object. The projection gets the step too.
 5. Write the replies, then delete the letters.
 6. If it is time, begin to project all steps that have landed, in another thread.
@@ -84,7 +84,7 @@ class StepReport:
         step: number of the step.
         letters: how many letters it took and decided.
         backlog: more letters wait.
-        patience: something is overdue that the leader must watch for a while yet: a transaction before its timeout
+        is_watching: something is overdue that the leader must watch for a while yet: a transaction before its timeout
             counts, or a letter that waits for the one before it.
         working: something beside the steps is unfinished: an assignment is computed or must still move, or due
             messages must still be released.
@@ -95,7 +95,7 @@ class StepReport:
     step: int
     letters: int
     backlog: bool
-    patience: bool
+    is_watching: bool
     working: bool = False
     due_in_ms: float | None = None
     observation_left_ms: int = 0
@@ -337,12 +337,12 @@ class Sequencer:
         self._replies.sweep_if_due(term.state)
         term.background.project_if_due(term.state, lambda: self._decider.give_sign_of_life(term))
         term.delay_queue.pack(term.state.delays, term.background.planned_step)
-        patience = letters.gaps or has_unobserved_timeout(term.state, self._decider.make_time(term, term.time.now_ms()))
+        time = self._decider.make_time(term, term.time.now_ms())
         return StepReport(
             step=term.state.step,
             letters=len(letters.taken),
             backlog=letters.backlog,
-            patience=patience,
+            is_watching=letters.gaps or has_unobserved_timeout(term.state, time),
             working=term.is_working,
             due_in_ms=term.due_in_ms(),
             observation_left_ms=term.attendance.observation_left_ms(term.state),
@@ -364,7 +364,7 @@ class Sequencer:
             later.stop()
 
     def _find_due(self, term: Term, letters: StepLetters, drained_at_ms: int | None) -> list[machine.DueTimer]:
-        """Return the deadlines that this step must decide.
+        """Return the timers that this step must decide.
 
         drained_at_ms: all that had come on lines by this time was taken. None: a letter may be there that is not read.
         """
@@ -376,12 +376,12 @@ class Sequencer:
             return []  # let nothing time out while a letter that was sent in time may be waiting
         # forget no client while one of its decided letters is undeleted: the letter would be decided again
         expire = steady_ms >= term.expire_at_ms and all_seen and not letters.undeleted
-        # Judge deadlines as of the drain, however long a step takes: a pause of this process after the drain must not
+        # Judge timers as of the drain, however long a step takes: a pause of this process after the drain must not
         # let a deadline pass before letters that were sent in time.
         age_ms = 0 if drained_at_ms is None else steady_ms - drained_at_ms
-        time = Time(term.time.now_ms() - age_ms, steady_ms - age_ms, self._limits, term.patience)
+        time = Time(term.time.now_ms() - age_ms, steady_ms - age_ms, self._limits, term.observed_waits)
         due = machine.find_due(term.state, time, expire)
-        due = [deadline for deadline in due if deadline not in term.failed_due]
+        due = [timer for timer in due if timer not in term.failed_due]
         if due and term.lines is not None and (drained_at_ms is None or letters.is_mailbox_skipped):
             # the next step comes when the drain has ended, lists the mailbox, and decides them
             term.lines.request_drain()

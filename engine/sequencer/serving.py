@@ -227,7 +227,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
             except NotLeader:
                 continue  # another sequencer took over. This one may lead again before the deadline
             letters += report.letters
-            is_busy = report.backlog or report.patience or report.working or report.observation_left_ms
+            is_busy = report.backlog or report.is_watching or report.working or report.observation_left_ms
             if report.letters == 0 and not is_busy:
                 return letters
             if report.observation_left_ms > _REPORT_FROM_MS and not has_reported:

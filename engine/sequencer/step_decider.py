@@ -1,6 +1,6 @@
 """Decide one step and append it to the log.
 
-The order within a step: requests, the lease, observations, deadlines, due messages, then what follows for groups.
+The order within a step: requests, the lease, observations, timers, due messages, then what follows for groups.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepDecider:
         self._clock, self._reached = clock, reached
 
     def make_time(self, term: Term, now_ms: int) -> Time:
-        return Time(now_ms, self._clock.steady_ms(), self._limits, term.patience)
+        return Time(now_ms, self._clock.steady_ms(), self._limits, term.observed_waits)
 
     def renew_if_quiet(self, term: Term) -> list[JournalEntry]:
         """Return a renewal of the lease if no step came for a third of it."""
@@ -84,7 +84,7 @@ class StepDecider:
         entries += machine.settle_groups(state, _log_failed_group)
         if not entries:  # a step is never empty: the renewal is its only record then
             entries = machine.fold(state, [leader.decide_renew(state)])
-        term.patience.observe(machine.find_watched_waits(state), self._clock.steady_ms())
+        term.observed_waits.observe(machine.find_watched_waits(state), self._clock.steady_ms())
         self._append_step(term, entries, prepared.rows)
         return entries
 
@@ -107,8 +107,8 @@ class StepDecider:
         return [] if due is None else machine.release_delays(state, due, _log_failed_release)
 
     def _log_failed_due(self, term: Term, due: machine.DueTimer, error: Exception) -> None:
-        """Log a deadline that failed unexpectedly, and leave it out for this term: it would fail in each step."""
-        log.error("A deadline of %s met an unexpected error, and is left out: %s", due[1], error, exc_info=error)
+        """Log a timer that failed unexpectedly, and leave it out for this term: it would fail in each step."""
+        log.error("The timer of %s met an unexpected error, and is left out: %s", due[1], error, exc_info=error)
         term.failed_due.add(due)
 
     def _decide_letter(

@@ -61,7 +61,7 @@ class Term:
             last only seconds.
         all_seen_at_ms: when the mailbox was last read completely.
         lines: to clients that are connected. None: all letters come through the mailbox.
-        failed_due: deadlines that met an unexpected error, and are left out for the rest of the term.
+        failed_due: timers that met an unexpected error, and are left out for the rest of the term.
     """
 
     state: State
@@ -79,7 +79,7 @@ class Term:
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
-    patience: ObservedWaits = field(default_factory=ObservedWaits)
+    observed_waits: ObservedWaits = field(default_factory=ObservedWaits)
     failed_due: set[machine.DueTimer] = field(default_factory=set)
     lines: LineServer | None = None
 

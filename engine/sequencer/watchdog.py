@@ -1,7 +1,7 @@
 """The watchdog: replace a sequencer that is stuck in a step for an unexpected reason.
 
 A stuck sequencer gives no signs of life. Its lease runs out, and another one, of this process or another, leads. If it
-ever continues, the journal has moved: it can commit nothing, writes no reply, and ends.
+ever continues, the step log has moved: it can commit nothing, writes no reply, and ends.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
         for name in ("a", "b"):
             mq.topics.create(name)
         assert serving.error is None
-    assert caplog.text.count("A deadline of ('tx'") == 1
+    assert caplog.text.count("The timer of ('tx'") == 1
 
 
 def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:

@@ -124,7 +124,7 @@ def test_what_a_letter_of_the_step_has_ended_is_not_due_any_more(protocol: str, 
     assert mq.state.groups["g"].paused
     mq.now_ms += wait_ms
     time = Time(mq.now_ms, mq.now_ms, waits=mq.waits)
-    due = machine.find_due(mq.state, time, forget=False)
+    due = machine.find_due(mq.state, time, with_expiries=False)
     assert due
     mq.one(LeaveGroup("g", ["C1"]))
     assert machine.fold_time(mq.state, due, time) == []

@@ -47,11 +47,11 @@ class DelayCanceller:
         self, places: Sequence[MessagePlace], outcomes: Sequence[CancelOutcome]
     ) -> list[CancelOutcome]:
         """Replace NOT_FOUND by the outcome of rows whose range has ended as a whole."""
-        gone = {p.range for p, outcome in zip(places, outcomes, strict=True) if outcome is CancelOutcome.NOT_FOUND}
-        fates = read_ended_ranges(self._ns.store, self._clock, gone) if gone else {}
+        missing = {p.range for p, outcome in zip(places, outcomes, strict=True) if outcome is CancelOutcome.NOT_FOUND}
+        ended_ranges = read_ended_ranges(self._ns.store, self._clock, missing) if missing else {}
         return [
-            fates[place.range].find_outcome(place.row)
-            if outcome is CancelOutcome.NOT_FOUND and place.range in fates
+            ended_ranges[place.range].find_outcome(place.row)
+            if outcome is CancelOutcome.NOT_FOUND and place.range in ended_ranges
             else outcome
             for place, outcome in zip(places, outcomes, strict=True)
         ]

@@ -29,7 +29,7 @@ class Stall:
         topic, partition, offset: the message that is in the way.
         found, advice: two sentences: the trouble, and the cure.
         since_ms: when the member last acknowledged or got messages of the partition, in ms since 1970.
-        patience_ms: for how long that is usual; None: the stall ends by itself.
+        patience_ms: how long such a stall may last before it is overdue; None: it ends by itself.
     """
 
     kind: StallKind

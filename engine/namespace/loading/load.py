@@ -1,4 +1,4 @@
-"""Load the state from what is stored: the projections at the watermark. The caller replays the journal's tail on it."""
+"""Load the state from what is stored: the projections at the watermark. The caller replays the newer steps on it."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from .timers import Timers
 def decide_take_over(state: State, leader: str, lease_ms: int) -> JournalEntry:
     """Let `leader` lead under the next epoch.
 
-    This is legal at any time. The fence is the journal: a step is appended only if its number is the next one, so of
-    two sequencers that believe they lead one fails to append.
+    This is legal at any time. The fence is the step log: a step is put only if its number is free, so of two sequencers
+    that believe they lead one fails to put it.
     """
     return JournalEntry(LeaderElected(leader, state.leader_epoch + 1, lease_ms))
 
@@ -29,13 +29,13 @@ def decide_resign(state: State) -> JournalEntry:
     return JournalEntry(LeaderElected("", state.leader_epoch, state.lease_ms))
 
 
-def may_lead(state: State, leader: str | None, journal_still_for_ms: int) -> bool:
+def may_lead(state: State, leader: str | None, no_step_for_ms: int) -> bool:
     """Return whether `leader` may take the lease.
 
-    leader: None for a process that has never led. journal_still_for_ms: how long no step came, by the
+    leader: None for a process that has never led. no_step_for_ms: how long no step came, by the
     caller's own monotonic clock.
     """
-    return state.leader in ("", leader) or journal_still_for_ms > state.lease_ms
+    return state.leader in ("", leader) or no_step_for_ms > state.lease_ms
 
 
 def set_leader(state: State, record: LeaderElected, segments: Segments) -> None:

@@ -102,7 +102,7 @@ def remove_producer(state: State, record: ProducerExpired, segments: Segments) -
 
 def remember_units(state: State, producer_id: int, producer_epoch: int, units: Sequence[UnitAppended]) -> None:
     producer = state.change_producer(producer_id)
-    if producer is None:  # a reader follows the journal without loading producers
+    if producer is None:  # a reader follows the steps without loading producers
         producer = ProducerState(producer_epoch, state.now_ms)
         state.set_producer(producer_id, producer)
     producer.seen_at_ms = state.now_ms

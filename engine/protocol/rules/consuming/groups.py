@@ -91,8 +91,8 @@ def _lose_members(state: State, group: Group, members: Sequence[str], reason: st
     delay_ms, owns = group.rebalance_delay_ms, any(group.list_places_of(member_id) for member_id in members)
     # A delay makes sense if other members could get the partitions before the lost one returns. In a queue group the
     # member itself may return and keep its messages, unless its process has ended.
-    somebody_waits = len(group.members) > 1 or (group.is_queue and reason != "process")
-    waits = not group.is_classic and (bool(group.not_before_ms) or (delay_ms > 0 and owns and somebody_waits))
+    delay_helps = len(group.members) > 1 or (group.is_queue and reason != "process")
+    waits = not group.is_classic and (bool(group.not_before_ms) or (delay_ms > 0 and owns and delay_helps))
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(members):

@@ -1,4 +1,4 @@
-"""Joining a group: as a new member, with changed wishes, or as a new process of a static member."""
+"""Joining a group: as a new member, with other topics or settings, or as a new process of a static member."""
 
 from __future__ import annotations
 

@@ -298,9 +298,9 @@ def _is_release_overdue(state: State, key: _PauseKey, time: Time) -> bool:
     group = state.groups.get(name)
     if group is None or (member_id, since_ms) not in group.pauses or member_id not in group.members:
         return False
-    patience = group.members.values() if group.is_classic else (group.members[member_id],)
+    awaited = group.members.values() if group.is_classic else (group.members[member_id],)
     # By the leader's own observation, not by stored times: while no sequencer leads, an owner cannot release anything.
-    return time.waited_ms(key) > max(member.max_poll_interval_ms for member in patience)
+    return time.waited_ms(key) > max(member.max_poll_interval_ms for member in awaited)
 
 
 def decide_release_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
