@@ -82,8 +82,7 @@ def find_available_ranges(start: StreamOffset, logs: Logs) -> dict[tuple[str, in
     """Return (topic, partition) -> where the next batch begins, and where it ends at most.
 
     If a log has lost its end, reading goes on at its present end; if it has lost its beginning, at its first offset.
-    Lost
-    messages do not count for the limit of a batch.
+    Lost messages do not count for the limit of a batch.
     """
     ranges = {}
     for topic, log in logs.items():

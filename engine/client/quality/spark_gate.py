@@ -25,7 +25,7 @@ class SparkGate:
     def __init__(self, gate: Gate, df: DataFrame) -> None:
         """Raises ExpectationFailed, InvalidRecord."""
         gate.check_columns(df.columns)
-        self._gate, self._given = gate, df
+        self._gate, self._input = gate, df
         binary = frozenset(f.name for f in df.schema.fields if isinstance(f.dataType, BinaryType))
         self._names = ColumnNames(SPARK, binary)
         self._observed = Observation() if self._measures else None
@@ -56,9 +56,9 @@ class SparkGate:
         Rows of RANGES come from the task attempts that count. The observed aggregates may include other attempts, if
         the work of a lost executor was repeated. Their row count shows this, and they are then computed again.
         """
-        of_one_copy = [row for row in written if row.copy == 0]
-        rows = sum(row.record_count for row in of_one_copy)
-        failed = sum(row.record_count for row in of_one_copy if row.partition <= FIRST_FAILED)
+        first_copies = [row for row in written if row.copy == 0]
+        rows = sum(row.record_count for row in first_copies)
+        failed = sum(row.record_count for row in first_copies if row.partition <= FIRST_FAILED)
         self._gate.judge(rows, failed, self._read_measures(rows))
 
     def _read_measures(self, rows: int) -> list[Any]:
@@ -67,7 +67,7 @@ class SparkGate:
         values = self._observed.get
         if values[_ROWS] != rows:
             with self.hide_values_in_errors():
-                (row,) = self._given.agg(*self._columns).collect()
+                (row,) = self._input.agg(*self._columns).collect()
             values = row.asDict()
         return [values[name] for name in self._measure_names]
 

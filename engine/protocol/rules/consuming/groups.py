@@ -49,7 +49,7 @@ from ..queues.redelivery import give_back_partitions
 from ..registries import Fold, Folds, Rules
 from ..timers import Timers
 from . import group_operations, joining, reconciling
-from .reconciling import build_target, drop_member, free_partitions
+from .reconciling import build_target, decide_dropped_member, decide_freed_partitions
 
 # -- members --------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def decide_leave(state: State, request: LeaveGroup, inputs: DecisionInputs) -> D
         return Decision(Done(), (*map(JournalEntry, returned), *_lose_members(state, group, leaving, "left")))
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(leaving):
-        entries += drop_member(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
+        entries += decide_dropped_member(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
     return Decision(Done(), tuple(entries))
 
 
@@ -96,7 +96,7 @@ def _lose_members(state: State, group: Group, members: Sequence[str], reason: st
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(members):
-        entries += drop_member(state, group, member_id, reason, status)
+        entries += decide_dropped_member(state, group, member_id, reason, status)
     if waits and not group.not_before_ms:
         entries.append(JournalEntry(RebalanceDelayed(group.group, state.now_ms + delay_ms)))
     return entries
@@ -118,7 +118,7 @@ def decide_release(state: State, request: ReleasePartitions, inputs: DecisionInp
     ]
     if not released:
         return Decision(Done())
-    entries = free_partitions(state, group, sorted(set(released)), PartitionStatus.UNASSIGNED, "released")
+    entries = decide_freed_partitions(state, group, sorted(set(released)), PartitionStatus.UNASSIGNED, "released")
     return Decision(Done(), tuple(map(JournalEntry, entries)))
 
 

@@ -29,7 +29,7 @@ from ...values.consuming.groups import (
 from ...values.decision import Decision, DecisionInputs
 from ...values.journal import JournalEntry
 from ...values.state import State
-from .reconciling import build_move_to_owner, end_assignments, find_start_offset, find_start_offsets
+from .reconciling import build_move_to_owner, decide_ended_assignments, find_start_offset, find_start_offsets
 
 
 def decide_join(state: State, request: JoinGroup, inputs: DecisionInputs) -> Decision:
@@ -261,4 +261,4 @@ def _take_over(state: State, group: Group, old: str, new: str) -> list[Any]:
         return []
     moved = PartitionsMoved(group.group, "replaced", moves)
     places = group.list_places_of(old)
-    return [moved, *end_assignments(state, group, places, "replaced")]
+    return [moved, *decide_ended_assignments(state, group, places, "replaced")]

@@ -59,7 +59,7 @@ def find_start_offset(state: State, group: Group, place: Place, owner: str | Non
 # -- what ends an assignment ----------------------------------------------------------------------------
 
 
-def free_partitions(
+def decide_freed_partitions(
     state: State, group: Group, places: Sequence[Place], status: PartitionStatus, reason: str
 ) -> list[Record]:
     """Return the records that take partitions from their owners. Transactions that hold offsets of them can only abort.
@@ -69,33 +69,38 @@ def free_partitions(
     records: list[Record] = [PartitionsMoved(group.group, reason, [Move(*place, status) for place in places])]
     if group.is_queue and status is PartitionStatus.UNBOUND:
         return records
-    return [*records, *end_assignments(state, group, places, reason)]
+    return [*records, *decide_ended_assignments(state, group, places, reason)]
 
 
-def end_assignments(state: State, group: Group, places: Sequence[Place], reason: str) -> list[Record]:
+def decide_ended_assignments(state: State, group: Group, places: Sequence[Place], reason: str) -> list[Record]:
     """Return what follows if assignments end: messages are delivered again, and transactions can only be aborted."""
-    return [*give_back_partitions(state, group, places, reason), *fail_transactions(state, group.group, places)]
+    return [
+        *give_back_partitions(state, group, places, reason),
+        *decide_failed_transactions(state, group.group, places),
+    ]
 
 
-def drop_member(state: State, group: Group, member_id: str, reason: str, status: PartitionStatus) -> list[JournalEntry]:
+def decide_dropped_member(
+    state: State, group: Group, member_id: str, reason: str, status: PartitionStatus
+) -> list[JournalEntry]:
     """Return the entries that remove a member and set its partitions to this status."""
     records: list[Record] = [MemberLeft(group.group, member_id, reason)]
     if owned := group.list_places_of(member_id):
-        records += free_partitions(state, group, owned, status, reason)
+        records += decide_freed_partitions(state, group, owned, status, reason)
     return list(map(JournalEntry, records))
 
 
-def fail_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
+def decide_failed_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
     """Return records that mark open transactions with offsets of these partitions as abortable only.
 
-    The offsets belong to an assignment that ends, or were sent before anybody owned the partition. The next owner
+    The offsets belong to an assignment that ends, or were sent before the partition had an owner. The next owner
     starts without them.
     """
-    over = set(places)
+    ended = set(places)
     return [
         TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
         for name in sorted(state.ongoing)
-        if state.transactions[name].error is None and not over.isdisjoint(state.transactions[name].list_places(group))
+        if state.transactions[name].error is None and not ended.isdisjoint(state.transactions[name].list_places(group))
     ]
 
 
@@ -170,7 +175,7 @@ def build_target(group: Group, assignor: str, owners: Mapping[Place, str], probl
     return TargetSet(group.group, group.group_epoch, assignor, changed, dropped, problem)
 
 
-def decide_barrier(state: State, group: Group) -> list[Record]:
+def decide_classic_pause(state: State, group: Group) -> list[Record]:
     """In a classic group, pause all partitions before a new target is computed: members give up everything first."""
     if not group.is_classic or group.target_epoch == group.group_epoch:
         return []
@@ -196,8 +201,8 @@ def decide_moves(state: State, group: Group) -> list[Record]:
     moves = [move for _, move in moving if move is not None]
     if not moves:
         return []
-    over = [place for place, move in moving if move is not None and move.status is not PartitionStatus.PAUSED]
-    return [PartitionsMoved(group.group, "balance", moves), *end_assignments(state, group, over, "lost")]
+    ended = [place for place, move in moving if move is not None and move.status is not PartitionStatus.PAUSED]
+    return [PartitionsMoved(group.group, "balance", moves), *decide_ended_assignments(state, group, ended, "lost")]
 
 
 def decide_handovers(state: State, group: Group) -> list[Record]:
@@ -206,7 +211,9 @@ def decide_handovers(state: State, group: Group) -> list[Record]:
         return []
     deliveries = state.deliveries.get(group.group, {})
     finished = [p for p in sorted(group.paused) if p not in deliveries or not deliveries[p].held_count]
-    return free_partitions(state, group, finished, PartitionStatus.UNASSIGNED, "handed over") if finished else []
+    return (
+        decide_freed_partitions(state, group, finished, PartitionStatus.UNASSIGNED, "handed over") if finished else []
+    )
 
 
 def _plan_move(state: State, group: Group, place: Place, assignment: Assignment) -> Move | None:
@@ -246,10 +253,10 @@ SETTLING: tuple[Callable[[State, Group], list[Record]], ...] = (
     decide_topics,
     decide_rebalance_delay,
     decide_empty_target,
-    decide_barrier,
+    decide_classic_pause,
     decide_moves,
     decide_handovers,
-    decide_moves,
+    decide_moves,  # again: a partition that was just handed over gets its next owner in the same step
     decide_completion,
 )
 """The decisions about a touched group at the end of a step. Each sees what the one before it has decided."""
@@ -271,7 +278,7 @@ def _find_delays(state: State) -> list[str]:
     return [group.group for group in _list_waiting_groups(state) if group.not_before_ms]
 
 
-def _delay_is_over(state: State, name: str, time: Time) -> bool:
+def _is_delay_over(state: State, name: str, time: Time) -> bool:
     group = state.groups.get(name)
     return group is not None and 0 < group.not_before_ms <= time.now_ms
 
@@ -312,9 +319,11 @@ def decide_release_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
     group = state.groups[name]
     if group.is_classic and group.members[member_id].instance_id is not None:
         missed = MemberMissed(name, member_id)
-        freed = free_partitions(state, group, group.list_places_of(member_id), PartitionStatus.UNASSIGNED, "missed")
+        freed = decide_freed_partitions(
+            state, group, group.list_places_of(member_id), PartitionStatus.UNASSIGNED, "missed"
+        )
         return list(map(JournalEntry, [missed, *freed]))
-    return drop_member(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
+    return decide_dropped_member(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
 
 
 def _find_handoffs(state: State) -> list[_PauseKey]:
@@ -326,7 +335,7 @@ def _find_handoffs(state: State) -> list[_PauseKey]:
     ]
 
 
-def _handoff_is_over(state: State, key: _PauseKey, time: Time) -> bool:
+def _is_handoff_over(state: State, key: _PauseKey, time: Time) -> bool:
     name, member_id, since_ms = key
     group = state.groups.get(name)
     if group is None or (member_id, since_ms) not in group.pauses:
@@ -342,11 +351,11 @@ def decide_handoff_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
     name, member_id, since_ms = key
     group = state.groups[name]
     over = [place for place in sorted(group.paused) if group.is_pause_of(place, member_id, since_ms)]
-    return list(map(JournalEntry, free_partitions(state, group, over, PartitionStatus.UNASSIGNED, "handoff")))
+    return list(map(JournalEntry, decide_freed_partitions(state, group, over, PartitionStatus.UNASSIGNED, "handoff")))
 
 
 TIMERS: Timers = (
-    Timer(_find_handoffs, _handoff_is_over, decide_handoff_timeout),
-    Timer(_find_delays, _delay_is_over, decide_delay_end),
+    Timer(_find_handoffs, _is_handoff_over, decide_handoff_timeout),
+    Timer(_find_delays, _is_delay_over, decide_delay_end),
     Timer(_find_pauses, _is_release_overdue, decide_release_timeout, watched=True),
 )
