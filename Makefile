@@ -97,10 +97,11 @@ test-quality: $(READY) ## the gate and the audit beside Great Expectations: abou
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
 .PHONY: test-stores
-test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: six minutes, the first time nine
+test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: eight minutes, the first time twelve
 	$(BIN)/python -m lakemq.jobs.s3a_jars && s3=$$($(BIN)/python tests/versitygw.py) && azure=$$($(BIN)/python tests/azurite.py) && \
-	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" && \
-	  $(BIN)/pytest tests/stores tests/unit/test_object_stores.py && $(BIN)/pytest tests/unit/test_files.py -k "s3 or azure"
+	  gcs=$$($(BIN)/python tests/gcs_server.py) && \
+	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" && \
+	  $(BIN)/pytest tests/stores tests/unit/test_object_stores.py && $(BIN)/pytest tests/unit/test_files.py -k "s3 or azure or gcs"
 
 .PHONY: test-airflow
 test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about three minutes

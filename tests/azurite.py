@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import socket
 import subprocess
 import sys
@@ -24,9 +23,6 @@ from fetched_programs import fetch_once, find_free_port, wait_until
 VERSION = "3.37.0"
 VARIABLE = "LAKEMQ_TEST_AZURE"
 """Environment variable with the path of the program. Tests of Azure run only if it is set."""
-
-OBJECT_SERVERS = ["s3", "azure"] if VARIABLE in os.environ else ["s3"]
-"""Fixtures of object stores that tests of all stores run with."""
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

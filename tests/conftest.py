@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING, Any
 import jvm
 import pytest
 import typer.testing
-from azurite import OBJECT_SERVERS, VARIABLE, serve_azurite
+from azurite import VARIABLE as AZURITE
+from azurite import serve_azurite
 from defects import raise_for_defects
+from gcs_server import VARIABLE as GCS_PROGRAM
+from gcs_server import serve_gcs
+from object_servers import OBJECT_SERVERS
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from azurite import AzureServer
+    from gcs_server import GcsServer
+    from object_servers import ObjectServer
     from s3_server import S3Server
 
 CHECKOUT = Path(__file__).parents[1]
@@ -101,12 +107,19 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
     """An emulator of Azure's blob service, with `make test-stores` only."""
-    with serve_azurite(os.environ[VARIABLE], tmp_path_factory.mktemp("azure")) as server:
+    with serve_azurite(os.environ[AZURITE], tmp_path_factory.mktemp("azure")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """An emulator of Google Cloud Storage, with `make test-stores` only."""
+    with serve_gcs(os.environ[GCS_PROGRAM], tmp_path_factory.mktemp("gcs")) as server:
         yield server
 
 
 @pytest.fixture(params=OBJECT_SERVERS)
-def object_server(request: pytest.FixtureRequest) -> S3Server | AzureServer:
+def object_server(request: pytest.FixtureRequest) -> ObjectServer:
     """Each kind of object store in turn."""
-    server: S3Server | AzureServer = request.getfixturevalue(request.param)
+    server: ObjectServer = request.getfixturevalue(request.param)
     return server

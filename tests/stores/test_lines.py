@@ -8,10 +8,9 @@ import time
 import uuid
 from collections import Counter
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
-from azurite import AzureServer
+from object_servers import ObjectServer
 from s3_server import S3Server
 from store_proxy import run_proxy
 from stores.test_processes import CONFIG, TOPIC, Children, Sending, check_each_once, children, path, terms, until
@@ -21,7 +20,6 @@ from lakemq.tables.storage.coordination.line_objects import find_newest_line
 
 __all__ = ["children", "path"]  # fixtures
 
-ObjectServer: TypeAlias = S3Server | AzureServer
 
 LISTENING = {
     "plain": "line.listen: 127.0.0.1:0\n",

@@ -9,8 +9,10 @@ import sys
 import uuid
 from pathlib import Path
 
+import gcs_server
 import pytest
 from azurite import KEY, VARIABLE, AzureServer
+from gcs_server import GcsServer
 from s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
 from lakemq.jobs.s3a_jars import S3A_JARS
@@ -68,6 +70,19 @@ def test_messages_come_back_from_azure(request: pytest.FixtureRequest, tmp_path:
     for written, real in changes.items():
         assert written in options
         options = options.replace(written, real)
+    program = "import lakemq\nimport pyarrow as pa\n" + options + first[first.index("config =") :]
+    assert run_program(program, tmp_path) == "2 messages\n"
+
+
+@pytest.mark.skipif(gcs_server.VARIABLE not in os.environ, reason="runs on fake-gcs-server, with make test-stores")
+def test_messages_come_back_from_google_cloud_storage(gcs: GcsServer, tmp_path: Path) -> None:
+    (account,) = read_blocks("json")
+    assert "http://127.0.0.1:4443" in account
+    (tmp_path / "account.json").write_text(account.replace("http://127.0.0.1:4443", gcs.url))
+    first, options = find_block("mq.topics.create"), find_block("GOOGLE_SERVICE_ACCOUNT")
+    assert '"gs://bucket/queue"' in options
+    options = options.replace('"gs://bucket/queue"', repr(gcs.path(f"{uuid.uuid4().hex}/mq")))
+    options = options.replace('"account.json"}', '"account.json", "allow_http": "true"}')
     program = "import lakemq\nimport pyarrow as pa\n" + options + first[first.index("config =") :]
     assert run_program(program, tmp_path) == "2 messages\n"
 

@@ -12,19 +12,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
-from azurite import AzureServer
 from decided import read_steps
-from s3_server import S3Server
+from object_servers import ObjectServer
 from store_proxy import run_proxy
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.processes import crash
 from lakemq.engine.protocol.values.leader import LeaderElected
-
-ObjectServer: TypeAlias = S3Server | AzureServer
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
@@ -55,14 +52,20 @@ class Children:
         self._log = (folder / "children.log").open("w")
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def serve(self, path: str, options: dict[str, str], settings: str = CONFIG) -> subprocess.Popen[bytes]:
-        """Start a sequencer, which gets all options from its environment. settings: its file."""
+    def serve(
+        self, path: str, options: dict[str, str], settings: str = CONFIG, crash_at: str | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a sequencer, which gets all options from its environment.
+
+        Args:
+            settings: the text of its file.
+            crash_at: the crash point where it kills itself, and at which arrival.
+        """
         self._settings.write_text(settings)
         arguments = [argument for key in options for argument in ("--storage-option", key)]
         command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, "--conf", str(self._settings), *arguments]
-        process = subprocess.Popen(
-            [*command, "serve"], env={**os.environ, **options}, stdout=self._log, stderr=self._log
-        )
+        environment = {**os.environ, **options, **({crash.VARIABLE: crash_at} if crash_at else {})}
+        process = subprocess.Popen([*command, "serve"], env=environment, stdout=self._log, stderr=self._log)
         self._processes.append(process)
         return process
 
@@ -146,6 +149,24 @@ def test_another_sequencer_takes_over_and_each_message_is_there_once(
         epochs = [epoch for epoch, _ in terms(mq)]
         assert epochs == list(range(1, len(epochs) + 1))
         assert len(epochs) > 1
+
+
+@pytest.mark.parametrize("crash_at", ["sequencer.step_put:8", "projector.table_appended:3"])
+def test_a_sequencer_dies_between_two_writes_and_each_message_is_there_once(
+    crash_at: str, object_server: ObjectServer, path: str, children: Children
+) -> None:
+    """It dies right after the put of a step, before it knows the answer, or between appends to tables."""
+    settings = CONFIG + "project.interval.ms: 100\n"
+    with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
+        first = children.serve(path, object_server.options, settings, crash_at)
+        mq.topics.create(TOPIC)
+        sending = Sending(mq)
+        sending.start()
+        assert first.wait(WITHIN_S) == -signal.SIGKILL
+        children.serve(path, object_server.options, settings)
+        sending.wait_for_more(5)
+        sending.end()
+        check_each_once(mq, sending.acknowledged)
 
 
 def test_arguments_of_processes_show_no_credentials(object_server: ObjectServer, path: str, children: Children) -> None:

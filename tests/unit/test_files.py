@@ -22,7 +22,7 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from azurite import OBJECT_SERVERS
+from object_servers import OBJECT_SERVERS
 
 from lakemq.tables.storage.object_stores import local_files
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles, open_files

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import pyarrow as pa
 import pytest
-from azurite import AzureServer
+from object_servers import ObjectServer
 from s3_server import BUCKET, SECRET_KEY, S3Server
 from store_proxy import Fault, StoreProxy
 
@@ -29,8 +28,6 @@ from lakemq.tables.storage.delta.store import NotATable, Store
 from lakemq.tables.storage.object_stores.files import ObjectFiles, open_files
 from lakemq.tables.storage.object_stores.objects import MaybeThere
 from lakemq.tables.storage.object_stores.secrets import hide_secrets
-
-ObjectServer: TypeAlias = S3Server | AzureServer
 
 
 @dataclass(frozen=True, kw_only=True)
