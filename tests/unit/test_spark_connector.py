@@ -1,10 +1,10 @@
-"""Storage options in delta-rs's spelling become settings of S3A for one bucket."""
+"""Storage options in delta-rs's spelling become settings of S3A for one bucket, and of ABFS for one account."""
 
 from __future__ import annotations
 
 import pytest
 
-from lakemq.tables.storage.object_stores.spark_connector import build_s3a_settings
+from lakemq.tables.storage.object_stores.spark_connector import build_abfs_settings, build_s3a_settings
 
 PREFIX = "fs.s3a.bucket.b."
 
@@ -35,3 +35,14 @@ PREFIX = "fs.s3a.bucket.b."
 )
 def test_options_become_settings_of_the_bucket(options: dict[str, str], settings: dict[str, str]) -> None:
     assert build_s3a_settings("b", options) == {f"{PREFIX}{name}": value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize("name", ["AZURE_STORAGE_ACCOUNT_KEY", "azure_storage_access_key", "account_key"])
+def test_an_account_key_becomes_settings_of_the_account(name: str) -> None:
+    host = "me.dfs.core.windows.net"
+    settings = {f"fs.azure.account.auth.type.{host}": "SharedKey", f"fs.azure.account.key.{host}": "secret"}
+    assert build_abfs_settings(host, {name: "secret", "AZURE_STORAGE_ACCOUNT_NAME": "me"}) == settings
+
+
+def test_other_credentials_of_azure_leave_the_settings_of_the_session() -> None:
+    assert build_abfs_settings("me.dfs.core.windows.net", {"AZURE_STORAGE_SAS_TOKEN": "sv=1"}) == {}
