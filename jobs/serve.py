@@ -70,9 +70,15 @@ def serve_until_signal(
             step, led = serving.sequencer.state.step, serving.sequencer.leads
         if serving.error is not None:
             raise serving.error
-        how = "the lease is handed over" if led else "it was a standby without a lease"
-        log.info("%s has stopped; %s", serving.sequencer.name, how, extra={"step": step})
+        log.info("%s has stopped; %s", serving.sequencer.name, _describe_end(serving, led), extra={"step": step})
         return step
+
+
+def _describe_end(serving: Serving, led: bool) -> str:
+    """Say what became of the lease. `led` was read before the end, and a standby may have begun to lead since."""
+    if serving.has_handed_over:
+        return "the lease is handed over"
+    return "the lease is not handed over" if led else "it was a standby without a lease"
 
 
 def _look_whether_writable(mq: Connection) -> None:

@@ -243,10 +243,13 @@ class Sequencer:
             term.later_ranges.stop()
             term.background.abandon()
 
-    def resign(self) -> None:
+    def resign(self) -> bool:
         """Project all decided steps and give the lease back, so that the next leader need not wait for it to run out.
 
         The sequencer is unusable afterwards.
+
+        Returns:
+            Whether it led until now, and has given the lease back.
 
         Raises:
             StorageError: the store failed. The lease runs out by itself.
@@ -256,6 +259,8 @@ class Sequencer:
             with suppress(NotLeader), store_errors(_STORE_FAILED):
                 if self._term is not None:
                     self._hand_over(self._term)
+                    return True
+            return False
         finally:
             self._step_down()
             self._locks.release()

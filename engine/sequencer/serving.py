@@ -43,7 +43,7 @@ def serve(
     stopped: Callable[[], bool],
     working: Callable[[bool], None] = lambda _: None,
     durations: StepDurations | None = None,
-) -> None:
+) -> bool:
     """Lead when possible, step at most every engine.tick.ms, and rest longer while nothing comes, until `stopped`.
 
     Errors of the store (no space left, read-only, gone for a while) are logged. The step is tried again after a pause
@@ -54,6 +54,9 @@ def serve(
         stopped: returns whether to end.
         working: called with True when a step begins, with False when it ends.
         durations: counts the steps by how long they take.
+
+    Returns:
+        Whether it led at the end and has handed over the lease.
     """
     durations = durations or StepDurations()
     waiter = FolderWaiter(sequencer.watch_letters, clock, sequencer.news)
@@ -88,7 +91,8 @@ def serve(
                 waiter.wait(rest.poll_ms, rest.ms)
     finally:
         waiter.close()
-        _resign(sequencer)
+        has_handed_over = _resign(sequencer)
+    return has_handed_over
 
 
 class _Rest(NamedTuple):
@@ -159,12 +163,13 @@ def _until_due(report: StepReport, rest_ms: float) -> float:
     return rest_ms if report.due_in_ms is None else min(rest_ms, max(1.0, report.due_in_ms))
 
 
-def _resign(sequencer: Sequencer) -> None:
+def _resign(sequencer: Sequencer) -> bool:
     try:
-        sequencer.resign()
+        return sequencer.resign()
     except Exception as error:
         text = "%s could not hand over its lease, which runs out by itself: %s"
         log.error(text, sequencer.name, error, exc_info=not _is_self_explanatory(error))
+        return False
 
 
 def _may_pass(error: Exception) -> bool:
@@ -250,6 +255,7 @@ class Serving:
     Attributes:
         error: what ended it early, such as a disk that was full at the very beginning. It is logged when it happens.
         durations: counts the steps of this object's sequencers by how long they took.
+        has_handed_over: whether it led when it ended, and has given the lease back. False until then.
     """
 
     def __init__(
@@ -268,6 +274,7 @@ class Serving:
         """
         self.error: Exception | None = None
         self.durations = StepDurations()
+        self.has_handed_over = False
         self._pid = os.getpid()
         self._make, self._config, self._clock = make, config, clock
         self._own_waited_ms = own_waited_ms
@@ -303,7 +310,9 @@ class Serving:
             return self._stop.is_set() or given_up()
 
         try:
-            serve(sequencer, self._config, self._clock, is_stopped, working, self.durations)
+            has_handed_over = serve(sequencer, self._config, self._clock, is_stopped, working, self.durations)
+            if not given_up():
+                self.has_handed_over = has_handed_over
         except BaseException as error:  # pyo3's panics do not derive from Exception
             if not given_up():
                 self.error = error if isinstance(error, Exception) else UnknownServerError(found=repr(error))
