@@ -77,7 +77,7 @@ def test_an_identity_is_of_one_object(files: Files):
     """Every reader gets the same identity. A later object under the same name has another one."""
     first = files.put("folder/name", b"one")
     assert first == files.identity("folder/name")
-    assert files.get_identified("folder/name") == (b"one", first)
+    assert files.get_identified("folder/name") == (b"one", first, files.modified_ms("folder/name"))
     files.delete(["folder/name"])
     assert files.identity("folder/name") is None
     with pytest.raises(FileNotFoundError):

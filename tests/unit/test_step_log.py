@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,16 @@ from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.sequencer.step_log import LOOK_BEFORE_MS, StepLog
-from lakemq.tables.storage.coordination.step_objects import KEPT_MS, LOOK_MS, StepFollower, StepsGone, step_name
+from lakemq.tables.storage.coordination.step_objects import (
+    KEPT_MS,
+    LOOK_MS,
+    StepFollower,
+    StepsGone,
+    list_steps,
+    step_name,
+)
 from lakemq.tables.storage.object_stores.files import LocalFiles
-from lakemq.tables.storage.object_stores.objects import Data, MaybeThere
+from lakemq.tables.storage.object_stores.objects import Data, IdentifiedObject, MaybeThere
 
 
 class Disk(LocalFiles):
@@ -45,7 +53,7 @@ class Disk(LocalFiles):
         self.calls.append("look")
         return super().identity(name)
 
-    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
+    def get_identified(self, name: str, limit: int | None = None) -> IdentifiedObject:
         self.calls.append("get")
         return super().get_identified(name, limit)
 
@@ -245,7 +253,45 @@ def test_a_follower_reads_each_step_once_and_in_order(disk: Disk, clock: ManualC
     assert follower.read() == []
     assert disk.calls == ["get"]
     append(log, "four")
+    disk.calls.clear()
     assert read_subjects(follower) == ["four"]
+    assert disk.calls == ["get"] * 2
+
+
+def test_a_follower_looks_at_its_step_if_it_was_not_at_the_newest_lately(disk: Disk, clock: ManualClock) -> None:
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    append(log)
+    follower.read()
+    for waited_ms, calls in ((LOOK_MS - 1, ["get", "get"]), (LOOK_MS, ["get", "get", "look"])):
+        clock.sleep(waited_ms)
+        append(log)
+        disk.calls.clear()
+        follower.read()
+        assert disk.calls == calls, waited_ms
+
+
+def test_a_follower_whose_clock_stood_still_takes_nothing_that_a_leader_left_behind(
+    disk: Disk, clock: ManualClock
+) -> None:
+    """A virtual machine was suspended, with both. Other leaders went on meanwhile, and removed steps."""
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    append(log)
+    follower.read()
+    for _ in range(3):
+        append(make_log(disk, clock, max(list_steps(disk))))
+    remove_up_to(disk, 3)
+    disk.after_put = lambda name: make_later(Path(disk.root, name), KEPT_MS)
+    with pytest.raises(NotLeader):
+        append(log, "never decided")
+    assert read_subject(disk, 2) == "never decided"
+    with pytest.raises(StepsGone):
+        follower.read()
+
+
+def make_later(path: Path, by_ms: int) -> None:
+    """Let an object be put later by the store's clock."""
+    written_s = path.stat().st_mtime + by_ms / 1000
+    os.utime(path, (written_s, written_s))
 
 
 def test_a_follower_without_its_step_must_load_again(disk: Disk, clock: ManualClock) -> None:
@@ -275,7 +321,7 @@ def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: D
         append(log)
     read = LocalFiles.get_identified
 
-    def remove_meanwhile(name: str, limit: int | None = None) -> tuple[bytes, str]:
+    def remove_meanwhile(name: str, limit: int | None = None) -> IdentifiedObject:
         if name == step_name(3):
             remove_up_to(disk, 3)
         return read(disk, name, limit)

@@ -7,9 +7,11 @@ the object on which it stood unchanged after it has read the next ones, none of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from ..object_stores.files import Files
+from ..object_stores.objects import IdentifiedObject
 
 STEPS_FOLDER = "steps"
 _DIGITS = 20
@@ -18,9 +20,16 @@ KEPT_MS = 60_000
 """Least time that a step object stays after all tables hold a later step."""
 
 LOOK_MS = 15_000
-"""Time after which a follower without news looks whether the step that it stands on is still there.
+"""Time after which a follower looks whether the step that it stands on is still there.
 
 It must be well below KEPT_MS: a step that is put after one look cannot be removed before the next.
+"""
+
+CLOSE_MS = 30_000
+"""Time between two steps, by the store's clock, up to which the later one surely follows the earlier one.
+
+It must be well below KEPT_MS. An object that a leader puts under the name of a removed step is at least KEPT_MS younger
+than the step before that name.
 """
 
 
@@ -50,7 +59,10 @@ class StepFollower:
     def __init__(self, files: Files, step: int, steady_ms: Callable[[], int]) -> None:
         """steady_ms: returns a time that only goes forward, and on while the machine sleeps. Raises StepsGone."""
         self._files, self._steady_ms = files, steady_ms
-        self._looked_at_ms: int | None = None
+        self._verified_at_ms: int | None = None
+        """When this was the newest step for certain."""
+        self._modified_ms: int | None = None
+        """When this step was put, by the store's clock, if it was read."""
         identity = files.identity(step_name(step))
         if identity is None:
             raise StepsGone(f"step {step} is gone")
@@ -59,23 +71,44 @@ class StepFollower:
     def read(self) -> list[bytes]:
         """Return the objects of all newer steps, in order; none if there is no newer one yet.
 
-        This costs a request per step, one that finds nothing, and one look at the object that the follower stood on.
-        Without news there is no such look for up to LOOK_MS.
+        This costs a request per step, and one that finds nothing. It takes one more, a look at the object that the
+        follower stood on, if that object may have been removed meanwhile:
+
+        - The follower was not at the newest step within the last LOOK_MS, by its own clock. Otherwise every newer step
+          was put since, and none can be removed yet.
+        - Two steps are not close, by the store's clock. This finds what a leader left behind for a follower whose own
+          clock stood still, as in a virtual machine that was suspended.
 
         Raises StepsGone.
         """
-        begun_at_ms, identity = self._steady_ms(), self.identity
-        bodies: list[bytes] = []
-        try:
-            while True:
-                body, identity = self._files.get_identified(step_name(self.step + len(bodies) + 1))
-                bodies.append(body)
-        except FileNotFoundError:
-            pass
-        looked_at_ms = self._looked_at_ms
-        if bodies or looked_at_ms is None or self._steady_ms() - looked_at_ms >= LOOK_MS:
-            if self._files.identity(step_name(self.step)) != self.identity:
-                raise StepsGone(f"step {self.step} is gone")
-            self._looked_at_ms = begun_at_ms
-        self.step, self.identity = self.step + len(bodies), identity
-        return bodies
+        found, asked_at_ms = self._read_newer()
+        is_certain = self._was_newest_lately() and self._are_close(found)
+        if not is_certain and self._files.identity(step_name(self.step)) != self.identity:
+            raise StepsGone(f"step {self.step} is gone")
+        if found or not is_certain:
+            self._verified_at_ms = asked_at_ms
+        if found:
+            self.step += len(found)
+            self.identity, self._modified_ms = found[-1].identity, found[-1].modified_ms
+        return [step.body for step in found]
+
+    def _read_newer(self) -> tuple[list[IdentifiedObject], int]:
+        """Return the objects of the next steps, and when the one was requested that is not there."""
+        found: list[IdentifiedObject] = []
+        while True:
+            asked_at_ms = self._steady_ms()
+            try:
+                found.append(self._files.get_identified(step_name(self.step + len(found) + 1)))
+            except FileNotFoundError:
+                return found, asked_at_ms
+
+    def _was_newest_lately(self) -> bool:
+        return self._verified_at_ms is not None and self._steady_ms() - self._verified_at_ms < LOOK_MS
+
+    def _are_close(self, found: Sequence[IdentifiedObject]) -> bool:
+        """Return whether each step was put soon after the one before. Nothing is known of a step that was not read."""
+        times_ms = [self._modified_ms, *(step.modified_ms for step in found)]
+        return not found or all(
+            before is not None and after is not None and abs(after - before) < CLOSE_MS
+            for before, after in pairwise(times_ms)
+        )

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from .inotify import Watch, watch
-from .objects import Data, MaybeThere, Names, check_folder, check_name, hidden_name, too_large
+from .objects import Data, IdentifiedObject, MaybeThere, Names, check_folder, check_name, hidden_name, too_large
 
 _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 
@@ -49,9 +49,9 @@ class LocalFiles:
             yield sink
 
     def get(self, name: str, limit: int | None = None) -> bytes:
-        return self.get_identified(name, limit)[0]
+        return self.get_identified(name, limit).body
 
-    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
+    def get_identified(self, name: str, limit: int | None = None) -> IdentifiedObject:
         path = self._path(name)
         # any file may lie there: opening a pipe would block, and a link leads elsewhere
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -62,7 +62,7 @@ class LocalFiles:
             if limit is not None and status.st_size > limit:
                 raise too_large(path, limit)
             with open(file, "rb", buffering=0, closefd=False) as opened:
-                return opened.readall(), _identity_of(status)
+                return IdentifiedObject(opened.readall(), _identity_of(status), _modified_ms_of(status))
         finally:
             os.close(file)
 
@@ -72,7 +72,7 @@ class LocalFiles:
 
     def modified_ms(self, name: str) -> int | None:
         status = self._stat(name)
-        return None if status is None else status.st_mtime_ns // 1_000_000
+        return None if status is None else _modified_ms_of(status)
 
     def identity(self, name: str) -> str | None:
         status = self._stat(name)
@@ -83,7 +83,7 @@ class LocalFiles:
         file, temporary, named = self._temporary(_Folder(self.root))
         try:
             os.write(file, b".")
-            return os.fstat(file).st_mtime_ns // 1_000_000
+            return _modified_ms_of(os.fstat(file))
         finally:
             os.close(file)
             if named:
@@ -215,6 +215,10 @@ class LocalFiles:
 
 def _identity_of(status: os.stat_result) -> str:
     return f"{status.st_ino}-{status.st_mtime_ns}"
+
+
+def _modified_ms_of(status: os.stat_result) -> int:
+    return status.st_mtime_ns // 1_000_000
 
 
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ..workers import Workers
 from .inotify import Watch
-from .objects import Data, MaybeThere, Names, check_folder, check_name, too_large
+from .objects import Data, IdentifiedObject, MaybeThere, Names, check_folder, check_name, too_large
 from .secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ class ObjectFiles:
             )
 
     def get(self, name: str, limit: int | None = None) -> bytes:
-        return self.get_identified(name, limit)[0]
+        return self.get_identified(name, limit).body
 
-    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
+    def get_identified(self, name: str, limit: int | None = None) -> IdentifiedObject:
         import obstore
 
         path = check_name(name)
@@ -141,7 +141,7 @@ class ObjectFiles:
             answer = obstore.get(self._bulk, path)
             if limit is not None and answer.meta["size"] > limit:
                 raise too_large(self.uri(name), limit)
-            return bytes(answer.bytes()), _identity_of(answer.meta)
+            return IdentifiedObject(bytes(answer.bytes()), _identity_of(answer.meta), _to_ms(answer.meta))
 
     def size(self, name: str) -> int | None:
         meta = self._head(name)

@@ -13,7 +13,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -25,6 +25,14 @@ Data: TypeAlias = bytes | pa.Buffer | memoryview
 
 class MaybeThere(OSError):
     """The store failed after the object may have appeared: it may exist, and may have been read, or not."""
+
+
+class IdentifiedObject(NamedTuple):
+    """An object as it was read. identity, modified_ms: as `Files` returns them for its name."""
+
+    body: bytes
+    identity: str
+    modified_ms: int
 
 
 class Files(Protocol):
@@ -53,8 +61,8 @@ class Files(Protocol):
             OSError: It is not a regular object, or has more than `limit` bytes.
         """
 
-    def get_identified(self, name: str, limit: int | None = None) -> tuple[bytes, str]:
-        """Read a whole object, with its identity. Raises what `get` raises."""
+    def get_identified(self, name: str, limit: int | None = None) -> IdentifiedObject:
+        """Read a whole object, with its identity and time. Raises what `get` raises."""
 
     def size(self, name: str) -> int | None:
         """Return the size of an object in bytes; None if it does not exist."""
