@@ -73,11 +73,15 @@ def file_name(file_id: int) -> str:
 
 
 class DataFileWriter:
-    """Writes one file. Rows get consecutive numbers in the order of writing."""
+    """Writes one file. Rows get consecutive numbers in the order of writing.
+
+    Attributes:
+        size_bytes: of the file, when it is finished. 0 before.
+    """
 
     def __init__(self, writer: pq.ParquetWriter, file_id: int) -> None:
         self._writer, self.file_id = writer, file_id
-        self.record_count = 0
+        self.record_count = self.size_bytes = 0
         self.min_timestamp_ms, self.max_timestamp_ms = 2**62, -(2**62)
 
     def write(self, body: pa.Table) -> int:
@@ -116,9 +120,8 @@ def new_data_file(files: Files, file_id: int, mark: Mapping[str, str] | None = N
 
     mark: entries for its footer. By default a random one, so that no two files have the same footer.
     """
-    with (
-        files.open_output(file_name(file_id)) as sink,
-        pq.ParquetWriter(
+    with files.open_output(file_name(file_id)) as sink:
+        with pq.ParquetWriter(
             sink,
             _WRITTEN_SCHEMA,
             compression="snappy",
@@ -126,11 +129,12 @@ def new_data_file(files: Files, file_id: int, mark: Mapping[str, str] | None = N
             column_encoding=_ENCODINGS,
             write_statistics=["file_id", "row", "topic", "partition", "timestamp"],
             store_schema=False,
-        ) as writer,
-    ):
-        yield DataFileWriter(writer, file_id)
-        # a file that is rewritten with other values of the same length must have another footer
-        writer.add_key_value_metadata(mark or {"lakemq.written": uuid.uuid4().hex})
+        ) as writer:
+            data_file = DataFileWriter(writer, file_id)
+            yield data_file
+            # a file that is rewritten with other values of the same length must have another footer
+            writer.add_key_value_metadata(mark or {"lakemq.written": uuid.uuid4().hex})
+        data_file.size_bytes = sink.tell()
 
 
 def write_data_file(files: Files, file_id: int, body: pa.Table) -> WrittenFile:

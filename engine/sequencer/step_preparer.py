@@ -74,9 +74,7 @@ class StepPreparer:
         work: list[Callable[[], object]] = [partial(self._inspect_file, file_id) for file_id in named]
         if named:
             work.append(self._files.time_ms)
-        if rides and not pending_file.has_id:
-            work.append(pending_file.choose_id)
-        elif rows is not None and not rides:
+        if rows is not None and not rides:
             work.append(partial(self._write_file, rows))
         answers = self._run_all(work, alive)
         # the answers come in the order of `work`: the named files, then the store's time, then the new file

@@ -167,8 +167,8 @@ class TermFactory:
         time, removing = StepTime(clock, ns.files.time_ms(), state.now_ms), Lock()
         data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._reached)
         housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, live)
-        projector = Projector(ns.store, housekeeping, self._reached)
-        pending_file = CurrentPendingFile(ns.files, self._new_file_id, ns.config.number("journal.rows.max.bytes"))
+        projector = Projector(ns.store, housekeeping, clock.steady_ms, self._reached)
+        pending_file = CurrentPendingFile(self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(
             step_log, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail
         )

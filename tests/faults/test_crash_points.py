@@ -38,6 +38,7 @@ SEQUENCER_POINTS = {
     "sequencer.letters_discarded": 6,
     "projector.rows_written": 3,
     "projector.messages_registered": 3,
+    "projector.table_rows_written": 5,
     "projector.table_appended": 5,
     "projector.tables_appended": 4,
     "projector.watermark_written": 3,
@@ -54,8 +55,8 @@ OFTEN = ("housekeeping.segments_swapped", "housekeeping.old_removed")
 
 AFTER_A_MINUTE = "housekeeping.step_removed"
 
-QUICKLY = ("sequencer.step_put", "sequencer.step_landed", "projector.table_appended")
-"""Points right after an important write: the put of a step, the look behind it, and the append to a table."""
+QUICKLY = ("sequencer.step_put", "sequencer.step_landed", "projector.table_rows_written", "projector.table_appended")
+"""Points right after an important write: the put of a step, the look behind it, rows of a table, and their commit."""
 
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"

@@ -35,7 +35,8 @@ def register_file(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     (folder / file_name(FILE)).write_bytes(b"!")
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
     step = Step(1, 0, 1, [JournalEntry(FilesAdded([file]))])
-    Projector(namespace.store, housekeeping).write(plan_projection(State(step=1), [step], 0), lambda: None)
+    work = plan_projection(State(step=1), [step], 0)
+    Projector(namespace.store, housekeeping, clock.steady_ms).write(work, lambda: None)
     (stored,) = namespace.store.open(MESSAGES).files()
     return stored
 

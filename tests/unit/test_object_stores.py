@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import subprocess
@@ -179,6 +180,49 @@ def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
         else:
             with pytest.raises(FileExistsError):
                 files.put("name", b"x")
+
+
+@pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])
+def test_a_commit_whose_answer_is_lost_is_no_conflict(
+    object_server: ObjectServer, root: str, store: Store, fault: Fault
+) -> None:
+    """Its own entry, found in the log, is a success. Only a request that the store never saw may be unclear."""
+    pending = [fault]
+
+    def choose(method: str, path: str) -> Fault:
+        is_entry = method == "PUT" and path.endswith(f"{1:020d}.json")
+        return pending.pop() if is_entry and pending else None
+
+    with StoreProxy(object_server.url, choose) as proxy:
+        options = object_server.at(proxy.url).options
+        handle = Store(open_files(root, options), options).open(NOTES)
+        try:
+            handle.append_at(0, notes(1), last_step=1)
+        except MaybeThere:
+            assert fault == "cut before"
+            return
+        assert [kind for kind, *_ in proxy.faults] == [fault]
+        handle.append_at(1, notes(2), last_step=2)
+    fresh = store.open(NOTES)
+    assert (fresh.version, fresh.last_step()) == (2, 2)
+    assert sorted(fresh.read()["step"].to_pylist()) == [1, 2]
+
+
+def test_a_commit_takes_three_requests(object_server: ObjectServer, root: str, store: Store) -> None:
+    log = io.StringIO()
+    with StoreProxy(object_server.url, log=log) as proxy:
+        options = object_server.at(proxy.url).options
+        handle = Store(open_files(root, options), options).open(NOTES)
+        handle.append_at(0, notes(0), last_step=1)
+        requests_before = proxy.request_count
+        for version in (1, 2, 3):
+            assert handle.last_step() == version
+            handle.append_at(version, notes(version), last_step=version + 1)
+        assert proxy.request_count - requests_before == 9
+    requests = [line.split()[0] + " " + line.rsplit("/", 1)[-1] for line in log.getvalue().splitlines()[-3:]]
+    assert requests[0].startswith("PUT part-")
+    assert requests[1:] == [f"PUT {4:020d}.json", f"HEAD {3:020d}.json"]
+    assert store.open(NOTES).read().num_rows == 4
 
 
 def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectServer, root: str) -> None:

@@ -17,7 +17,6 @@ from deltalake import DeltaTable, write_deltalake
 from obstore.store import LocalStore
 
 from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
-from lakemq.tables.storage.delta import store as store_module
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
@@ -453,7 +452,7 @@ def clean_log_beyond(store: Store, folder: Path) -> None:
 def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
     store: Store, handle: TableHandle, folder: Path
 ) -> None:
-    """The next version is free again, so a put-if-absent would succeed."""
+    """The next version is free again, so a put-if-absent succeeds, but nobody counts what is put."""
     handle.append_at(0, make_notes(0))
     clean_log_beyond(store, folder)
     assert list_entries(folder) == [4]
@@ -477,20 +476,87 @@ def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
 
 
 def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
-    store: Store, handle: TableHandle, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, handle: TableHandle, folder: Path
 ) -> None:
-    """The check after the put finds the entry before it gone."""
+    """It was stopped between its rows and their entry. The look after the put finds the entry before it gone."""
     handle.append_at(0, make_notes(0))
-    real = store_module.write_deltalake
-
-    def remove_entry_after_write(*args: Any, **options: Any) -> None:
-        monkeypatch.setattr(store_module, "write_deltalake", real)
-        real(*args, **options)
-        (folder / "_delta_log" / f"{1:020d}.json").unlink()
-
-    monkeypatch.setattr(store_module, "write_deltalake", remove_entry_after_write)
     with pytest.raises(CommitConflict, match="cleaned"):
+        handle.append_at(1, make_notes(99), on_rows_written=lambda: clean_log_beyond(store, folder))
+    assert list_entries(folder) == [2, 4], "the entry that nobody counts, and the newest one"
+    fresh = store.open(NOTES)
+    assert (fresh.version, list_steps(fresh.read())) == (4, [0, 1, 2, 3])
+    assert fresh.commits_after(3)[0]["version"] == 4
+    age(folder / "_delta_log")
+    assert fresh.expire_log() == 1
+    assert list_entries(folder) == [4]
+
+
+def test_a_merge_that_was_stopped_leaves_no_entry_behind(store: Store, handle: TableHandle, folder: Path) -> None:
+    handle.append_at(0, make_notes(0))
+    replaced = handle.files()
+    clean_log_beyond(store, folder)
+    with pytest.raises(CommitConflict, match="cleaned"):
+        handle.replace_at(1, [new_file(folder, "merged.parquet", make_notes(0))], replaced)
+    assert list_entries(folder) == [4]
+
+
+# -- entries of commits -------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_in_the_history(store: Store, handle: TableHandle) -> None:
+    handle.append_at(0, make_notes(1), last_step=1)
+    (commit,) = store.open(NOTES).commits_after(0)
+    assert (commit["operation"], commit["engineInfo"], commit["version"]) == ("WRITE", "LakeMQ", 1)
+
+
+def test_a_handle_sees_its_own_commits_and_refuses_those_of_others(store: Store, handle: TableHandle) -> None:
+    handle.append_at(0, make_notes(1))
+    handle.append_at(1, make_notes(2))
+    assert list_steps(handle.read()) == [1, 2]
+    handle.append_at(2, make_notes(3))
+    write_deltalake(store.uri(NOTES), make_notes(9), mode="append")
+    for read in (handle.files, handle.checkpoint):
+        with pytest.raises(CommitConflict, match="version 4 appeared after 3"):
+            read()
+
+
+def test_a_commit_reads_nothing_but_the_entry_before_it(
+    files: Files, handle: TableHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle.append_at(0, make_notes(0), last_step=1)
+    calls: list[str] = []
+
+    def note_call(name: str) -> None:
+        real = getattr(type(files), name)
+
+        def call(self: Files, *arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return real(self, *arguments, **options)
+
+        monkeypatch.setattr(type(files), name, call)
+
+    for name in ("get_identified", "identity", "size", "modified_ms", "list", "open_input"):
+        note_call(name)
+    monkeypatch.setattr(DeltaTable, "update_incremental", lambda _: calls.append("update_incremental"))
+    monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: calls.append("transaction_version"))
+    for version in (1, 2, 3):
+        assert handle.last_step() == version
+        handle.append_at(version, make_notes(version), last_step=version + 1)
+    assert calls == ["identity"] * 3
+
+
+def test_a_table_with_a_raised_protocol_is_not_written(store: Store, handle: TableHandle, folder: Path) -> None:
+    actions = [{"commitInfo": {"operation": "SET TBLPROPERTIES"}}]
+    actions.append({"protocol": {"minReaderVersion": 1, "minWriterVersion": 4}})
+    body = "".join(json.dumps(action) + "\n" for action in actions)
+    (folder / "_delta_log" / f"{1:020d}.json").write_text(body)
+    handle.reopen()
+    before = list_files(folder)
+    with pytest.raises(OSError, match="notes: found writer version 4 of Delta's protocol, expected 2"):
         handle.append_at(1, make_notes(1))
+    with pytest.raises(OSError, match="writer version 4"):
+        handle.replace_at(1, [])
+    assert list_files(folder) == before
 
 
 # -- leftovers ----------------------------------------------------------------------------------------------
@@ -631,7 +697,8 @@ def synced_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        paths.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        status, path = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
+        paths.append(os.path.relpath(path, tmp_path) if status.st_nlink else f"inode {status.st_ino}")
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -639,14 +706,18 @@ def synced_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced_paths: list[str]) -> None:
-    """On a local disk the data file and its name are synced, then the log entry and its name."""
+    """On a local disk the data file and its name are synced, then the log entry and its name.
+
+    A file is synced before it has a name.
+    """
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)
     handle = store.open(NOTES)
     synced_paths.clear()
     handle.append_at(0, make_notes(1))
     (file,) = handle.files()
-    assert synced_paths == [f"notes/{file.path}", "notes", f"notes/_delta_log/{1:020d}.json", "notes/_delta_log"]
+    inodes = [(tmp_path / "notes" / name).stat().st_ino for name in (file.path, f"_delta_log/{1:020d}.json")]
+    assert synced_paths == [f"inode {inodes[0]}", "notes", f"inode {inodes[1]}", "notes/_delta_log"]
 
 
 def test_a_table_is_durable_when_it_is_made(tmp_path: Path, synced_paths: list[str]) -> None:

@@ -26,6 +26,7 @@ POINTS: tuple[str, ...] = (
     "sequencer.resigned",
     "projector.rows_written",
     "projector.messages_registered",
+    "projector.table_rows_written",
     "projector.table_appended",
     "projector.tables_appended",
     "projector.watermark_written",

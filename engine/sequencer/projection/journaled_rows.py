@@ -12,6 +12,7 @@ from __future__ import annotations
 import xxhash
 
 from lakemq.tables.specs.messages import file_stem
+from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...namespace.data_file import (
@@ -21,14 +22,14 @@ from ...namespace.data_file import (
     new_data_file,
     read_footer,
     read_journaled_digest,
+    to_table_file,
 )
 from ...protocol.codec.step_rows import decode_step_rows
 from ...protocol.errors import FileTruncated
 from ...protocol.projection import JournaledRows
-from ...protocol.values.log import DataFile
 
 
-def write_journaled_rows(files: Files, rows: JournaledRows) -> DataFile:
+def write_journaled_rows(files: Files, rows: JournaledRows) -> NewFile:
     """Write the data file of these rows durably. Raises FileTruncated: another file has that name; OSError."""
     digest = xxhash.xxh3_128()
     for body in rows.bodies:
@@ -38,18 +39,20 @@ def write_journaled_rows(files: Files, rows: JournaledRows) -> DataFile:
         with new_data_file(files, rows.file_id, {JOURNALED: digest.hexdigest()}) as writer:
             writer.write(decode_step_rows(rows.bodies))
     except FileExistsError:
-        _check(files, rows, digest.hexdigest())
+        assert writer is not None
+        writer.size_bytes = _check(files, rows, digest.hexdigest())
         files.sync([file_name(rows.file_id)])
-    assert writer is not None
-    return DataFile(*writer.written(files))
+    return to_table_file(writer)
 
 
-def _check(files: Files, rows: JournaledRows, digest: str) -> None:
-    expected = f"{rows.record_count} rows, digest {digest}"
+def _check(files: Files, rows: JournaledRows, digest: str) -> int:
+    """Return the size of the file that is there, in bytes. Raises FileTruncated unless it holds these rows."""
+    expected, size_bytes = f"{rows.record_count} rows, digest {digest}", 0
     try:
         with files.open_input(file_name(rows.file_id)) as source:
-            metadata = read_footer(source).metadata
-        actual = f"{metadata.num_rows} rows, digest {read_journaled_digest(metadata)}"
+            footer = read_footer(source)
+        size_bytes = footer.size_bytes
+        actual = f"{footer.metadata.num_rows} rows, digest {read_journaled_digest(footer.metadata)}"
     except ValueError as error:
         actual = str(error)
     if actual != expected:
@@ -58,3 +61,4 @@ def _check(files: Files, rows: JournaledRows, digest: str) -> None:
             found=actual,
             expected=expected,
         )
+    return size_bytes

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lakemq.tables.specs.messages import SEQUENCERS_FILES
-from lakemq.tables.storage.object_stores.files import Files
 
-from ...namespace.data_file import file_name
 from ...protocol.values.log import PendingFile
 
 MAX_BYTES = 16 << 20
@@ -24,9 +22,9 @@ PASS_DUE_BYTES = 8 << 20
 class CurrentPendingFile:
     """The pending file that one term of leadership fills at present."""
 
-    def __init__(self, files: Files, new_file_id: Callable[[], int], most_step_bytes: int) -> None:
+    def __init__(self, new_file_id: Callable[[], int], most_step_bytes: int) -> None:
         """new_file_id: returns a random id below SEQUENCERS_FILES; most_step_bytes: of one step's journal rows."""
-        self._files, self._new_file_id, self._most_step_bytes = files, new_file_id, most_step_bytes
+        self._new_file_id, self._most_step_bytes = new_file_id, most_step_bytes
         self._file_id: int | None = None
         self._rows = self.size_bytes = 0
 
@@ -34,23 +32,13 @@ class CurrentPendingFile:
         """Return whether the rows of a step go into the journal."""
         return size_bytes <= self._most_step_bytes and self.size_bytes + size_bytes <= MAX_BYTES
 
-    @property
-    def has_id(self) -> bool:
-        return self._file_id is not None
-
-    def choose_id(self) -> None:
-        """Choose the id of a file that does not exist. Raises OSError."""
-        while self._file_id is None:
-            file_id = SEQUENCERS_FILES | self._new_file_id()
-            if self._files.size(file_name(file_id)) is None:
-                self._file_id = file_id
-
     def add_rows(self, record_count: int, size_bytes: int) -> tuple[PendingFile, int]:
         """Count rows that will be in the file. Return the file, and the number of the first of these rows in it.
 
         size_bytes: of the rows as encoded in the journal, which for few rows is more than the rows themselves.
         """
-        assert self._file_id is not None
+        if self._file_id is None:
+            self._file_id = SEQUENCERS_FILES | self._new_file_id()
         first_row = self._rows
         self._rows += record_count
         self.size_bytes += size_bytes

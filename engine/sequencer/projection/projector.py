@@ -27,7 +27,7 @@ from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.coordination.step_objects import StepsGone
-from lakemq.tables.storage.delta.commits import CommitConflict
+from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 
 from ...maintenance.housekeeping import Housekeeping
@@ -40,6 +40,7 @@ from ...protocol.projection import JournaledRows, build_watermark, collect_journ
 from ...protocol.values.journal import Step
 from ...protocol.values.log import DataFile
 from ...protocol.values.state import State
+from ..step_log import LOOK_BEFORE_MS
 from .journaled_rows import write_journaled_rows
 
 
@@ -73,9 +74,17 @@ def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projecti
 class Projector:
     """Writes passes, one at a time. A conflict means that another sequencer projects: NotLeader."""
 
-    def __init__(self, store: Store, housekeeping: Housekeeping, reached: crash.Reached = crash.nowhere) -> None:
-        self._store, self._housekeeping, self._reached = store, housekeeping, reached
+    def __init__(
+        self,
+        store: Store,
+        housekeeping: Housekeeping,
+        steady_ms: Callable[[], int],
+        reached: crash.Reached = crash.nowhere,
+    ) -> None:
+        """steady_ms: returns a time that only goes forward, and on while the machine sleeps."""
+        self._store, self._housekeeping, self._steady_ms, self._reached = store, housekeeping, steady_ms, reached
         self._handles: dict[str, TableHandle] = {}
+        self._looked_at_ms = 0
 
     def write(self, work: Projection, look: Callable[[], None]) -> None:
         """Write one pass, then maintain the tables written so far. Raises NotLeader.
@@ -86,15 +95,15 @@ class Projector:
             data = [MESSAGES.name] if work.files or work.journaled else []
             looked_at = self._housekeeping.list_tables_to_open()
             self._open([*data, *work.tables, WATERMARKS.name, *looked_at], look)
-            files = [*work.files, *map(self._write_rows_of_journal, work.journaled)]
+            files = [*map(to_table_file, work.files), *map(self._write_rows_of_journal, work.journaled)]
             if files:
-                self._register(files, work.step)
+                self._register(files, work.step, look)
                 self._reached("projector.messages_registered")
             for name, rows in work.tables.items():
-                self._append(name, rows, work.step)
+                self._append(name, rows, work.step, look)
                 self._reached("projector.table_appended")
             self._reached("projector.tables_appended")
-            self._append(WATERMARKS.name, work.watermark, work.step)
+            self._append(WATERMARKS.name, work.watermark, work.step, look)
             self._reached("projector.watermark_written")
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
@@ -105,25 +114,30 @@ class Projector:
         except (CommitConflict, StepsGone) as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
-    def _append(self, name: str, rows: pa.Table, step: int) -> None:
+    def _append(self, name: str, rows: pa.Table, step: int, look: Callable[[], None]) -> None:
         handle = self._handles[name]
         # Drop what a killed pass has written. Rows of a changelog have the last step of their pass: if the repeated
         # pass goes further, they are written once more, and readers take the newest row of a key.
         rows = rows.filter(pc.field("step") > handle.last_step())
         if rows.num_rows:
+            self._look_if_long_ago(look)
             order = [(key, "ascending") for key in handle.spec.sort_by]
-            handle.append_at(handle.version, rows.sort_by(order) if order else rows, step)
+            handle.append_at(handle.version, rows.sort_by(order) if order else rows, step, self._reach_rows_point)
 
-    def _write_rows_of_journal(self, rows: JournaledRows) -> DataFile:
+    def _reach_rows_point(self) -> None:
+        self._reached("projector.table_rows_written")
+
+    def _write_rows_of_journal(self, rows: JournaledRows) -> NewFile:
         file = write_journaled_rows(self._store.files, rows)
         self._reached("projector.rows_written")
         return file
 
-    def _register(self, files: Sequence[DataFile], step: int) -> None:
+    def _register(self, files: Sequence[NewFile], step: int, look: Callable[[], None]) -> None:
         handle = self._handles[MESSAGES.name]
         if handle.last_step() < step:
+            self._look_if_long_ago(look)
             # the same path added again replaces itself: registering is idempotent
-            handle.replace_at(handle.version, [to_table_file(file) for file in files], last_step=step)
+            handle.replace_at(handle.version, files, last_step=step)
 
     def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
         """Open the tables that are not open yet: those of this term's namespace, or none.
@@ -133,4 +147,16 @@ class Projector:
         """
         opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
         look()
+        self._looked_at_ms = self._steady_ms()
         self._handles |= opened
+
+    def _look_if_long_ago(self, look: Callable[[], None]) -> None:
+        """Look again if this process may have been stopped since. A look before each commit would cost requests.
+
+        The handles notice a take-over after each commit. A look before it only avoids that an entry is left behind in
+        the log of a table that was cleaned meanwhile, or created again.
+        """
+        now_ms = self._steady_ms()
+        if now_ms - self._looked_at_ms > LOOK_BEFORE_MS:
+            look()
+            self._looked_at_ms = now_ms

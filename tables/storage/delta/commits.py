@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..object_stores.files import Files
 
 LONGEST_BOUND = 32
 """Longest text, in bytes, that is a bound in a file's statistics; Delta's own writers cut at the same length."""
@@ -39,6 +43,18 @@ class NewFile:
     size_bytes: int
     modified_ms: int
     statistics: Mapping[str, Any]
+
+
+def write_rows(files: Files, table: str, rows: pa.Table, now_ms: int) -> NewFile:
+    """Write rows durably as a new data file of a table, and return the file for a commit. Raises OSError.
+
+    now_ms: time of the file, for the log.
+    """
+    path = f"part-{uuid.uuid4().hex}.parquet"
+    with files.open_output(f"{table}/{path}") as sink:
+        pq.write_table(rows, sink, GROUP_ROWS, compression="snappy")
+        size_bytes = sink.tell()
+    return NewFile(path, size_bytes, now_ms, compute_statistics(rows))
 
 
 def compute_statistics(rows: pa.Table, texts: bool = True) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A table's log as files: one entry per version, and checkpoints. This finds entries and deletes expired ones.
+"""A table's log as files: one entry per version, and checkpoints. This puts, finds and deletes them.
 
 Once a log is cleaned, put-if-absent is no fence any more: a process that stopped before it put version N finds the name
 free again. For the same reason, a missing entry N proves nothing unless entry N - 1 still exists. Entries are deleted
@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..object_stores.files import Files
+from .commits import CommitConflict
 
 _ENTRY = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9a-z.-]+)?\.parquet")
@@ -60,6 +61,29 @@ class DeltaLog:
         """List the files that this commit added, as paths for `Files`. moved: include files without new rows."""
         adds = [action["add"] for action in self.read_actions(version) if "add" in action]
         return [f"{self._table}/{unquote(add['path'])}" for add in adds if moved or add["dataChange"]]
+
+    def put_entry(self, version: int, body: bytes) -> str:
+        """Put the entry of this version durably if its name is free, and return its identity.
+
+        Args:
+            body: equal to no other entry, so that a put that failed can be told from one that has landed.
+
+        Raises:
+            CommitConflict: another entry has this version.
+            OSError: the store failed; the entry may be there or not.
+        """
+        conflict = CommitConflict(f"{self._table}: another process has committed version {version}")
+        try:
+            return self._files.put(self._entry(version), body)
+        except OSError as failed:
+            try:
+                found = self._files.get_identified(self._entry(version))
+            except OSError:
+                raise (conflict if isinstance(failed, FileExistsError) else failed) from None
+            if found.body != body:
+                raise conflict from None
+        self.sync_entry(version)
+        return found.identity
 
     def sync_entry(self, version: int) -> None:
         """Make the entry of this version durable, but not the files that it adds."""

@@ -9,12 +9,11 @@ from typing import Any
 
 from ...specs.inbox import INBOX
 from ...specs.registry import TABLES
+from .log_entry import ENGINE, OPERATION
 from .store import NewerTable, NotATable, Store
 
-# How LakeMQ's own commits appear in the tables' history; anything else is foreign.
-_OUR_ENGINE = "delta-rs"
-_OUR_OPERATIONS = ("CREATE TABLE", "WRITE")
-
+_OUR_COMMITS = ((ENGINE, OPERATION), ("delta-rs", "CREATE TABLE"))
+"""Engine and operation of LakeMQ's own commits in the tables' history. Anything else is foreign."""
 
 _MAINTENANCE = ("OPTIMIZE", "VACUUM", "SET TBLPROPERTIES")
 
@@ -47,10 +46,10 @@ def find_foreign_commits(store: Store) -> Iterator[ForeignCommit]:
 
 
 def _describe_foreign(commit: Mapping[str, Any]) -> str:
-    """Describe a commit, its writer and time; empty if it may be LakeMQ's own, which only appends."""
+    """Describe a commit, its writer and time; empty if it is LakeMQ's own."""
     engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
     mode = str((commit.get("operationParameters") or {}).get("mode", ""))
-    if engine.startswith(_OUR_ENGINE) and operation in _OUR_OPERATIONS and mode != "Overwrite":
+    if any(engine.startswith(name) and operation == made for name, made in _OUR_COMMITS):
         return ""
     at = datetime.fromtimestamp(int(commit.get("timestamp", 0)) / 1000, timezone.utc)
     when = at.replace(tzinfo=None).isoformat(timespec="milliseconds")

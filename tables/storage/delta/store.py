@@ -1,13 +1,13 @@
 """The only Delta I/O. Every commit is a compare-and-append: it lands on the version that the caller names, or fails.
 
-Nothing here refreshes and retries. A conflict means that another process commits, and the layers above decide who may.
-A process that was stopped while others cleaned the log gets a conflict, too: the log entry of its version must exist
-before a commit, and be the same object after it.
+A commit is one object, the log entry of the next version, which is put if its name is free. delta-rs creates tables,
+loads them and writes checkpoints. Nothing here refreshes and retries. A conflict means that another process commits,
+and the layers above decide who may. A process that was stopped while others cleaned the log gets a conflict, too: the
+log entry of its version must be the same object after a commit.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -16,34 +16,23 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    PostCommitHookProperties,
-    Transaction,
-    WriterProperties,
-    write_deltalake,
-)
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ...specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
 from ..object_stores.arrow_filesystem import arrow_filesystem
 from ..object_stores.files import Files, LocalFiles
 from ..object_stores.secrets import hide_secrets
 from ..object_stores.store_options import DELTA_DEFAULTS
-from .commits import GROUP_ROWS, CommitConflict, NewFile, StoredFile
+from .commits import CommitConflict, NewFile, StoredFile, write_rows
 from .delta_log import DeltaLog
+from .log_entry import WRITER_VERSION, encode_entry, read_clock_ms
 
 APP_ID = "lakemq"
 """Delta application id under which a projection stores its last step."""
 
 FLOOR_ID = "lakemq-floor"
 """Delta application id under which a merge stores its floor: it dropped the states of keys before that step."""
-
-_WRITTEN = WriterProperties(compression="SNAPPY", max_row_group_size=GROUP_ROWS)
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-
 
 _ATTEMPTS = 3
 """Attempts to open a table, since its log may be cleaned meanwhile."""
@@ -67,12 +56,11 @@ class TableHandle:
     def __init__(self, store: Store, spec: TableSpec, table: DeltaTable) -> None:
         self._store, self.spec, self._table = store, spec, table
         self.log = DeltaLog(store.files, spec.name)
+        self.version = table.version()
         self._entry_identity = self.log.identity(self.version)
         self.has_committed = False
-
-    @property
-    def version(self) -> int:
-        return self._table.version()
+        self._notes: dict[str, int] = {}
+        """Application id -> version, of those that were read or committed."""
 
     @property
     def table_id(self) -> str:
@@ -91,7 +79,9 @@ class TableHandle:
         fresh = self._store.open(self.spec)
         if fresh.table_id != self.table_id:
             raise CommitConflict(f"{self.spec.name}: the table was recreated")
-        self._table, self._entry_identity = fresh._table, fresh._entry_identity
+        if fresh.version != self.version:
+            self._notes.clear()
+        self._table, self.version, self._entry_identity = fresh._table, fresh.version, fresh._entry_identity
 
     def open_newest(self) -> TableHandle:
         """Open the same table at its newest version."""
@@ -109,33 +99,39 @@ class TableHandle:
         return self._transaction_version(FLOOR_ID)
 
     def _transaction_version(self, app_id: str) -> int:
-        try:
-            return self._table.transaction_version(app_id) or 0
-        except DeltaError as error:  # delta-rs reads the log again, which may have been cleaned
-            text, cause = self._store.explain(error)
-            raise FileNotFoundError(f"{self.spec.name}: {text}") from cause
+        if app_id not in self._notes:
+            try:
+                self._notes[app_id] = self._table.transaction_version(app_id) or 0
+            except DeltaError as error:  # delta-rs reads the log again, which may have been cleaned
+                text, cause = self._store.explain(error)
+                raise FileNotFoundError(f"{self.spec.name}: {text}") from cause
+        return self._notes[app_id]
 
-    def append_at(self, expected_version: int, rows: pa.Table, last_step: int | None = None) -> None:
+    def append_at(
+        self,
+        expected_version: int,
+        rows: pa.Table,
+        last_step: int | None = None,
+        on_rows_written: Callable[[], None] = lambda: None,
+    ) -> None:
         """Commit `rows` durably as version `expected_version` + 1.
 
-        last_step: stored in the same commit as the table's last step.
+        On a store this takes three requests: the rows are put, the log entry is put, and the entry before it is
+        looked at.
+
+        Args:
+            last_step: stored in the same commit as the table's last step.
+            on_rows_written: called when the file with the rows is there, before a commit names it.
 
         Raises:
-            CommitConflict: Another process was first; nothing was written.
+            CommitConflict: Another process was first; nothing was committed.
             OSError: The store failed; the commit may have landed or not.
         """
-
-        def write() -> None:
-            write_deltalake(
-                self._table,
-                rows,
-                mode="append",
-                writer_properties=_WRITTEN,
-                commit_properties=_commit(last_step),
-                post_commithook_properties=_NO_HOOKS,
-            )
-
-        self._commit_at(expected_version, write)
+        self._check_version(expected_version)
+        rows, now_ms, notes = rows.cast(self.spec.stored_schema), read_clock_ms(), _name_notes(last_step)
+        file = write_rows(self._store.files, self.spec.name, rows, now_ms)
+        on_rows_written()
+        self._commit_at(expected_version, encode_entry([file], [], notes, False, now_ms), notes)
 
     def replace_at(
         self,
@@ -148,62 +144,70 @@ class TableHandle:
     ) -> None:
         """Commit existing files as version `expected_version` + 1. Raises what `append_at` raises.
 
-        With `remove`, the added files hold the rows of the removed files, or fewer by design. moved: the added files
-        hold rows that the table has already.
+        The files are durable already. With `remove`, the added files hold the rows of the removed files, or fewer by
+        design. moved: the added files hold rows that the table has already.
         """
-        swap, now_ms = moved or bool(remove), self._store.files.time_ms() if remove else 0
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(f.path, f.size_bytes, {}, f.modified_ms, not swap, json.dumps(dict(f.statistics))) for f in add
-        ]
-        actions += [RemoveAction(f.path, False, now_ms, f.size_bytes, {}) for f in remove]
-
-        def write() -> None:
-            self._table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=self._table.schema(),
-                commit_properties=_commit(last_step, floor),
-                post_commithook_properties=_NO_HOOKS,
-            )
-            self._table.update_incremental()
-
-        self._commit_at(expected_version, write)
+        self._check_version(expected_version)
+        notes = _name_notes(last_step, floor)
+        if remove or moved:  # a merge has worked for long
+            self._check_ground(expected_version)
+        now_ms = self._store.files.time_ms() if remove else read_clock_ms()
+        self._commit_at(expected_version, encode_entry(add, remove, notes, moved or bool(remove), now_ms), notes)
 
     def claim(self) -> None:
         """Make sure that this handle has committed, so that older handles cannot any more. Raises as `append_at`."""
         if not self.has_committed:
             self.replace_at(self.version, [])
 
-    def _commit_at(self, expected_version: int, write: Callable[[], None]) -> None:
-        name = self.spec.name
+    def _check_version(self, expected_version: int) -> None:
         if self.version != expected_version:
-            raise CommitConflict(f"{name}: the handle is at version {self.version}, not {expected_version}")
+            raise CommitConflict(f"{self.spec.name}: the handle is at version {self.version}, not {expected_version}")
+        writer_version = self._table.protocol().min_writer_version
+        if writer_version > WRITER_VERSION:
+            raise OSError(
+                f"{self.spec.name}: found writer version {writer_version} of Delta's protocol, expected"
+                f" {WRITER_VERSION}. Another program has raised it, so LakeMQ cannot write to this table."
+            )
+
+    def _commit_at(self, expected_version: int, entry: bytes, notes: Mapping[str, int]) -> None:
+        """Put the entry of version `expected_version` + 1, which holds these notes, if its name is free.
+
+        The look afterwards is the fence against a handle that was stopped for long: the name of an entry that was
+        cleaned away is free again. If the entry before is gone, nobody counts the one that was put, because every
+        reader begins at a later checkpoint.
+        """
+        version = expected_version + 1
+        identity = self.log.put_entry(version, entry)
         self._check_ground(expected_version)
-        try:
-            write()
-        except CommitFailedError as error:
-            text, cause = self._store.explain(error, whole=True)
-            raise CommitConflict(f"{name}: {text}") from cause
-        except DeltaError as error:
-            text, cause = self._store.explain(error)
-            raise OSError(f"{name}: {text}") from cause
-        except OSError:
-            with self._store.secrets_hidden():
-                raise
-        if self.version != expected_version + 1:
-            raise CommitConflict(f"{name}: version {self.version} appeared after {expected_version}")
-        self._check_ground(expected_version)
-        self.log.sync_commit(self.version)
-        self._entry_identity, self.has_committed = self.log.identity(self.version), True
+        self.version, self._entry_identity, self.has_committed = version, identity, True
+        self._notes |= notes
 
     def _check_ground(self, version: int) -> None:
         """Raise CommitConflict if others cleaned the log past this version: the next name may be free again."""
         if not self.log.has_same_entry(version, self._entry_identity):
             raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
 
+    def _load_own_commits(self) -> DeltaTable:
+        """Return delta-rs's table at this version. It learns of the handle's own commits only here.
+
+        Raises CommitConflict if another process has committed since.
+        """
+        if self._table.version() != self.version:
+            self._call_delta(self._table.update_incremental)
+            if (version := self._table.version()) != self.version:
+                raise CommitConflict(f"{self.spec.name}: version {version} appeared after {self.version}")
+        return self._table
+
+    def _call_delta(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except DeltaError as error:
+            text, cause = self._store.explain(error)
+            raise OSError(f"{self.spec.name}: {text}") from cause
+
     def files(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
         """Return the live files that may hold rows within all bounds (column -> lowest, highest; None: unbounded)."""
-        actions = pa.table(self._table.get_add_actions(flatten=True))
+        actions = pa.table(self._load_own_commits().get_add_actions(flatten=True))
         for column, (low, high) in bounds.items():
             least, most = f"min.{column}", f"max.{column}"
             if least not in actions.column_names:
@@ -252,11 +256,7 @@ class TableHandle:
 
     def checkpoint(self) -> None:
         """Write a durable checkpoint of this version, so that loading is fast again."""
-        try:
-            self._table.create_checkpoint()
-        except DeltaError as error:
-            text, cause = self._store.explain(error)
-            raise OSError(f"{self.spec.name}: {text}") from cause
+        self._call_delta(self._load_own_commits().create_checkpoint)
         self.log.sync_checkpoint(self.version)
 
     def expire_log(self) -> int:
@@ -266,7 +266,7 @@ class TableHandle:
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """Return commitInfo (operation, engineInfo, timestamp, ...) of every later commit, newest first."""
         with self._store.secrets_hidden():
-            return [c for c in self._table.history() if cast(int, c.get("version", 0)) > version]
+            return [c for c in self._load_own_commits().history() if cast(int, c.get("version", 0)) > version]
 
 
 class Store:
@@ -390,10 +390,9 @@ class Store:
         return ds.dataset(paths, schema=spec.stored_schema, format="parquet", filesystem=self.filesystem)
 
 
-def _commit(last_step: int | None, floor: int | None = None) -> CommitProperties:
+def _name_notes(last_step: int | None, floor: int | None = None) -> dict[str, int]:
     steps = {APP_ID: last_step, FLOOR_ID: floor}
-    transactions = [Transaction(app, step) for app, step in steps.items() if step is not None]
-    return CommitProperties(max_commit_retries=0, app_transactions=transactions or None)
+    return {app_id: step for app_id, step in steps.items() if step is not None}
 
 
 def _first_line(text: str) -> str:
