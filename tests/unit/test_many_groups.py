@@ -56,7 +56,7 @@ def test_no_step_looks_through_all_groups() -> None:
     mq.assign()
     mq.one(CreateTopic("another", 1))
     mq.now_ms += 1
-    assert machine.find_due(mq.state, Time(mq.now_ms, mq.now_ms), forget=False) == []
+    assert machine.find_due(mq.state, Time(mq.now_ms, mq.now_ms), with_expiries=False) == []
     assert (mq.state.groups_with_members, mq.state.waiting_groups) == ({"g"}, set())
 
 
