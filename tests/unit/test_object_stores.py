@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -190,7 +191,7 @@ def test_a_commit_whose_answer_is_lost_is_no_conflict(
     pending = [fault]
 
     def choose(method: str, path: str) -> Fault:
-        is_entry = method == "PUT" and path.endswith(f"{1:020d}.json")
+        is_entry = method == "PUT" and unquote(path).endswith(f"{1:020d}.json")
         return pending.pop() if is_entry and pending else None
 
     with StoreProxy(object_server.url, choose) as proxy:
@@ -219,7 +220,8 @@ def test_a_commit_takes_three_requests(object_server: ObjectServer, root: str, s
             assert handle.last_step() == version
             handle.append_at(version, notes(version), last_step=version + 1)
         assert proxy.request_count - requests_before == 9
-    requests = [line.split()[0] + " " + line.rsplit("/", 1)[-1] for line in log.getvalue().splitlines()[-3:]]
+    lines = unquote(log.getvalue()).splitlines()  # clients of Google Cloud Storage quote even dots
+    requests = [line.split()[0] + " " + line.rsplit("/", 1)[-1] for line in lines[-3:]]
     assert requests[0].startswith("PUT part-")
     assert requests[1:] == [f"PUT {4:020d}.json", f"HEAD {3:020d}.json"]
     assert store.open(NOTES).read().num_rows == 4
