@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -37,16 +38,31 @@ def test_the_programs_print_what_the_page_says(tmp_path: Path, page: str) -> Non
     printed = run([sys.executable, "-c", "\n".join([*blocks(page, "python"), "mq.close()"])], tmp_path)
     assert printed == "".join(blocks(page, "text"))
     assert len(blocks(page, "text")) == PAGES[page]
-    assert blocks(page, "sh") == [] or page == "tutorial.md"
     if page == "tutorial.md":
         check_commands_of_the_tutorial(tmp_path)
+    elif page == "schemas.md":
+        check_commands_of_schemas(tmp_path)
+    else:
+        assert blocks(page, "sh") == []
+
+
+def run_commands(page: str, folder: Path) -> str:
+    """Run the commands of a page in the folder in which its programs have run, and return what they print."""
+    (script,) = blocks(page, "sh")
+    command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
+    return run(["bash", "-c", command], folder)
+
+
+def check_commands_of_schemas(folder: Path) -> None:
+    fields = [{"name": "order", "type": "long"}, {"name": "amount", "type": "double"}]
+    (folder / "payment.avsc").write_text(json.dumps({"type": "record", "name": "Payment", "fields": fields}))
+    shown = run_commands("schemas.md", folder)
+    assert re.search(r"\bavro\b", shown), shown
+    assert "Payment" in shown
 
 
 def check_commands_of_the_tutorial(folder: Path) -> None:
-    """Run the commands of the page in the folder in which its programs have run."""
-    (script,) = blocks("tutorial.md", "sh")
-    command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
-    shown = run(["bash", "-c", command], folder)
+    shown = run_commands("tutorial.md", folder)
     for name in ("departures", "departures.dlq", "reminders", "totals", "display", "punctuality", "add-up"):
         assert re.search(rf"\b{re.escape(name)}\b", shown), name
     assert re.search(r"topic_created\s+4\b", shown)
