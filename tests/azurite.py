@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fetched_programs import fetch_once, find_free_port, wait_until
+from fetched_programs import fetch_once, find_free_port, run_server
 
 VERSION = "3.37.0"
 VARIABLE = "LAKEMQ_TEST_AZURE"
@@ -72,24 +71,10 @@ def serve_azurite(program: str, folder: Path) -> Iterator[AzureServer]:
     port = find_free_port()
     command = [program, "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
     command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-
-    def accepts_connections() -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", port), 10).close()
-        except OSError:
-            return False
-        return True
-
-    try:
-        wait_until(accepts_connections, lambda: process.poll() is None)
+    with run_server(command, port, folder):
         server = AzureServer(f"http://127.0.0.1:{port}")
         _make_container(server)
         yield server
-    finally:
-        process.kill()
-        process.wait(30)
 
 
 def _make_container(server: AzureServer) -> None:

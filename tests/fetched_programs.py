@@ -6,10 +6,12 @@ import fcntl
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 _STARTS_WITHIN_S = 60
@@ -54,3 +56,24 @@ def wait_until(answers: Callable[[], bool], is_running: Callable[[], bool]) -> N
         assert is_running(), "the server has ended"
         assert time.monotonic() < deadline_s, "the server does not answer"
         time.sleep(0.05)
+
+
+@contextmanager
+def run_server(command: Sequence[str], port: int, folder: Path) -> Iterator[None]:
+    """Run a server in a folder until the block ends, which begins when the port accepts connections."""
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
+    def accepts_connections() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), 10).close()
+        except OSError:
+            return False
+        return True
+
+    try:
+        wait_until(accepts_connections, lambda: process.poll() is None)
+        yield
+    finally:
+        process.kill()
+        process.wait(30)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fetched_programs import fetch_once, find_free_port, wait_until
+from fetched_programs import fetch_once, find_free_port, run_server
 
 VERSION = "1.56.1"
 MODULE = f"github.com/fsouza/fake-gcs-server@v{VERSION}"
@@ -77,22 +76,8 @@ def serve_gcs(program: str, folder: Path) -> Iterator[GcsServer]:
     """Run the server until the block ends. It keeps objects in memory."""
     port = find_free_port()
     command = [program, "--address", f"127.0.0.1:{port}", "--bucket", BUCKET]
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def accepts_connections() -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", port), 10).close()
-        except OSError:
-            return False
-        return True
-
-    try:
-        wait_until(accepts_connections, lambda: process.poll() is None)
+    with run_server(command, port, folder):
         yield GcsServer(f"http://127.0.0.1:{port}")
-    finally:
-        process.kill()
-        process.wait(30)
 
 
 if __name__ == "__main__":

@@ -302,7 +302,7 @@ class Connection(LogAccess):
         return self._fetcher.read_whole_state()
 
     def _check_offsets(self, commits: Sequence[OffsetCommit]) -> None:
-        self._fetcher.check(lambda state: check_commits(state, commits))
+        self._fetcher.check_state(lambda state: check_commits(state, commits))
 
     def _arrow_publisher(self) -> ArrowPublisher:
         self._open.check_process()

@@ -117,14 +117,14 @@ class StepLog:
             OSError: nothing is there, or it cannot be read. It may appear later.
         """
         try:
-            found = self._files.get_identified(name)
-            head = decode_head(found.body)
+            stored = self._files.get_identified(name)
+            head = decode_head(stored.body)
         except (OSError, ValueError):
             raise failed from None
         if head.nonce != nonce:
             raise NotLeader("Another sequencer has decided this step.", found=head.leader) from failed
         self._files.sync([name])
-        return found.identity
+        return stored.identity
 
     def check_continuity(self) -> None:
         """Check that the last step that landed is still the same object. Any thread may call this. Raises NotLeader.

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RECENT_MS = 60_000
-"""Age of a state that may accept offsets. Logs grow, so it refuses too much rather than too little."""
+"""Age up to which a known state may accept something. Logs grow, so it knows too few offsets rather than too many.
+
+It may still know a topic that was deleted meanwhile. Then the sequencer refuses the request.
+"""
 
 
 class Fetcher:
@@ -64,10 +67,11 @@ class Fetcher:
         with self._lock.own:
             return read(self._reader.refresh())
 
-    def check(self, check: Callable[[State], object]) -> None:
-        """Let `check` raise if the newest state refuses something. A state of the last minute suffices to accept it.
+    def check_state(self, check: Callable[[State], object]) -> None:
+        """Run a check that raises an error if the state does not allow something.
 
-        So a client that checks often does not read every step of all others.
+        If a state of the last minute allows it, this reads nothing. So a client that checks often need not read the
+        steps of all other clients. An error always comes from the newest state.
         """
         with self._lock.own:
             if self._reader.age_ms <= _RECENT_MS:

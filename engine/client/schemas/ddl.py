@@ -107,9 +107,9 @@ def _to_fields(columns: list[exp.Expression], text: str) -> list[pa.Field]:
     if not all(isinstance(column, exp.ColumnDef) for column in columns):
         raise _refuse(text)
     fields = [pa.field(c.name, _to_arrow(c.args.get("kind"), text), not _is_required(c)) for c in columns]
-    names = Counter(field.name.lower() for field in fields)  # as Spark compares names of columns
-    if twice := sorted(name for name, count in names.items() if count > 1):
-        raise _refuse(text, f"two fields {twice[0]}")
+    counts = Counter(field.name.lower() for field in fields)  # Spark ignores the case of column names
+    if repeated := sorted(name for name, count in counts.items() if count > 1):
+        raise _refuse(text, f"two fields {repeated[0]}")
     return fields
 
 

@@ -144,7 +144,8 @@ class TransactionManager:
         """Add offsets for the commit; for a queue group, messages.
 
         New offsets of a partition replace those that were added before. Messages of a queue group add up. An offset
-        that the log does not have is refused here, and the transaction stays usable without it.
+        that the log does not have is refused here, and the transaction stays usable without it. If a topic was deleted
+        within the last minute, its offsets may be refused only by the commit.
 
         Raises:
             InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange, OffsetMetadataTooLarge: bad

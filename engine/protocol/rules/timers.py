@@ -38,9 +38,8 @@ class Timer(NamedTuple):
 
     list_keys: returns a key for each thing that waits. is_due: whether its time has come; False if the thing no longer
     exists. decide: returns the entries of the journal. watched: the time counts from when the leader first saw the
-    wait, and a key names one wait for good. is_expiry: the timer waits until all letters are
-    read, because a client or producer that seems silent may have sent one. It also walks through everything, so it does
-    not run in each step.
+    wait, and a key names one wait for good. is_expiry: the timer waits until all letters are read, because a client or
+    producer that seems silent may have sent one. It also walks through everything, so it does not run in each step.
     """
 
     list_keys: Callable[[State], Iterable[Any]]

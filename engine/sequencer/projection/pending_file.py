@@ -37,7 +37,7 @@ class CurrentPendingFile:
 
         size_bytes: of the rows as encoded in the journal, which for few rows is more than the rows themselves.
         """
-        if self._file_id is None:
+        if self._file_id is None:  # random enough that no other file has it
             self._file_id = SEQUENCERS_FILES | self._new_file_id()
         first_row = self._rows
         self._rows += record_count

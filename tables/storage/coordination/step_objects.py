@@ -81,34 +81,34 @@ class StepFollower:
 
         Raises StepsGone.
         """
-        found, asked_at_ms = self._read_newer()
-        is_certain = self._was_newest_lately() and self._are_close(found)
+        newer_steps, asked_at_ms = self._read_newer()
+        is_certain = self._was_newest_lately() and self._are_close(newer_steps)
         if not is_certain and self._files.identity(step_name(self.step)) != self.identity:
             raise StepsGone(f"step {self.step} is gone")
-        if found or not is_certain:
+        if newer_steps or not is_certain:
             self._verified_at_ms = asked_at_ms
-        if found:
-            self.step += len(found)
-            self.identity, self._modified_ms = found[-1].identity, found[-1].modified_ms
-        return [step.body for step in found]
+        if newer_steps:
+            self.step += len(newer_steps)
+            self.identity, self._modified_ms = newer_steps[-1].identity, newer_steps[-1].modified_ms
+        return [step.body for step in newer_steps]
 
     def _read_newer(self) -> tuple[list[IdentifiedObject], int]:
         """Return the objects of the next steps, and when the one was requested that is not there."""
-        found: list[IdentifiedObject] = []
+        newer_steps: list[IdentifiedObject] = []
         while True:
             asked_at_ms = self._steady_ms()
             try:
-                found.append(self._files.get_identified(step_name(self.step + len(found) + 1)))
+                newer_steps.append(self._files.get_identified(step_name(self.step + len(newer_steps) + 1)))
             except FileNotFoundError:
-                return found, asked_at_ms
+                return newer_steps, asked_at_ms
 
     def _was_newest_lately(self) -> bool:
         return self._verified_at_ms is not None and self._steady_ms() - self._verified_at_ms < LOOK_MS
 
-    def _are_close(self, found: Sequence[IdentifiedObject]) -> bool:
+    def _are_close(self, newer_steps: Sequence[IdentifiedObject]) -> bool:
         """Return whether each step was put soon after the one before. Nothing is known of a step that was not read."""
-        times_ms = [self._modified_ms, *(step.modified_ms for step in found)]
-        return not found or all(
+        times_ms = [self._modified_ms, *(step.modified_ms for step in newer_steps)]
+        return not newer_steps or all(
             before is not None and after is not None and abs(after - before) < CLOSE_MS
             for before, after in pairwise(times_ms)
         )

@@ -77,13 +77,13 @@ class DeltaLog:
             return self._files.put(self._entry(version), body)
         except OSError as failed:
             try:
-                found = self._files.get_identified(self._entry(version))
+                stored = self._files.get_identified(self._entry(version))
             except OSError:
                 raise (conflict if isinstance(failed, FileExistsError) else failed) from None
-            if found.body != body:
+            if stored.body != body:
                 raise conflict from None
         self.sync_entry(version)
-        return found.identity
+        return stored.identity
 
     def sync_entry(self, version: int) -> None:
         """Make the entry of this version durable, but not the files that it adds."""
