@@ -9,7 +9,7 @@ import typer
 
 from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.shared.times import from_millis, parse_time
+from lakemq.jobs.commands.shared.times import from_millis, parse_past_option
 from lakemq.jobs.output import show
 
 if TYPE_CHECKING:
@@ -180,7 +180,11 @@ def assignments(
     ctx: typer.Context,
     group: Name,
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Show the assignments at this time; ISO 8601, by default UTC.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Show the assignments at this time: ISO 8601 (by default UTC), or a time of day, such as 02:10.",
+        ),
     ] = None,
 ) -> None:
     """Show the owner of each partition, since when, and why.
@@ -307,10 +311,7 @@ def _assignments_at(mq: Connection, group: str, at: str) -> list[dict[str, Any]]
     """Read the assignments at a time from the tables. Raises GroupIdNotFound."""
     from lakemq.engine.client.sql.query import connect_duckdb
 
-    try:
-        time = parse_time(at)
-    except ValueError:
-        raise typer.BadParameter(f"{at!r} is not a time in ISO 8601", param_hint="--at") from None
+    time = parse_past_option(at, "--at")
     mq.groups.describe(group)
     with connect_duckdb(mq.namespace) as tables:
         rows = tables.execute(_AT, {"group": group, "at": time}).fetchall()

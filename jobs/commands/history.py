@@ -10,7 +10,7 @@ import typer
 
 from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.commands.shared.progress import show_activity
-from lakemq.jobs.commands.shared.times import parse_duration, parse_moment_option, to_millis
+from lakemq.jobs.commands.shared.times import from_millis, parse_duration, parse_past_option, to_millis
 from lakemq.jobs.output import show
 
 _DEFAULT_SINCE = "PT1H"
@@ -27,12 +27,15 @@ def report(
         str,
         typer.Option(
             metavar="TIME",
-            help="From here on: ISO 8601 (by default UTC), milliseconds since 1970, or a duration before --until, such "
-            "as PT30M.",
+            help="From here on: ISO 8601 (by default UTC), a time of day in UTC such as 02:10 (the last one before "
+            "--until), milliseconds since 1970, or a duration before --until, such as PT30M.",
         ),
     ] = _DEFAULT_SINCE,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Until then: a time as for --since. Default: now.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Until then: a time as for --since; a time of day is the last one. Default: now."
+        ),
     ] = None,
 ) -> None:
     """Write what happened between two times as one HTML file, which needs no network.
@@ -64,8 +67,7 @@ def report(
 
 
 def _parse_until(text: str | None) -> int:
-    moment = parse_moment_option(text, "--until")
-    return time.time_ns() // 1_000_000 if moment is None else to_millis(moment)
+    return time.time_ns() // 1_000_000 if text is None else to_millis(parse_past_option(text, "--until"))
 
 
 def _parse_since(text: str, until_ms: int) -> int:
@@ -74,9 +76,7 @@ def _parse_since(text: str, until_ms: int) -> int:
             return until_ms - round(parse_duration(text).total_seconds() * 1000)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--since") from None
-    moment = parse_moment_option(text, "--since")
-    assert moment is not None
-    return to_millis(moment)
+    return to_millis(parse_past_option(text, "--since", from_millis(until_ms)))
 
 
 def _write(page: object, file: Path) -> None:

@@ -133,7 +133,8 @@ def run(mq: Connection, *arguments: str) -> dict[str, int]:
     [
         ("2026-01-31T12:00:00", "2026-01-31T11:00:00", "it must be before --until"),
         ("PX", "2026-01-31T11:00:00", "expected a duration"),
-        ("yesterday", "2026-01-31T11:00:00", "expected a time in ISO 8601"),
+        ("yesterday", "2026-01-31T11:00:00", "expected a time in UTC, such as 02:10"),
+        ("0", "9" * 18, "expected a time in UTC, such as 02:10"),
     ],
 )
 def test_wrong_times_are_refused(mq: Connection, tmp_path: Path, since: str, until_: str, expected: str) -> None:
@@ -143,7 +144,7 @@ def test_wrong_times_are_refused(mq: Connection, tmp_path: Path, since: str, unt
     assert expected in done.stderr
 
 
-@pytest.mark.parametrize(("since", "until_"), [("P999999W", "2026-01-31"), ("PT1H", "0001-01-01"), ("0", "9" * 18)])
+@pytest.mark.parametrize(("since", "until_"), [("P999999W", "2026-01-31"), ("PT1H", "0001-01-01")])
 def test_times_without_a_date_are_refused(mq: Connection, tmp_path: Path, since: str, until_: str) -> None:
     arguments = ["--path", mq.namespace.path, "report", "--since", since, "--until", until_, "-o", str(tmp_path / "r")]
     done = CliRunner().invoke(app, arguments)

@@ -21,6 +21,7 @@ AsOf = Annotated[
 
 _STEP_MAX = 2**63 - 1
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
+_TIME_OF_DAY = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9]))?")
 _DURATION = re.compile(
     r"P(?:(?P<weeks>[0-9]{1,6})W)?(?:(?P<days>[0-9]{1,6})D)?"
     r"(?:T(?=[0-9])(?:(?P<hours>[0-9]{1,6})H)?(?:(?P<minutes>[0-9]{1,6})M)?(?:(?P<seconds>[0-9]{1,6}(?:\.[0-9]{1,6})?)S)?)?"
@@ -54,6 +55,23 @@ def parse_moment(text: str) -> datetime | int:
         raise ValueError(f"found {text!r}, expected a time in ISO 8601, or milliseconds since 1970") from None
 
 
+def parse_past_moment(text: str, until: datetime) -> datetime:
+    """Parse a time as `parse_moment` does, or a time of day in UTC: the last one that is not after `until`.
+
+    Raises ValueError.
+    """
+    if match := _TIME_OF_DAY.fullmatch(text):
+        hour, minute, second = (int(part or 0) for part in match.groups())
+        moment = until.astimezone(timezone.utc).replace(hour=hour, minute=minute, second=second, microsecond=0)
+        return moment if moment <= until else moment - timedelta(days=1)
+    try:
+        parsed = parse_moment(text)
+        return _EPOCH + timedelta(milliseconds=parsed) if isinstance(parsed, int) else parsed
+    except (ValueError, OverflowError):
+        expected = "a time in UTC, such as 02:10 or 2026-01-31T02:10, or milliseconds since 1970"
+        raise ValueError(f"found {text!r}, expected {expected}") from None
+
+
 def parse_moment_option(text: str | None, option: str = "--deliver-at") -> datetime | int | None:
     """Parse the time of an option; raise a usage error if it is not a time."""
     try:
@@ -65,6 +83,14 @@ def parse_moment_option(text: str | None, option: str = "--deliver-at") -> datet
 def to_millis(moment: datetime | int) -> int:
     """Convert a time to milliseconds since 1970."""
     return moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def parse_past_option(text: str, option: str, until: datetime | None = None) -> datetime:
+    """Parse an option that names a past time; raise a usage error if it is no time. until: now by default."""
+    try:
+        return parse_past_moment(text, until or datetime.now(timezone.utc))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def parse_position(text: str) -> str | int | datetime:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.commands.shared.times import from_millis, parse_moment, to_millis
+from lakemq.jobs.commands.shared.times import from_millis, parse_past_moment, to_millis
 from lakemq.jobs.console.charts import draw_bars
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.inputs import BadInput, read_number, read_text
@@ -28,7 +28,7 @@ def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
     minutes = read_number(inputs, "minutes", 30, low=1, high=_MOST_MINUTES)
     until_ms = _read_until_ms(text)
     fields = [
-        Field("at", "until this time (ISO 8601, UTC; empty: now)", text),
+        Field("at", "until this time (UTC, such as 02:10 or 2026-01-31T02:10; empty: now)", text),
         Field("minutes", "minutes before it", str(minutes)),
     ]
     parts: list[Part] = [Form("When", "/history", fields, "Show")]
@@ -42,8 +42,9 @@ def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def _read_until_ms(text: str) -> int:
+    now = datetime.now(timezone.utc)
     try:
-        return to_millis(parse_moment(text) if text else datetime.now(timezone.utc))
+        return to_millis(parse_past_moment(text, now) if text else now)
     except (ValueError, OverflowError) as error:
         raise BadInput(f"The input at is not a time: {error}.") from None
 

@@ -1,0 +1,38 @@
+"""Times that an operator types when looking back: a time of day is the last one."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from lakemq.jobs.commands.shared.times import parse_past_moment
+
+UNTIL = datetime(2026, 3, 1, 3, 0, 0, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("02:10", "2026-03-01T02:10:00+00:00"),
+        ("03:00", "2026-03-01T03:00:00+00:00"),
+        ("03:00:01", "2026-02-28T03:00:01+00:00"),
+        ("23:59", "2026-02-28T23:59:00+00:00"),
+        ("2026-02-01T02:10", "2026-02-01T02:10:00+00:00"),
+        ("2026-02-01T02:10+01:00", "2026-02-01T01:10:00+00:00"),
+        ("1000", "1970-01-01T00:00:01+00:00"),
+    ],
+)
+def test_a_past_time_is_read(text: str, expected: str) -> None:
+    assert parse_past_moment(text, UNTIL) == datetime.fromisoformat(expected)
+
+
+def test_a_time_of_day_is_in_utc_whatever_the_zone_of_the_end() -> None:
+    here = UNTIL.astimezone(timezone(timedelta(hours=-8)))
+    assert parse_past_moment("02:10", here) == datetime(2026, 3, 1, 2, 10, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("text", ["24:00", "2:10", "02:60", "02:10:99", "yesterday", "", "9" * 30])
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a time in UTC, such as 02:10 or 2026-01-31T02:10"):
+        parse_past_moment(text, UNTIL)
