@@ -136,8 +136,10 @@ def test_command_shows_the_past(broken: BrokenNamespace, tmp_path: Path) -> None
     script = f"cd {tmp_path}; {blocks('What did it look like at 02:10?')[0].replace('AT', broken.broken_at)}"
     shown = broken.run(script)
     owners = re.findall(r"^billing +orders +(\d) +ready +(billing-[12])-", shown, re.MULTILINE)
-    assert [partition for partition, _ in owners] == ["0", "1", "2", "3"]
+    assert [partition for partition, _ in owners] == ["0", "1", "2", "3"] * 2, "of the assignments, and of the report"
     assert {owner for _, owner in owners} == {"billing-1", "billing-2"}
+    lags = re.findall(r"^shipping +(3\d\d\d) ", shown, re.MULTILINE)
+    assert len(lags) == 1, "the tables of the report"
     report = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "shipping" in report
     assert "billing-2" in report

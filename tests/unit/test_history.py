@@ -128,6 +128,28 @@ def run(mq: Connection, *arguments: str) -> dict[str, int]:
     return dict(json.loads(done.stdout))
 
 
+def test_the_report_of_a_terminal_has_what_the_history_has(mq: Connection, history: History) -> None:
+    span = [str(history.timeline.since_ms), str(history.timeline.until_ms)]
+    arguments = ["--path", mq.namespace.path, "report", "--since", span[0], "--until", span[1], "--output"]
+    shown = {
+        output: CliRunner().invoke(app, [*arguments, output], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"})
+        for output in ("json", "csv", "table")
+    }
+    assert [done.exit_code for done in shown.values()] == [0, 0, 0]
+    report = json.loads(shown["json"].stdout)
+    assert (report["messages"], report["steps"]) == (history.message_count, history.step_count)
+    lags = {"cooperative": 2 * MESSAGES - MESSAGES // 2, "queue": MESSAGES // 2}
+    assert {row["group"]: row["lag_at_end"] for row in report["groups"]} == lags
+    assert {row["topic"] for row in report["topics"]} == {"orders", "reminders"}
+    assert len(report["handoffs"]) == history.handoffs.num_rows
+    assert (
+        len(report["owners"]) == len({(row["group"], row["topic"], row["partition"]) for row in report["owners"]}) == 4
+    )
+    assert shown["csv"].stdout.splitlines()[0] == "group,lag_at_end,lag_at_start,out_per_s"
+    assert f"cooperative  {lags['cooperative']:>10}" in shown["table"].stdout
+    assert "in_per_s_at_most" in shown["table"].stdout
+
+
 @pytest.mark.parametrize(
     ("since", "until_", "expected"),
     [

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "status": ("lakemq status", "lakemq status --once --output json"),
     "console": ("lakemq console", "lakemq console --host 0.0.0.0 --token-file token --allow-changes"),
     "report": (
+        "lakemq report --since PT30M --until 02:10",
         "lakemq report -o report.html",
         "lakemq report --since 2026-01-31T02:00:00 --until 2026-01-31T02:30:00 -o report.html",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -67,20 +66,11 @@ def _show(history: History) -> list[Part]:
         ),
         _list_groups(history),
         _list_owners(history),
-        Table(
-            "Topics",
-            ("topic", "messages per second, mean", "at most"),
-            [[topic, round(float(rates.mean()), 2), round(float(rates.max()), 2)] for topic, rates in _rates(history)],
-            "No message came.",
-        ),
+        _list_topics(history),
         _draw_rate("Messages per second", history, _add_up(history.appended.values(), len(timeline.ends_ms))),
         _draw_rate("Steps per second", history, history.steps.tolist()),
         _list_handoffs(history),
     ]
-
-
-def _rates(history: History) -> list[tuple[str, Any]]:
-    return list(history.appended.items())[:_MOST_ROWS]
 
 
 def _add_up(series: Iterable[Numbers], length: int) -> list[float]:
@@ -99,44 +89,45 @@ def _warn_of_forgotten_times(history: History) -> list[Part]:
 
 
 def _list_groups(history: History) -> Table:
+    from lakemq.jobs.reports.history_tables import list_lags
+
     rows = [
-        [
-            Link(group, make_link("/group", name=group)),
-            None if math.isnan(lag[-1]) else int(lag[-1]),
-            None if math.isnan(lag[0]) else int(lag[0]),
-            round(float(history.consumed[group].mean()), 2) if group in history.consumed else None,
-        ]
-        for group, lag in list(history.lag.items())[:_MOST_ROWS]
+        [Link(row["group"], make_link("/group", name=row["group"])), *list(row.values())[1:]]
+        for row in list_lags(history)[:_MOST_ROWS]
     ]
     columns = ("group", "lag at the end", "lag at the start", "consumed per second, mean")
     return Table("Groups", columns, rows, "There was no group.")
 
 
+def _list_topics(history: History) -> Table:
+    from lakemq.jobs.reports.history_tables import list_topic_rates
+
+    rows = [list(row.values()) for row in list_topic_rates(history)[:_MOST_ROWS]]
+    return Table("Topics", ("topic", "messages per second, mean", "at most"), rows, "No message came.")
+
+
 def _list_owners(history: History) -> Table:
-    end = from_millis(history.timeline.until_ms)
-    assert end is not None
+    from lakemq.jobs.reports.history_tables import list_owners_at_end
+
     rows = [
-        [row["group"], row["topic"], row["partition"], row["state"], row["owner"] or "", format_time(row["since"])]
-        for row in history.owners.to_pylist()
-        if row["until"] is None or row["until"] >= end
+        [*list(row.values())[:4], row["owner"] or "", format_time(row["since"])] for row in list_owners_at_end(history)
     ]
     columns = ("group", "topic", "partition", "state", "owner", "since")
     return Table("Who owned what at the end", columns, rows[:_MOST_ROWS], "No partition had an owner.")
 
 
 def _list_handoffs(history: History) -> Table:
+    from lakemq.jobs.reports.history_tables import list_handoffs
+
     rows = [
         [
-            row["group"],
-            row["topic"],
-            row["partition"],
-            row["from_member"],
+            *list(row.values())[:4],
             row["to_member"] or "-",
             format_time(row["began_at"]),
             format_length(row["took_ms"]),
             row["reason"],
         ]
-        for row in history.handoffs.slice(0, _MOST_ROWS).to_pylist()
+        for row in list_handoffs(history)[:_MOST_ROWS]
     ]
     columns = ("group", "topic", "partition", "from", "to", "began", "took", "reason")
     return Table("Handoffs, newest first", columns, rows, "No partition moved.")
