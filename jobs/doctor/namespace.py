@@ -145,7 +145,7 @@ def check_sequencer(mq: Connection, observer: Observer) -> Finding:
         text = f"no sequencer leads: {leader} has ended without handing over its lease; {last}"
         return Finding("sequencer", False, text, f"{'Letters wait. ' if waits else ''}Run: {serve}")
     leads = f"{leader} leads with epoch {leadership.epoch}; {last}"
-    if silent_ms > leadership.lease_ms + SKEW_MS:
+    if leadership.is_silent:
         mend = f"It seems to be dead or stopped. Start another one, which takes over: {serve}"
         return Finding("sequencer", False, leads, mend)
     standbys = ", ".join(leadership.standbys[:_SOME]) or "none"

@@ -11,6 +11,9 @@ from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 from lakemq.tables.storage.coordination.step_objects import step_name
 
+_SLACK_MS = 2_000
+"""A leader renews its lease in time; more than this beyond the lease is no slow store and no coarse clock."""
+
 
 @dataclass(frozen=True)
 class Leadership:
@@ -21,7 +24,8 @@ class Leadership:
         has_died: it ended without handing over its lease.
         step, put_ms: the last step, and when it was put by the store's clock.
         silent_ms: the age of that step.
-        standbys: the sequencers that `lakemq serve` has standing by.
+        standbys: the other sequencers that `lakemq serve` has standing by. A leader that cannot write, for example to
+            a full disk, stands by itself: it would not help, so it is not named.
     """
 
     leader: str
@@ -32,6 +36,11 @@ class Leadership:
     put_ms: int
     silent_ms: int
     standbys: tuple[str, ...]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a leader has decided nothing for so long that it must be stopped, dead or without its store."""
+        return bool(self.leader) and self.silent_ms > self.lease_ms + _SLACK_MS
 
 
 def read_leadership(mq: Connection, observation: Observation) -> Leadership:
@@ -47,7 +56,7 @@ def read_leadership(mq: Connection, observation: Observation) -> Leadership:
         step=state.step,
         put_ms=put_ms,
         silent_ms=max(0, now_ms - put_ms),
-        standbys=tuple(StandbySigns(mq.namespace.files).list_present(now_ms)),
+        standbys=tuple(name for name in StandbySigns(mq.namespace.files).list_present(now_ms) if name != state.leader),
     )
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from lakemq.jobs.output import escape_control_characters
 from lakemq.jobs.state.free_space import describe_free_space
+from lakemq.jobs.state.leadership import Leadership
 from lakemq.jobs.state.status import (
     Outlook,
     Status,
@@ -56,7 +57,7 @@ def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
         "namespace": status.path,
         "leader": _describe_leader(status),
         "standby": ", ".join(status.leadership.standbys) or "none",
-        "last step": f"{status.leadership.step:,}, {status.leadership.silent_ms / 1000:.1f} s ago",
+        "last step": _describe_last_step(status.leadership),
         "steps/s": f"{status.steps_per_s:,.1f}",
         "messages in/s": f"{sum(status.in_per_s.values()):,.1f}",
         "messages out/s": "unknown" if status.out_per_s is None else f"{status.out_per_s:,.1f} (last minute)",
@@ -74,6 +75,13 @@ def _describe_leader(status: Status) -> str:
         return "none (lakemq serve)"
     ended = ", which has died without handing over its lease" if leadership.has_died else ""
     return f"{leadership.leader}, epoch {leadership.epoch}{ended}"
+
+
+def _describe_last_step(leadership: Leadership) -> str:
+    text = f"{leadership.step:,}, {leadership.silent_ms / 1000:.1f} s ago"
+    if not leadership.is_silent:
+        return text
+    return f"{text}: the leader is SILENT, its lease is {leadership.lease_ms / 1000:g} s. Requests wait"
 
 
 def _describe_due(outlook: Outlook) -> str:

@@ -212,7 +212,7 @@ def test_console_shows_the_past(broken: BrokenNamespace, browser: Browser) -> No
 def test_a_stopped_sequencer(broken: BrokenNamespace, browser: Browser) -> None:
     with broken.stopped_sequencer():
         shown = broken.run(blocks("The sequencer stands still")[0])
-        assert re.search(r"last step +[\d,]+, ([4-9]|\d\d)\.\d s ago", shown)
+        assert re.search(r"last step +[\d,]+, ([4-9]|\d\d)\.\d s ago: the leader is SILENT, its lease is 1 s", shown)
         assert re.search(r"sequencer +FINDING +\S+ leads with epoch 1; the last step.*", shown)
         assert (
             f"It seems to be dead or stopped. Start another one, which takes over: lakemq --path {broken.path}" in shown
@@ -225,6 +225,7 @@ def test_a_full_disk(broken: BrokenNamespace, browser: Browser) -> None:
     with broken.full_disk():
         shown = broken.run(blocks("The disk is full")[0])
         assert re.search(r"disk +100% full, 0 B of 96 MB free", shown)
+        assert re.search(r"standby +none", shown), "a leader that cannot write is no spare one"
         assert re.search(
             r"writable +FINDING +cannot be written: No space left on device .*make room on the disk", shown
         )

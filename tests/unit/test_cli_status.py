@@ -22,6 +22,8 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.jobs.cli import app
+from lakemq.jobs.state.leadership import Leadership
+from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,36 @@ def run(path: str, *arguments: str) -> Result:
 def read_json(path: str) -> dict[str, Any]:
     (line,) = run(path, "--output", "json", "status").stdout.splitlines()
     return dict(json.loads(line))
+
+
+def test_a_leader_is_not_named_as_its_own_standby(mq: Connection) -> None:
+    files, leader = mq.namespace.files, mq.state().leader
+    signs = StandbySigns(files)
+    for name in (leader, "spare-2-cd"):
+        signs.put(name, 2)
+    try:
+        assert read_json(mq.namespace.path)["standbys"] == ["spare-2-cd"]
+    finally:
+        for name in (leader, "spare-2-cd"):
+            signs.forget(name)
+    assert read_json(mq.namespace.path)["standbys"] == []
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "leader", "is_silent"), [(11_999, "a", False), (12_001, "a", True), (99_999, "", False)]
+)
+def test_a_leader_is_silent_after_its_lease(silent_ms: int, leader: str, is_silent: bool) -> None:
+    leadership = Leadership(
+        leader=leader,
+        epoch=1,
+        lease_ms=10_000,
+        has_died=False,
+        step=7,
+        put_ms=0,
+        silent_ms=silent_ms,
+        standbys=(),
+    )
+    assert leadership.is_silent is is_silent
 
 
 def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
