@@ -31,7 +31,7 @@ def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
     parts: list[RenderableType] = [_draw_figures(status, outlook)]
     sections: list[tuple[str, Sequence[Row] | None]] = [
         ("Topics", topic_rows(status)),
-        ("Groups", [{**row, "waits_for": "; ".join(map(str, _items(row["waits_for"])))} for row in group_rows(status)]),
+        ("Groups", [{**row, "waits_for": _describe_waits(_items(row["waits_for"]))} for row in group_rows(status)]),
         (
             "Open transactions",
             [{**row, "partitions": ", ".join(map(str, _items(row["partitions"])))} for row in transaction_rows(status)],
@@ -49,6 +49,12 @@ def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
 
 def _items(value: object) -> Sequence[object]:
     return value if isinstance(value, list | tuple) else ()
+
+
+def _describe_waits(waits: Sequence[object]) -> str:
+    """Return the first wait and the number of others: each is a paragraph, and a member may hang in many partitions."""
+    others = f"; and {len(waits) - 1:,} more: lakemq groups describe GROUP --state" if len(waits) > 1 else ""
+    return f"{waits[0]}{others}" if waits else ""
 
 
 def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:

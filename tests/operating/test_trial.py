@@ -75,6 +75,7 @@ def test_command_shows_everything_on_one_page(broken: BrokenNamespace) -> None:
         r"shipping +Stable +1 +3,\d\d\d",
         r"exporter +[\d,]+ +900,000 +exports-1",
         r"mails\.dlq +mailer +given_up +mails +1",
+        r"billing +Stable .*Member billing-2-\S+ polls, .*; and 1 more: lakemq groups describe GROUP --state",
         r"groups .*Member billing-2-\S+ polls, and has acknowledged nothing of orders-\d",
         r"partition 3 of clicks has 81% of the offsets",
     ):
