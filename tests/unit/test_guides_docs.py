@@ -16,7 +16,15 @@ from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, REPLACEMENTS, UNSUPPORTED
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"tutorial.md": 8, "producers.md": 4, "from-kafka.md": 2, "from-solace.md": 1, "schemas.md": 4, "tracing.md": 1}
+PAGES = {
+    "tutorial.md": 8,
+    "producers.md": 4,
+    "from-kafka.md": 2,
+    "from-solace.md": 1,
+    "schemas.md": 4,
+    "tracing.md": 1,
+    "operations.md": 0,
+}
 """Pages, with their numbers of outputs."""
 
 
