@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+
 from ..namespace.namespace import Namespace
 from ..namespace.processes.clock import Clock
+from ..protocol.codec.overdue_member import OverdueMember, decode_overdue_members
 from ..protocol.values.state import State
 from .delayed.delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
@@ -62,8 +65,24 @@ class OperatorTools:
         retention_ms = self._namespace.config.ms("offsets.retention.ms")
         store, time_ms = self._namespace.store, self._store_time_ms
         return Groups(
-            read_state, self._requester, resets, retention_ms, time_ms, lambda: read_consumption(store, time_ms())
+            read_state,
+            self._requester,
+            resets,
+            retention_ms,
+            time_ms,
+            lambda: read_consumption(store, time_ms()),
+            self._read_overdue,
         )
+
+    def _read_overdue(self, state: State) -> list[OverdueMember]:
+        """Return the members that the leader of a state has noted as overdue; none if the note cannot be read."""
+        if not (state.leader and state.groups_with_members):
+            return []
+        try:
+            body = OverdueNotes(self._namespace.files).read(state.leader_epoch)
+            return [] if body is None else decode_overdue_members(body)
+        except (OSError, ValueError):  # any user may put a file there, and the rest can be read without it
+            return []
 
     def _store_time_ms(self) -> int:
         """Return the store's time; this machine's if the store cannot be written, as with a full disk."""

@@ -138,6 +138,7 @@ _OWN_FOLDERS = {spec.name for spec in TABLES} | {
     LINES_FOLDER,
     "mailbox",
     "messages",
+    "overdue",
     "replies",
     "standbys",
     STEPS_FOLDER,

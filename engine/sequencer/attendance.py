@@ -35,6 +35,7 @@ from ..protocol.values.consuming.groups import MemberSilent
 from ..protocol.values.state import State
 from .beat_reader import BeatReader, BeatReading, MemberKey, NewestBeat
 from .letters.line_beats import LineBeats
+from .overdue_members import OverdueMembers, is_idle, is_silent
 
 log = logging.getLogger("lakemq.serve")
 
@@ -90,8 +91,9 @@ class Attendance:
     The sequencer's thread calls it. It reads the beats in a thread of `executor`.
     """
 
-    def __init__(self, beats: Beats, clock: Clock, executor: Executor) -> None:
-        self._clock, self._executor = clock, executor
+    def __init__(self, beats: Beats, overdue: OverdueMembers, clock: Clock, executor: Executor) -> None:
+        """overdue: is told which members to write down for people."""
+        self._overdue, self._clock, self._executor = overdue, clock, executor
         self._reader = BeatReader(beats, clock)
         self._records: dict[MemberKey, _MemberRecord] = {}
         self._unchanged: dict[str, tuple[int, int]] = {}
@@ -121,9 +123,16 @@ class Attendance:
             self._needs_objects = False
             processes = {record.process for record in self._records.values() if record.process}
             self._running = self._executor.submit(
-                self._reader.read, self._find_abandoned_beats(), members, processes, needs_objects
+                self._read, self._find_abandoned_beats(), members, processes, needs_objects
             )
         return silent
+
+    def _read(
+        self, abandoned: list[str], first_members: set[MemberKey] | None, processes: set[str], needs_objects: bool
+    ) -> BeatReading:
+        """Read the beats, and write down who was overdue at the reading before."""
+        self._overdue.write()
+        return self._reader.read(abandoned, first_members, processes, needs_objects)
 
     def due_in_ms(self, state: State) -> float | None:
         """Return in how many ms `find_silent_members` has something to do; None: no group has members."""
@@ -259,8 +268,12 @@ class Attendance:
         members = _list_members(state)
         self._records = {key: self._record_of(key, member, reading.began_ms) for key, member in members.items()}
         deadlines = []
+        overdue: dict[MemberKey, tuple[int | None, int | None]] = {}
         for key, member in members.items():
             record = self._records[key]
+            times = _find_overdue(record, member, reading.began_ms)
+            if times != (None, None):
+                overdue[key] = times
             reason, deadline_ms = _judge_member(record, member, reading.began_ms, before_ms)
             deadlines.append(deadline_ms)
             if reason == "session" and not reading.has_objects:  # its process may have begun to write objects
@@ -269,6 +282,7 @@ class Attendance:
                 reason = "process"
             if reason:
                 yield MemberSilent(*key, reason)
+        self._overdue.set(state.leader_epoch, overdue)
         self._deadline_ms = min(
             (deadline_ms for deadline_ms in deadlines if deadline_ms >= reading.began_ms), default=None
         )
@@ -313,6 +327,13 @@ def _judge_member(record: _MemberRecord, member: GroupMember, began_ms: int, bef
     reason = "session" if began_ms > session_end_ms else "poll" if has_missed_poll else ""
     # A poll deadline that has passed no longer says when to read. The end of the session does, until a beat shows more.
     return reason, session_end_ms if poll_end_ms < began_ms else min(session_end_ms, poll_end_ms)
+
+
+def _find_overdue(record: _MemberRecord, member: GroupMember, at_ms: int) -> tuple[int | None, int | None]:
+    """Return when the member was last heard, and when it polled last; None where that is not long ago."""
+    silent = is_silent(at_ms - record.beat_ms, record.interval_ms, member.session_timeout_ms)
+    idle = is_idle(at_ms - record.poll_ms, member.max_poll_interval_ms)
+    return record.beat_ms if silent else None, record.poll_ms if idle else None
 
 
 def _list_members(state: State) -> dict[MemberKey, GroupMember]:

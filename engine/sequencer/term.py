@@ -13,6 +13,7 @@ from threading import Lock
 
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.workers import Workers
@@ -41,6 +42,7 @@ from .attendance import Attendance
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
 from .letters.lines import LineServer
+from .overdue_members import OverdueMembers
 from .projection.background_projection import BackgroundProjection
 from .projection.pending_file import CurrentPendingFile
 from .projection.projector import Projector
@@ -179,7 +181,7 @@ class TermFactory:
             pending_file,
             background,
             time,
-            Attendance(Beats(ns.files), clock, self._watching),
+            Attendance(Beats(ns.files), OverdueMembers(OverdueNotes(ns.files), clock), clock, self._watching),
             TargetAssignments(self._watching, self._plug_ins, ns.config.ms("assignor.timeout.ms") / 1000),
             self._make_delay_queue(state),
             later,

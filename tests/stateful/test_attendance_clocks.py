@@ -17,7 +17,9 @@ from stateful.world import TimedFiles
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
 from lakemq.engine.sequencer.attendance import MAX_READ_GAP_MS, READ_INTERVAL_MS, Attendance
+from lakemq.engine.sequencer.overdue_members import OverdueMembers
 from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 from lakemq.tables.storage.object_stores.objects import Data
 
 pytestmark = pytest.mark.slow
@@ -57,7 +59,7 @@ class Simulation:
         self.next_beat_ms = self.clock.ms + INTERVAL_MS
 
     def lead(self) -> None:
-        self.leader = Attendance(self.beats, self.clock, AtOnce())
+        self.leader = Attendance(self.beats, OverdueMembers(OverdueNotes(self.files), self.clock), self.clock, AtOnce())
         self.next_look_ms = self.clock.ms
 
     def pass_ms(self, ms: int, member_runs: bool = True, leader_runs: bool = True) -> list[str]:

@@ -15,9 +15,12 @@ from protocol_harness import AtOnce, Harness
 
 from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
+from lakemq.engine.protocol.codec.overdue_member import decode_overdue_members
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup, LeaveGroup, MemberSilent
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, Attendance
+from lakemq.engine.sequencer.overdue_members import OverdueMembers
 from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 
 SESSION_MS = 6_000
 
@@ -28,7 +31,9 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.files, self.clock, self.mq = FaultyFiles(str(folder)), ManualClock(), Harness()
         self.beats = Beats(self.files)
-        self.attendance = Attendance(self.beats, self.clock, AtOnce())
+        self.attendance = Attendance(
+            self.beats, OverdueMembers(OverdueNotes(self.files), self.clock), self.clock, AtOnce()
+        )
         self.numbers: dict[str, int] = {}
         self.mq.create("t")
 
@@ -275,3 +280,83 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.002)
+
+
+# -- members that are overdue, for people ---------------------------------------------------------------------
+
+
+def read_note(scene: Scene) -> list[tuple[str, int | None, int | None]]:
+    """Return the members of the note: id, and how long ago each was heard and polled, where that is long ago."""
+    body = OverdueNotes(scene.files).read(scene.mq.state.leader_epoch)
+    now_ms = scene.clock.now_ms()
+    return [
+        (
+            note.member_id,
+            None if note.heard_ms is None else now_ms - note.heard_ms,
+            None if note.polled_ms is None else now_ms - note.polled_ms,
+        )
+        for note in ([] if body is None else decode_overdue_members(body))
+    ]
+
+
+def test_a_member_whose_heartbeats_stop_is_noted_before_its_session_ends(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for member in ("C1", "C2"):
+        scene.mq.ask(JoinGroup("g", member, ["t"], session_timeout_ms=60_000))
+    for _ in range(3):
+        for name, member in (("a", "C1"), ("b", "C2")):
+            number = scene.numbers[name] = scene.numbers.get(name, 0) + 1
+            scene.beats.put(name, number, encode_beat([MemberBeat("g", member, number, 1_000, "elsewhere")]))
+        scene.pass_ms(1_000)
+    for _ in range(5):
+        number = scene.numbers["a"] = scene.numbers["a"] + 1
+        scene.beats.put("a", number, encode_beat([MemberBeat("g", "C1", number, 1_000, "elsewhere")]))
+        assert scene.pass_ms(1_000) == []
+    assert read_note(scene) == [("C2", 5_000, None)]
+    (first,) = scene.files.list("overdue")
+    scene.pass_ms(1_000)
+    assert scene.files.list("overdue") == [first], "the same silence is written once"
+    scene.beats.put("b", 4, encode_beat([MemberBeat("g", "C2", 4, 1_000, "elsewhere")]))
+    scene.pass_ms(1_000)
+    scene.beats.put("a", number + 1, encode_beat([MemberBeat("g", "C1", number + 1, 1_000, "elsewhere")]))
+    scene.pass_ms(1_000)
+    assert read_note(scene) == []
+    assert scene.files.list("overdue") == []
+
+
+def test_a_member_that_beats_and_does_not_poll_is_noted_after_half_of_its_interval(scene: Scene) -> None:
+    scene.join("C1", poll_ms=20_000)
+    scene.beat("a", "C1", polls=1)
+    scene.look()
+    for _ in range(12):
+        scene.beat("a", "C1", polls=1)
+        assert scene.pass_ms(1_000) == []
+    assert read_note(scene) == [("C1", None, 12_000)]
+    scene.beat("a", "C1", polls=2)
+    scene.pass_ms(1_000)
+    scene.beat("a", "C1", polls=2)
+    scene.pass_ms(1_000)
+    assert read_note(scene) == []
+
+
+def test_a_note_that_cannot_be_written_hinders_nobody_and_is_written_later(scene: Scene) -> None:
+    scene.join("C1")
+    scene.beat("a", "C1")
+    scene.look()
+    scene.files.unwritable = "overdue/"
+    for _ in range(6):
+        scene.pass_ms(1_000)
+    assert scene.pass_ms(1_000) == [("C1", "session")]
+    assert read_note(scene) == []
+    scene.files.unwritable = ""
+    scene.pass_ms(1_000)
+    assert [member for member, *_ in read_note(scene)] == ["C1"]
+
+
+def test_the_note_of_an_earlier_leader_does_not_count_and_goes_with_the_next_one(scene: Scene) -> None:
+    notes = OverdueNotes(scene.files)
+    notes.put(3, 9, b"old")
+    assert notes.read(4) is None
+    notes.put(4, 1, b"new")
+    assert notes.read(4) == b"new"
+    assert scene.files.list("overdue") == ["overdue/0000000004-0000000001"]

@@ -24,7 +24,7 @@ FOR_GOOD = -1
 
 def make_groups(story: Story, now_ms: int) -> Groups:
     unused: Any = None
-    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None)
+    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: [])
 
 
 def play(*lines: dict[str, Any]) -> Story:

@@ -17,7 +17,7 @@ from lakemq.jobs.doctor import namespace as doctor
 
 
 def make_groups(world: QueueWorld) -> Groups:
-    return Groups(lambda: world.core.state, world, None, 1_000_000, lambda: world.clock.ms, lambda: None)  # type: ignore[arg-type]
+    return Groups(lambda: world.core.state, world, None, 1_000_000, lambda: world.clock.ms, lambda: None, lambda _: [])  # type: ignore[arg-type]
 
 
 def find_stalls(world: QueueWorld) -> list[Stall]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.consuming.assignments import Assignment, Group, GroupStatus, PartitionStatus, Place
@@ -34,8 +35,8 @@ class GroupInfo:
         generation, leader: of a classic group.
         members: how many there are.
         problem: why the assignor is not the one that was asked for.
-        waits_for: members that are to give up partitions, and have not yet; of a queue group also a sentence for each
-            thing that holds deliveries up (`Groups.stalls`).
+        waits_for: members that are to give up partitions, and have not yet, and a sentence for each thing that holds
+            the group up (`Groups.stalls`).
         partitions: how many the group shares among its members, or has committed offsets for.
         lag, deleted, expired: sums over its partitions, as in `PartitionLag`.
         lag_counted_from: the kinds of `PartitionLag.counted_from` among them.
@@ -143,7 +144,12 @@ def find_group(state: State, name: str) -> Group:
 
 
 def describe_group(
-    state: State, name: str, retention_ms: int, now_ms: int, consumption: Consumption | None = None
+    state: State,
+    name: str,
+    retention_ms: int,
+    now_ms: int,
+    consumption: Consumption | None = None,
+    overdue: Sequence[OverdueMember] = (),
 ) -> GroupInfo:
     """Return what an operator sees of a group.
 
@@ -153,6 +159,7 @@ def describe_group(
         retention_ms: the namespace's retention of committed offsets.
         now_ms: the time of the store.
         consumption: what all groups have done lately; None if that cannot be read.
+        overdue: the members of all groups that the leader has noted as overdue.
 
     Raises:
         GroupIdNotFound: there is no such group.
@@ -174,7 +181,7 @@ def describe_group(
         members=len(group.members) if group else 0,
         assignor=group.assignor if group else "",
         problem=group.problem if group else None,
-        waits_for=_explain_waiting(state, group) if group else [],
+        waits_for=[*_list_slow_owners(group), *map(str, find_stalls(state, name, lags, overdue, now_ms))],
         partitions=len(lags),
         lag=sum(lag.lag for lag in lags),
         lag_counted_from=sorted({lag.counted_from for lag in lags}),
@@ -247,9 +254,8 @@ def _find_start_offsets(group: Group | None) -> dict[Place, int]:
     return {place: start for place, assignment in assignments if (start := assignment.start_offset) is not None}
 
 
-def _explain_waiting(state: State, group: Group) -> list[str]:
-    owners = sorted({group.assignments[place].owner or "" for place in group.paused})
-    return [*owners, *(str(stall) for stall in find_stalls(state, group))]
+def _list_slow_owners(group: Group | None) -> list[str]:
+    return [] if group is None else sorted({group.assignments[place].owner or "" for place in group.paused})
 
 
 def _find_idle_since(state: State, name: str) -> int | None:

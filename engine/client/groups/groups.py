@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.parameters import GROUP
 from ...protocol.values.consuming.assignments import GroupStatus
 from ...protocol.values.consuming.groups import ConfigureGroup, DeleteGroup, LeaveGroup
@@ -36,7 +37,8 @@ from .group_info import (
 from .partition_lag import LagOrigin, PartitionLag, list_partition_lags
 from .rates import Consumption
 from .resets import OffsetResets
-from .stalls import Stall, find_stalls
+from .stall import Stall
+from .stalls import find_stalls
 
 __all__ = [
     "GROUP",
@@ -73,6 +75,7 @@ class Groups:
         offsets_retention_ms: int,
         time_ms: Callable[[], int],
         consumption: Callable[[], Consumption | None],
+        read_overdue: Callable[[State], Sequence[OverdueMember]],
     ) -> None:
         """Groups of one connection.
 
@@ -83,10 +86,11 @@ class Groups:
             offsets_retention_ms: the namespace's retention of committed offsets.
             time_ms: returns the time of the store.
             consumption: returns what all groups have done lately; None if that cannot be read.
+            read_overdue: returns the members that the leader has noted as overdue.
         """
         self._state, self._requester, self._resets = state, requester, resets
         self._retention_ms, self._time_ms = offsets_retention_ms, time_ms
-        self._consumption = consumption
+        self._consumption, self._read_overdue = consumption, read_overdue
 
     def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
         """Create a group before its first member joins.
@@ -230,29 +234,31 @@ class Groups:
         """
         chosen_states = {parse_choice("states", state, [*GroupStatus]) for state in parse_list("states", states)}
         state, now_ms = self._state(), self._time_ms()
-        consumption = self._consumption()
+        consumption, overdue = self._consumption(), self._read_overdue(state)
         groups = (
-            describe_group(state, name, self._retention_ms, now_ms, consumption) for name in list_group_names(state)
+            describe_group(state, name, self._retention_ms, now_ms, consumption, overdue)
+            for name in list_group_names(state)
         )
         return [group for group in groups if not chosen_states or group.state in chosen_states]
 
     def describe(self, group: str) -> GroupInfo:
         """Return one group. Raises GroupIdNotFound, InvalidGroupId."""
         name, state, now_ms = parse_group_name(group), self._state(), self._time_ms()
-        return describe_group(state, name, self._retention_ms, now_ms, self._consumption())
+        overdue = self._read_overdue(state)
+        return describe_group(state, name, self._retention_ms, now_ms, self._consumption(), overdue)
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""
         return describe_members(find_group(self._state(), parse_group_name(group)))
 
     def stalls(self, group: str) -> builtins.list[Stall]:
-        """Return what holds up deliveries of a queue group, and what to do about it; empty for other groups.
+        """Return what holds up a group, and what to do about it.
 
         Raises:
             GroupIdNotFound, InvalidGroupId: there is no such group.
         """
-        state = self._state()
-        return find_stalls(state, find_group(state, parse_group_name(group)))
+        name, state = parse_group_name(group), self._state()
+        return find_stalls(state, name, list_partition_lags(state, name), self._read_overdue(state), self._time_ms())
 
     def assignments(self, group: str) -> builtins.list[AssignmentInfo]:
         """Return the partitions by topic and partition. Raises GroupIdNotFound, InvalidGroupId."""

@@ -1,203 +1,128 @@
-"""Find what holds up the deliveries of a queue group: which member, since when, and what to do about it."""
+"""Find what holds up a group: members that are overdue, open transactions, and in queue groups undelivered messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Literal
+from collections.abc import Iterable, Iterator
 
-from ...protocol.values.consuming.assignments import Group, GroupMember, PartitionStatus, Place
-from ...protocol.values.queues.partition_deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy
-from ...protocol.values.queues.stretches import DeliveryStatus
+from ...protocol.codec.overdue_member import OverdueMember
+from ...protocol.values.consuming.assignments import Group, GroupMember
 from ...protocol.values.state import State
+from ...protocol.values.topics import Topic
+from .partition_lag import PartitionLag
+from .queue_stalls import find_queue_stalls
+from .stall import Stall, format_time
 
-StallKind = Literal["last delivery", "bound", "silent", "waiting", "ranges"]
+_SHORTEST_TRANSACTION_MS = 10_000
+"""Most transactions end sooner, and a group waits for them as it should."""
+_TRANSACTION_PATIENCE_MS = 60_000
+_SHOWN_PARTITIONS = 3
 
-_OVERDUE_MS = 60_000
-"""Shorter stalls come and go while a group works; `max_poll_interval_ms` of the member, if that is less."""
 
+def find_stalls(
+    state: State, name: str, lags: Iterable[PartitionLag], overdue: Iterable[OverdueMember], now_ms: int
+) -> list[Stall]:
+    """Return what holds up a group: first its members, then the transactions that its readers wait for.
 
-@dataclass(frozen=True)
-class Stall:
-    """Something that holds up deliveries of a partition.
-
-    Attributes:
-        kind: `last delivery`: a message must come alone, and its member has others. `bound`: the member has as many
-            messages as it may. `silent`: it polls and acknowledges nothing. `waiting`: a message that was given back
-            waits for its time. `ranges`: too many ranges of messages are in different states.
-        topic, partition, offset: the message that is in the way.
-        found, advice: two sentences: the trouble, and the cure.
-        since_ms: when the member last acknowledged or got messages of the partition, in ms since 1970.
-        patience_ms: how long such a stall may last before it is overdue; None: it ends by itself.
+    Args:
+        state: as of the newest step, with groups and transactions.
+        name: of the group.
+        lags: of its partitions.
+        overdue: the members of all groups that the leader has noted as overdue.
+        now_ms: the time of the store.
     """
-
-    kind: StallKind
-    member_id: str
-    topic: str
-    partition: int
-    offset: int
-    found: str
-    advice: str
-    since_ms: int
-    patience_ms: int | None
-
-    def __str__(self) -> str:
-        return f"{self.found} {self.advice}"
-
-    def is_overdue(self, now_ms: int) -> bool:
-        """Return whether the stall has lasted longer than is usual while work goes on."""
-        return self.patience_ms is not None and now_ms - self.since_ms > self.patience_ms
+    group = state.groups.get(name)
+    stalls: list[Stall] = []
+    if group is not None:
+        stalls += _find_overdue_members(group, overdue)
+        stalls += find_queue_stalls(state, group)
+    return [*stalls, *_find_open_transactions(state, lags, now_ms)]
 
 
-@dataclass(frozen=True)
-class _QueuePartition:
-    """A partition of a member, and what became of its messages."""
-
-    place: Place
-    name: str
-    topic: str
-    status: PartitionStatus
-    deliveries: Deliveries
-
-
-def find_stalls(state: State, group: Group, member_id: str | None = None) -> list[Stall]:
-    """Return what holds up deliveries to the members of a queue group, or to one member; empty for other groups."""
-    if not group.is_queue:
-        return []
-    members = [member for member in group.members.values() if member_id in (None, member.member_id)]
-    return [
-        stall
-        for member in sorted(members, key=lambda member: member.number)
-        for stall in _find_member_stalls(state, group, member)
-    ]
-
-
-def _find_member_stalls(state: State, group: Group, member: GroupMember) -> Iterator[Stall]:
-    partitions = [
-        _QueuePartition(place, f"{assignment.topic}-{place[1]}", assignment.topic, assignment.status, deliveries)
-        for place in group.list_places_of(member.member_id)
-        if (deliveries := state.find_deliveries(group.group, place)) is not None
-        for assignment in (group.assignments[place],)
-    ]
-    unfinished = [partition for partition in partitions if partition.deliveries.held_count]
-    yield from _find_last_deliveries(group, member, partitions, unfinished)
-    yield from _find_bound(group, member, unfinished)
-    yield from _find_silent(state, group, member, unfinished)
-    for partition in partitions:
-        if partition.status is PartitionStatus.READY:
-            yield from _find_waiting(state, group, member, partition)
-            yield from _find_too_many_ranges(member, partition)
-
-
-def _find_last_deliveries(
-    group: Group, member: GroupMember, partitions: list[_QueuePartition], unfinished: list[_QueuePartition]
-) -> Iterator[Stall]:
-    """Yield messages that wait for their last delivery, while the member has other messages."""
-    policy = DeliveryPolicy.from_group(group)
-    if not unfinished:
-        return
-    oldest = min(unfinished, key=lambda partition: partition.deliveries.silent_since_ms)
-    count = sum(partition.deliveries.held_count for partition in unfinished)
-    for partition in partitions:
-        given_back = (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING)
-        stretch = next((part for part in partition.deliveries.stretches if part.status in given_back), None)
-        if partition.status is not PartitionStatus.READY or stretch is None or not policy.is_last(stretch):
+def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Iterator[Stall]:
+    for note in overdue:
+        member = group.members.get(note.member_id) if note.group == group.group else None
+        if member is None:
             continue
-        sentence = (
-            f"{partition.name}, offset {stretch.first} waits for its last delivery, which comes alone, and no partition"
-            f" of member {member.member_id} gets anything more: the member has {_count_messages(count)} that it has not"
-            f" acknowledged, the first is {oldest.name}, offset {oldest.deliveries.first_held}."
-        )
-        yield _build_stall("last delivery", member, oldest, sentence, "Acknowledge them, or give them back with nack.")
+        if note.heard_ms is not None:
+            yield _describe_silent_member(group, member, note.heard_ms)
+        elif note.polled_ms is not None:
+            yield _describe_idle_member(group, member, note.polled_ms)
 
 
-def _find_bound(group: Group, member: GroupMember, unfinished: list[_QueuePartition]) -> Iterator[Stall]:
-    """Yield a stall if the member has as many messages as it may."""
-    bound = int(group.setting("max.delivered.unacked.msgs.per.flow"))
-    count = sum(partition.deliveries.held_count for partition in unfinished)
-    if count < bound:
-        return
-    oldest = min(unfinished, key=lambda partition: partition.deliveries.silent_since_ms)
-    sentence = (
-        f"Member {member.member_id} has {_count_messages(count)} that it has not acknowledged, and"
-        f" max.delivered.unacked.msgs.per.flow is {bound}: the first is {oldest.name}, offset"
-        f" {oldest.deliveries.first_held}."
+def _describe_silent_member(group: Group, member: GroupMember, heard_ms: int) -> Stall:
+    found = (
+        f"Member {_describe_member(member)} has sent no heartbeat since {format_time(heard_ms)}. It keeps"
+        f" {_count_partitions(group, member)} until its session ends at"
+        f" {format_time(heard_ms + member.session_timeout_ms)}."
     )
-    advice = "Acknowledge them, give them back with nack, or raise max.delivered.unacked.msgs.per.flow."
-    yield _build_stall("bound", member, oldest, sentence, advice)
+    advice = f"Its process is stopped, or cut off. {_advise_removal(group, member)}"
+    return Stall("no heartbeat", member.member_id, None, None, None, found, advice, heard_ms, 0)
 
 
-def _find_silent(state: State, group: Group, member: GroupMember, unfinished: list[_QueuePartition]) -> Iterator[Stall]:
-    """Yield partitions whose messages the member does not acknowledge. It polls, so the group does not find it lost."""
-    for partition in unfinished:
-        since_ms = partition.deliveries.silent_since_ms
-        if since_ms and state.now_ms - since_ms > member.max_poll_interval_ms:
-            count = _count_messages(partition.deliveries.held_count)
-            sentence = (
-                f"Member {member.member_id} polls, and has acknowledged nothing of {partition.name} since"
-                f" {_format_time(since_ms)}: it has {count} of it, the first is offset"
-                f" {partition.deliveries.first_held}."
-            )
-            remove = f"lakemq groups remove-members {group.group} --member {member.member_id}"
-            advice = f"Acknowledge them or give them back, or restart its process, or remove the member: `{remove}`."
-            yield _build_stall("silent", member, partition, sentence, advice)
-
-
-def _find_waiting(state: State, group: Group, member: GroupMember, partition: _QueuePartition) -> Iterator[Stall]:
-    """Yield a message that waits for its time while nothing later of the partition may be delivered."""
-    waiting = (part for part in partition.deliveries.stretches if part.status is DeliveryStatus.WAITING)
-    stretch = next(waiting, None)
-    if stretch is None or stretch.not_before_ms <= state.now_ms or not DeliveryPolicy.from_group(group).in_order:
-        return
-    sentence = (
-        f"{partition.name}, offset {stretch.first} was given back and comes again at"
-        f" {_format_time(stretch.not_before_ms)}; until then nothing later of {partition.name} is delivered"
-        f" (nack.order is partition)."
+def _describe_idle_member(group: Group, member: GroupMember, polled_ms: int) -> Stall:
+    found = (
+        f"Member {_describe_member(member)} lives, and has not polled since {format_time(polled_ms)}. It keeps"
+        f" {_count_partitions(group, member)} until {format_time(polled_ms + member.max_poll_interval_ms)}"
+        " (max_poll_interval_ms)."
     )
-    yield Stall(
-        "waiting",
-        member.member_id,
-        partition.topic,
-        partition.place[1],
-        stretch.first,
-        sentence,
-        "Wait, give back with a shorter delay, or set nack.order to none.",
-        stretch.not_before_ms,
-        None,
+    advice = f"It still works on its last messages, or hangs. {_advise_removal(group, member)}"
+    return Stall("no poll", member.member_id, None, None, None, found, advice, polled_ms, 0)
+
+
+def _describe_member(member: GroupMember) -> str:
+    return f"{member.member_id} (process {member.process_id or 'unknown'} on {member.host or 'an unknown machine'})"
+
+
+def _count_partitions(group: Group, member: GroupMember) -> str:
+    count = len(list(group.list_places_of(member.member_id)))
+    return "1 partition" if count == 1 else f"{count} partitions"
+
+
+def _advise_removal(group: Group, member: GroupMember) -> str:
+    command = f"lakemq groups remove-members {group.group} --member {member.member_id}"
+    return f"Restart it, or give its partitions to others now: `{command}`."
+
+
+def _find_open_transactions(state: State, lags: Iterable[PartitionLag], now_ms: int) -> Iterator[Stall]:
+    """Yield the transactions at which the group's readers of committed messages stand, the oldest first."""
+    held: dict[str, list[PartitionLag]] = {}
+    for lag in lags:
+        if lag.lag == 0 and lag.high_watermark > lag.last_stable_offset:
+            transactional_id = _find_holder(state, state.topic(lag.topic), lag)
+            if transactional_id is not None:
+                held.setdefault(transactional_id, []).append(lag)
+    began = {name: state.transactions[name].started_at_ms or now_ms for name in held}
+    for name in sorted(held, key=lambda name: began[name]):
+        if now_ms - began[name] > _SHORTEST_TRANSACTION_MS:
+            yield _describe_transaction(name, began[name], state.transactions[name].timeout_ms, held[name])
+
+
+def _find_holder(state: State, topic: Topic, lag: PartitionLag) -> str | None:
+    """Return the id of the transaction that begins at the last stable offset; None if it has just ended."""
+    firsts = topic.open_transactions.get(lag.partition, {})
+    holders = (producer_id for producer_id, first in firsts.items() if first == lag.last_stable_offset)
+    producer = state.producers.get(next(holders, -1))
+    name = None if producer is None else producer.transactional_id
+    return name if name in state.transactions else None
+
+
+def _describe_transaction(name: str, began_ms: int, timeout_ms: int, lags: list[PartitionLag]) -> Stall:
+    shown = ", ".join(f"{lag.topic}-{lag.partition}" for lag in lags[:_SHOWN_PARTITIONS])
+    more = f" and {len(lags) - _SHOWN_PARTITIONS} more partitions" if len(lags) > _SHOWN_PARTITIONS else ""
+    found = (
+        f"Readers of committed messages have read {shown}{more} up to transaction {name}, which is open since"
+        f" {format_time(began_ms)} (transaction_timeout_ms is {timeout_ms})."
     )
-
-
-def _find_too_many_ranges(member: GroupMember, partition: _QueuePartition) -> Iterator[Stall]:
-    count = len(partition.deliveries.stretches)
-    if count < MAX_STRETCHES or not partition.deliveries.held_count:
-        return
-    sentence = (
-        f"{partition.name} has {count} ranges of messages in different states, and gets nothing new: member"
-        f" {member.member_id} has not acknowledged offset {partition.deliveries.first_held}."
-    )
-    yield _build_stall("ranges", member, partition, sentence, "Acknowledge the oldest messages first.")
-
-
-def _build_stall(kind: StallKind, member: GroupMember, partition: _QueuePartition, found: str, advice: str) -> Stall:
-    """Return a stall that ends when the member acknowledges messages of this partition."""
-    patience_ms = member.max_poll_interval_ms if kind == "silent" else min(_OVERDUE_MS, member.max_poll_interval_ms)
+    advice = f"Restart its program, or abort it: `lakemq transactions abort {name}`."
+    first = lags[0]
     return Stall(
-        kind,
-        member.member_id,
-        partition.topic,
-        partition.place[1],
-        partition.deliveries.first_held or 0,
+        "open transaction",
+        "",
+        first.topic,
+        first.partition,
+        first.last_stable_offset,
         found,
         advice,
-        partition.deliveries.silent_since_ms,
-        patience_ms,
+        began_ms,
+        _TRANSACTION_PATIENCE_MS,
     )
-
-
-def _count_messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
-
-
-def _format_time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -15,7 +15,8 @@ from ....protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup
 from ....protocol.values.queues.deliveries import Acknowledge, Acknowledgement, Acquire, WantedMessages
 from ....protocol.values.state import State
 from ...fetch.planning.plan import Isolation
-from ...groups.stalls import Stall, find_stalls
+from ...groups.queue_stalls import find_queue_stalls
+from ...groups.stall import Stall
 from ...offsets import TopicPartition
 from ...requester import Requester
 from ..beginnings import find_beginnings, find_new_topics, log_beginnings
@@ -183,7 +184,7 @@ class Membership:
 
         def find(state: State) -> list[Stall]:
             group = state.groups.get(self.group)
-            return [] if group is None else find_stalls(state, group, self.member_id)
+            return [] if group is None else find_queue_stalls(state, group, self.member_id)
 
         return self._query_groups(find)
 

@@ -1,0 +1,93 @@
+"""What holds up a group of any protocol: members that are overdue, and transactions that stay open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from golden.story import Story
+
+from lakemq.engine.client.groups.groups import Groups
+from lakemq.engine.protocol.codec.overdue_member import OverdueMember
+from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+
+FOR_GOOD = -1
+
+
+def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Groups:
+    unused: Any = None
+    now_ms = story.mq.state.now_ms + passed_ms
+    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: overdue)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "cooperative", "queue"])
+def test_a_member_without_heartbeats_is_named_with_its_process_and_the_end_of_its_session(protocol: str) -> None:
+    story = Story()
+    story.tell({"create": {"t": 3}})
+    story.mq.ask(
+        JoinGroup(
+            "g",
+            "C1",
+            ["t"],
+            session_timeout_ms=45_000,
+            host="rack-1",
+            process_id=4711,
+            config={"group.protocol": protocol, "group.initial.rebalance.delay.ms": 0},
+        )
+    )
+    story.tell({"wait_ms": 1})
+    groups = make_groups(story, 0, OverdueMember("g", "C1", 1_000, None), OverdueMember("other", "C1", 1_000, None))
+    (stall,) = groups.stalls("g")
+    assert (stall.kind, stall.member_id, stall.topic) == ("no heartbeat", "C1", None)
+    assert stall.found == (
+        "Member C1 (process 4711 on rack-1) has sent no heartbeat since 1970-01-01T00:00:01Z. It keeps 3 partitions"
+        " until its session ends at 1970-01-01T00:00:46Z."
+    )
+    assert "lakemq groups remove-members g --member C1" in stall.advice
+    assert groups.describe("g").waits_for == [str(stall)]
+    assert stall.is_overdue(story.mq.state.now_ms)
+
+
+def test_a_member_that_lives_and_does_not_poll_is_named() -> None:
+    story = Story()
+    story.tell({"create": {"t": 1}})
+    story.mq.ask(JoinGroup("g", "C1", ["t"], max_poll_interval_ms=300_000))
+    (stall,) = make_groups(story, 0, OverdueMember("g", "C1", None, 1_000)).stalls("g")
+    assert (stall.kind, stall.member_id) == ("no poll", "C1")
+    assert "lives, and has not polled since 1970-01-01T00:00:01Z" in stall.found
+    assert "1970-01-01T00:05:01Z (max_poll_interval_ms)" in stall.found
+
+
+def test_a_note_about_a_member_that_has_left_says_nothing() -> None:
+    story = Story()
+    story.tell({"create": {"t": 1}})
+    story.mq.ask(JoinGroup("g", "C1", ["t"]))
+    story.tell({"leave": "C1"})
+    assert make_groups(story, 0, OverdueMember("g", "C1", 1_000, None)).stalls("g") == []
+
+
+def test_a_group_that_has_read_all_up_to_an_open_transaction_names_it_and_not_before() -> None:
+    story = Story()
+    for line in (
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 2}},
+        {"who": "A", "init": "etl"},
+        {"who": "A", "publish": {"t-0": 1}},
+        {"publish": {"t-0": 5}},
+        {"commit_offsets": {"t-0": 1}},
+    ):
+        story.tell(line)
+    assert make_groups(story, 11_000).stalls("g") == [], "a message is left that it may read"
+    story.tell({"commit_offsets": {"t-0": 2}})
+    assert make_groups(story, 5_000).stalls("g") == [], "most transactions end within seconds"
+    groups = make_groups(story, 11_000)
+    (stall,) = groups.stalls("g")
+    assert (stall.kind, stall.topic, stall.partition, stall.offset) == ("open transaction", "t", 0, 2)
+    assert "have read t-0 up to transaction etl, which is open since" in stall.found
+    assert "transaction_timeout_ms is 60000" in stall.found
+    assert "`lakemq transactions abort etl`" in stall.advice
+    assert groups.describe("g").waits_for == [str(stall)]
+    assert not stall.is_overdue(story.mq.state.now_ms + 50_000)
+    assert stall.is_overdue(story.mq.state.now_ms + 61_000)
+    story.tell({"who": "A", "commit": None})
+    assert make_groups(story, 11_000).stalls("g") == []
