@@ -168,9 +168,7 @@ def doctor(
             for finding in examine(session.path, session.conf, session.storage_options, spark):
                 findings.append(finding)
                 tell(f"checked {finding.check}")
-    records = [
-        {"check": f.check, "state": "ok" if f.ok else "FINDING", "found": f.found, "mend": f.mend} for f in findings
-    ]
+    records = [{"check": f.check, "state": f.state, "found": f.found, "mend": f.mend} for f in findings]
     show(records, session.output, ("check", "state", "found", "mend"))
     count = sum(not f.ok for f in findings)
     if count:

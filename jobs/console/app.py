@@ -151,6 +151,7 @@ class WebApplication:
             page=page,
             menu=MENU,
             path=request.url.path,
+            silence="" if request.url.path == guard.LOGIN else self._console.describe_silence(),
             namespace=self._console.mq.namespace.path,
             allow_changes=self._console.settings.allow_changes,
             refresh=next((seconds for seconds in REFRESH_S if refresh == str(seconds)), None),

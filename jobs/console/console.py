@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.sql.query import BoundedResult, QueryLimits, run_bounded_query
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.errors import LakeMQError
 from lakemq.jobs.console.settings import ConsoleSettings
+from lakemq.jobs.state.leadership import describe_silence, read_leadership
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 
 if TYPE_CHECKING:
@@ -64,6 +66,14 @@ class Console:
     def read_rows(self, text: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query of a page. Raises as `run_sql`."""
         return self.run_sql(text).rows
+
+    def describe_silence(self) -> str:
+        """Return a sentence if the leader does not work, so that pages show the past; "" too if that cannot be read."""
+        try:
+            with self.observer.look() as observation:
+                return describe_silence(read_leadership(self.mq, observation))
+        except (LakeMQError, OSError):  # the page itself says what cannot be read
+            return ""
 
     def check_leader(self) -> None:
         """Raise NotPossible if no sequencer would decide a request now."""

@@ -16,6 +16,17 @@ class BadInput(ValueError):
     """An input of a visitor is not acceptable. The message says which one, and what is expected."""
 
 
+OF_EVERY_PAGE = ("refresh", "done")
+"""Inputs that every page takes."""
+
+
+def check_names(inputs: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise BadInput if there is another input: a misspelled one must not look as if it had been used."""
+    unknown = [name for name in inputs if name not in (*names, *OF_EVERY_PAGE)]
+    if unknown:
+        raise BadInput(f"There is no input {unknown[0][:LONGEST_NAME]!r} here. Expected: {', '.join(names)}.")
+
+
 def read_text(inputs: Mapping[str, Any], name: str, longest: int = LONGEST_NAME, default: str | None = None) -> str:
     """Return a text. Raises BadInput if it is missing and has no default, or is too long."""
     text = inputs.get(name)

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check. `mend` says how to fix the problem; it is empty if the check is ok."""
+    """The result of a check. `mend` says how to fix the problem. If the check is ok, it is advice, or empty."""
 
     check: str
     ok: bool
     found: str
     mend: str = ""
+
+    @property
+    def state(self) -> str:
+        """`FINDING`: something must be mended. `advice`: it works, and something could be better. Else `ok`."""
+        return "FINDING" if not self.ok else "advice" if self.mend else "ok"
 
 
 def examine(

@@ -44,6 +44,8 @@ SKEW_MS = 2_000
 WAITING_MS = 10_000
 """How long a letter may wait before it is a problem."""
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 _SOME = 5
 _MOST_LETTERS = 10_000
 _SOME_LETTERS = 1_000
@@ -85,8 +87,7 @@ def check_writable(mq: Connection) -> Finding:
         probe(mq.namespace.files)
     except OSError as error:
         text = f"cannot be written: {error.strerror or error}"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        need = "make room on the disk" if full else "give this user write permission"
+        need = "make room on the disk" if error.errno in _FULL else "give this user write permission"
         return Finding("writable", False, text, f"Fetching works. To publish or to serve, {need}.")
     return Finding("writable", True, "objects can be written and deleted")
 
@@ -145,11 +146,22 @@ def check_sequencer(mq: Connection, observer: Observer) -> Finding:
         text = f"no sequencer leads: {leader} has ended without handing over its lease; {last}"
         return Finding("sequencer", False, text, f"{'Letters wait. ' if waits else ''}Run: {serve}")
     leads = f"{leader} leads with epoch {leadership.epoch}; {last}"
+    if leadership.is_silent and _is_disk_full(mq):
+        mend = "The disk is full. Make room, and it goes on by itself. Another sequencer would not help."
+        return Finding("sequencer", False, leads, mend)
     if leadership.is_silent:
         mend = f"It seems to be dead or stopped. Start another one, which takes over: {serve}"
         return Finding("sequencer", False, leads, mend)
     standbys = ", ".join(leadership.standbys[:_SOME]) or "none"
     return Finding("sequencer", True, f"{leads}; standby: {standbys}")
+
+
+def _is_disk_full(mq: Connection) -> bool:
+    try:
+        probe(mq.namespace.files)
+    except OSError as error:
+        return error.errno in _FULL
+    return False
 
 
 def check_mailbox(mq: Connection) -> Finding:
@@ -254,13 +266,13 @@ def check_data_files(mq: Connection) -> Finding:
 
 
 def check_groups(mq: Connection, observer: Observer) -> Finding:
-    """Check that no group's offsets expire soon, and that no queue group is stuck."""
+    """Check that no group's offsets expire soon, and that no group with members is stuck."""
     now_ms = store_now_ms(mq)
     with observer.look() as observation:
         groups = observation.groups.all()
-        queues = [group.group for group in groups if group.protocol == "queue" and group.members]
+        in_use = [group.group for group in groups if group.members]
         stalls = [
-            (group, stall) for group in queues for stall in observation.groups.stalls(group) if stall.is_overdue(now_ms)
+            (group, stall) for group in in_use for stall in observation.groups.stalls(group) if stall.is_overdue(now_ms)
         ]
     if stalls:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
@@ -290,8 +302,9 @@ def check_spread(mq: Connection) -> Finding:
     if not uneven:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
     more = f"; and {len(uneven) - _SOME} topics more" if len(uneven) > _SOME else ""
-    why = f"Is it a hot key? lakemq --path {mq.namespace.path} topics describe {next(iter(uneven))} --keys"
-    return Finding("spread", True, one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}. {why}"))
+    command = f"lakemq --path {mq.namespace.path} topics describe {next(iter(uneven))} --keys --show-hot-keys"
+    found = one_line(f"{'; '.join(list(uneven.values())[:_SOME])}{more}")
+    return Finding("spread", True, found, f"See whether a hot key is the reason: {command}")
 
 
 def check_delays(mq: Connection, observer: Observer) -> Finding:

@@ -12,6 +12,7 @@ from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.metrics.families import FamilyBuilder
 from lakemq.jobs.state.leadership import store_now_ms
+from lakemq.jobs.state.status import MINUTES
 
 with needs("metrics"):
     from prometheus_client.core import Metric
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.observer import Observation
 
-DUE_WITHIN_S = (60, 300, 3600)
+DUE_WITHIN_S = tuple(60 * minutes for minutes in MINUTES)
 """Windows in which delayed messages are counted."""
 
 _PLACE = ("topic", "partition")

@@ -133,6 +133,12 @@ class History:
     owners: pa.Table
     handoffs: pa.Table
 
+    def mean_rate(self, rates: Numbers) -> float:
+        """Return the mean over the time that the journal has: before it, nothing is known."""
+        began_ms = self.timeline.since_ms if self.journal_since_ms is None else self.journal_since_ms
+        known = rates[self.timeline.ends_ms > began_ms]
+        return float(known.mean()) if len(known) else 0.0
+
     @property
     def is_in_journal(self) -> bool:
         """Whether the journal reaches back to the beginning of the time, but for a bucket."""

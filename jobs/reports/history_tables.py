@@ -24,7 +24,7 @@ def list_lags(history: History) -> list[Row]:
             "group": group,
             "lag_at_end": None if math.isnan(lag[-1]) else int(lag[-1]),
             "lag_at_start": None if math.isnan(lag[0]) else int(lag[0]),
-            "out_per_s": round(float(history.consumed[group].mean()), 2) if group in history.consumed else None,
+            "out_per_s": round(history.mean_rate(history.consumed[group]), 2) if group in history.consumed else None,
         }
         for group, lag in history.lag.items()
     ]
@@ -44,7 +44,11 @@ def list_owners_at_end(history: History) -> list[Row]:
 def list_topic_rates(history: History) -> list[Row]:
     """Return the messages per second that came into each topic: their mean, and the most."""
     return [
-        {"topic": topic, "in_per_s": round(float(rates.mean()), 2), "in_per_s_at_most": round(float(rates.max()), 2)}
+        {
+            "topic": topic,
+            "in_per_s": round(history.mean_rate(rates), 2),
+            "in_per_s_at_most": round(float(rates.max()), 2),
+        }
         for topic, rates in history.appended.items()
     ]
 

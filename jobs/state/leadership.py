@@ -60,6 +60,20 @@ def read_leadership(mq: Connection, observation: Observation) -> Leadership:
     )
 
 
+def describe_silence(leadership: Leadership) -> str:
+    """Return a sentence if the leader has ended or is silent, so that figures are as old as its last step; else ""."""
+    if leadership.has_died:
+        trouble = f"No sequencer leads: {leadership.leader} has ended without handing over its lease."
+    elif leadership.is_silent:
+        trouble = f"The leader {leadership.leader} is silent: its lease is {leadership.lease_ms / 1000:g} s."
+    else:
+        return ""
+    return (
+        f"{trouble} Its last step, {leadership.step:,}, was put {leadership.silent_ms / 1000:.0f} s ago. Groups,"
+        " transactions and offsets are as of then, and requests wait."
+    )
+
+
 def store_now_ms(mq: Connection) -> int:
     """Return the store's time, which its objects' ages refer to; this machine's if this user may not write there."""
     try:

@@ -20,8 +20,8 @@ from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.jobs.state.free_space import FreeSpace, read_free_space
 from lakemq.jobs.state.leadership import Leadership, read_leadership, store_now_ms
 
-MINUTES = (1, 10, 60)
-"""For how many minutes ahead the due delayed messages are counted."""
+MINUTES = (1, 5, 60)
+"""For how many minutes ahead the due delayed messages are counted, here and in the metrics."""
 
 QUICK_CHECKS = ("writable", "space", "sequencer", "mailbox", "letters", "aside", "clock", "groups", "delays")
 """The doctor's checks that read no data file of a topic, and so may run every few seconds."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lakemq.jobs.output import escape_control_characters
 from lakemq.jobs.state.free_space import describe_free_space
-from lakemq.jobs.state.leadership import Leadership
+from lakemq.jobs.state.leadership import Leadership, describe_silence
 from lakemq.jobs.state.status import (
     Outlook,
     Status,
@@ -28,7 +28,11 @@ Row = Mapping[str, object]
 
 def draw_status(status: Status, outlook: Outlook | None) -> RenderableType:
     """Return the page. outlook: None while it is not read yet. What is not known is not shown as 0."""
-    parts: list[RenderableType] = [_draw_figures(status, outlook)]
+    silence = describe_silence(status.leadership)
+    parts: list[RenderableType] = (
+        [Text(escape_control_characters(silence), style="bold red"), Text()] if silence else []
+    )
+    parts.append(_draw_figures(status, outlook))
     sections: list[tuple[str, Sequence[Row] | None]] = [
         ("Topics", topic_rows(status)),
         ("Groups", [{**row, "waits_for": _describe_waits(_items(row["waits_for"]))} for row in group_rows(status)]),
@@ -84,10 +88,7 @@ def _describe_leader(status: Status) -> str:
 
 
 def _describe_last_step(leadership: Leadership) -> str:
-    text = f"{leadership.step:,}, {leadership.silent_ms / 1000:.1f} s ago"
-    if not leadership.is_silent:
-        return text
-    return f"{text}: the leader is SILENT, its lease is {leadership.lease_ms / 1000:g} s. Requests wait"
+    return f"{leadership.step:,}, {leadership.silent_ms / 1000:.1f} s ago"
 
 
 def _describe_due(outlook: Outlook) -> str:

@@ -77,7 +77,7 @@ def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
     with mq.consumer(group, topics=[topic], protocol="cooperative") as consumer:
         batch = consumer.poll(10, timeout_ms=10_000)
         consumer.commit(batch)
-    mq.delayed.schedule(topic, "soon", delay_ms=300_000)
+    mq.delayed.schedule(topic, "soon", delay_ms=240_000)
     mq.delayed.schedule(topic, "later", delay_ms=2_400_000)
     with mq.producer("status-open") as producer:
         producer.init_transactions()
@@ -96,10 +96,10 @@ def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:
     assert row["lag"] == 30 - batch.record_count
     (row,) = [row for row in record["open_transactions"] if row["transactional_id"] == "status-open"]
     assert (len(row["partitions"]), row["open_ms"] >= 0) == (1, True)
-    assert record["due_by_minutes"] == {"1": 0, "10": 1, "60": 2}
+    assert record["due_by_minutes"] == {"1": 0, "5": 1, "60": 2}
     text = run(mq.namespace.path, "status", "--once").stdout
     assert f"{state.leader}, epoch {state.leader_epoch}" in text
-    assert "1 min: 0; 10 min: 1; 60 min: 2" in text
+    assert "1 min: 0; 5 min: 1; 60 min: 2" in text
     assert topic in text
     assert group in text
 

@@ -82,7 +82,7 @@ def test_the_overview_says_what_sql_says(busy: BusyNamespace, browser: Browser) 
         ("dead letters", "SELECT count(*) AS n FROM dead_lettered"),
     ):
         assert shown[name] == str(read_sql(busy, query)[0]["n"]), name
-    assert (shown["due within 5 min"], shown["due within 1 h"]) == ("0", "1")
+    assert (shown["due within 5 min"], shown["due within 60 min"]) == ("0", "1")
 
 
 def test_the_charts_of_the_overview_count_all_messages_of_the_hour(busy: BusyNamespace, browser: Browser) -> None:
@@ -262,6 +262,11 @@ def test_metrics_are_the_same_as_those_of_serve(browser: Browser) -> None:
 )
 def test_inputs_are_bounded(browser: Browser, path: str, inputs: dict[str, Any]) -> None:
     assert notices(browser.get(path, 400, **inputs))
+
+
+def test_a_misspelled_input_of_the_history_is_refused(browser: Browser) -> None:
+    page = browser.get("/history", 400, since="02:10")
+    assert any("There is no input 'since' here. Expected: at, minutes." in text for text in notices(page))
 
 
 def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:

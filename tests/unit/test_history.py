@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -72,6 +73,17 @@ def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
     assert total(history, history.steps) == pytest.approx(history.step_count)
     assert history.step_count >= 10
     assert total(history, history.consumed["queue"]) == pytest.approx(3 * MESSAGES // 2)
+
+
+def test_a_mean_rate_is_that_of_the_time_which_the_journal_has(history: History) -> None:
+    """The namespace is younger than the ten minutes that were asked for."""
+    timeline, began_ms = history.timeline, history.journal_since_ms
+    assert began_ms is not None
+    known_s = timeline.bucket_ms / 1000 * int((timeline.ends_ms > began_ms).sum())
+    assert known_s < 300
+    assert history.mean_rate(history.appended["orders"]) == pytest.approx(2 * MESSAGES / known_s)
+    nothing = dataclasses.replace(history, journal_since_ms=timeline.until_ms + 1)
+    assert nothing.mean_rate(history.appended["orders"]) == 0
 
 
 def test_lag_ends_with_that_of_the_groups(mq: Connection, history: History) -> None:

@@ -22,10 +22,10 @@ def read_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 def run_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Run all checks, and return what they found."""
-    findings = sorted(console.examine(), key=lambda finding: finding.ok)
+    findings = sorted(console.examine(), key=lambda finding: (finding.ok, not finding.mend))
     count = sum(not finding.ok for finding in findings)
     text = "Everything is all right." if not count else f"{count} of {len(findings)} checks found a problem."
-    rows = [[finding.check, "ok" if finding.ok else "FINDING", finding.found, finding.mend] for finding in findings]
+    rows = [[finding.check, finding.state, finding.found, finding.mend] for finding in findings]
     parts: list[Part] = [
         Notice(text, "bad" if count else "good"),
         Table("Checks", ("check", "state", "found", "how to mend it"), rows),

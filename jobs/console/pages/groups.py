@@ -73,7 +73,7 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         is_known = name in observation.state.groups
         members = groups.members(name) if is_known else []
         assignments = groups.assignments(name) if is_known else []
-        stalls = groups.stalls(name) if is_known else []
+        stalls = groups.stalls(name)
     parts: list[Part] = [
         *(Notice(str(stall), "bad") for stall in stalls),
         *_warn(info, stalls),

@@ -12,6 +12,7 @@ from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import Facts, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.rendering import format_length, make_link
 from lakemq.jobs.state.free_space import FreeSpace, describe_free_space, read_free_space
+from lakemq.jobs.state.status import MINUTES
 
 _MINUTES = 60
 _MOST_GROUPS = 10
@@ -61,8 +62,6 @@ def _warn(figures: Mapping[str, float], space: FreeSpace | None) -> list[Part]:
         warnings.append(Notice(f"The disk is {describe_free_space(space)}. When it is full, requests wait.", "bad"))
     if not figures.get("lakemq_sequencer_present"):
         warnings.append(Notice("No sequencer leads. Requests wait until you start one: lakemq serve.", "bad"))
-    elif figures["lakemq_last_step_age_seconds"] > 2 * figures["lakemq_lease_seconds"] > 0:
-        warnings.append(Notice("The sequencer is silent: its last step is older than two leases.", "bad"))
     if figures.get("lakemq_oldest_letter_age_seconds", 0) > 10:
         warnings.append(Notice("Letters wait for long. The sequencer does not keep up.", "bad"))
     if figures.get("lakemq_delayed_overdue_messages", 0) > 0:
@@ -106,8 +105,8 @@ def _describe_durations(figures: Mapping[str, float]) -> list[tuple[str, Any]]:
 def _describe_work(figures: Mapping[str, float]) -> Facts:
     oldest_ms = 1000 * figures.get("lakemq_oldest_open_transaction_age_seconds", 0)
     due = [
-        (f"due within {format_length(1000 * seconds)}", _whole(figures, f"lakemq_delayed_due_messages {seconds}"))
-        for seconds in (60, 300, 3600)
+        (f"due within {minutes} min", _whole(figures, f"lakemq_delayed_due_messages {60 * minutes}"))
+        for minutes in MINUTES
     ]
     return Facts(
         "Work",
