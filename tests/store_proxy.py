@@ -17,10 +17,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, TextIO, TypeAlias
 
-Fault: TypeAlias = Literal["refuse", "cut before", "cut after"] | None
-"""A refusal is `503 SlowDown`. A cut is before the store has seen the request, or after it has answered."""
+Fault: TypeAlias = Literal["refuse", "forbid", "cut before", "cut after"] | None
+"""A refusal is `503 SlowDown`, and a store forbids with `403 ExpiredToken`. A cut is before the store has seen the
+request, or after it has answered.
+"""
 
-_SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_REFUSALS = {
+    "refuse": (503, b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
+    "forbid": (403, b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"),
+}
 _OWN_HEADERS = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 
@@ -78,8 +83,9 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         fault = proxy.choose(self.command, self.path)
         if fault is not None:
             proxy.faults.append((fault, self.command, self.path))
-        if fault == "refuse":
-            self._answer(503, [("Content-Type", "application/xml")], _SLOW_DOWN)
+        if fault in _REFUSALS:
+            status, content = _REFUSALS[fault]
+            self._answer(status, [("Content-Type", "application/xml")], content)
             return
         if fault == "cut before":
             self.close_connection = True

@@ -183,6 +183,35 @@ def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
                 files.put("name", b"x")
 
 
+@pytest.mark.parametrize("lost", ["cut before", "cut after"])
+def test_a_put_that_is_forbidden_after_a_lost_answer_may_have_landed(
+    object_server: ObjectServer, root: str, lost: Fault
+) -> None:
+    """Credentials expire in the middle. A caller that heard of a refusal would put its object again elsewhere."""
+    with faulty(object_server, root, lost, "forbid") as (files, proxy):
+        with pytest.raises(MaybeThere, match="403"):
+            files.put("name", b"x")
+        assert [kind for kind, *_ in proxy.faults] == [lost, "forbid"]
+        assert files.size("name") == (1 if lost == "cut after" else None)
+    # the first attempt was refused, so nothing is there
+    with faulty(object_server, root, "forbid") as (files, _), pytest.raises(PermissionError):
+        files.put("other", b"x")
+
+
+def test_a_put_whose_mark_cannot_be_read_may_have_landed(object_server: ObjectServer, root: str) -> None:
+    pending: list[tuple[str, Fault]] = [("PUT", "cut after"), ("HEAD", "forbid")]
+
+    def choose(method: str, _: str) -> Fault:
+        return pending.pop(0)[1] if pending and pending[0][0] == method else None
+
+    with StoreProxy(object_server.url, choose) as proxy:
+        files = open_files(root, object_server.at(proxy.url).options)
+        with pytest.raises(MaybeThere):
+            files.put("name", b"x")
+        assert not pending
+        assert files.get("name") == b"x"
+
+
 @pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])
 def test_a_commit_whose_answer_is_lost_is_no_conflict(
     object_server: ObjectServer, root: str, store: Store, fault: Fault

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,9 @@ _PIECE_BYTES = 8 << 20
 """Size of a part that is read or written by one request; parts of an object go in parallel."""
 
 _PARTS_AT_ONCE = 4
+_REPEATED = re.compile(r", after \d+ retries,")
+"""Part of an error of obstore whose request was sent more than once. obstore shows the count in no other way."""
+
 _MARK = "lakemqput"
 """User metadata of an object: the mark of the put that wrote it. Azure allows letters and digits only."""
 
@@ -92,14 +96,19 @@ class ObjectFiles:
             return _identity_of(written)
 
     def _read_mark(self, path: str) -> tuple[str | None, str]:
-        """Return the mark of an object, and the object's identity."""
+        """Return the mark of an object that is in the way of a put, and the object's identity.
+
+        Raises MaybeThere if it cannot be read, for whatever reason: it may be the object of this put.
+        """
         import obstore
+        from obstore.exceptions import BaseError
 
         try:
             found = obstore.get(self._store, path, options={"head": True})
         except FileNotFoundError:
-            # it was there and is gone again: it may have been the object of this put
             raise MaybeThere(errno.EIO, "the object was removed while it was put", self.uri(path)) from None
+        except BaseError as error:
+            raise _to_maybe_there(self._to_os_error(error, path)) from None
         return found.attributes.get(_MARK), _identity_of(found.meta)
 
     @contextmanager
@@ -264,16 +273,20 @@ class ObjectFiles:
 
     @contextmanager
     def _put_errors(self, name: str) -> Iterator[None]:
-        """Raise errors of a put as OSError; MaybeThere unless the store refused it."""
+        """Raise errors of a put as OSError; MaybeThere unless the store refused it.
+
+        A refusal says only that its own attempt wrote nothing. Credentials may expire between an attempt whose answer
+        was lost and the next one, which the store then refuses. So a refusal is certain for a single attempt only.
+        """
         from obstore.exceptions import BaseError
 
         try:
             yield
         except (BaseError, FileNotFoundError) as error:
             failure = self._to_os_error(error, name)
-            if failure.errno != errno.EIO:
-                raise failure from None
-            raise MaybeThere(failure.errno, failure.strerror, failure.filename) from None
+            if failure.errno == errno.EIO or _REPEATED.search(str(error)):
+                raise _to_maybe_there(failure) from None
+            raise failure from None
 
     def _to_os_error(self, error: Exception, name: str) -> OSError:
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
@@ -327,6 +340,10 @@ class _RangedReader(io.RawIOBase):
         block = self._files.read_range(self._path, first, min(max(end, first + _WHOLE_BYTES), self._size))
         self._blocks[key] = (first, block)
         return block[start - first : end - first]
+
+
+def _to_maybe_there(failure: OSError) -> MaybeThere:
+    return MaybeThere(failure.errno, failure.strerror, failure.filename)
 
 
 def _identity_of(found: ObjectMeta | PutResult) -> str:
