@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, TextIO, TypeAlias
 
-Fault: TypeAlias = Literal["refuse", "forbid", "cut before", "cut after"] | None
+Fault: TypeAlias = Literal["refuse", "forbid", "hang", "cut before", "cut after"] | None
 """A refusal is `503 SlowDown`, and a store forbids with `403 ExpiredToken`. A cut is before the store has seen the
-request, or after it has answered.
+request, or after it has answered. A request that hangs gets no answer.
 """
+
+_HANG_S = 30
 
 _REFUSALS = {
     "refuse": (503, b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
@@ -87,7 +89,9 @@ class _ProxyHandler(BaseHTTPRequestHandler):
             status, content = _REFUSALS[fault]
             self._answer(status, [("Content-Type", "application/xml")], content)
             return
-        if fault == "cut before":
+        if fault == "hang":
+            time.sleep(_HANG_S)
+        if fault in ("cut before", "hang"):
             self.close_connection = True
             return
         # the signature covers the host that the client asked

@@ -27,6 +27,7 @@ from ..protocol.errors import NamespaceError, NewerFormat
 from ..protocol.values.journal import FORMAT_VERSION, Step
 from .config import EngineConfig
 from .processes.process import claim_tables
+from .storage_error import flatten_error, is_unreachable, storage_error
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def open_namespace(
     """The namespace at a path or URI, made first where `create` allows it.
 
     shared_with_group: with `create`, all in the folder is for its group to read and write, from now on, whatever umask.
-    Raises NamespaceError (nothing there, something else there, not writable), NewerFormat; IllegalState in a process
-    that was forked from one that has opened some.
+    Raises NamespaceError (nothing there, something else there, not writable), NewerFormat; StorageError if the store
+    gives no answer; IllegalState in a process that was forked from one that has opened some.
     """
     config = config or EngineConfig()
     path = os.path.expanduser(path)
@@ -74,6 +75,8 @@ def open_namespace(
             migrate(store, 0)
         namespace_id = _open_journal(path, files, store)
     except OSError as error:
+        if is_unreachable(error):
+            raise storage_error(f"{path} cannot be reached.", error, flatten_error(error)) from error
         raise NamespaceError(f"{path} cannot be used: {error.strerror or error}", expected=_USABLE) from error
     except ValueError as error:
         raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error

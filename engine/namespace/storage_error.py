@@ -13,6 +13,20 @@ _DENIED = re.compile(r"Permission denied|Operation not permitted|Access ?Denied|
 """How a file system, an object store and delta-rs, which has no errno, report denied access."""
 
 
+_UNREACHABLE = re.compile(r"timed out|error sending request|connection (?:refused|reset|closed)", re.IGNORECASE)
+"""How obstore and delta-rs report a store that gave no answer."""
+
+
+def flatten_error(error: Exception) -> str:
+    """Return the text of an error in one line: delta-rs draws a tree of causes over several."""
+    return " ".join(re.sub(r"\x1b\[\d*m|↳", " ", str(error)).split())
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Return whether the store gave no answer, so that nothing is known about what it holds."""
+    return _UNREACHABLE.search(str(error)) is not None
+
+
 def storage_error(detail: str, error: Exception, found: str | None = None) -> StorageError:
     """Return the error for a store that failed. Retrying helps unless the store denies access.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
 from ..protocol.errors import NewerFormat, StorageError
-from .storage_error import storage_error
+from .storage_error import flatten_error, storage_error
 
 
 @contextmanager
@@ -22,6 +21,4 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
     except NewerTable as error:
         raise NewerFormat(str(error)) from error
     except (OSError, NotATable) as error:
-        # delta-rs draws a tree of causes over several lines
-        text = " ".join(re.sub(r"\x1b\[\d*m|↳", " ", str(error)).split())
-        raise storage_error(what, error, text) from error
+        raise storage_error(what, error, flatten_error(error)) from error

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from s3_server import BUCKET, SECRET_KEY, S3Server
 from store_proxy import Fault, StoreProxy
 
 import lakemq
+from lakemq.errors import StorageError
 from lakemq.jobs import entry
 from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
 from lakemq.tables.storage.delta.commits import CommitConflict
@@ -210,6 +211,39 @@ def test_a_put_whose_mark_cannot_be_read_may_have_landed(object_server: ObjectSe
             files.put("name", b"x")
         assert not pending
         assert files.get("name") == b"x"
+
+
+@pytest.mark.extended
+def test_a_small_request_that_gets_no_answer_ends_within_twenty_seconds(object_server: ObjectServer, root: str) -> None:
+    with StoreProxy(object_server.url, lambda *_: "hang") as proxy:
+        files = open_files(root, object_server.at(proxy.url).options)
+        calls: list[Callable[[], object]] = [
+            lambda: files.get("name"),
+            lambda: files.get_identified("name"),
+            lambda: files.open_input("name"),
+            lambda: files.size("name"),
+            lambda: files.list("folder"),
+            lambda: files.put("name", b"x"),
+            lambda: files.delete(["name"]),
+        ]
+
+        def measure(call: Callable[[], object]) -> float:
+            began_s = time.monotonic()
+            with pytest.raises(OSError, match="HTTP error"):
+                call()
+            return time.monotonic() - began_s
+
+        with ThreadPoolExecutor(len(calls)) as threads:
+            durations_s = list(threads.map(measure, calls))
+    assert max(durations_s) < 20, durations_s
+
+
+@pytest.mark.extended
+def test_a_store_that_gives_no_answer_is_not_taken_for_a_wrong_path(object_server: ObjectServer, root: str) -> None:
+    with StoreProxy(object_server.url, lambda *_: "cut before") as proxy, pytest.raises(StorageError) as raised:
+        lakemq.connect(root, storage_options=object_server.at(proxy.url).options)
+    assert raised.value.retriable
+    assert "cannot be reached" in str(raised.value)
 
 
 @pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])

@@ -147,9 +147,12 @@ class ObjectFiles:
 
         path = check_name(name)
         with self._errors(name):
-            answer = obstore.get(self._bulk, path)
+            answer = obstore.get(self._store, path)
             if limit is not None and answer.meta["size"] > limit:
                 raise too_large(self.uri(name), limit)
+            if answer.meta["size"] > _WHOLE_BYTES:
+                # ask again with more time: the size is known only now
+                answer = obstore.get(self._bulk, path)
             return IdentifiedObject(bytes(answer.bytes()), _identity_of(answer.meta), _to_ms(answer.meta))
 
     def size(self, name: str) -> int | None:
@@ -227,7 +230,7 @@ class ObjectFiles:
 
         path = check_name(name)
         with self._errors(name):
-            answer = obstore.get(self._bulk, path)
+            answer = obstore.get(self._store, path)
             if answer.meta["size"] <= _WHOLE_BYTES:
                 return pa.BufferReader(bytes(answer.bytes()))
         # the rest of the answer is never read, and its connection is closed

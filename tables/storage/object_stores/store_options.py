@@ -24,8 +24,16 @@ _TIMEOUTS = {"connect_timeout": "3s", "timeout": "9s"}
 _BULK_TIMEOUT = "60s"
 """Parts of large objects may take longer on a slow network."""
 
-DELTA_DEFAULTS = {"retry_timeout": "10s", "max_retries": "20", "backoff_config.max_backoff": "2s"}
-"""The same for delta-rs, whose retries would go on for three minutes."""
+DELTA_DEFAULTS = {
+    "retry_timeout": "10s",
+    "max_retries": "20",
+    "backoff_config.max_backoff": "2s",
+    "connect_timeout": "3s",
+    "timeout": "15s",
+}
+"""The same for delta-rs, whose retries would go on for three minutes. Some of its requests read whole data files, so
+they have more time.
+"""
 
 # fmt: off
 _CLIENT_OPTIONS = {
