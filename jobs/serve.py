@@ -39,6 +39,12 @@ log = logging.getLogger("lakemq.serve")
 
 _LOOK_S = 0.1
 
+_COLLECT_AFTER = (10_000, 10, 20)
+"""New objects after which garbage is collected, and how many collections of a generation make one of the next. A step
+with many requests makes thousands of objects that die with it and are no garbage. By default Python looks at them
+every 700 objects, which took a fifth of the processor time of a leader with a thousand producers that commit.
+"""
+
 
 def serve_until_signal(
     mq: Connection,
@@ -55,7 +61,7 @@ def serve_until_signal(
     Raises:
         StorageError: the store failed.
     """
-    with catch_stop_signals() as stop:
+    with catch_stop_signals() as stop, _collect_less_often():
         end_s = math.inf if for_ms is None else time.monotonic() + for_ms / 1000
         _look_whether_writable(mq)
         with mq.serving() as serving, beside(serving):
@@ -93,6 +99,17 @@ def _look_whether_writable(mq: Connection) -> None:
     except OSError as error:
         why = error.strerror or str(error)
         log.error("%s cannot be written (%s). Requests wait; the sequencer keeps trying.", mq.namespace.path, why)
+
+
+@contextmanager
+def _collect_less_often() -> Iterator[None]:
+    """Let the garbage collector look at new objects less often in this block."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextmanager

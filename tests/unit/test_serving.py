@@ -509,19 +509,22 @@ from lakemq.jobs.serve import serve_until_signal
 def end_once_frozen():
     while not gc.get_freeze_count():
         time.sleep(0.01)
+    thresholds.append(gc.get_threshold()[0])
     os.kill(os.getpid(), signal.SIGTERM)
 
 with lakemq.connect(sys.argv[1], create=True) as mq:
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), [gc.get_threshold()[0]]
     threading.Thread(target=end_once_frozen, daemon=True).start()
     serve_until_signal(mq, for_ms=60_000)
-    print(before, gc.get_freeze_count())
+    print(before, gc.get_freeze_count(), *thresholds, gc.get_threshold()[0])
 """
 
 
 @pytest.mark.slow
 def test_no_garbage_is_looked_for_in_what_a_leader_has_loaded(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SERVE_A_WHILE, str(tmp_path / "mq")]
-    before, after = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    before, after, usual, while_serving, afterwards = map(int, printed.split())
     assert before == 0
     assert after > 10_000
+    assert usual == afterwards < while_serving, "a step's objects are no garbage"
