@@ -142,6 +142,18 @@ def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, m
     assert files.list("line") == []
 
 
+def test_a_socket_that_cannot_be_made_is_reported_and_the_next_leader_has_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    obstacle = tmp_path / "line"
+    obstacle.touch()
+    files, clock = LocalFiles(str(tmp_path)), AheadClock()
+    assert line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock) is None
+    assert [record.levelname for record in caplog.records if "no socket can be made" in record.message] == ["WARNING"]
+    obstacle.unlink()
+    open_lines(files).close()
+
+
 def test_a_line_that_is_announced_while_its_term_ends_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

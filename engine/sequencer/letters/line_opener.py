@@ -86,7 +86,11 @@ def _listen_on_unix_socket(files: LocalFiles, address: LineAddress, listeners: l
         os.makedirs(os.path.join(files.root, LINES_FOLDER), exist_ok=True)
         listeners.append(LineListener(unix_sockets.listen(os.path.join(files.root, name))))
     except OSError as error:
-        log.info("Clients of this machine have no line, because no socket can be made in %s: %s", LINES_FOLDER, error)
+        log.warning(
+            "Clients of this machine have no line before the next leader, because no socket can be made in %s: %s",
+            LINES_FOLDER,
+            error,
+        )
         return address
     return replace(address, socket=name)
 
