@@ -31,11 +31,13 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.files, self.clock, self.mq = FaultyFiles(str(folder)), ManualClock(), Harness()
         self.beats = Beats(self.files)
-        self.attendance = Attendance(
-            self.beats, OverdueMembers(OverdueNotes(self.files), self.clock), self.clock, AtOnce()
-        )
+        self.attendance = self.make_attendance()
         self.numbers: dict[str, int] = {}
         self.mq.create("t")
+
+    def make_attendance(self) -> Attendance:
+        overdue = OverdueMembers(OverdueNotes(self.files), self.clock)
+        return Attendance(self.beats, overdue, self.clock, AtOnce())
 
     def join(self, *members: str, poll_ms: int = 300_000) -> None:
         for member in members:

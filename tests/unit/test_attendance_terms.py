@@ -11,15 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from protocol_harness import AtOnce
 from unit.test_attendance import SESSION_MS, Scene
 
 from lakemq.engine.namespace.processes.process_identity import is_process_gone, read_own_identity
 from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
-from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS, Attendance
-from lakemq.engine.sequencer.overdue_members import OverdueMembers
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS
 
 INTERVAL_MS = 200
 CONFIRM_MS = MAX_READ_GAP_MS + 2 * INTERVAL_MS
@@ -31,9 +28,7 @@ class Terms(Scene):
 
     def lead(self) -> list[tuple[str, str]]:
         """Let a new leader take its first look, and return the members that it finds silent."""
-        self.attendance = Attendance(
-            self.beats, OverdueMembers(OverdueNotes(self.files), self.clock), self.clock, AtOnce()
-        )
+        self.attendance = self.make_attendance()
         return self.look()
 
     def beat_as(self, beats_id: str, member: str, process: str = "", age_ms: int = 0) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from clocks import AheadClock
-from protocol_harness import AtOnce
 from unit.line_peers import LEASE_MS, PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic, until
 from unit.test_attendance import SESSION_MS, Scene
@@ -150,7 +149,7 @@ class LineScene(Scene):
         path, now_ms = str(folder / "beats.sock"), self.clock.steady_ms()
         listeners = [LineListener(unix_sockets.listen(path))]
         self.lines = LineServer(listeners, self.files, ADDRESS, 10**9, now_ms, threading.Event(), self.clock)
-        self.attendance = type(self.attendance)(self.beats, self.clock, AtOnce())
+        self.attendance = self.make_attendance()
         self.attendance.use_line_beats(self.lines.beats)
         self.line, self.number = Client(path).greet(HELLO), 0
 
