@@ -95,13 +95,16 @@ class Reader:
         based_at_ms, self._based_at_ms = self._based_at_ms, None
         # Following very many steps takes longer than loading.
         is_close = based_at_ms is not None and now_ms - self._refreshed_at_ms <= REBASE_MS
-        with store_errors(), report_damage(self._store):
+        try:
             if based_at_ms is None or not is_close or not self._view.follow():
                 self._load()
             elif now_ms - based_at_ms > REBASE_MS:
                 self._rebase()
             else:
                 self._based_at_ms = based_at_ms
+        except Exception:  # the context managers are entered here, so that a read that works costs nothing more
+            with store_errors(), report_damage(self._store):
+                raise
         self._refreshed_at_ms = now_ms
         return self.state
 
@@ -165,20 +168,26 @@ class Reader:
         if not ranges:
             return PLAN_SCHEMA.empty_table()
         lookup = Lookup(topic.topic_id, ranges, committed)
-        with store_errors(), report_damage(self._store):
-            try:
-                segments = self._view.find(topic, lookup)
-            except FileNotFoundError:
-                # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
-                self._load()
-                if topic.topic_id not in self.state.topics:
-                    raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
-                segments = self._view.find(self.state.topics[topic.topic_id], lookup)
+        try:
+            segments = self._find_or_reload(topic, lookup)
+        except Exception:
+            with store_errors(), report_damage(self._store):
+                raise
         planned = clip(_drop_aborted_segments(segments), {range_.partition: range_ for range_ in ranges})
         # Join adjoining rows of a file into one range, whichever producers and steps they come from.
         return merge_continuations(
             planned, find_continuations(planned, _SAME_IN_RUN, ("base_offset", "first_row", "source_offset"))
         )
+
+    def _find_or_reload(self, topic: Topic, lookup: Lookup) -> pa.Table:
+        try:
+            return self._view.find(topic, lookup)
+        except FileNotFoundError:
+            # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
+            self._load()
+            if topic.topic_id not in self.state.topics:
+                raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
+            return self._view.find(self.state.topics[topic.topic_id], lookup)
 
     def find_journal_parts(self, segments: pa.Table) -> JournalParts:
         """Return the rows of these segments (PLAN_SCHEMA) that the journal's tail has."""
@@ -223,6 +232,8 @@ class _View:
             steps = self._steps.read()
         except StepsGone:
             return False
+        if not steps:
+            return True
         machine.follow(self.state, steps)
         self.decided_step = next((step.step for step in reversed(steps) if not is_renewal(step)), self.decided_step)
         self.journal_rows.add(steps)

@@ -93,6 +93,9 @@ def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.T
     if has_append_time.any():
         by_sequencer = pa.array(append_times * 1000).cast(TIME)
         timestamps = pc.if_else(pa.array(has_append_time), by_sequencer, timestamps)
+    headers = rows.column("headers")
+    if segments.column("dead_letter").null_count < segments.num_rows:
+        headers = append_cause_headers(headers, segments)
     columns = [
         rows.column("key"),
         rows.column("value"),
@@ -101,11 +104,12 @@ def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.T
         pa.array(count_up_per_row(segments, segments.column("base_offset").to_numpy())),
         timestamps,
         pa.array(has_append_time.astype(np.int32)),
-        append_cause_headers(rows.column("headers"), segments),
+        headers,
     ]
     table = pa.table(columns, schema=FETCHED)
-    is_expired = mask_expired_messages(plan.now_ms, segments, rows)
-    return table if is_expired is None else table.filter(pa.array(~is_expired))
+    if plan.now_ms is None or segments.column("ttl_from_ms").null_count == segments.num_rows:
+        return table
+    return table.filter(pa.array(~mask_expired_messages(plan.now_ms, segments, rows)))
 
 
 def find_first_at_or_after(files: Files, plan: FetchPlan, time_us: int) -> tuple[int, int] | None:

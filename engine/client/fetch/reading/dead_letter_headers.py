@@ -54,8 +54,6 @@ def append_cause_headers(headers: pa.ChunkedArray, segments: pa.Table) -> pa.Chu
         headers: the messages' own headers, in the order of the segments.
         segments: columns `dead_letter`, `source_offset` and `record_count`.
     """
-    if segments.column("dead_letter").null_count == segments.num_rows:
-        return headers
     segment_indices = segment_index_per_row(segments)
     causes = build_cause_headers(segments).take(pa.array(segment_indices))
     offsets = _build_offset_headers(compute_source_offsets(segments, segment_indices).combine_chunks())

@@ -22,19 +22,17 @@ Numbers = npt.NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).max
 
 
-def mask_expired_messages(now_ms: int | None, segments: pa.Table, rows: pa.Table) -> Mask | None:
-    """Return a mask of the messages of these segments that have expired; None: none of them can have.
+def mask_expired_messages(now_ms: int, segments: pa.Table, rows: pa.Table) -> Mask:
+    """Return a mask of the messages of these segments that have expired.
 
     A message lives for its own `ttl_ms`, else for that of its segment; without either it never expires.
 
     Args:
-        now_ms: the time that decides; None: no message has expired.
+        now_ms: the time that decides.
         segments: columns `ttl_from_ms`, `ttl_ms` and `record_count`.
         rows: of the messages in order, with a column `ttl_ms`.
     """
     since_ms = segments.column("ttl_from_ms")
-    if now_ms is None or since_ms.null_count == segments.num_rows:
-        return None
     segment_indices = pa.array(segment_index_per_row(segments))
     ttl_ms = pc.coalesce(rows.column("ttl_ms"), segments.column("ttl_ms").take(segment_indices))
     ends_ms = pc.fill_null(pc.add(since_ms.take(segment_indices), ttl_ms), _NEVER)
@@ -44,13 +42,15 @@ def mask_expired_messages(now_ms: int | None, segments: pa.Table, rows: pa.Table
 
 def find_expired_offsets(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> dict[int, Numbers]:
     """Return partition -> offsets of the plan whose messages have expired, in no order. Raises FileTruncated."""
+    if plan.now_ms is None:
+        return {}
     segments = plan.expirable
     offsets_by_partition: dict[int, list[Numbers]] = {}
     for source in read_sources(files, replace(plan, segments=segments), cache):
         source_segments = segments.take(pa.array(source.ranges))
         index = pa.array(count_up_per_row(source_segments, source.begin))
         is_expired = mask_expired_messages(plan.now_ms, source_segments, source.rows.select(["ttl_ms"]).take(index))
-        if is_expired is not None and is_expired.any():
+        if is_expired.any():
             segment_indices = segment_index_per_row(source_segments)[is_expired]
             partitions = source_segments.column("partition").to_numpy()[segment_indices]
             base_offsets = source_segments.column("base_offset").to_numpy()
