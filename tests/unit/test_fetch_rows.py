@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.fetch.fetch_result import Message, _iterate_messages
-from lakemq.engine.client.fetch.lookup.journal_rows import JournalPart
 from lakemq.engine.client.fetch.lookup.lookup import PLAN_SCHEMA
+from lakemq.engine.client.fetch.lookup.tail import JournalPart
 from lakemq.engine.client.fetch.planning.plan import FetchPlan
 from lakemq.engine.client.fetch.reading import arrow
 from lakemq.engine.client.fetch.reading.arrow import FETCHED, fetch_arrow

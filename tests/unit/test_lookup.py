@@ -15,11 +15,12 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import reader, stored_segments, tail_segments
+from lakemq.engine.client.fetch.lookup import reader, stored_segments
+from lakemq.engine.client.fetch.lookup import tail as tail_module
 from lakemq.engine.client.fetch.lookup.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange
 from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.lookup.stored_segments import StoredSegments
-from lakemq.engine.client.fetch.lookup.tail_segments import TailSegments
+from lakemq.engine.client.fetch.lookup.tail import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.protocol.values.segments import Segments, build_segments
@@ -160,7 +161,7 @@ def test_a_long_tail_is_in_few_pieces() -> None:
     for step in range(1, 2001):
         tail.add([make_tail_step(step, step % 2)])
         assert len(tail._joined) < 12
-        assert len(tail._newest) <= tail_segments._MANY_NEWEST
+        assert len(tail._newest) <= tail_module._MANY_NEWEST
     assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [
         1000, 1002, 1004, 1006, 1008,
     ]  # fmt: skip
@@ -190,7 +191,7 @@ def make_step(step: int, rows: list[SegmentRow]) -> Step:
 
 @pytest.mark.parametrize("newest", [0, 3, 1000])
 def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_segments, "_MANY_NEWEST", newest)
+    monkeypatch.setattr(tail_module, "_MANY_NEWEST", newest)
     chance = random.Random(newest)
     for forgotten in (0, 0, 5, 12):
         tail, log = TailSegments(), draw_log(chance, 20)

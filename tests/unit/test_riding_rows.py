@@ -16,7 +16,7 @@ from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import journal_rows
+from lakemq.engine.client.fetch.lookup import tail
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import look, write_data_file
 from lakemq.engine.protocol.codec.step_rows import decode_step_rows
@@ -268,7 +268,7 @@ def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.
 def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_rows, "MOST_BYTES", 0)
+    monkeypatch.setattr(tail, "MOST_BYTES", 0)
     with run_leader(mq) as leader:
         texts = publish_riding(mq)
         assert values(mq, "t") == texts, "there is no file to read them from"

@@ -25,7 +25,7 @@ class Bounds(NamedTuple):
 BOUNDS = {
     "queue poll": Bounds(72, 345),
     "publish": Bounds(31, 118),
-    "fetch": Bounds(24, 63),
+    "fetch": Bounds(22, 60),
 }
 
 

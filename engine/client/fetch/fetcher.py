@@ -25,8 +25,17 @@ from ..schemas.reading_rule import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
 from .fetch_result import FetchResult
 from .lookup.reader import WHOLE, Reader
-from .planning.plan import Bounds, FetchPlan, FetchPosition, Isolation, read_bounds, replan
-from .planning.positions import offsets_for_times, plan_positions, plan_tail
+from .planning.plan import (
+    Bounds,
+    FetchPlan,
+    FetchPosition,
+    Isolation,
+    offsets_for_times,
+    plan_positions,
+    plan_tail,
+    read_bounds,
+    replan,
+)
 from .reading.row_group_cache import RowGroupCache
 from .step_waiter import LINE_LOOK_MS, StepWaiter
 

@@ -31,10 +31,9 @@ from ....protocol.values.journal import is_renewal
 from ....protocol.values.segments import find_continuations, merge_continuations
 from ....protocol.values.state import State
 from ....protocol.values.topics import Topic
-from .journal_rows import JournalParts, JournalRows
 from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, is_kind
 from .stored_segments import StoredSegments
-from .tail_segments import TailSegments
+from .tail import JournalParts, JournalRows, TailSegments
 
 REBASE_MS = 15_000
 """Age at which a reader moves to a newer watermark, so that its tail stays short."""

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from ..lookup.journal_rows import JournalParts
     from ..lookup.lookup import OffsetRange
+    from ..lookup.tail import JournalParts
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 

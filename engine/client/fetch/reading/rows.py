@@ -19,7 +19,7 @@ from .files import open_data_file
 from .row_group_cache import RowGroupCache
 
 if TYPE_CHECKING:
-    from ..lookup.journal_rows import JournalPart
+    from ..lookup.tail import JournalPart
 
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
