@@ -11,7 +11,7 @@ import pytest
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.planning import positions
+from lakemq.engine.client.fetch.planning import plan as planning
 from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
@@ -75,14 +75,14 @@ def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, mo
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
     steps: list[int] = []
-    look = positions.find_first_at_or_after
+    look = planning.find_first_at_or_after
 
     def look_beside(*arguments: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
             steps.append(pool.submit(mq.state).result(10).step)
         return look(*arguments)
 
-    monkeypatch.setattr(positions, "find_first_at_or_after", look_beside)
+    monkeypatch.setattr(planning, "find_first_at_or_after", look_beside)
     assert call(mq, topic) == 1
     assert steps
 

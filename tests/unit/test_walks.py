@@ -23,9 +23,9 @@ class Bounds(NamedTuple):
 # for a publish and 18 for a fetch. A poll varies, because it reads the steps that have come since the poll before. So
 # does a publish: a flush looks again whenever its thread is woken.
 BOUNDS = {
-    "queue poll": Bounds(72, 345),
-    "publish": Bounds(31, 118),
-    "fetch": Bounds(22, 60),
+    "queue poll": Bounds(70, 325),
+    "publish": Bounds(28, 116),
+    "fetch": Bounds(22, 56),
 }
 
 

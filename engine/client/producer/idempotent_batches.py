@@ -9,7 +9,8 @@ from ..attempts import ask_with_retries
 from ..publish.arrow import ArrowPublisher, Body, RequestedPartitions
 from ..requester import Requester
 from ..rows.publication import OnRejection, Publication, SequenceCounters
-from .batch_span import trace_batch
+from ..tracing.headers import find_links
+from ..tracing.spans import open_span
 from .delivery import Batch, BatchOutcome
 from .options import ProducerOptions
 from .settler import build_outcome
@@ -27,7 +28,11 @@ class IdempotentBatches:
         # with on_error="fail", a bad record fails alone through its future; a table fails as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
         on_error: OnRejection = "leave_out" if alone else self._options.on_error
-        with trace_batch(batch.destination, body):
+        named = {"destination.name": batch.destination, "batch.message_count": body.num_rows}
+        # The producer's thread has no span of the application. The batch continues those in which records were sent.
+        with open_span(
+            "publish", "send", batch.destination, named, "PRODUCER", find_links=lambda: find_links(body.headers)
+        ):
             return self._publish_until_known(batch, body, requested, deadline_ms, on_error)
 
     def _publish_until_known(

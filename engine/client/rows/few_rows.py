@@ -96,7 +96,16 @@ class FewBody:
         return ArrowBody(self.destination, table, self.delays)
 
     def _to_few_rows(self) -> FewRows:
-        return self.take_rows(range(self.num_rows), [0] * self.num_rows)
+        count = self.num_rows
+        return FewRows(
+            [self.destination] * count,
+            [0] * count,
+            list(self.keys),
+            list(self.values),
+            list(self.timestamps_us),
+            None if self.headers is None else list(self.headers),
+            ttl_ms=None if self.ttls_ms is None else list(self.ttls_ms),
+        )
 
 
 def build_few_body(columns: Mapping[str, list[Any]], destination: str, now_ms: int) -> tuple[FewBody, list[int] | None]:
@@ -180,7 +189,7 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
             key = list(zip(partitions, partition_due, strict=True)).__getitem__
         row_order = sorted(range(body.num_rows), key=key)
         copy_runs = _build_runs(partitions, partition_due, row_order, body.timestamps_us, number * body.num_rows)
-        runs.append((copy, name_reasons(copy_runs, copy_reasons)))
+        runs.append((copy, name_reasons(copy_runs, copy_reasons) if copy_reasons else copy_runs))
         # row i of copy n has the number n * rows + i
         order += [number * body.num_rows + row for row in row_order]
         placed += partitions

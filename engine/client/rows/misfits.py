@@ -62,8 +62,6 @@ def find_reason(partition: int, reasons: Sequence[str]) -> str:
 
 def name_reasons(runs: tuple[RowRun, ...], reasons: Sequence[str]) -> tuple[RowRun, ...]:
     """Return the runs, those of rows that do not fit with the reason."""
-    if not reasons:
-        return runs
     return tuple(run._replace(reason=find_reason(run.partition, reasons)) if run.partition < 0 else run for run in runs)
 
 

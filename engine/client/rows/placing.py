@@ -284,7 +284,7 @@ def arrange(
             body = _set_deliver_at(body, due)
         rows, copy_runs = sort_by_partition(body, timestamps_us, partition, number * body.num_rows, due)
         tables.append(rows)
-        runs.append((copy, name_reasons(copy_runs, copy_reasons)))
+        runs.append((copy, name_reasons(copy_runs, copy_reasons) if copy_reasons else copy_runs))
         placed.append(partition)
         reasons.append(copy_reasons)
         dues.append(due)

@@ -48,7 +48,7 @@ class Records:
     def build_body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[Body, RequestedPartitions]:
         """Build the body, and the partitions that records ask for. size_bytes: size of all records."""
         columns: dict[str, list[Any]] = {"key": self.keys, "value": self.values}
-        for place, name in enumerate(_EXTRA_COLUMNS):
+        for place, name in enumerate(_EXTRA_COLUMNS) if self._extras else ():
             if (column := self._list_extra(place)) is not None:
                 columns[name] = column
         return build_body_of_records(columns, size_bytes, destination, now_ms)

@@ -64,7 +64,12 @@ def build_attributes(operation: str, type: str, named: Mapping[str, Any]) -> dic
 
 @contextmanager
 def open_span(
-    operation: str, type: str, subject: str, named: Mapping[str, Any], kind: str = "CLIENT", links: Sequence[Any] = ()
+    operation: str,
+    type: str,
+    subject: str,
+    named: Mapping[str, Any],
+    kind: str = "CLIENT",
+    find_links: Callable[[], Sequence[Any]] = tuple,
 ) -> Iterator[Any]:
     """Run a block in a span of its own, and yield the span; None if the application has set no tracer.
 
@@ -74,7 +79,7 @@ def open_span(
         subject: the destination, the group or the transactional id, for the span's name.
         named: further attributes, without `messaging.`.
         kind: the name of OpenTelemetry's kind of span.
-        links: spans that the block continues.
+        find_links: returns the spans that the block continues. It is called only if there is a tracer.
     """
     tracer = find_tracer()
     if tracer is None:
@@ -83,7 +88,7 @@ def open_span(
     attributes = build_attributes(operation, type, named)
     kinds = sys.modules[API].SpanKind
     with tracer.start_as_current_span(
-        f"{operation} {subject}", kind=kinds[kind], attributes=attributes, links=links
+        f"{operation} {subject}", kind=kinds[kind], attributes=attributes, links=find_links()
     ) as span:
         yield span
 
