@@ -63,6 +63,10 @@ _POLL_MS = (0.5, 1, 2, 4, 8, 16)
 _UNSEEN_SHARE = 0.75
 """Share of the usual time to an answer during which we do not look for one where every look is a request to a store."""
 
+_QUICK_LOOKS = 4
+"""Looks that follow each other at once, because the answer is due. Later ones take at most half of the time: where a
+look is a request to a store, an answer that does not come should not cost many."""
+
 
 @dataclass
 class PendingRequest:
@@ -114,6 +118,8 @@ class Requester:
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
         self._line, self._has_used_mailbox = line, False
+        self._read_numbers: list[int] = []
+        """Numbers of the letters whose replies were read and are still stored."""
         self._waiter = self._new_waiter()
         self._usual_wait_ms = 0
         """How long the last answer in the mailbox took."""
@@ -219,11 +225,7 @@ class Requester:
         results = self._ask_by_mailbox(body, was_sent, deadline_ms) if on_line is None else on_line
         self._used_at_ms = self._clock.steady_ms()
         self._waits_since_ms, self._has_warned = None, False
-        client_id, number = self._client_id, self._number
         self._deliver(batch, results)
-        if on_line is None:  # after the delivery, because on a store nobody should wait for this request
-            with suppress(OSError):
-                self._mailbox.forget_reply(client_id, number)
 
     def _ask_on_line(self, body: bytes) -> tuple[bool, list[AnyResult] | None]:
         """Send the letter on the line. Return whether it may have arrived, and the results; None: no answer."""
@@ -288,8 +290,10 @@ class Requester:
     def _wait_for_results(self, number: int, deadline_ms: float) -> list[AnyResult] | None:
         polls, begun_ms = 0, self._clock.steady_ms()
         self._waiter.reset()
+        self._forget_read_replies()
         if not self._waiter.is_notified:
-            self._clock.sleep(_UNSEEN_SHARE * self._usual_wait_ms)
+            passed_ms = self._clock.steady_ms() - begun_ms
+            self._clock.sleep(max(0, _UNSEEN_SHARE * self._usual_wait_ms - passed_ms))
         while True:
             self._waiter.reset()
             looked_at_ms = self._clock.steady_ms()
@@ -302,8 +306,9 @@ class Requester:
             left_ms = deadline_ms - now_ms
             if left_ms < 0:
                 return self._poll(number)  # the process may have been suspended since the last look
-            # a look that takes long is a request to a store: do not spend more than half of the time on them
-            pause_ms = max(_POLL_MS[min(polls // 20, len(_POLL_MS) - 1)], now_ms - looked_at_ms)
+            pause_ms = _POLL_MS[min(polls // 20, len(_POLL_MS) - 1)]
+            if polls >= _QUICK_LOOKS:
+                pause_ms = max(pause_ms, now_ms - looked_at_ms)
             self._waiter.wait(pause_ms, min(LOOK_MS, left_ms + 1))
             polls += 1
 
@@ -330,9 +335,13 @@ class Requester:
         """Return the answer; None if there is none yet, or it was damaged by a loss of power."""
         try:
             answer = self._mailbox.poll_reply(self._client_id, number)
-            return None if answer is None else decode_answer(answer).results
+            if answer is None:
+                return None
+            results = decode_answer(answer).results
         except (OSError, ValueError):  # keep waiting: the letter ends with an answer or with the deadline
             return None
+        self._read_numbers.append(number)
+        return results
 
     def _deliver(self, batch: list[PendingRequest], results: list[AnyResult]) -> None:
         only = results[0] if len(results) == 1 else None
@@ -353,7 +362,18 @@ class Requester:
         self._waiter.close()
         self._waiter = self._new_waiter()
 
+    def _forget_read_replies(self) -> None:
+        """Delete the replies that were read, but the newest, while an answer is awaited: nobody waits for the store.
+
+        One stays, because gateways to disks remove an empty folder, maybe while the next reply is put into it.
+        """
+        for number in self._read_numbers[:-1]:
+            with suppress(OSError):
+                self._mailbox.forget_reply(self._client_id, number)
+        del self._read_numbers[:-1]
+
     def _forget_replies(self) -> None:
+        self._read_numbers.clear()
         if self._has_used_mailbox:
             self._has_used_mailbox = False
             with suppress(OSError):

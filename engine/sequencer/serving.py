@@ -32,6 +32,10 @@ _SHORTEST_WAKEABLE_REST_MS = 5.0
 """Rest after a step with letters where the next letter ends it. A shorter one would bring steps without work between
 the letters of a busy client, which cost a third of a step each.
 """
+_QUICK_LOOKS = 4
+"""Looks after a letter that follow each other at once. A client that waits for each answer reads the reply and puts its
+next letter within two requests to a store, so these looks find it.
+"""
 _REPORT_FROM_MS = 1_000
 """A run of `step` that waits longer than this logs the reason."""
 
@@ -135,16 +139,22 @@ class _Pace:
     def __init__(self, config: EngineConfig) -> None:
         self._tick_ms, self._idle_ms = config.ms("engine.tick.ms"), config.ms("engine.idle.ms")
         self._rest_ms, self._wakeable_rest_ms = _SHORTEST_REST_MS, _SHORTEST_WAKEABLE_REST_MS
+        self._quick_looks_left = 0
 
     def rest_after_ms(self, report: StepReport, took_ms: float) -> float:
         """Return how long to rest after the step, in milliseconds."""
         if report.letters:
             self._rest_ms, self._wakeable_rest_ms = _SHORTEST_REST_MS, _SHORTEST_WAKEABLE_REST_MS
+            self._quick_looks_left = _QUICK_LOOKS
             return 0.0 if report.backlog else max(0.0, self._tick_ms - took_ms)
         # the first requests after a pause should not wait: let the rest grow slowly
         self._rest_ms = min(self._idle_ms, self._rest_ms * 1.02 + 0.01)
-        # a look that takes long is a request to a store: do not spend more than half of the time on them
-        rest_ms = max(self._rest_ms, took_ms, self._tick_ms - took_ms)
+        rest_ms = max(self._rest_ms, self._tick_ms - took_ms)
+        if self._quick_looks_left:
+            self._quick_looks_left -= 1
+        else:
+            # a look that takes long is a request to a store: do not spend more than half of the time on them
+            rest_ms = max(rest_ms, took_ms)
         return _until_due(report, min(self._idle_ms, rest_ms))
 
     def idle_ms(self, report: StepReport) -> float:

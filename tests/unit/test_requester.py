@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clocks import ManualClock
 from unit.desk import Desk
 
 from lakemq.engine.client import requester as requester_module
-from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.requester import PendingRequest, Requester, build_letter
 from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.errors import (
     IllegalState,
@@ -140,6 +141,65 @@ def test_after_close_nothing_is_sent_and_nothing_is_left(tmp_path: Path):
     with pytest.raises(IllegalState, match="closed"):
         desk.ask()
     assert desk.files.folders("replies") == []
+
+
+def test_a_reply_is_deleted_while_the_next_answer_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a store the deletion is a request. The caller must not wait for it, and neither must the next letter.
+
+    The folder is never empty meanwhile: a gateway to a disk would remove it while the next reply is put.
+    """
+    desk = Desk(tmp_path)
+    events: list[str] = []
+    put, delete = desk.files.put, desk.files.delete
+
+    def record_put(path: str, *arguments: Any, **options: Any) -> Any:
+        events.append(f"put {path.partition('/')[0]}")
+        return put(path, *arguments, **options)
+
+    def record_delete(paths: Any) -> None:
+        names = list(paths)
+        events.extend(f"delete {name}" for name in names if name.startswith("replies"))
+        delete(names)
+
+    monkeypatch.setattr(desk.files, "put", record_put)
+    monkeypatch.setattr(desk.files, "delete", record_delete)
+    for _ in range(4):
+        desk.ask()
+    once = ["put mailbox", "put replies"]
+    first, second = "delete replies/c1/0000000001", "delete replies/c1/0000000002"
+    assert events == [*once, *once, *once, first, *once, second]
+    assert desk.files.list("replies/c1") == ["replies/c1/0000000003", "replies/c1/0000000004"]
+
+
+class SlowLookClock(ManualClock):
+    """A clock that records the pauses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses_ms: list[float] = []
+
+    def sleep(self, ms: float) -> None:
+        self.pauses_ms.append(ms)
+        super().sleep(ms)
+
+
+def test_looks_for_a_late_answer_take_at_most_half_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first looks follow each other, because the answer is due. Each of them is a request where it takes long."""
+    desk, clock, look_ms = Desk(tmp_path), SlowLookClock(), 15
+    requester = Requester(desk.mailbox, clock, lambda: "c9", 1_000)
+
+    def look_slowly(*_: Any) -> None:
+        ManualClock.sleep(clock, look_ms)
+
+    monkeypatch.setattr(desk.mailbox, "poll_reply", look_slowly)
+    monkeypatch.setattr(desk.mailbox, "watch_replies", lambda _: None)
+    with pytest.raises(RequestTimedOut):
+        requester.ask(InitProducer())
+    unseen_ms, *pauses_ms = clock.pauses_ms
+    assert unseen_ms == 0
+    assert max(pauses_ms[:4]) < 2
+    assert len(pauses_ms) > 20
+    assert min(pauses_ms[4:-1]) >= look_ms
 
 
 def refuse_thread(_: threading.Thread) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.sequencer.sequencer import Sequencer, StepReport
-from lakemq.engine.sequencer.serving import serve
+from lakemq.engine.sequencer.serving import _Pace, serve
 from lakemq.tables.storage.coordination.mailbox import Mailbox
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
@@ -84,3 +85,22 @@ def test_letters_can_be_watched_before_the_first_one(tmp_path: Path) -> None:
 def test_a_leader_without_a_folder_for_letters_goes_on(tmp_path: Path) -> None:
     (tmp_path / "mailbox").write_bytes(b"a file in place of the folder")
     assert Mailbox(LocalFiles(str(tmp_path))).watch_letters() is None
+
+
+def test_looks_after_a_letter_follow_each_other_and_later_ones_take_at_most_half_of_the_time() -> None:
+    """A look is a request to a store, where letters are not watched. A client puts its next letter soon, or late."""
+    pace, look_ms = _Pace(EngineConfig()), 15.0
+    with_letters, without = (StepReport(step=1, letters=count, backlog=False, is_watching=False) for count in (1, 0))
+    for _ in range(2):
+        pace.rest_after_ms(with_letters, look_ms)
+        rests_ms = [pace.rest_after_ms(without, look_ms) for _ in range(6)]
+        assert max(rests_ms[:4]) < 2
+        assert min(rests_ms[4:]) >= look_ms
+
+
+def test_looks_after_a_letter_keep_to_the_tick() -> None:
+    """engine.tick.ms limits what the looks cost."""
+    pace = _Pace(EngineConfig({"engine.tick.ms": 100}))
+    pace.rest_after_ms(StepReport(step=1, letters=1, backlog=False, is_watching=False), 15.0)
+    quiet = StepReport(step=1, letters=0, backlog=False, is_watching=False)
+    assert [pace.rest_after_ms(quiet, 15.0) for _ in range(3)] == [85.0, 85.0, 85.0]
