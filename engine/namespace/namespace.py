@@ -77,7 +77,8 @@ def open_namespace(
     except OSError as error:
         if is_unreachable(error):
             raise storage_error(f"{path} cannot be reached.", error, flatten_error(error)) from error
-        raise NamespaceError(f"{path} cannot be used: {error.strerror or error}", expected=_USABLE) from error
+        reason = error.strerror or flatten_error(error)
+        raise NamespaceError(f"{path} cannot be used: {reason}", expected=_USABLE) from error
     except ValueError as error:
         raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))

@@ -385,6 +385,20 @@ def test_what_is_hidden() -> None:
     assert text == "us-east-1 *** *** true ?sv=1&sig=***&x"
 
 
+def test_credentials_of_the_environment_are_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session+token")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    assert hide_secrets("session+token session%2Btoken eu-central-1", {}) == "*** *** eu-central-1"
+
+
+def test_the_time_of_a_store_is_never_zero(files: ObjectFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A term that began at time 0 would release no delayed message."""
+    assert abs(files.time_ms() - time.time() * 1000) < 60_000
+    monkeypatch.setattr(files, "modified_ms", lambda _: None)
+    with pytest.raises(OSError, match="just put is not there"):
+        files.time_ms()
+
+
 def test_files_of_a_store_travel_to_executors(files: ObjectFiles) -> None:
     files.put("a", b"x")
     assert pickle.loads(pickle.dumps(files)).get("a") == b"x"

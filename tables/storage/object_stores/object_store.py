@@ -171,7 +171,10 @@ class ObjectFiles:
         name = f"time-{uuid.uuid4().hex}"
         self.put(name, b".")
         try:
-            return self.modified_ms(name) or 0
+            modified_ms = self.modified_ms(name)
+            if modified_ms is None:
+                raise OSError(errno.EIO, "an object that was just put is not there", self.uri(name))
+            return modified_ms
         finally:
             self.delete([name])
 

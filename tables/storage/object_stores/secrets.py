@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from urllib.parse import quote, quote_plus
 
 _SECRET_OPTION = re.compile(r"key|secret|token|sas|password|credential|proxy_url", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|SAS|PASSWORD|KEY)")
+"""Variables of the environment from which the libraries of stores take credentials that are no options."""
 _SIGNATURE = re.compile(
     r"(?i)\b((?:sig|signature|x-amz-signature|x-amz-security-token|authorization)\s*[=:]\s*)[^\s&\"'<>]+"
 )
@@ -18,12 +21,13 @@ HIDDEN = "***"
 
 
 def hide_secrets(text: str, options: Mapping[str, str]) -> str:
-    """Return the text with the secrets among these storage options, and signatures of requests, replaced by stars."""
-    secrets = [
-        value
-        for name, value in options.items()
-        if _SECRET_OPTION.search(name) and len(value) >= _SHORTEST and value.lower() not in _FLAGS
-    ]
+    """Return the text with secrets replaced by stars.
+
+    These are secrets among the storage options and in the environment, and signatures of requests.
+    """
+    named = [value for name, value in options.items() if _SECRET_OPTION.search(name)]
+    named += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]
+    secrets = [value for value in named if len(value) >= _SHORTEST and value.lower() not in _FLAGS]
     spellings = {spelling for value in secrets for spelling in (value, quote(value, safe=""), quote_plus(value))}
     for spelling in sorted(spellings, key=len, reverse=True):
         text = text.replace(spelling, HIDDEN)
