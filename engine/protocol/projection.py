@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +14,8 @@ from .rows.delays import NEAR_MS, RESTORED_COLUMNS, pack_pieces
 from .rows.delays import restore_pieces as restore_delays
 from .rows.leader import build_watermark, create_state
 from .rows.log import JournaledRows, collect_journaled_rows, find_added_files, find_named_files
-from .rows.steps import Project, Restore, Steps
+from .rows.steps import Project, Restore
+from .values.journal import Step, batch_steps
 from .values.state import State
 
 __all__ = [
@@ -54,13 +55,14 @@ MEMBERS = (*topics.RESTORE, *offsets.RESTORE, *groups.RESTORE)
 """The tables that members of groups need."""
 
 
-def project(state: State, steps: Steps) -> dict[str, pa.Table]:
+def project(state: State, steps: Sequence[Step]) -> dict[str, pa.Table]:
     """Return the rows of each table that these steps change, except `messages` and `watermarks`.
 
     Precondition: `state` is the fold up to the last of `steps`. Rows of a changelog carry the number of that last step;
     the values that a key had in between are in the journal.
     """
-    tables = {name: rows(state, steps) for name, rows in PROJECT.items()}
+    batch = batch_steps(steps)
+    tables = {name: rows(state, batch) for name, rows in PROJECT.items()}
     return {name: table for name, table in tables.items() if table.num_rows}
 
 

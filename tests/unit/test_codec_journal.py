@@ -14,7 +14,7 @@ from lakemq.engine.protocol import errors
 from lakemq.engine.protocol.codec.journal import decode_steps, decode_steps_after, encode_steps
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
-from lakemq.engine.protocol.values.segments import NO_SEGMENTS
+from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
 from lakemq.engine.protocol.values.transactions import MarkersWritten
 from lakemq.tables.specs.journal import JOURNAL
 
@@ -37,6 +37,29 @@ def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
     riding = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2)), JournalEntry(Produced("t"))], b"two rows")
     plain = Step(2, 0, 1, [JournalEntry(Produced("t"))])
     assert decode_steps(encode_steps([riding, plain])) == [msgspec.structs.replace(riding, rows=None), plain]
+
+
+@pytest.mark.parametrize("count", [8, 9, 1001])
+def test_few_and_many_segments_stay_with_their_entries(count: int) -> None:
+    segments = build_segments(
+        1,
+        kind=["data"],
+        topic_id=[1],
+        topic=["t"],
+        partition=[0],
+        base_offset=[0],
+        record_count=[1],
+        last_offset=[0],
+        transactional=[False],
+        origin=["publish"],
+    )
+    entries = [
+        entry
+        for _ in range(count)
+        for entry in (JournalEntry(Produced("t"), segments), JournalEntry(MarkersWritten("x")))
+    ]
+    steps = [Step(1, 0, 1, entries[:5]), Step(2, 0, 1, entries[5:])]
+    assert decode_steps(encode_steps(steps)) == steps
 
 
 @pytest.mark.parametrize(

@@ -458,6 +458,15 @@ def test_segments_bear_the_step_that_decided_them(mq: Harness) -> None:
     assert project(mq.state, mq.steps)["segments"].column("step").to_pylist() == [2, 3]
 
 
+def test_cuts_of_a_log_come_after_the_segments_of_their_step(mq: Harness) -> None:
+    mq.one(mq.produce({0: 2}))
+    mq.ask(mq.produce({0: 1}), DeleteRecords("t", {0: 1}), mq.produce({0: 1}))
+    mq.one(mq.produce({0: 1}))
+    rows = project(mq.state, mq.steps)["segments"]
+    assert rows.column("step").to_pylist() == [2, 3, 3, 3, 4]
+    assert rows.column("kind").to_pylist() == ["data", "data", "data", "log_start", "data"]
+
+
 def test_rejections_say_where_the_rows_are_and_why(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}, rejected=3))
     assert project_last_step(mq, "rejected_rows") == [

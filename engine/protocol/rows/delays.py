@@ -35,6 +35,7 @@ from ..values.delayed.packed import RESTORED_RANGES
 from ..values.delayed.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
 from ..values.delayed.packed_columns import Numbers
 from ..values.delayed.waiting import CountedBlock
+from ..values.journal import Step
 from ..values.state import State
 from .steps import Project, Restore, Steps
 
@@ -58,7 +59,7 @@ class EndedRange:
         return CancelOutcome.CANCELLED if outcome is CancelOutcome.WAITING else outcome
 
 
-def find_ended_ranges(steps: Steps) -> Iterator[EndedRange]:
+def find_ended_ranges(steps: Iterable[Step]) -> Iterator[EndedRange]:
     """Yield the ranges that these steps have ended."""
     for step in steps:
         for entry in step.entries:

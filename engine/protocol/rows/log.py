@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +15,14 @@ from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
 from ..values.delayed.delays import Delayed
+from ..values.journal import Step, batch_steps
 from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
-from ..values.segments import Segments, segments_to_table
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
 from .steps import Project, Restore, Steps, iterate_records, list_changed
 
 
-def find_added_files(steps: Steps) -> list[DataFile]:
+def find_added_files(steps: Iterable[Step]) -> list[DataFile]:
     """Return the data files to register in `messages`."""
     return [file for _, record in iterate_records(steps) if isinstance(record, FilesAdded) for file in record.files]
 
@@ -38,7 +39,7 @@ class JournaledRows:
     bodies: tuple[bytes, ...]
 
 
-def collect_journaled_rows(steps: Steps) -> list[JournaledRows]:
+def collect_journaled_rows(steps: Iterable[Step]) -> list[JournaledRows]:
     """Return the data files to write from rows that travelled in these steps. Raises ValueError if rows are missing."""
     rows_by_file: dict[int, JournaledRows] = {}
     for step, record in iterate_records(steps):
@@ -51,35 +52,27 @@ def collect_journaled_rows(steps: Steps) -> list[JournaledRows]:
     return list(rows_by_file.values())
 
 
-def find_named_files(steps: Steps) -> set[int]:
+def find_named_files(steps: Sequence[Step]) -> set[int]:
     """Return the ids of data files that these steps refer to, or that are written from their rows."""
     file_ids = {file.file_id for file in find_added_files(steps)}
     file_ids |= {
         record.file_id for _, record in iterate_records(steps) if isinstance(record, RowsJournaled | RowsRejected)
     }
     file_ids.update(*(record.ranges.file_id for _, record in iterate_records(steps) if isinstance(record, Delayed)))
-    segments = segments_to_table(entry.segments for step in steps for entry in step.entries)
-    return file_ids.union(segments.column("file_id").unique().drop_null().to_pylist())
+    return file_ids.union(batch_steps(steps).segments.column("file_id").unique().drop_null().to_pylist())
 
 
 def _project_segments(state: State, steps: Steps) -> pa.Table:
-    tables = [SEGMENTS.empty()]
-    pending: list[tuple[int, Segments]] = []
-    for step in steps:
-        pending += [(step.step, entry.segments) for entry in step.entries if len(entry.segments)]
+    counts = list(map(sum, steps.segment_counts))
+    numbers = np.repeat(np.array([step.step for step in steps], np.int64), counts)
+    segments = steps.segments.add_column(0, "step", pa.array(numbers))
+    tables, begin = [SEGMENTS.empty()], 0
+    for step, end in zip(steps, accumulate(counts), strict=True):
         cuts = [row for entry in step.entries for row in _build_cut_rows(step.step, entry.record)]
-        if cuts:
-            tables += [_add_step_column(pending), SEGMENTS.table(cuts)]
-            pending = []
-    return pa.concat_tables([*tables, _add_step_column(pending)])
-
-
-def _add_step_column(segments_by_step: Sequence[tuple[int, Segments]]) -> pa.Table:
-    """Return the segments as a table, each with the step that decided it."""
-    numbers = np.repeat(
-        np.array([step for step, _ in segments_by_step], np.int64), [len(part) for _, part in segments_by_step]
-    )
-    return segments_to_table(part for _, part in segments_by_step).add_column(0, "step", pa.array(numbers))
+        if cuts:  # they come after the segments of their step
+            tables += [segments.slice(begin, end - begin), SEGMENTS.table(cuts)]
+            begin = end
+    return pa.concat_tables([*tables, segments.slice(begin)])
 
 
 def _build_cut_rows(step: int, record: Record) -> list[SegmentRow]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from ..values.base import Record
-from ..values.journal import Step
+from ..values.journal import Step, StepBatch
 from ..values.state import State
 
-Steps = Sequence[Step]
+Steps = StepBatch
 
 K = TypeVar("K", bound=Any)
 
@@ -36,5 +36,5 @@ def map_change_times(changes: Mapping[K, int], steps: Steps) -> dict[K, int]:
     return {key: times_ms[changes[key]] for key in list_changed(changes, steps)}
 
 
-def iterate_records(steps: Steps) -> Iterator[tuple[Step, Record]]:
+def iterate_records(steps: Iterable[Step]) -> Iterator[tuple[Step, Record]]:
     return ((step, entry.record) for step in steps for entry in step.entries)

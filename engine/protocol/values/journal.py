@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Union
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
+import pyarrow as pa
 
 from . import clients, leader
 from .base import Record
 from .kinds import SUBJECTS
-from .segments import NO_SEGMENTS, Segments
+from .segments import NO_SEGMENTS, Segments, segments_to_table
 
 RECORDS: tuple[type[Record], ...] = tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)
 
@@ -43,6 +46,37 @@ class Step(msgspec.Struct, frozen=True):
     leader_epoch: int
     entries: list[JournalEntry]
     rows: bytes | None = None
+
+
+class StepBatch(Sequence[Step]):
+    """Steps in order. Their segments become columns once, however many tables need them."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._steps[index]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    @cached_property
+    def segment_counts(self) -> list[list[int]]:
+        """The number of segments of each entry, by step."""
+        return [[len(entry.segments) for entry in step.entries] for step in self._steps]
+
+    @cached_property
+    def segments(self) -> pa.Table:
+        """All segments, in order, as a table of SEGMENT_SCHEMA."""
+        return segments_to_table(entry.segments for step in self._steps for entry in step.entries)
+
+
+def batch_steps(steps: Sequence[Step]) -> StepBatch:
+    """Return the steps as a batch, which they may be already."""
+    return steps if isinstance(steps, StepBatch) else StepBatch(steps)
 
 
 def is_renewal(step: Step) -> bool:

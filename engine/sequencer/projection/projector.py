@@ -37,7 +37,7 @@ from ...namespace.processes import crash
 from ...protocol.codec.journal import encode_steps
 from ...protocol.errors import NotLeader
 from ...protocol.projection import JournaledRows, build_watermark, collect_journaled_rows, find_added_files, project
-from ...protocol.values.journal import Step
+from ...protocol.values.journal import Step, StepBatch
 from ...protocol.values.log import DataFile
 from ...protocol.values.state import State
 from ..step_log import LOOK_BEFORE_MS
@@ -58,12 +58,12 @@ class Projection:
 
 def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projection:
     """Compute the rows that bring the tables up to the last of `steps`, which is the state's."""
-    mark = build_watermark(state, floor)
+    mark, batch = build_watermark(state, floor), StepBatch(steps)
     projection = Projection(
         state.step,
         find_added_files(steps),
         collect_journaled_rows(steps),
-        {**project(state, steps), JOURNAL.name: encode_steps(steps)},
+        {**project(state, batch), JOURNAL.name: encode_steps(batch)},
         mark,
         read_live_state(state),
     )
