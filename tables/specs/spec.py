@@ -86,7 +86,9 @@ class TableSpec:
     def table(self, rows: Iterable[Any]) -> pa.Table:
         """Convert row objects to an Arrow table of `stored_schema`."""
         # reads all fields of a row at once, in a third of the time
-        columns = list(zip(*map(self._values, rows), strict=True)) or [()] * len(self.stored_schema)
+        columns = list(zip(*map(self._values, rows), strict=True))
+        if not columns:
+            return self.empty()
         arrays = [pa.array(values, f.type) for values, f in zip(columns, self.stored_schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=self.stored_schema)
 
@@ -117,6 +119,11 @@ class TableSpec:
         return rows
 
     def empty(self) -> pa.Table:
+        """Return the table without rows. It is built once, because most projections leave most tables unchanged."""
+        return self._empty
+
+    @cached_property
+    def _empty(self) -> pa.Table:
         return self.stored_schema.empty_table()
 
 
