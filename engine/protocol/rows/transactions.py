@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, compress
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +22,6 @@ from ..values.consuming.offsets import OffsetCommit
 from ..values.producers import ProducerState
 from ..values.queues.deliveries import MessageRanges
 from ..values.queues.stretches import Range
-from ..values.segments import segments_to_table
 from ..values.state import State
 from ..values.transactions import (
     EndedTransaction,
@@ -171,23 +172,22 @@ def _build_transaction_rows(state: State, steps: Steps) -> Iterator[TransactionR
 
 
 def _project_markers(state: State, steps: Steps) -> pa.Table:
-    tables = [CONTROL_MARKERS.empty()]
-    for step in steps:
-        ended = [entry for entry in step.entries if isinstance(entry.record, MarkersWritten)]
-        if not ended:
-            continue
-        markers = segments_to_table(entry.segments for entry in ended)
-        names = [entry.record.subject for entry in ended for _ in range(len(entry.segments))]
-        columns = [
-            pa.repeat(step.step, len(names)),
-            *(markers.column(c) for c in ("topic_id", "topic", "partition", "base_offset")),
-            *(markers.column(c) for c in ("producer_id", "producer_epoch")),
-            pc.utf8_upper(markers.column("kind")),
-            markers.column("first_offset"),
-            pa.array(names, pa.string()),
-        ]
-        tables.append(pa.table(columns, schema=CONTROL_MARKERS.stored_schema))
-    return pa.concat_tables(tables)
+    entries = [(step.step, entry) for step in steps for entry in step.entries]
+    are_markers = [isinstance(entry.record, MarkersWritten) for _, entry in entries]
+    if not any(are_markers):
+        return CONTROL_MARKERS.empty()
+    counts = list(chain.from_iterable(steps.segment_counts))
+    markers = steps.segments.filter(pa.array(np.repeat(are_markers, counts)))
+    ended, counts = list(compress(entries, are_markers)), list(compress(counts, are_markers))
+    columns = [
+        pa.array(np.repeat([step for step, _ in ended], counts)),
+        *(markers.column(c) for c in ("topic_id", "topic", "partition", "base_offset")),
+        *(markers.column(c) for c in ("producer_id", "producer_epoch")),
+        pc.utf8_upper(markers.column("kind")),
+        markers.column("first_offset"),
+        pa.array([entry.record.subject for _, entry in ended for _ in range(len(entry.segments))], pa.string()),
+    ]
+    return pa.table(columns, schema=CONTROL_MARKERS.stored_schema)
 
 
 PROJECT: Project = {
