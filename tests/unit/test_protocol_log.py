@@ -6,7 +6,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-import numpy as np
 import pytest
 from examples import examples
 from hypothesis import given
@@ -328,26 +327,26 @@ small = st.integers(-1, 4)
 
 @examples()
 @given(st.lists(st.tuples(small, small, small, small, small), max_size=4), small, st.sampled_from([0, -1]))
-def test_a_few_ranges_are_checked_as_many_are(ranges: list[tuple[int, ...]], shift: int, first_file: int) -> None:
-    """A few ranges are checked one by one, many as columns. Seventeen ranges are many."""
-    columns = [list(column) for column in zip(*ranges, strict=True)] or [[]] * 5
-    files = [PendingFile(7, 3), PendingFile(8, 2)]
-    source = RowSource(files, [3, 2], shift, first_file)
-    for times in (1, 17):
-        topic_index, partition, file, first_row, record_count = (column * times for column in columns)
-        times_ms = [0] * len(topic_index)
-        requested = Ranges(topic_index, partition, file, first_row, record_count, times_ms, times_ms)
-        expected = all(
-            0 <= t < 2 and 0 <= p < (1, 3)[t] and 0 <= f - first_file < 2 and r + shift >= 0
-            and c > 0 and r + shift + c <= (3, 2)[f - first_file]
-            for t, p, f, r, c in ranges
-        )  # fmt: skip
-        try:
-            RangeColumns.from_ranges(requested, [1, 3], source)
-        except InvalidRequest:
-            assert not expected
-        else:
-            assert expected
+def test_ranges_outside_topics_files_and_rows_are_refused(
+    ranges: list[tuple[int, ...]], shift: int, first_file: int
+) -> None:
+    topic_index, partition, file, first_row, record_count = [list(column) for column in zip(*ranges, strict=True)] or [
+        []
+    ] * 5
+    source = RowSource([PendingFile(7, 3), PendingFile(8, 2)], [3, 2], shift, first_file)
+    times_ms = [0] * len(ranges)
+    requested = Ranges(topic_index, partition, file, first_row, record_count, times_ms, times_ms)
+    expected = all(
+        0 <= t < 2 and 0 <= p < (1, 3)[t] and 0 <= f - first_file < 2 and r + shift >= 0
+        and c > 0 and r + shift + c <= (3, 2)[f - first_file]
+        for t, p, f, r, c in ranges
+    )  # fmt: skip
+    try:
+        RangeColumns.from_ranges(requested, [1, 3], source)
+    except InvalidRequest:
+        assert not expected
+    else:
+        assert expected
 
 
 @examples()
@@ -361,13 +360,13 @@ def test_units_and_offsets_are_those_of_going_one_by_one(rows: list[tuple[int, i
     units = build_units(Produce(topics=[], ranges=requested, metadata_step=0), ranges)
     places = [(p, waiting) for p, waiting in zip(partition, waits, strict=True)]
     expected = sorted(set(places))
-    assert [expected[unit] for unit in ranges.unit.tolist()] == places
-    assert units.partition.tolist() == [-1 - p if waiting else p for p, waiting in expected]
+    assert [expected[unit] for unit in ranges.unit] == places
+    assert list(units.partition) == [-1 - p if waiting else p for p, waiting in expected]
     counts = [sum(c for place, c in zip(places, count, strict=True) if place == unit) for unit in expected]
-    assert units.record_count.tolist() == counts
-    remaining, ends, offsets = ranges.where(np.array(stays)), [10 * unit for unit in range(len(expected))], []
+    assert list(units.record_count) == counts
+    remaining, ends, offsets = ranges.where(stays), [10 * unit for unit in range(len(expected))], []
     next_offsets = list(ends)
-    for unit, records in zip(remaining.unit.tolist(), remaining.record_count.tolist(), strict=True):
+    for unit, records in zip(remaining.unit, remaining.record_count, strict=True):
         offsets.append(next_offsets[unit])
         next_offsets[unit] += records
-    assert compute_base_offsets(remaining.unit, remaining.record_count, np.array(ends)).tolist() == offsets
+    assert compute_base_offsets(remaining.unit, remaining.record_count, ends) == offsets

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
+import msgspec
 
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts, file_stem
 
@@ -81,12 +81,13 @@ def decide_produce(state: State, request: Produce, inputs: DecisionInputs) -> De
     topics = _find_current_topics(state, request)
     _check_files(request, inputs.facts)
     base_offsets = units.high_watermarks(topics)
-    new_ranges = ranges.where(~np.isin(ranges.unit, list(earlier))) if earlier else ranges
+    new_ranges = ranges.where(unit not in earlier for unit in ranges.unit) if earlier else ranges
     appends = _build_appends(request, units, base_offsets, ranges, source)
     entries, waiting = _join_transaction(state, request, topics, units, earlier), []
-    if new_ranges.waits.any():
-        waiting = decide_delayed_rows(state, request, topics, new_ranges.where(new_ranges.waits), source.files)
-        new_ranges = new_ranges.where(~new_ranges.waits)
+    if new_ranges.has_waiting:
+        waits = new_ranges.waits
+        waiting = decide_delayed_rows(state, request, topics, new_ranges.where(waits), source.files)
+        new_ranges = new_ranges.where(not is_waiting for is_waiting in waits)
     if request.files and (len(new_ranges) or rejections or waiting):
         entries.append(JournalEntry(FilesAdded(request.files)))
     if len(new_ranges) or waiting or request.application or request.transaction or rejected_unit:
@@ -206,7 +207,7 @@ def _join_transaction(
     """Return the entries that add the touched partitions to the transaction; none outside a transaction."""
     if request.transaction is None:
         return []
-    places = zip(units.topic_index.tolist(), units.partition.tolist(), strict=True)
+    places = zip(units.topic_index, units.partition, strict=True)
     touched = {(topics[index].topic_id, p) for unit, (index, p) in enumerate(places) if unit not in earlier and p >= 0}
     return join_transaction(state, request.transaction, touched)
 
@@ -215,18 +216,16 @@ def _build_appends(
     request: Produce, units: Units, base_offsets: Column, ranges: RangeColumns, source: RowSource
 ) -> list[UnitAppended]:
     """Return what each unit appends if it is new."""
-    columns = [units.topic_index, units.partition, units.sequence, units.record_count, base_offsets]
-    file_ids: list[int | None] = [None] * len(units)
-    if (waits := units.partition < 0).any() and not request.files:
+    topic_ids = [request.topics[index].topic_id for index in units.topic_index]
+    columns = (topic_ids, units.partition, units.sequence, units.record_count, base_offsets)
+    appends = list(map(UnitAppended, *columns))
+    if ranges.has_waiting and not request.files:
         # rows that travelled in the letter: only the sequencer knows their file, so the record names it
-        first = np.unique(ranges.unit, return_index=True)[1]
-        columns[4] = np.where(waits, ranges.first_row[first], base_offsets)
-        waits_and_files = zip(waits.tolist(), ranges.file[first].tolist(), strict=True)
-        file_ids = [source.files[file].file_id if waits else None for waits, file in waits_and_files]
-    return [
-        UnitAppended(request.topics[index].topic_id, *rest)
-        for index, *rest in zip(*(column.tolist() for column in columns), file_ids, strict=True)
-    ]
+        for unit, first in enumerate(ranges.list_first_of_units()):
+            if units.partition[unit] < 0:
+                file_id, first_row = source.files[ranges.file[first]].file_id, ranges.first_row[first]
+                appends[unit] = msgspec.structs.replace(appends[unit], base_offset=first_row, file_id=file_id)
+    return appends
 
 
 def _build_result(
@@ -270,41 +269,47 @@ def _build_segments(
     if n == 0:
         return NO_SEGMENTS
     base_offsets = compute_base_offsets(ranges.unit, ranges.record_count, unit_offsets)
-    # within a unit, sequence and offset grow together
-    sequences = (units.sequence[ranges.unit] + base_offsets - unit_offsets[ranges.unit]) % (MAX_SEQUENCE + 1)
-    stamped = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
-    by_sequencer = [stamped[t] for t in ranges.topic_index.tolist()]
-    partition, author = ranges.partition.tolist(), request.producer or request.transaction
+    sequences: list[int | None] = [None] * n
+    if request.producer:  # within a unit, sequence and offset grow together
+        sequences = [
+            (units.sequence[unit] + offset - unit_offsets[unit]) % (MAX_SEQUENCE + 1)
+            for unit, offset in zip(ranges.unit, base_offsets, strict=True)
+        ]
+    stamps = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
     lives = [t.ttl(request.has_ttl, now_ms) for t in topics]
-    ttl_from_ms, ttl_ms = zip(*(lives[t] for t in ranges.topic_index.tolist()), strict=True)
+    topic_index, partition, author = ranges.topic_index, list(ranges.partition), request.producer or request.transaction
+    stamped = [stamps[t] for t in topic_index]
     return build_segments(
         n,
         kind=["data"] * n,
-        topic_id=[topics[t].topic_id for t in ranges.topic_index.tolist()],
-        topic=[topics[t].topic for t in ranges.topic_index.tolist()],
+        topic_id=[topics[t].topic_id for t in topic_index],
+        topic=[topics[t].topic for t in topic_index],
         partition=partition,
-        base_offset=base_offsets.tolist(),
-        record_count=ranges.record_count.tolist(),
-        last_offset=(base_offsets + ranges.record_count - 1).tolist(),
-        file_id=[files[f].file_id for f in ranges.file.tolist()],
-        footer_hash=[files[f].footer_hash for f in ranges.file.tolist()],
-        first_row=ranges.first_row.tolist(),
+        base_offset=base_offsets,
+        record_count=list(ranges.record_count),
+        last_offset=[offset + count - 1 for offset, count in zip(base_offsets, ranges.record_count, strict=True)],
+        file_id=[files[f].file_id for f in ranges.file],
+        footer_hash=[files[f].footer_hash for f in ranges.file],
+        first_row=list(ranges.first_row),
         file_partition=partition,
-        min_timestamp_ms=_list_times(ranges.min_timestamp_ms, by_sequencer, now_ms),
-        max_timestamp_ms=_list_times(ranges.max_timestamp_ms, by_sequencer, now_ms),
-        append_time_ms=[now_ms if stamped else None for stamped in by_sequencer],
-        ttl_from_ms=list(ttl_from_ms),
-        ttl_ms=list(ttl_ms),
+        min_timestamp_ms=_list_times(ranges.min_timestamp_ms, stamped, now_ms),
+        max_timestamp_ms=_list_times(ranges.max_timestamp_ms, stamped, now_ms),
+        append_time_ms=[now_ms if is_append_time else None for is_append_time in stamped],
+        ttl_from_ms=[lives[t][0] for t in topic_index],
+        ttl_ms=[lives[t][1] for t in topic_index],
         producer_id=[author.producer_id if author else None] * n,
         producer_epoch=[author.producer_epoch if author else None] * n,
-        base_sequence=sequences.tolist() if request.producer else [None] * n,
+        base_sequence=sequences,
         transactional=[request.transaction is not None] * n,
         origin=["publish"] * n,
     )
 
 
-def _list_times(times_ms: Column, by_sequencer: Sequence[bool], now_ms: int) -> list[int]:
-    return [now_ms if stamped else ms for ms, stamped in zip(times_ms.tolist(), by_sequencer, strict=True)]
+def _list_times(times_ms: Column, stamped: Sequence[bool], now_ms: int) -> list[int]:
+    """Return the times, replaced by now where the topic's messages get the time of their step."""
+    if not any(stamped):
+        return list(times_ms)
+    return [now_ms if is_append_time else ms for ms, is_append_time in zip(times_ms, stamped, strict=True)]
 
 
 def _build_rejections(request: Produce, source: RowSource) -> list[RowsRejected]:

@@ -1,21 +1,23 @@
-"""Ranges of rows as columns: checks them, and computes the dense offsets that they get."""
+"""Ranges of rows as columns: checks them, and computes the dense offsets that they get.
+
+Columns are lists. Most requests have one range or a handful, and for these each call of numpy costs more than a loop.
+Requests with thousands of ranges take about as long either way, since their segments are lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, compress, pairwise
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 
 from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
 
 from ..errors import InvalidRequest
 from ..values.log import DataFile, PendingFile, Ranges
 
-Column = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+Column = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,12 @@ class RowSource:
     first_row: int = 0
     first_file: int = 0
 
-    def locate(self, file: Any, first_row: Any) -> tuple[Any, Any]:
-        """Return the index into `files` and the row of that file, for a file and a row as the request numbers them.
-
-        Works for single numbers and for columns.
-        """
+    def locate(self, file: int, first_row: int) -> tuple[int, int]:
+        """Return the index into `files` and the row of that file, for a file and a row as the request numbers them."""
         return file - self.first_file, first_row + self.first_row
 
 
-@dataclass(frozen=True)
-class RangeColumns:
+class RangeColumns(msgspec.Struct, frozen=True):
     """Columns of equal length, with one entry per range.
 
     topic_index: index into the request's topics. file: index into the files of the row source. unit: number of the
@@ -66,122 +64,95 @@ class RangeColumns:
         Raises InvalidRequest if a range lies outside the topics, partitions, files and rows of the request.
         partition_counts: one per topic.
         """
-        lists = [
-            ranges.topic_index,
-            ranges.partition,
-            ranges.file,
-            ranges.first_row,
-            ranges.record_count,
-            ranges.min_timestamp_ms,
-            ranges.max_timestamp_ms,
-        ]
-        if len({len(column) for column in lists}) != 1:
-            raise InvalidRequest("The columns of the ranges differ in length.", found=[len(c) for c in lists])
-        topic_index, partition, file, first_row, record_count, low, high = (np.array(c, np.int64) for c in lists)
-        file, first_row = source.locate(file, first_row)
-        counts = np.array(partition_counts, np.int64)
-        if len(topic_index) > _FEW or not _are_few_valid(ranges, partition_counts, source):
-            _check_columns(
-                topic_index, partition, file, first_row, record_count, np.array(source.ends, np.int64), counts
-            )
+        topic_index, partition, record_count = ranges.topic_index, ranges.partition, ranges.record_count
+        low, high = ranges.min_timestamp_ms, ranges.max_timestamp_ms
+        lengths = [len(c) for c in (topic_index, partition, ranges.file, ranges.first_row, record_count, low, high)]
+        if lengths.count(lengths[0]) != len(lengths):
+            raise InvalidRequest("The columns of the ranges differ in length.", found=lengths)
+        file = [number - source.first_file for number in ranges.file]
+        first_row = [number + source.first_row for number in ranges.first_row]
+        _check_columns(topic_index, partition, file, first_row, record_count, source.ends, partition_counts)
         first_due, last_due = _read_due_times(ranges)
-        unit = (
-            _SINGLE_UNIT
-            if len(topic_index) == 1
-            else _number_units(topic_index, partition, first_due != NOT_DELAYED, counts)
-        )
+        unit = _number_units(topic_index, partition, first_due, partition_counts)
         return cls(topic_index, partition, file, first_row, record_count, low, high, unit, first_due, last_due)
 
     @property
     def are_units(self) -> bool:
         """True if each range is a unit of its own, in the order of the units."""
-        return len(self) == 1 or bool((self.unit == np.arange(len(self))).all())
+        return _is_increasing(self.unit)
 
     @property
-    def waits(self) -> Mask:
-        """Mask of the delayed ranges, which do not enter the log yet."""
-        mask: Mask = self.first_due_ms != NOT_DELAYED
-        return mask
+    def has_waiting(self) -> bool:
+        """True if some ranges are delayed."""
+        return self.first_due_ms.count(NOT_DELAYED) < len(self)
 
-    def where(self, mask: Mask) -> RangeColumns:
+    @property
+    def waits(self) -> list[bool]:
+        """Mask of the delayed ranges, which do not enter the log yet."""
+        return [due_ms != NOT_DELAYED for due_ms in self.first_due_ms]
+
+    def list_first_of_units(self) -> list[int]:
+        """Return the index of each unit's first range."""
+        first = {unit: len(self) - 1 - index for index, unit in enumerate(reversed(self.unit))}
+        return [first[unit] for unit in range(len(first))]
+
+    def where(self, mask: Iterable[bool]) -> RangeColumns:
         """Return the ranges that the mask selects."""
-        return RangeColumns(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
+        selected = list(mask)
+        return RangeColumns(*(list(compress(getattr(self, name), selected)) for name in self.__struct_fields__))
 
     def __len__(self) -> int:
         return len(self.topic_index)
 
 
-_FEW = 16
-"""Up to this number of ranges a Python loop is faster than numpy, because each call of numpy costs a fixed price."""
-
-
-def _are_few_valid(ranges: Ranges, partition_counts: Sequence[int], source: RowSource) -> bool:
-    """Check a few ranges one by one. Returns the same answer as `_check_columns`, which raises instead."""
-    columns = (ranges.topic_index, ranges.partition, ranges.file, ranges.first_row, ranges.record_count)
-    for topic, partition, of_file, of_row, count in zip(*columns, strict=True):
-        file, first_row = source.locate(of_file, of_row)
-        if not (0 <= topic < len(partition_counts) and 0 <= file < len(source.ends)):
-            return False
-        if not (0 <= partition < partition_counts[topic] and first_row >= 0 and count > 0):
-            return False
-        if first_row + count > source.ends[file]:
-            return False
-    return True
-
-
-# Most requests of small clients have one range. For them numpy's price per call would be most of the work.
-_SINGLE_UNIT: Column = np.zeros(1, np.int64)
-
-
 def _is_increasing(numbers: Column) -> bool:
     """Return whether each number is greater than the one before. True for most requests: one range per partition."""
-    return bool((numbers[1:] > numbers[:-1]).all())
+    return len(numbers) < 2 or all(number < next_number for number, next_number in pairwise(numbers))
 
 
-def _number_units(topic_index: Column, partition: Column, waits: Mask, partition_counts: Column) -> Column:
-    starts = np.cumsum(partition_counts) - partition_counts
-    key = 2 * (starts[topic_index] + partition) + waits
-    if _is_increasing(key):
-        return np.arange(len(key))
-    unit: Column = np.unique(key, return_inverse=True)[1]
-    return unit
+def _number_units(topic_index: Column, partition: Column, first_due_ms: Column, counts: Sequence[int]) -> Column:
+    """Return the number of each range's unit, in the order of topic, partition and whether it waits.
+
+    counts: the number of partitions of each topic.
+    """
+    if len(topic_index) == 1:
+        return [0]
+    starts = [0, *accumulate(counts)]
+    places = zip(topic_index, partition, first_due_ms, strict=True)
+    keys = [2 * (starts[topic] + number) + (due_ms != NOT_DELAYED) for topic, number, due_ms in places]
+    if _is_increasing(keys):
+        return range(len(keys))
+    numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
+    return [numbers[key] for key in keys]
 
 
 def _read_due_times(ranges: Ranges) -> tuple[Column, Column]:
     """Return when the first and the last row of each range are due. Raises InvalidRequest."""
-    n = len(ranges.topic_index)
-    if not (ranges.first_due_ms or ranges.last_due_ms):
-        nothing = np.full(n, NOT_DELAYED, np.int64)
+    n, first_due, last_due = len(ranges.topic_index), ranges.first_due_ms, ranges.last_due_ms
+    if not (first_due or last_due):
+        nothing = [NOT_DELAYED] * n
         return nothing, nothing
-    if {len(ranges.first_due_ms), len(ranges.last_due_ms)} != {n}:
+    if {len(first_due), len(last_due)} != {n}:
         raise InvalidRequest("The columns of the ranges differ in length.", found="due times", expected=n)
-    first, last = np.array(ranges.first_due_ms, np.int64), np.array(ranges.last_due_ms, np.int64)
-    # NOT_DELAYED is -1, which lies in an hour of its own: a range cannot mix delayed rows with others
-    wrong = (last < first) | (first // HOUR_MS != last // HOUR_MS)
-    if wrong.any():
-        bad = int(np.argmax(wrong))
-        raise InvalidRequest(
-            "The rows of a range must be due within one hour, in order.", found=f"{int(first[bad])} to {int(last[bad])}"
-        )
-    return first, last
+    for first, last in zip(first_due, last_due, strict=True):
+        # NOT_DELAYED is -1, which lies in an hour of its own: a range cannot mix delayed rows with others
+        if last < first or first // HOUR_MS != last // HOUR_MS:
+            raise InvalidRequest(
+                "The rows of a range must be due within one hour, in order.", found=f"{first} to {last}"
+            )
+    return first_due, last_due
 
 
-def compute_base_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> Column:
+def compute_base_offsets(unit: Column, record_count: Column, high_watermarks: Column) -> list[int]:
     """Return the base offset of each range.
 
     The ranges of a unit follow one another without a gap, starting at its high watermark. high_watermarks: one per
     unit.
     """
-    if _is_increasing(unit):
-        return high_watermarks[unit]
-    # Sort the ranges by unit, keeping their order within it. `before` then counts the records ahead of each range over
-    # all units; subtracting the count at the start of its unit leaves the records ahead of it within the unit.
-    order = np.argsort(unit, kind="stable")
-    counts, grouped = record_count[order], unit[order]
-    before = np.cumsum(counts) - counts
-    opens = np.concatenate([[True], grouped[1:] != grouped[:-1]])
-    offsets = np.empty(len(order), np.int64)
-    offsets[order] = high_watermarks[grouped] + before - before[opens][np.cumsum(opens) - 1]
+    ends, offsets = list(high_watermarks), []
+    for number, count in zip(unit, record_count, strict=True):
+        offsets.append(ends[number])
+        ends[number] += count
     return offsets
 
 
@@ -194,21 +165,20 @@ def _check_columns(
     file_rows: Column,
     partition_counts: Column,
 ) -> None:
-    valid = (topic_index >= 0) & (topic_index < len(partition_counts)) & (file >= 0) & (file < len(file_rows))
-    if valid.all():
-        valid = (partition >= 0) & (partition < partition_counts[topic_index])
-        valid &= (first_row >= 0) & (record_count > 0) & (first_row + record_count <= file_rows[file])
-    if not valid.all():
-        bad = int(np.argmin(valid))
-        columns = {
-            "topic": topic_index,
-            "partition": partition,
-            "file": file,
-            "first_row": first_row,
-            "record_count": record_count,
-        }
+    topic_count, file_count = len(partition_counts), len(file_rows)
+    rows = zip(topic_index, partition, file, first_row, record_count, strict=True)
+    for topic, number, index, row, count in rows:
+        if (
+            0 <= topic < topic_count
+            and 0 <= index < file_count
+            and 0 <= number < partition_counts[topic]
+            and row >= 0
+            and count > 0
+            and row + count <= file_rows[index]
+        ):
+            continue
         raise InvalidRequest(
             "A range names a topic, partition, file or row that does not exist.",
-            found={name: int(column[bad]) for name, column in columns.items()},
-            expected=f"{len(partition_counts)} topics, {len(file_rows)} files, rows within the file",
+            found={"topic": topic, "partition": number, "file": index, "first_row": row, "record_count": count},
+            expected=f"{topic_count} topics, {file_count} files, rows within the file",
         )

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
+import msgspec
 
 from ..errors import InvalidRequest
 from ..values.log import Produce, Unit
-from ..values.producers import ProducerSequences, UnitAppended
+from ..values.producers import ProducerSequences, UnitAppended, waiting_unit
 from ..values.state import State
 from ..values.topics import Topic
 from .producers import check_producer, find_duplicate
 from .ranges import Column, RangeColumns
 
-_FEW = 16
-"""Up to this number of units a Python loop is faster than numpy, because each call of numpy costs a fixed price."""
 
-
-@dataclass(frozen=True)
-class Units:
+class Units(msgspec.Struct, frozen=True):
     """The units of a request as columns, sorted by topic and partition. `unit` of a range is an index into them.
 
     topic_index: index into the request's topics. partition: the partition, or `waiting_unit` of it for delayed rows.
@@ -35,18 +30,10 @@ class Units:
     def __len__(self) -> int:
         return len(self.topic_index)
 
-    def high_watermarks(self, topics: Sequence[Topic]) -> Column:
+    def high_watermarks(self, topics: Sequence[Topic]) -> list[int]:
         """Return for each unit the offset of its first record; 0 for delayed rows. topics: those of the request."""
-        if len(self) <= _FEW:
-            places = zip(self.topic_index.tolist(), self.partition.tolist(), strict=True)
-            ends = [topics[index].high_watermarks[partition] if partition >= 0 else 0 for index, partition in places]
-            return np.array(ends, np.int64)
-        offsets = np.empty(len(self), np.int64)
-        bounds = np.searchsorted(self.topic_index, np.arange(len(topics) + 1)).tolist()
-        for topic, low, high in zip(topics, bounds, bounds[1:], strict=False):
-            offsets[low:high] = topic.high_watermarks[np.maximum(self.partition[low:high], 0)]
-        offsets[self.partition < 0] = 0
-        return offsets
+        places = zip(self.topic_index, self.partition, strict=True)
+        return [topics[index].high_watermarks.item(partition) if partition >= 0 else 0 for index, partition in places]
 
 
 def build_units(request: Produce, ranges: RangeColumns) -> Units:
@@ -54,17 +41,19 @@ def build_units(request: Produce, ranges: RangeColumns) -> Units:
 
     Raises InvalidRequest if the request has sequences and these do not name exactly the units of the ranges.
     """
-    topic_index, record_count = ranges.topic_index, ranges.record_count
-    partition = np.where(ranges.waits, -1 - ranges.partition, ranges.partition)  # as waiting_unit
+    topic_index, partition, record_count = ranges.topic_index, ranges.partition, ranges.record_count
+    if ranges.has_waiting:
+        partition = [waiting_unit(p) if waits else p for p, waits in zip(partition, ranges.waits, strict=True)]
     if not ranges.are_units:
-        first = np.unique(ranges.unit, return_index=True)[1]
-        topic_index, partition = topic_index[first], partition[first]
-        record_count = np.zeros(len(first), np.int64)
-        np.add.at(record_count, ranges.unit, ranges.record_count)
+        first = ranges.list_first_of_units()
+        topic_index, partition = [topic_index[i] for i in first], [partition[i] for i in first]
+        record_count = [0] * len(first)
+        for unit, count in zip(ranges.unit, ranges.record_count, strict=True):
+            record_count[unit] += count
     if request.producer is None:
-        sequence = np.full(len(topic_index), -1, np.int64)
+        sequence: Column = [-1] * len(topic_index)
     else:
-        sequence = _list_sequences(request.producer, list(zip(topic_index.tolist(), partition.tolist(), strict=True)))
+        sequence = _list_sequences(request.producer, list(zip(topic_index, partition, strict=True)))
     return Units(topic_index, partition, record_count, sequence)
 
 
@@ -73,7 +62,7 @@ def _list_sequences(named: ProducerSequences, units: list[tuple[int, int]]) -> C
     lengths = {len(named.topic_index), len(named.partition), len(named.base_sequence)}
     if lengths != {len(units)} or by_unit.keys() != set(units):
         raise InvalidRequest("The sequences and the ranges must name the same partitions, each once.")
-    return np.array([by_unit[unit] for unit in units], np.int64)
+    return [by_unit[unit] for unit in units]
 
 
 def find_earlier_appends(state: State, request: Produce, units: Units) -> dict[int, UnitAppended]:
@@ -88,7 +77,7 @@ def find_earlier_appends(state: State, request: Produce, units: Units) -> dict[i
     producer = check_producer(state, request.producer.producer_id, epoch)
     columns = (units.topic_index, units.partition, units.sequence, units.record_count)
     again = {}
-    for unit, (index, partition, sequence, count) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+    for unit, (index, partition, sequence, count) in enumerate(zip(*columns, strict=True)):
         topic_id = request.topics[index].topic_id
         if earlier := find_duplicate(producer, epoch, topic_id, partition, sequence, count):
             again[unit] = earlier
@@ -125,7 +114,7 @@ def is_repeated_rejection(state: State, request: Produce, unit: UnitAppended | N
 
 def list_log_units(request: Produce, units: Units, base_offsets: Sequence[int]) -> list[Unit]:
     """Return the units that are in the log, as the result names them. base_offsets: one per unit."""
-    columns = (units.topic_index.tolist(), units.partition.tolist(), base_offsets, units.record_count.tolist())
+    columns = (units.topic_index, units.partition, base_offsets, units.record_count)
     return [
         Unit(request.topics[index].topic, partition, base_offset, count)
         for index, partition, base_offset, count in zip(*columns, strict=True)

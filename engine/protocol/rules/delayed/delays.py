@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-import numpy as np
-
 from ...errors import DelayQueueFull, InvalidRequest
 from ...values.decision import Decision, DecisionInputs
 from ...values.delayed.delays import (
@@ -65,7 +63,7 @@ def decide_delayed_rows(
         ranges.last_due_ms,
         ranges.min_timestamp_ms,
         ranges.max_timestamp_ms,
-        np.full(len(ranges), request.has_ttl),
+        [request.has_ttl] * len(ranges),
     )
     delayed = [
         DelayedRange(
@@ -76,7 +74,7 @@ def decide_delayed_rows(
             files[file].footer_hash,
             *rest,
         )
-        for topic, partition, file, *rest in zip(*(column.tolist() for column in columns), strict=True)
+        for topic, partition, file, *rest in zip(*columns, strict=True)
     ]
     keys = {range_.key for range_ in delayed}
     # Rows that travelled in a letter get a file that is new in this step, so no packed range can have their key. This
@@ -107,7 +105,7 @@ def _check_room(state: State, topics: Sequence[Topic], ranges: RangeColumns) -> 
         most = topic.setting("delay.max.pending")
         if most >= 0:
             waiting = state.delays.count_pending(topic.topic_id)
-            more = int(ranges.record_count[ranges.topic_index == index].sum())
+            more = sum(count for t, count in zip(ranges.topic_index, ranges.record_count, strict=True) if t == index)
             if more and waiting + more > most:
                 raise DelayQueueFull(
                     f"{topic.topic} has as many delayed messages as delay.max.pending allows.",
