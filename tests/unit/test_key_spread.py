@@ -160,5 +160,6 @@ def test_the_doctor_advises_of_a_partition_with_twice_its_share(mq: Connection) 
     finding = check_spread(mq)
     assert finding.ok
     assert f"partition 0 of {uneven} has 67% of the offsets, fair is 33%" in finding.found
-    assert "--keys" in finding.found
+    assert finding.state == "advice"
+    assert "--keys" in finding.mend
     assert f"of {even} has" not in finding.found
