@@ -13,10 +13,9 @@ from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 
 from ..namespace.processes.clock import Clock
 from ..protocol.codec.overdue_member import OverdueMember, encode_overdue_members
+from .beat_reader import MemberKey
 
 log = logging.getLogger("lakemq.serve")
-
-MemberKey = tuple[str, str]
 
 MISSED_BEATS = 3
 """One or two heartbeats may be late on a busy machine."""

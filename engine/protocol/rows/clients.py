@@ -9,11 +9,12 @@ from lakemq.tables.specs.clients import CLIENTS, ClientRow
 
 from ..codec.results import decode_results
 from ..values.clients import Client
+from ..values.journal import StepBatch
 from ..values.state import State
-from .steps import Project, Restore, Steps, map_change_times
+from .steps import Project, Restore, map_change_times
 
 
-def _project_clients(state: State, steps: Steps) -> pa.Table:
+def _project_clients(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.clients, steps)
     return CLIENTS.table(_build_row(state, client_id, at_ms) for client_id, at_ms in changed.items())
 

@@ -35,9 +35,9 @@ from ..values.delayed.packed import RESTORED_RANGES
 from ..values.delayed.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
 from ..values.delayed.packed_columns import Numbers
 from ..values.delayed.waiting import CountedBlock
-from ..values.journal import Step
+from ..values.journal import Step, StepBatch
 from ..values.state import State
-from .steps import Project, Restore, Steps
+from .steps import Project, Restore
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _find_ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
         yield from ((RangeEnd(range_, 0, [], []), DelayStatus.ABORTED) for range_ in record.aborted.to_ranges())
 
 
-def _project_delays(state: State, steps: Steps) -> pa.Table:
+def _project_delays(state: State, steps: StepBatch) -> pa.Table:
     changed: dict[RangeKey, tuple[int, str | None]] = {}
     for step in steps:
         for entry in step.entries:

@@ -19,16 +19,16 @@ from lakemq.tables.specs.groups import (
 
 from ..values.consuming.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
 from ..values.consuming.groups import Move, PartitionsGone, PartitionsMoved
-from ..values.journal import Step
+from ..values.journal import Step, StepBatch
 from ..values.queues.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
 from ..values.queues.stretches import DeliveryStatus
 from ..values.state import State
-from .steps import Project, Restore, Steps, list_changed
+from .steps import Project, Restore, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
 
-def _project_groups(state: State, steps: Steps) -> pa.Table:
+def _project_groups(state: State, steps: StepBatch) -> pa.Table:
     return GROUPS.table(_build_group_row(state, name) for name in list_changed(state.changes.groups, steps))
 
 
@@ -56,7 +56,7 @@ def _build_group_row(state: State, name: str) -> GroupRow:
     )
 
 
-def _project_members(state: State, steps: Steps) -> pa.Table:
+def _project_members(state: State, steps: StepBatch) -> pa.Table:
     return MEMBERS.table(_build_member_row(state, *key) for key in list_changed(state.changes.members, steps))
 
 
@@ -82,7 +82,7 @@ def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
     )
 
 
-def _project_assignments(state: State, steps: Steps) -> pa.Table:
+def _project_assignments(state: State, steps: StepBatch) -> pa.Table:
     """Return the rows of changed assignments as columns: they may be many, and the step's thread builds them."""
     changed = list_changed(state.changes.assignments, steps)
     existing = [
@@ -114,7 +114,7 @@ def _project_assignments(state: State, steps: Steps) -> pa.Table:
 # -- moves ----------------------------------------------------------------------------------------------
 
 
-def _project_moves(state: State, steps: Steps) -> pa.Table:
+def _project_moves(state: State, steps: StepBatch) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in ASSIGNMENT_MOVES.stored_schema.names}
     for step in steps:
         for moved in _find_moves(step):

@@ -15,11 +15,11 @@ from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
 
 from ..values.base import Record
 from ..values.delayed.delays import Delayed
-from ..values.journal import Step, batch_steps
+from ..values.journal import Step, StepBatch, batch_steps
 from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, Steps, iterate_records, list_changed
+from .steps import Project, Restore, iterate_records, list_changed
 
 
 def find_added_files(steps: Iterable[Step]) -> list[DataFile]:
@@ -62,7 +62,7 @@ def find_named_files(steps: Sequence[Step]) -> set[int]:
     return file_ids.union(batch_steps(steps).segments.column("file_id").unique().drop_null().to_pylist())
 
 
-def _project_segments(state: State, steps: Steps) -> pa.Table:
+def _project_segments(state: State, steps: StepBatch) -> pa.Table:
     counts = list(map(sum, steps.segment_counts))
     numbers = np.repeat(np.array([step.step for step in steps], np.int64), counts)
     segments = steps.segments.add_column(0, "step", pa.array(numbers))
@@ -97,7 +97,7 @@ def _build_cut_rows(step: int, record: Record) -> list[SegmentRow]:
     return []
 
 
-def _project_rejections(state: State, steps: Steps) -> pa.Table:
+def _project_rejections(state: State, steps: StepBatch) -> pa.Table:
     return REJECTED_ROWS.table(
         RejectionRow(
             step=step.step,
@@ -114,7 +114,7 @@ def _project_rejections(state: State, steps: Steps) -> pa.Table:
     )
 
 
-def _project_applications(state: State, steps: Steps) -> pa.Table:
+def _project_applications(state: State, steps: StepBatch) -> pa.Table:
     changed = list_changed(state.changes.applications, steps)
     return APPLICATIONS.table(_build_application_row(state, *key) for key in changed)
 

@@ -8,13 +8,14 @@ from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
 from ..values.consuming.assignments import Place
 from ..values.consuming.offsets import CommittedOffset
+from ..values.journal import StepBatch
 from ..values.queues.partition_deliveries import Deliveries
 from ..values.state import State
 from . import stretches
-from .steps import Project, Restore, Steps, map_change_times
+from .steps import Project, Restore, map_change_times
 
 
-def _project_offsets(state: State, steps: Steps) -> pa.Table:
+def _project_offsets(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.offsets, steps)
     shards = {group: state.shards.of_group(group) for group in {group for group, _ in changed}}
     return CONSUMER_OFFSETS.table(

@@ -6,12 +6,13 @@ import pyarrow as pa
 
 from lakemq.tables.specs.producers import PRODUCERS, ProducerRow
 
+from ..values.journal import StepBatch
 from ..values.producers import ProducerState, UnitAppended
 from ..values.state import State
-from .steps import Project, Restore, Steps, map_change_times
+from .steps import Project, Restore, map_change_times
 
 
-def _project_producers(state: State, steps: Steps) -> pa.Table:
+def _project_producers(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.producers, steps)
     return PRODUCERS.table(_build_row(state, producer_id, at_ms) for producer_id, at_ms in changed.items())
 

@@ -11,18 +11,16 @@ from ..values.base import Record
 from ..values.journal import Step, StepBatch
 from ..values.state import State
 
-Steps = StepBatch
-
 K = TypeVar("K", bound=Any)
 
-Project = Mapping[str, Callable[[State, Steps], pa.Table]]
+Project = Mapping[str, Callable[[State, StepBatch], pa.Table]]
 """Table -> function that returns the rows that steps add. Its state is the fold up to the last step."""
 
 Restore = Mapping[str, Callable[[State, pa.Table], None]]
 """Table -> function that restores state from its rows, the newest of each key that still exists."""
 
 
-def list_changed(changes: Mapping[K, int], steps: Steps) -> list[K]:
+def list_changed(changes: Mapping[K, int], steps: StepBatch) -> list[K]:
     """Return the keys that these steps have changed, sorted. changes: a field of `Changes`."""
     if not steps:
         return []
@@ -30,7 +28,7 @@ def list_changed(changes: Mapping[K, int], steps: Steps) -> list[K]:
     return sorted(key for key, step in changes.items() if step >= first)
 
 
-def map_change_times(changes: Mapping[K, int], steps: Steps) -> dict[K, int]:
+def map_change_times(changes: Mapping[K, int], steps: StepBatch) -> dict[K, int]:
     """Return the keys that these steps have changed, sorted, with the time of the last change."""
     times_ms = {step.step: step.decided_at_ms for step in steps}
     return {key: times_ms[changes[key]] for key in list_changed(changes, steps)}

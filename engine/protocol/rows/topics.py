@@ -14,6 +14,7 @@ from lakemq.tables.specs.offsets import RANGES
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
 from ..values.changes import Changes, DeletedTopic
+from ..values.journal import StepBatch
 from ..values.queues.dead_letters import REDRIVE
 from ..values.queues.partition_deliveries import Deliveries
 from ..values.queues.stretches import DeliveryStatus, Stretch
@@ -21,12 +22,12 @@ from ..values.schemas import SchemaVersion
 from ..values.state import State
 from ..values.topics import MAX_PARTITIONS, Topic
 from . import stretches
-from .steps import Project, Restore, Steps, list_changed
+from .steps import Project, Restore, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
 
-def _project_topics(state: State, steps: Steps) -> pa.Table:
+def _project_topics(state: State, steps: StepBatch) -> pa.Table:
     return TOPICS.table(
         _build_topic_row(state.step, state.topics[topic_id])
         if topic_id in state.topics
@@ -67,7 +68,7 @@ def _build_deleted_topic_row(step: int, topic_id: int, name: str) -> TopicRow:
     )
 
 
-def _project_partitions(state: State, steps: Steps) -> pa.Table:
+def _project_partitions(state: State, steps: StepBatch) -> pa.Table:
     changed = _find_changed_partitions(state.changes, steps)
     existing: list[tuple[Topic, Sequence[int]]] = []
     deleted: list[tuple[Topic, Sequence[int]]] = []
@@ -88,7 +89,7 @@ def _project_partitions(state: State, steps: Steps) -> pa.Table:
     )
 
 
-def _find_changed_partitions(changes: Changes, steps: Steps) -> dict[int, set[int]]:
+def _find_changed_partitions(changes: Changes, steps: StepBatch) -> dict[int, set[int]]:
     """Return topic id -> partitions that these steps have changed. Those of changed topics may be missing."""
     changed: dict[int, set[int]] = {}
     for topic_id, partition in list_changed(changes.partitions, steps):

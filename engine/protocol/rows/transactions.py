@@ -19,6 +19,7 @@ from lakemq.tables.specs.transactions import (
 )
 
 from ..values.consuming.offsets import OffsetCommit
+from ..values.journal import StepBatch
 from ..values.producers import ProducerState
 from ..values.queues.deliveries import MessageRanges
 from ..values.queues.stretches import Range
@@ -31,10 +32,10 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from .steps import Project, Restore, Steps, map_change_times
+from .steps import Project, Restore, map_change_times
 
 
-def _project_ids(state: State, steps: Steps) -> pa.Table:
+def _project_ids(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.transactions, steps)
     return TRANSACTIONAL_IDS.table(_build_id_row(state, name, at_ms) for name, at_ms in changed.items())
 
@@ -143,11 +144,11 @@ def _row_to_offset(row: dict[str, Any]) -> tuple[int, OffsetCommit]:
     return topic_id, OffsetCommit(row["topic"], row["partition"], row["offset"], row["metadata"], topic_id)
 
 
-def _project_transactions(state: State, steps: Steps) -> pa.Table:
+def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
     return TRANSACTIONS.table(_build_transaction_rows(state, steps))
 
 
-def _build_transaction_rows(state: State, steps: Steps) -> Iterator[TransactionRow]:
+def _build_transaction_rows(state: State, steps: StepBatch) -> Iterator[TransactionRow]:
     for step in steps:
         for position, entry in enumerate(step.entries):
             record = entry.record
@@ -171,7 +172,7 @@ def _build_transaction_rows(state: State, steps: Steps) -> Iterator[TransactionR
             )
 
 
-def _project_markers(state: State, steps: Steps) -> pa.Table:
+def _project_markers(state: State, steps: StepBatch) -> pa.Table:
     entries = [(step.step, entry) for step in steps for entry in step.entries]
     are_markers = [isinstance(entry.record, MarkersWritten) for _, entry in entries]
     if not any(are_markers):

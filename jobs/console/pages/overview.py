@@ -14,7 +14,7 @@ from lakemq.jobs.console.rendering import format_length, make_link
 from lakemq.jobs.state.free_space import FreeSpace, describe_free_space, read_free_space
 from lakemq.jobs.state.status import MINUTES
 
-_MINUTES = 60
+_CHART_MINUTES = 60
 _MOST_GROUPS = 10
 _MOST_WAITS = 2
 """How many sentences about a group the overview shows: its own page has all."""
@@ -158,13 +158,13 @@ def _list_lags(console: Console) -> list[Part]:
 
 
 def _draw_last_hour(console: Console) -> list[Part]:
-    begin = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta(minutes=_MINUTES - 1)
+    begin = datetime.now(timezone.utc).replace(second=0, microsecond=0) - timedelta(minutes=_CHART_MINUTES - 1)
 
     def draw() -> list[Part]:
         since_ms = int(begin.timestamp() * 1000)
         rows = console.read_rows(_PER_MINUTE.format(since_ms=since_ms))
         counts = {minute: (steps, messages) for minute, steps, messages in rows}
-        labels = [(minute, f"{begin + timedelta(minutes=minute):%H:%M} UTC") for minute in range(_MINUTES)]
+        labels = [(minute, f"{begin + timedelta(minutes=minute):%H:%M} UTC") for minute in range(_CHART_MINUTES)]
         messages = [(label, float(counts.get(minute, (0, 0))[1])) for minute, label in labels]
         steps = [(label, float(counts.get(minute, (0, 0))[0])) for minute, label in labels]
         return [
