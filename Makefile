@@ -97,7 +97,7 @@ test-quality: $(READY) ## the gate and the audit beside Great Expectations: abou
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
 .PHONY: test-stores
-test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: eight minutes, the first time twelve
+test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: about twelve minutes, the first time sixteen
 	$(BIN)/python -m lakemq.jobs.s3a_jars && $(BIN)/python -m lakemq.jobs.azure_jars && s3=$$($(BIN)/python tests/versitygw.py) && azure=$$($(BIN)/python tests/azurite.py) && \
 	  gcs=$$($(BIN)/python tests/gcs_server.py) && \
 	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" && \

@@ -1,1 +1,1 @@
-"""What decides, publishes and fetches."""
+"""The engine: it decides, publishes and fetches."""

@@ -148,7 +148,7 @@ def settings_page() -> str:
             "## Settings of Kafka and Solace under other names",
             "These are refused where they do not belong. The error names what LakeMQ has instead. Options of "
             "`mq.producer` and `mq.consumer` may be spelled as in Kafka: `linger.ms` is `linger_ms`.",
-            _table(("setting", "here"), [(f"`{name}`", what) for name, what in REPLACEMENTS.items()]),
+            _table(("setting", "here"), [(f"`{name}`", replacement) for name, replacement in REPLACEMENTS.items()]),
             "## Producers",
             inspect.cleandoc(Producer.__doc__ or ""),
             "Options of `mq.producer(...)`, in Kafka's words:",
@@ -282,8 +282,10 @@ def _states(transitions: Transitions[Any, Any], more: str) -> list[str]:
         for event, (allowed, after) in transitions.table.items()
         if before in allowed
     ]
-    left = {before for before, _, _ in arrows}
-    arrows += [(after, "[*]", "") for after in dict.fromkeys(after for _, after, _ in arrows) if after not in left]
+    states_with_exit = {before for before, _, _ in arrows}
+    arrows += [
+        (after, "[*]", "") for after in dict.fromkeys(after for _, after, _ in arrows) if after not in states_with_exit
+    ]
     lines = [f"    {before} --> {after}{label}" for before, after, label in arrows]
     return [
         f"## {transitions.subject}",

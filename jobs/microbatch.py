@@ -88,9 +88,11 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
         if options.source_format:
             columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
             source = open_source(spark, options)
-            kept = checkpoint_of_query(mq.namespace.path, options.query)
+            default_checkpoint = checkpoint_of_query(mq.namespace.path, options.query)
             reached = crash.from_environment()
-            stream = SourceStream(mq, options.query, options.topic, columns, options.checkpoint or kept, reached)
+            stream = SourceStream(
+                mq, options.query, options.topic, columns, options.checkpoint or default_checkpoint, reached
+            )
             stream.publish_available(source)
             counts |= {"batches": stream.batch_count, "records": stream.record_count, "rejected": stream.rejected_count}
     try:

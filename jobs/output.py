@@ -26,6 +26,8 @@ Record = Mapping[str, Any]
 # The width of a table in a pipe: as wide as it needs to be.
 _WIDE = 100_000
 
+_SIZES = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
+
 
 class Output(str, Enum):
     """The output formats."""
@@ -109,6 +111,14 @@ def to_iso(time: datetime) -> str:
     utc = time.astimezone(timezone.utc) if time.tzinfo else time
     precision = "microseconds" if utc.microsecond % 1000 else "milliseconds"
     return utc.replace(tzinfo=None).isoformat(timespec=precision) + "Z"
+
+
+def format_size(size_bytes: int | None) -> str:
+    """Return a number of bytes in a unit that suits it; a dash for None."""
+    if size_bytes is None:
+        return "-"
+    unit_bytes, unit = next((pair for pair in _SIZES if size_bytes >= pair[0]), (1, "B"))
+    return f"{size_bytes / unit_bytes:.4g} {unit}"
 
 
 def _cell(value: Any) -> str:
@@ -238,9 +248,9 @@ def _times(column: pa.ChunkedArray) -> list[str]:
 class MessagePrinter:
     """Prints fetched messages as they arrive, without keeping them."""
 
-    def __init__(self, output: Output, stream: TextIO | None = None) -> None:
+    def __init__(self, output: Output) -> None:
         self._output = output
-        self._stream = stream or sys.stdout
+        self._stream = sys.stdout
         self._begun = False
 
     def write(self, table: pa.Table) -> None:

@@ -27,6 +27,8 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The emulator's only account, which its documentation publishes."""
 CONTAINER = "container"
+HOST = f"{ACCOUNT}.dfs.core.windows.net"
+"""The account's host in paths of Hadoop's connector."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,26 @@ class AzureServer:
     def path(self, folder: str) -> str:
         """Return the path of a folder in the container."""
         return f"az://{CONTAINER}/{folder}"
+
+    def spark_path(self, folder: str) -> str:
+        """Return the path of a folder in the container, as Hadoop's connector names it."""
+        return f"abfs://{CONTAINER}@{HOST}/{folder}"
+
+    @property
+    def spark_settings(self) -> dict[str, str]:
+        """What an emulator needs of Spark, and an account of Azure does not."""
+        settings = {
+            # Azurite has no DFS endpoint. With an account that has none either, the connector takes that of blobs.
+            f"fs.azure.fns.account.service.type.{HOST}": "BLOB",
+            "fs.azure.account.hns.enabled": "false",
+            "fs.azure.abfs.endpoint": self.url.removeprefix("http://"),
+            "fs.azure.always.use.https": "false",
+            # the default one cannot do without TLS
+            "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+            # the connector sends figures of itself when it closes, which an emulator refuses for ten minutes
+            "fs.azure.metrics.collection.enabled": "false",
+        }
+        return {f"spark.hadoop.{key}": value for key, value in settings.items()}
 
 
 def fetch() -> Path:

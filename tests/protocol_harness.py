@@ -154,7 +154,8 @@ class Harness:
         """Find the rows of a group's dying messages in a partition, or of `ranges`. Markers have no rows."""
         deliveries = self.state.find_deliveries(group, place)
         if ranges is None:
-            ranges = [(stretch.first, stretch.length) for stretch in deliveries.dying_stretches()] if deliveries else []
+            dying = deliveries.list_dying_stretches() if deliveries else []
+            ranges = [(stretch.first, stretch.length) for stretch in dying]
         rows: list[RowLocation] = []
         empty: list[tuple[int, int]] = []
         for segment in sorted(self.segments(), key=lambda segment: segment["base_offset"]):

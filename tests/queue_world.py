@@ -21,7 +21,7 @@ from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.queues.deliveries import Acquire
 
-_NO_WAITER = SimpleNamespace(reset=lambda: None, note_arrival=lambda: None, close=lambda: None)
+_NO_WAITER = SimpleNamespace(reset=lambda: None, needs_look=lambda: True, note_arrival=lambda: None, close=lambda: None)
 _EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
@@ -74,7 +74,7 @@ class QueueWorld:
         consumer._reader.rest = lambda poll_ms, most_ms: self.clock.sleep(max(min(poll_ms, most_ms), 1))  # type: ignore[method-assign]
         return consumer
 
-    def _look(self, look: Any) -> Any:
+    def _look(self, look: Any, newest: bool = True) -> Any:
         self.core.now_ms = max(self.core.now_ms, self.clock.ms)
         return look(self.core.state)
 

@@ -13,6 +13,7 @@ A walk that enters few files, and stays in each for a while, is one that a reade
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import threading
@@ -37,7 +38,7 @@ from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 PACKAGE = Path(connection.__file__).parents[2]
 FOLDERS = ("engine", "tables", "jobs", "conf")
 CONFIG = {"project.interval.ms": 60_000, "inline.max.bytes": 100_000}
-REPETITIONS = 5
+REPETITIONS = 15
 SETTLE_S = 0.05
 """Time after a call in which other threads of the client finish what it set off."""
 
@@ -55,6 +56,11 @@ class Walk:
     @property
     def files(self) -> set[str]:
         return {file for files in self.files_by_thread.values() for file in files}
+
+    @property
+    def client_files(self) -> set[str]:
+        """Return the files of the client. The others fold steps into the state, and read and send them."""
+        return {file for file in self.files if file.startswith("engine/client/")}
 
     @property
     def changes(self) -> int:
@@ -203,9 +209,13 @@ def trace_shortest(tracer: Tracer, prepared: AbstractContextManager[Repetition])
 
 
 def print_table(walks: Mapping[str, Walk]) -> None:
-    print(f"{'walk':12}{'calls':>7}{'files':>7}{'changes of file':>17}")
+    print(f"{'walk':12}{'calls':>7}{'files':>7}{'of the client':>15}{'changes of file':>17}")
     for name, walk in walks.items():
-        print(f"{name:12}{walk.calls:7}{len(walk.files):7}{walk.changes:17}")
+        print(f"{name:12}{walk.calls:7}{len(walk.files):7}{len(walk.client_files):15}{walk.changes:17}")
+
+
+def print_json(walks: Mapping[str, Walk]) -> None:
+    print(json.dumps({name: [len(walk.files), walk.changes] for name, walk in walks.items()}))
 
 
 def print_entries(walk: Walk) -> None:
@@ -218,8 +228,12 @@ def print_entries(walk: Walk) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count how many files of the product a call walks through.")
     parser.add_argument("--show", choices=WALKS, help="how often this walk enters each file, in each thread")
-    shown = parser.parse_args().show
-    walks = trace_walks()
+    parser.add_argument("--json", action="store_true", help="print the files and changes of file of each walk as JSON")
+    arguments = parser.parse_args()
+    shown, walks = arguments.show, trace_walks()
+    if arguments.json:
+        print_json(walks)
+        return
     print_table(walks)
     if shown is not None:
         print_entries(walks[shown])

@@ -26,8 +26,12 @@ def parse_whole_number(
     low: int | None = None,
     high: int | None = None,
     error: type[LakeMQError] = InvalidRequest,
+    expected: str = "",
 ) -> int:
-    """Return an int from `low` to `high`, both included. Accept numpy's integers, but no bools."""
+    """Return an int from `low` to `high`, both included. Accept numpy's integers, but no bools.
+
+    expected: what the error says, if a whole number is not all that the argument may be.
+    """
     number: int | None = None
     if not isinstance(value, bool):
         try:
@@ -36,7 +40,7 @@ def parse_whole_number(
             number = None
     least, most = _LOWEST if low is None else low, _HIGHEST if high is None else high
     if number is None or not least <= number <= most:
-        raise invalid_argument(name, value, f"a whole number{_bounds(low, high)}", error)
+        raise invalid_argument(name, value, expected or f"a whole number{_bounds(low, high)}", error)
     return number
 
 
@@ -82,13 +86,13 @@ def parse_choice(name: str, value: Any, choices: Collection[str], error: type[La
     raise invalid_argument(name, value, " or ".join(choices), error)
 
 
-def parse_flag(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> bool:
+def parse_flag(name: str, value: Any) -> bool:
     """Return a bool. Accept numpy's bools."""
     if isinstance(value, bool):
         return value
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise invalid_argument(name, value, "True or False", error)
+    raise invalid_argument(name, value, "True or False")
 
 
 def parse_list(name: str, value: Any, error: type[LakeMQError] = InvalidRequest) -> list[Any]:
@@ -115,9 +119,9 @@ def parse_topic_names(name: str, value: Any) -> list[str]:
     return [parse_topic_name(name, element) for element in parse_list(name, value)]
 
 
-def parse_whole_numbers(name: str, value: Any, low: int | None = None, high: int | None = None) -> list[int]:
+def parse_whole_numbers(name: str, value: Any) -> list[int]:
     """Return the elements of an iterable of whole numbers."""
-    return [parse_whole_number(name, element, low, high) for element in parse_list(name, value)]
+    return [parse_whole_number(name, element) for element in parse_list(name, value)]
 
 
 def parse_partition(value: Any) -> int:
@@ -170,7 +174,8 @@ def parse_timestamp(name: str, value: Any, error: type[LakeMQError] = InvalidReq
         if value != value:  # pandas.NaT
             raise invalid_argument(name, value, "a time", error)
         return value
-    return parse_whole_number(name, value, -(2**53), error=error)
+    expected = "epoch milliseconds as a whole number, or a datetime"
+    return parse_whole_number(name, value, -(2**53), error=error, expected=expected)
 
 
 def parse_as_of(name: str, value: Any) -> int | datetime:
@@ -179,7 +184,7 @@ def parse_as_of(name: str, value: Any) -> int | datetime:
         time = parse_timestamp(name, value)
         assert isinstance(time, datetime)
         return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
-    return parse_whole_number(name, value, 0)
+    return parse_whole_number(name, value, 0, expected="the number of a step, or a datetime")
 
 
 def to_microseconds(time: int | datetime) -> int:

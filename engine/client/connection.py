@@ -25,9 +25,7 @@ from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, 
 from .consume.consumers import ConsumerFactory
 from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
-from .direct_line import DirectLine
 from .fetch.fetcher import Fetcher
-from .follow_line import FollowLine
 from .groups.groups import Groups
 from .log_access import LogAccess
 from .observer import Observer
@@ -40,7 +38,9 @@ from .producer.transactional import TransactionalProducer
 from .publish.arrow import ArrowPublisher, KeylessRoundRobin
 from .publish.row_publisher import RowPublisher, parse_application
 from .quality.gate import Gates
-from .requester import Requester
+from .requests.direct_line import DirectLine
+from .requests.follow_line import FollowLine
+from .requests.requester import Requester
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
 from .rows.routing import RouteCache

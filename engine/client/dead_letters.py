@@ -23,9 +23,10 @@ from ..protocol.values.state import State
 from .arguments import parse_flag, parse_text, parse_topic_name, parse_whole_number
 from .fetch.fetcher import Fetcher
 from .fetch.planning.plan import FetchPlan
-from .fetch.reading.dead_letter_headers import compute_source_offsets, segment_index_per_row
+from .fetch.reading.dead_letter_headers import compute_source_offsets
+from .fetch.reading.rows import segment_index_per_row
 from .predicate import Predicate
-from .requester import Requester
+from .requests.requester import Requester
 from .spans import Spans, group_into_spans
 
 COLUMNS = pa.schema(

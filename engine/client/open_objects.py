@@ -1,4 +1,4 @@
-"""What is open on a connection: its sequencers, producers and group members, and how they are closed with it."""
+"""Track the open sequencers, producers and group members of a connection, and close them with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators use on a connection: groups, transactions and delayed messages, each with the state that it reads."""
+"""The tools of operators on a connection: groups, transactions and delayed messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .groups.rates import read_consumption
 from .groups.resets import OffsetResets
 from .observer import Observer
 from .publish.arrow import ArrowPublisher
-from .requester import Requester
+from .requests.requester import Requester
 from .transactions.operations import Transactions
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from ..protocol.values.topics import (
     TopicDone,
 )
 from .arguments import parse_flag, parse_mapping, parse_offsets, parse_texts, parse_topic_name, parse_whole_number
-from .requester import Requester
+from .requests.requester import Requester
 from .schemas.schema_changes import check_changed_schema, check_new_schema
 from .schemas.topic_schema import TopicSchema, open_topic_schema
 
@@ -221,7 +221,7 @@ def _check_same_topic(existing: TopicDescription, request: CreateTopic) -> None:
         raise TopicAlreadyExists(
             f"The topic {existing.topic} exists with another value of {', '.join(different)}.",
             found={key: actual[key] for key in different},
-            expected=f"{ {key: requested[key] for key in different} }. Change the topic with topics.alter.",
+            expected=f"{ {key: requested[key] for key in different} }. Change the topic with topics.alter",
         )
 
 

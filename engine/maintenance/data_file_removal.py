@@ -2,8 +2,8 @@
 
 How a removal is safe: the leader first commits to every table that may come to name the file (`claim`). A leader that
 was stopped just before naming it can then no longer commit. Only then does the leader look for names of the file: in
-waiting letters, in the journal's tail and in all tables, in this order, because a letter's file is in the journal
-before the letter is deleted.
+waiting letters, in the steps behind the watermark and in all tables, in this order, because a step names a letter's
+file before the letter is deleted.
 """
 
 from __future__ import annotations
@@ -64,37 +64,37 @@ class DataFileRemover:
 
     def remove(self, handles: Handles, step: int) -> None:
         """Remove files that were replaced, or written in vain, longer ago than the grace, and that nothing names."""
-        due = self._leftovers.due(MESSAGES.name, self._grace_ms)
-        if not due.lists or not self._removing.acquire(timeout=_WAIT_S):
-            return  # with the next look
+        expired = self._leftovers.find_expired_lists(MESSAGES.name, self._grace_ms)
+        if not expired.lists or not self._removing.acquire(timeout=_WAIT_S):
+            return  # the next pass tries again
         try:
-            self._remove_due(due, handles, step)
+            self._remove_expired_files(expired, handles, step)
         finally:
             self._removing.release()
 
-    def _remove_due(self, due: ExpiredLists, handles: Handles, step: int) -> None:
+    def _remove_expired_files(self, expired: ExpiredLists, handles: Handles, step: int) -> None:
         messages = handles[MESSAGES.name]
         for name in TABLES_LOOKED_AT:
             handles[name].claim()
-        unnamed = self._find_unnamed_files(due, handles, step)
+        unnamed = self._find_unnamed_files(expired, handles, step)
         listed = [file for file in messages.files() if file.path in unnamed]
         if listed:
             messages.replace_at(messages.version, [], listed)
             self._reached("housekeeping.old_removed")
-        if self._leftovers.clear(due, MESSAGES.name, unnamed) and unnamed:
+        if self._leftovers.delete_expired_files(expired, MESSAGES.name, unnamed) and unnamed:
             self._reached("housekeeping.old_deleted")
 
-    def _find_unnamed_files(self, due: ExpiredLists, handles: Handles, step: int) -> set[str]:
+    def _find_unnamed_files(self, expired: ExpiredLists, handles: Handles, step: int) -> set[str]:
         """Return the files that nothing names.
 
         The order of looking matters. A name only moves from letters to steps, and from there to the tables, and
         is in the next place before it leaves the one before. So no name escapes a look in this order.
         """
-        is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in due.paths)
+        is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in expired.paths)
         named = {-1, *(self._read_file_ids_in_letters() if is_publishers else ())}
         named |= find_named_files(StepReader(self._files, step, self._clock.steady_ms).read())
         named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING))
-        return {path for path in due.paths if parse_file_id(path) not in named}
+        return {path for path in expired.paths if parse_file_id(path) not in named}
 
     def _read_file_ids_in_letters(self) -> Iterator[int]:
         """Yield the ids of files that waiting letters name.

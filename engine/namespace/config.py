@@ -77,7 +77,13 @@ ENGINE = Parameters(
             example="mq.example.org:7788",
         ),
         Parameter("project.interval.ms", 1000, "Least time between two projections.", 0, 3_600_000),
-        Parameter("inline.max.bytes", 262_144, "Largest batch of rows that rides in its request.", 0, 16 << 20),
+        Parameter(
+            "inline.max.bytes",
+            262_144,
+            "Largest batch of rows that travels in its request; others get files.",
+            0,
+            16 << 20,
+        ),
         Parameter(
             "journal.rows.max.bytes",
             262_144,

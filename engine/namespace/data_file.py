@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +29,8 @@ from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.object_stores.files import Files
 
 ROW_GROUP_ROWS = 1 << 20
+ROW_GROUP_BYTES = 32 << 20
+"""Bytes of rows that publishers write at a time. A reader of few rows reads a whole row group, and keeps it."""
 
 BODY: list[str] = BODY_SCHEMA.names
 
@@ -105,6 +107,14 @@ class DataFileWriter:
         self.max_timestamp_ms = max(self.max_timestamp_ms, int(stamps.max()))
         return first
 
+    def write_all(self, bodies: Iterable[pa.Table]) -> int:
+        """Append the rows of several tables, each as a row group, and return the number of the first row."""
+        first = self.record_count
+        for body in bodies:
+            self.write(body)
+            del body  # so that the next one gets its memory
+        return first
+
     def written(self, files: Files) -> WrittenFile:
         """Return the facts of the finished file, read back from the store. Raises OSError."""
         facts = look(files, self.file_id)
@@ -153,11 +163,11 @@ _MAGIC = b"PAR1"
 
 
 JOURNALED = "lakemq.journaled"
-"""Key in the footer of a file whose rows came in the journal: the digest of these rows as encoded there."""
+"""Key in the footer of a file whose rows came in steps: the digest of these rows as encoded there."""
 
 
 def read_journaled_digest(metadata: pq.FileMetaData) -> str | None:
-    """Return the digest of the rows if they came in the journal, else None."""
+    """Return the digest of the rows if they came in steps, else None."""
     digest: bytes | None = (metadata.metadata or {}).get(JOURNALED.encode())
     return None if digest is None else digest.decode("ascii", "replace")
 
@@ -213,7 +223,7 @@ def look(files: Files, file_id: int) -> FileFacts | None:
 def is_expected_file(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:
     """Return whether a file is the one that segments name.
 
-    expected_hash: their `footer_hash`. None: the rows came in the journal, so only the digest identifies the file.
+    expected_hash: their `footer_hash`. None: the rows came in steps, so only the digest identifies the file.
     """
     return is_journaled if expected_hash is None else found_hash == expected_hash
 

@@ -72,6 +72,7 @@ class LineAddress(msgspec.Struct, frozen=True, omit_defaults=True):
         host, port: address of a TCP socket. Port 0: there is none.
         fingerprint: SHA-256 of the certificate for TLS, as hexadecimal digits. Empty: the address is of this machine
             only, and uses no TLS.
+        missing: why the leader has no socket where it should have one, for people.
     """
 
     namespace_id: str
@@ -81,6 +82,7 @@ class LineAddress(msgspec.Struct, frozen=True, omit_defaults=True):
     host: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9.:_-]{0,255}$")] = ""
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
     fingerprint: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    missing: tuple[str, ...] = ()
 
 
 _hellos = msgspec.msgpack.Decoder(Hello)

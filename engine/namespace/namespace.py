@@ -27,6 +27,7 @@ from ..protocol.errors import NamespaceError, NewerFormat
 from ..protocol.values.journal import FORMAT_VERSION, Step
 from .config import EngineConfig
 from .processes.process import claim_tables
+from .processes.process_identity import new_id
 from .storage_error import flatten_error, is_unreachable, storage_error
 
 
@@ -68,7 +69,9 @@ def open_namespace(
         store = Store(files, storage_options)
         if create and shared_with_group:
             _share(files)
-        if create and not store.exists(JOURNAL):
+        # also if nothing is created: a store that gives no answer shows it here, and delta-rs would wait for long
+        is_there = store.exists(JOURNAL)
+        if create and not is_there:
             _check_free(path, files, store)
             store.create(WATERMARKS, _shard_properties(config))
             _put_first_step(files)
@@ -87,7 +90,9 @@ def open_namespace(
 
 def _put_first_step(files: Files) -> None:
     """Put step 0, which decides nothing, unless it is there. The first leader stands on it."""
-    head = StepHead(FORMAT_VERSION, "", "", 0, 0, "", 0, 0)
+    # Some stores identify an object by its content. Without a nonce, step 0 of a namespace that was created again at
+    # this path would pass for the one before, and a leader of the former namespace would go on from it.
+    head = StepHead(FORMAT_VERSION, "", new_id(), 0, 0, "", 0, 0)
     with suppress(FileExistsError):
         files.put(step_name(0), encode_step_object(head, Step(0, 0, 0, [])))
     files.sync([step_name(0)])  # also if another process has put it: it may have been killed before this

@@ -42,11 +42,11 @@ class LakeMQError(Exception):
         super().__init__(detail)
 
     def __str__(self) -> str:
-        text = f"{self.name}: {self.detail or self.meaning()}"
+        text = f"{self.name}: {_end_sentence(self.detail or self.meaning())}"
         if self.found is not None:
             text += f" Found {_brief(self.found)}."
         if self.expected is not None:
-            text += f" Expected {self.expected}."
+            text += f" Expected {_end_sentence(str(self.expected))}"
         return text + (" Retrying may help." if self.retriable else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,6 +60,11 @@ class LakeMQError(Exception):
     def refusal(self) -> Refusal:
         """Return the error for a reply, with its values cut to a length that the journal can hold."""
         return Refusal(self.name, self.detail[:MAX_SHOWN], _truncate(self.found), _truncate(self.expected))
+
+
+def _end_sentence(text: str) -> str:
+    """Add a full stop if there is none. Texts of other libraries, which some details end with, often have none."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 class _BriefRepr(reprlib.Repr):

@@ -63,7 +63,9 @@ class Parameter:
         else:
             value = raw if isinstance(raw, str) and self._is_text(raw) else None
         if value is None:
-            raise InvalidConfig(f"{self.name} is not valid.", found=raw, expected=self.expected)
+            raise InvalidConfig(
+                f"{self.name} is not valid.", found="None" if raw is None else raw, expected=self.expected
+            )
         return value
 
     def _is_text(self, raw: str) -> bool:

@@ -112,7 +112,10 @@ UNSUPPORTED: dict[str, str] = {
     "num.partitions": _PER_TOPIC,
     "metadata.max.age.ms": "a client reads the routes again when the sequencer says that they have changed",
     "interceptor.classes": "call your own function before you send and after you poll",
-    "check.crcs": "a data file is compared with the footer that the log names, whenever it is read",
+    "check.crcs": (
+        "steps have a checksum, and the footer of a data file is compared with the one that the log names, whenever"
+        " they are read; pages have no checksum"
+    ),
     "exclude.internal.topics": "there are no internal topics",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction ends at its timeout",
     "group.max.size": "a group takes any number of members",

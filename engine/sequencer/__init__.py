@@ -1,1 +1,1 @@
-"""Sequencing: letters in, one step decided and journaled, answers out, tables projected and kept in order."""
+"""Sequencing: take letters, decide them in one step, put the step, answer, and write the tables."""

@@ -5,14 +5,15 @@ store. The beat lists the process's members, with how often each has polled. Abo
 beats in another thread, compares them with those it has seen, and reports silent members. A step then removes them
 from their groups. Objects are left unread while the beats of all members come on lines.
 
-Nothing seen here is journaled: a new leader starts with what the store holds. Three rules keep every live member safe.
+Nothing seen here becomes part of a step: a new leader starts with the beats in the store. Three rules keep every live
+member safe.
 
-1. A member is silent only if a whole reading of the beats, begun after its deadline, has found no new beat of it.
-2. Sessions run on while no sequencer leads. For this, the first reading of a term takes the age of each beat by the
-   store's clock alone. But no age condemns a member: the leader must itself see the beat unchanged for so long that a
-   live member would have beaten (`_confirmation_ms`). So a clock that jumped, a machine that slept or a store that
-   could not be written ends no session early.
-3. Time in which the leader could not read counts against nobody, and restarts that observation
+1. A member is silent only if a complete reading of the beats, which began after its deadline, found no new beat of it.
+2. Sessions run on while no sequencer leads. So the first reading of a term takes the age of each beat by the store's
+   clock. But the age alone never ends a session. The leader must itself see the beat unchanged for so long that a live
+   member would have sent another one (`_confirmation_ms`). So a session does not end early if a clock has jumped, a
+   machine has slept, or the store could not be written.
+3. Time in which the leader could not read beats counts against no member, and that observation starts again
    (`_discount_blind_time`).
 
 A member whose process has certainly ended is lost at once (`namespace.process_identity`). Static members keep their
@@ -47,8 +48,8 @@ MAX_READ_MS = 30_000
 ABANDONED_AFTER_MS = 3_600_000
 """Beats that name no member and stay unchanged for this long are deleted."""
 _LATE_MS = 1_000
-"""How late a beat on a line may be before the leader reads objects, too: a process is told on its line which
-beats count, and writes the object when it is not."""
+"""How late a beat on a line may be before the leader also reads objects. The leader confirms each beat on the line, and
+a process that gets no confirmation writes an object."""
 _RUSH_MS = 100
 """Time between two readings when lines with members close one after the other."""
 _SOON_MS = 5
@@ -63,12 +64,12 @@ class _MemberRecord:
         beat_ms: when it beat last.
         poll_ms: when it polled last.
         marks: id of beats -> number, for all beats that name the member.
-        polls: how often it had polled by then.
+        polls: how often it had polled, by its newest beat.
         joined_at_ms: when it joined. A member that was lost and has come back is observed from the beginning.
         interval_ms: how often it beats. 0: unknown.
         process: identity of its process. "": unknown.
-        confirmed_ms: from when on a beat that may be older than this term has been seen unchanged for long enough.
-            None: the beat is of this term.
+        confirmed_ms: when a beat that may be older than this term has been unchanged for long enough to end the
+            session. None: the beat is of this term.
     """
 
     beat_ms: int
@@ -92,7 +93,7 @@ class Attendance:
     """
 
     def __init__(self, beats: Beats, overdue: OverdueMembers, clock: Clock, executor: Executor) -> None:
-        """overdue: is told which members to write down for people."""
+        """overdue: writes down which members are overdue, for people."""
         self._overdue, self._clock, self._executor = overdue, clock, executor
         self._reader = BeatReader(beats, clock)
         self._records: dict[MemberKey, _MemberRecord] = {}
@@ -173,7 +174,7 @@ class Attendance:
         return max([0, *(max(1, wait_ms) for wait_ms in waits)])
 
     def _all_beat_on_lines(self, state: State) -> bool:
-        """Return whether a beat on an open line has named each member lately, so that no object can say more."""
+        """Return whether recent beats on open lines name every member, so that objects need not be read."""
         line_beats = self._reader.line_beats
         if line_beats is None:
             return False
@@ -192,7 +193,7 @@ class Attendance:
         """Note the beats of a finished reading, and return the members that it found silent."""
         try:
             reading = running.result()
-        except Exception as error:  # whatever the store raises: no member is silent because the leader cannot read
+        except Exception as error:  # a store may raise anything, and no member is silent because the leader cannot read
             if not self._cannot_read:
                 log.warning("The beats of members cannot be read: %s", error)
             self._cannot_read, self._last_began_ms = True, self._clock.steady_ms()

@@ -45,7 +45,7 @@ class BeatReading(NamedTuple):
 
 
 class BeatReader:
-    """Reads heartbeats for one term of leadership, in a thread beside the steps.
+    """Reads heartbeats for one term of leadership, in a thread of its own.
 
     Attributes:
         line_beats: the beats that have come on lines. None: there are no lines.

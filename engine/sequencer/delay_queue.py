@@ -203,7 +203,7 @@ class DelayQueue:
         return bool(self._due_heap) and self._due_heap[0].due_ms <= min(now_ms, self._complete_until_ms)
 
     def is_working(self, now_ms: int) -> bool:
-        """Return whether something can be released now, or may be due that is not read or not queued yet."""
+        """Return whether something can be released now, or may be due although it is not read or not queued yet."""
         return self.is_due(now_ms) or (self._complete_until_ms < now_ms)
 
     def due_in_ms(self, now_ms: int) -> float | None:

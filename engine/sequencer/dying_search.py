@@ -1,8 +1,8 @@
 """Schedule the leader's search for the rows of dying messages, those that become dead letters.
 
-A step decides the findings. A search reads tables beside the steps, and writes nothing. From its beginning until its
-findings have landed, no data file may be removed: a file that was merged meanwhile is named by nothing but these
-findings. `removing` is the lock for that; the search holds it, and so does the removal of files.
+A step decides the findings. A search reads tables in another thread, and writes nothing. From its beginning until a
+step with its findings has landed, no data file may be removed: if a file is merged meanwhile, only the findings still
+name it. `removing` is the lock for that. The search holds it, and so does the removal of files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _PartitionSearch:
         since_ms: since when they are searched.
         again_ms: when to search again.
         looked_until: offsets before this one were searched already.
-        parked_at: nothing comes of a search while this is the id of the next topic.
+        parked_at: a search would find nothing new while the next topic has this id. Only a new topic changes that.
     """
 
     wanted: DyingMessages | None
@@ -61,7 +61,7 @@ class DyingSearch:
     """The searches of one term. The sequencer's thread calls it; a search runs in `executor`."""
 
     def __init__(self, find: Find, executor: Executor, clock: Clock, removing: Lock) -> None:
-        """removing: whoever holds it removes data files, or keeps others from removing any."""
+        """removing: held by whoever removes data files, or must keep them from being removed."""
         self._find, self._executor, self._clock, self._removing = find, executor, clock, removing
         self._holds_files = False
         self._running: Future[list[Sighting]] | None = None
@@ -115,7 +115,7 @@ class DyingSearch:
         self._searches = {place: search for place, search in self._searches.items() if place in state.dying}
         chosen: list[DyingMessages] = []
         for place in sorted(state.dying):
-            messages, search = _list_dying(state, *place), self._searches.get(place)
+            messages, search = _list_dying_stretches(state, *place), self._searches.get(place)
             if search is None or search.wanted != messages:
                 search = self._searches[place] = _PartitionSearch(messages, now_ms, now_ms)
             if messages is None:
@@ -155,7 +155,7 @@ class DyingSearch:
         return findings
 
 
-def _list_dying(state: State, group: str, topic_id: int, partition: int) -> DyingMessages | None:
+def _list_dying_stretches(state: State, group: str, topic_id: int, partition: int) -> DyingMessages | None:
     deliveries, group_state = state.find_deliveries(group, (topic_id, partition)), state.groups.get(group)
     has_owner = group == REDRIVE or group_state is not None
     if deliveries is None or not has_owner or topic_id not in state.topics or not deliveries.dying_count:
@@ -163,7 +163,7 @@ def _list_dying(state: State, group: str, topic_id: int, partition: int) -> Dyin
     log_start = int(state.topics[topic_id].log_starts[partition])
     stretches = (
         stretch.cut(max(stretch.first, log_start), stretch.end)
-        for stretch in deliveries.dying_stretches()
+        for stretch in deliveries.list_dying_stretches()
         if stretch.end > log_start
     )
     ranges = tuple((stretch.first, stretch.length) for stretch in stretches)

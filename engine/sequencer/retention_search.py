@@ -1,6 +1,6 @@
 """Schedule the leader's search for messages that retention deletes. A step decides what the search has found.
 
-A search reads tables beside the steps, and writes nothing. It works with the topics as they were when it began. The
+A search reads tables in another thread, and writes nothing. It works with the topics as they were when it began. The
 step that decides checks what has changed since.
 """
 

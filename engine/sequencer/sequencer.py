@@ -40,7 +40,7 @@ from ..namespace.loading.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock
-from ..namespace.store_errors import store_errors
+from ..namespace.removed_namespace import RemovedNamespace
 from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
 from ..protocol.rules import leader
@@ -63,17 +63,15 @@ log = logging.getLogger("lakemq.serve")
 
 EXPIRY_INTERVAL_MS = 10_000
 MAX_FAILED_TERMS = 3
-"""Terms in a row without a step that landed. After these the sequencer waits for its own lease like any other process,
-so that another one, which may work where it runs, can lead.
+"""Terms in a row in which no step landed. After these the sequencer waits for its own lease to run out like any other
+process. So another one, for which the store may work, can lead.
 """
 
 MAX_BACKLOG_MS = 10_000
 """How long unread letters hold up timeouts. A longer backlog no longer protects a transaction from its timeout."""
 
 _LATER_WAIT_S = 0.2
-"""Wait for waiting ranges that are still being read, between two looks at the lease."""
-
-_STORE_FAILED = "The sequencer cannot read or write what it must."
+"""How long to wait for ranges that are still being read, before the lease is renewed if that is due."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,11 @@ class StepReport:
         step: number of the step.
         letters: how many letters it took and decided.
         backlog: more letters wait.
-        is_watching: something is overdue that the leader must watch for a while yet: a transaction before its timeout
-            counts, or a letter that waits for the one before it.
-        working: something beside the steps is unfinished: an assignment is computed or must still move, or due
-            messages must still be released.
-        due_in_ms: until members must be checked, a delay of a group ends, or a message is due. None: nothing is known.
+        is_watching: something is overdue, but the leader must observe it longer before it counts: the timeout of a
+            transaction, or the gap before a letter.
+        working: work goes on between the steps, or the next step has some: an assignment is being computed or must
+            still move, or due messages must still be released.
+        due_in_ms: time until members must be checked, a delay of a group ends, or a message is due. None: unknown.
         observation_left_ms: how long members that seem dead must still be watched. 0: no member seems dead.
     """
 
@@ -102,7 +100,7 @@ class StepReport:
 
 
 class Sequencer:
-    """Decide requests while it leads. A namespace may have several sequencers; at most one of them leads.
+    """Decides requests while it leads. A namespace may have several sequencers; at most one of them leads.
 
     Not thread-safe: one thread calls `try_lead`, `step` and `resign`.
     """
@@ -123,8 +121,8 @@ class Sequencer:
         Args:
             new_file_id: returns a random id for a data file.
             background: writes projections. By default the sequencer has threads of its own.
-            locks: tell which leaders' processes have ended. Without them, a lease that nobody renews is waited out.
-            has_lines: whether clients may connect to it while it leads. `news` is set when a letter has come so.
+            locks: tell which leaders' processes have ended. Without them, a lease that is not renewed must run out.
+            has_lines: whether clients may connect to it while it leads. `news` is set when a letter came on a line.
         """
         self.news = threading.Event()
         self._has_lines = has_lines
@@ -143,7 +141,7 @@ class Sequencer:
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
         self._answers = Answers(self._intake, self._replies, reached)
-        # reads heartbeats, searches tables and computes assignments beside the steps
+        # threads that read heartbeats, search tables and compute assignments, while steps go on
         self._observers = background or Workers(2, "lakemq-watch")
         self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, reached)
         self._limits = build_limits(namespace.config)
@@ -151,6 +149,7 @@ class Sequencer:
         self._decider = StepDecider(self._preparer, quarantine, self._limits, clock, reached)
         self._locks = locks or LeaderLocks(None)
         self._standby = Standby(namespace.store, clock, self._locks.is_dead)
+        self._removal = RemovedNamespace(namespace.files)
         self._term: Term | None = None
         self._failures = 0
 
@@ -173,10 +172,8 @@ class Sequencer:
         """Return a watch on new letters. None: the mailbox has no folder yet, or the system cannot watch it."""
         return self._mailbox.watch_letters()
 
-    # -- leadership -------------------------------------------------------------------------------------
-
     def try_lead(self) -> bool:
-        """Take the lease if it is free, its own, a dead process's, or if no step came for a whole lease.
+        """Take the lease if it is free, or its own, or its holder has died or has put no step for a whole lease.
 
         After MAX_FAILED_TERMS failed terms in a row, the lease does not count as its own: another process may do
         better.
@@ -186,11 +183,12 @@ class Sequencer:
 
         Raises:
             StorageError: the store failed. Try again later.
+            NamespaceError: the namespace is gone.
         """
         if self._term is not None:
             return True
         try:
-            with store_errors(_STORE_FAILED):
+            with self._removal.explain_errors():
                 name = self.name if self._failures < MAX_FAILED_TERMS else None
                 self._term = self._take_over() if self._standby.may_lead(name) else None
         except (NotLeader, StepTooOld, StepsGone):
@@ -217,6 +215,7 @@ class Sequencer:
             # hold the lock before a step names this leader: a standby that reads the name then finds the lock
             self._locks.hold(self.name)
             self._decider.decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
+            self._removal.note_term(term.namespace_id, term.state.leader_epoch)
             self._reached("sequencer.elected")
             self._locks.remove_dead()
             remove_old_lines(self._ns.files, term.state.leader_epoch)
@@ -252,11 +251,11 @@ class Sequencer:
             Whether it led until now, and has given the lease back.
 
         Raises:
-            StorageError: the store failed. The lease runs out by itself.
+            StorageError, NamespaceError: as `step`. The lease runs out by itself.
         """
         try:
             # NotLeader: another sequencer has the lease already
-            with suppress(NotLeader), store_errors(_STORE_FAILED):
+            with suppress(NotLeader), self._removal.explain_errors():
                 if self._term is not None:
                     self._hand_over(self._term)
                     return True
@@ -284,8 +283,6 @@ class Sequencer:
         if self._term is not None:
             self._term.retention.make_due()
 
-    # -- the step ---------------------------------------------------------------------------------------
-
     def step(self) -> StepReport:
         """Decide the waiting letters and everything that is due.
 
@@ -294,14 +291,14 @@ class Sequencer:
 
         Raises:
             NotLeader: another sequencer has taken over.
-            StorageError: the store failed.
+            StorageError, NamespaceError: the store failed, or the namespace is gone.
 
         After an error this sequencer does not lead any more, and no wrong reply was written. It may try to lead again.
         """
         if self._term is None:
             raise NotLeader("This sequencer does not lead.", found=self.state.leader)
         try:
-            with store_errors(_STORE_FAILED):
+            with self._removal.explain_errors():
                 report = self._step(self._term)
         except BaseException as error:
             self._failures += not isinstance(error, NotLeader)
@@ -371,7 +368,7 @@ class Sequencer:
     def _find_due(self, term: Term, letters: StepLetters, drained_at_ms: int | None) -> list[machine.DueTimer]:
         """Return the timers that this step must decide.
 
-        drained_at_ms: all that had come on lines by this time was taken. None: a letter may be there that is not read.
+        drained_at_ms: everything that had arrived on lines by this time was read. None: unread letters may be there.
         """
         steady_ms = self._clock.steady_ms()
         all_seen = not (letters.repeated or letters.backlog)

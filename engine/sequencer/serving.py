@@ -13,7 +13,7 @@ from ..namespace.config import EngineConfig
 from ..namespace.processes.at_exit import HOOKS, Stage
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.folder_waiter import FolderWaiter
-from ..protocol.errors import NotLeader, StorageError, UnknownServerError
+from ..protocol.errors import NamespaceError, NotLeader, StorageError, UnknownServerError
 from .sequencer import Sequencer, StepReport
 from .step_durations import StepDurations
 from .watchdog import Watchdog
@@ -22,22 +22,22 @@ log = logging.getLogger("lakemq.serve")
 
 STANDBY_MS = 200
 OWN_LETTERS_MS = 5_000
-"""How long `Serving.close` goes on deciding for requests of its own connection. Without a fault it takes a step."""
+"""How long `Serving.close` goes on deciding requests of its own connection. Usually that is one step."""
 EXIT_TIMEOUT_S = 10.0
-"""How long handing over the lease may take at exit: as long as others wait by default for an unrenewed lease."""
+"""How long the exit may take to hand over the lease: as long as the lease itself by default."""
 SHORTEST_RETRY_MS = 200
 LONGEST_RETRY_MS = 5_000
 _SHORTEST_REST_MS = 1.0
 _SHORTEST_WAKEABLE_REST_MS = 5.0
-"""Rest after a step with letters where the next letter ends it. A shorter one would bring steps without work between
-the letters of a busy client, which cost a third of a step each.
+"""Rest after a step with letters, where the next letter ends the rest. If it were shorter, there would be steps without
+work between the letters of a busy client. Each costs a third of a step.
 """
 _QUICK_LOOKS = 4
-"""Looks after a letter that follow each other at once. A client that waits for each answer reads the reply and puts its
-next letter within two requests to a store, so these looks find it.
+"""Number of steps after a letter that look for the next letter without a longer pause. A client that waits for each
+answer reads it and puts its next letter within two requests to a store, so one of these steps finds that letter.
 """
 _REPORT_FROM_MS = 1_000
-"""A run of `step` that waits longer than this logs the reason."""
+"""`step_until_idle` logs the reason of a wait that is longer than this."""
 
 
 def serve(
@@ -77,13 +77,17 @@ def serve(
                 log.warning("%s stands by: %s", sequencer.name, lost)
                 continue
             except Exception as error:
-                # one failure is not enough to give up: this process may have been stopped for long in its first look.
-                # The file that it was about to read is gone then, and it has not read the present ones yet
+                # Do not give up after one failure: this process may have been stopped for long while it first read the
+                # namespace. The file that it was about to read is gone then, and the next try reads the present ones.
                 if has_failed and not has_worked and not _may_pass(error):
                     raise
                 has_failed = True
                 log.error(
-                    "%s goes on in %d ms: %s", sequencer.name, retry_ms, error, exc_info=not _is_self_explanatory(error)
+                    "%s has failed, and tries again in %d ms: %s",
+                    sequencer.name,
+                    retry_ms,
+                    error,
+                    exc_info=not _is_self_explanatory(error),
                 )
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
@@ -100,9 +104,9 @@ def serve(
 
 
 class _Rest(NamedTuple):
-    """How long to rest after a step: pause_ms in any case, then ms, which a new letter ends.
+    """The rest after a step: pause_ms, which nothing shortens, then ms, which a new letter ends.
 
-    poll_ms: in place of ms where letters are not watched.
+    poll_ms: replaces ms where the system does not tell of new letters.
     """
 
     pause_ms: float = 0.0
@@ -129,7 +133,7 @@ def _lead_and_step(
     waiter.note_arrival()
     if report.backlog:
         return _Rest()
-    # the step has looked after the reset, so a letter that it has not seen ends the wait at once
+    # the step has listed the letters after the reset, so a letter that came later ends the wait at once
     return _Rest(pause_ms=poll_ms, ms=pace.idle_ms(report))
 
 
@@ -142,7 +146,7 @@ class _Pace:
         self._quick_looks_left = 0
 
     def rest_after_ms(self, report: StepReport, took_ms: float) -> float:
-        """Return how long to rest after the step, in milliseconds."""
+        """Return how long to rest after the step where new letters are not reported, and lengthen the next rest."""
         if report.letters:
             self._rest_ms, self._wakeable_rest_ms = _SHORTEST_REST_MS, _SHORTEST_WAKEABLE_REST_MS
             self._quick_looks_left = _QUICK_LOOKS
@@ -153,14 +157,15 @@ class _Pace:
         if self._quick_looks_left:
             self._quick_looks_left -= 1
         else:
-            # a look that takes long is a request to a store: do not spend more than half of the time on them
+            # A step that finds nothing and takes long is a request to a store. Spend at most half of the time on these.
             rest_ms = max(rest_ms, took_ms)
         return _until_due(report, min(self._idle_ms, rest_ms))
 
     def idle_ms(self, report: StepReport) -> float:
-        """Return the rest where a new letter ends it.
+        """Return how long to rest after the step where a new letter ends the rest, and lengthen the next rest.
 
-        It grows faster, but other work soon after a step should not wait long.
+        It grows fast, because letters need not wait for its end. It begins short, because other work may: it often
+        follows soon after a step.
         """
         self._wakeable_rest_ms = min(self._idle_ms, 1.5 * self._wakeable_rest_ms)
         return _until_due(report, self._wakeable_rest_ms)
@@ -190,15 +195,16 @@ def _may_pass(error: Exception) -> bool:
 
 def _is_self_explanatory(error: Exception) -> bool:
     """Return whether the error's message says everything, so that the log needs no stack trace."""
-    return isinstance(error, StorageError)
+    return isinstance(error, StorageError | NamespaceError)
 
 
 def wait_to_lead(sequencer: Sequencer, clock: Clock, deadline_ms: float | None) -> None:
     """Return when `sequencer` leads.
 
     Args:
-        deadline_ms: until when another one may lead, by the steady clock. None: until it shows life; a lease that
-            nobody renews is waited out, or not at all where its process is known to be dead.
+        deadline_ms: how long to wait while another sequencer leads, by the steady clock. None: wait only as long as it
+            decides nothing and does not renew its lease. If it has died, its lease then runs out, or need not be waited
+            for where its process is known to have ended.
 
     Raises:
         NotLeader: another one leads.
@@ -215,11 +221,11 @@ def wait_to_lead(sequencer: Sequencer, clock: Clock, deadline_ms: float | None) 
 def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wait_ms: int | None) -> int:
     """Step until no letter waits and nothing is overdue, then hand over the lease.
 
-    Overdue work may take up to a transaction's timeout, or request.gap.ms: only a sequencer that leads for so long sees
-    it pass. A group member that seems dead is watched for some seconds; then its partitions are free.
+    Overdue work may take up to a transaction's timeout, or request.gap.ms, because a timeout counts only while this
+    sequencer leads. A group member that seems dead is watched for some seconds. Then its partitions are free.
 
     Args:
-        wait_ms: how long to wait for another leader. None: only until it shows life.
+        wait_ms: how long to wait while another sequencer leads. None: only until it decides or renews something.
 
     Returns:
         The number of letters decided.
@@ -260,7 +266,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
 class Serving:
     """A sequencer in a thread of this process; a context manager. If it gets stuck, another one replaces it.
 
-    If nobody calls `close`, it closes when the interpreter ends, after the producers of this process.
+    Without a call of `close`, it closes when the interpreter ends, after the producers of this process.
 
     Attributes:
         error: what ended it early, such as a disk that was full at the very beginning. It is logged when it happens.
@@ -350,7 +356,7 @@ class Serving:
         return self._stop.is_set()
 
     def _answer_own_letters(self) -> None:
-        """Wait at most OWN_LETTERS_MS until no request of its own connection is older than this call."""
+        """Wait, at most OWN_LETTERS_MS, until the requests that its own connection has made so far are answered."""
         begun_ms = self._clock.steady_ms()
         while not self._ended.wait(0.002):
             waited_ms, passed_ms = self._own_waited_ms(), self._clock.steady_ms() - begun_ms

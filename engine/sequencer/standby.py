@@ -22,7 +22,7 @@ log = logging.getLogger("lakemq.serve")
 
 
 class Standby:
-    """Follows the heads of steps. A look without news costs one request, for a missing object.
+    """Follows the heads of steps. If there is no new step, this costs one request, for an object that is missing.
 
     Attributes:
         state: only the lease; everything else is left out.
@@ -30,7 +30,7 @@ class Standby:
     """
 
     def __init__(self, store: Store, clock: Clock, is_dead: Callable[[str], bool] = lambda leader: False) -> None:
-        """is_dead: returns whether a leader's process has certainly ended. Its lease need not be waited out."""
+        """is_dead: returns whether a leader's process has certainly ended, so that its lease need not run out."""
         self._store, self._clock, self._is_dead = store, clock, is_dead
         self.has_seen_life = False
         self._still_since_ms = clock.steady_ms()

@@ -18,7 +18,7 @@ from ..protocol.rules.timers import Time
 from ..protocol.values.consuming.groups import MemberSilent, TargetComputed
 from ..protocol.values.decision import DecisionInputs, InlineRows, Limits
 from ..protocol.values.delayed.delays import RangeKey
-from ..protocol.values.journal import JournalEntry, Step
+from ..protocol.values.journal import JournalEntry, Step, is_renewal
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.queues.dead_letters import DyingFound
 from ..protocol.values.state import State
@@ -34,7 +34,7 @@ log = logging.getLogger("lakemq.serve")
 T = TypeVar("T")
 
 Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound
-"""A fact that the leader has found out by itself, beside its steps."""
+"""A fact that the leader has found out in another thread, between its steps. The next step decides what follows."""
 
 
 class StepDecider:
@@ -56,7 +56,7 @@ class StepDecider:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.observed_waits)
 
     def renew_if_quiet(self, term: Term) -> list[JournalEntry]:
-        """Return a renewal of the lease if no step came for a third of it."""
+        """Return a renewal of the lease if no step has landed for a third of its time; otherwise no entry."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
@@ -89,12 +89,12 @@ class StepDecider:
         return entries
 
     def give_sign_of_life(self, term: Term) -> None:
-        """Renew the lease in a step of its own, if it is time. Long work before or after a step calls it repeatedly."""
+        """Renew the lease in a step of its own, if that is due. Long work around a step calls this repeatedly."""
         if renewal := self.renew_if_quiet(term):
             self.decide(term, StepLetters(), renewal)
 
     def yield_between_signs_of_life(self, term: Term, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items one by one, with signs of life in between: each may take the store a while."""
+        """Yield the items one by one, and renew the lease in between: the work on each may take a while."""
         for item in items:
             self.give_sign_of_life(term)
             yield item
@@ -107,7 +107,7 @@ class StepDecider:
         return [] if due is None else machine.release_delays(state, due, _log_failed_release)
 
     def _log_failed_due(self, term: Term, due: machine.DueTimer, error: Exception) -> None:
-        """Log a timer that failed unexpectedly, and leave it out for this term: it would fail in each step."""
+        """Log a timer that failed unexpectedly, and skip it for the rest of the term: it would fail in each step."""
         log.error("The timer of %s met an unexpected error, and is left out: %s", due[1], error, exc_info=error)
         term.failed_due.add(due)
 
@@ -147,7 +147,9 @@ class StepDecider:
         term.log.append(self._encode(term, step))
         term.current_at_ms = begun_at_ms
         if term.lines is not None:
-            term.lines.note_step(begun_at_ms, step.step)
+            term.lines.note_step(begun_at_ms)
+            if not is_renewal(step):  # followers read a renewed lease with the next step
+                term.lines.followers.note_step(step.step)
         term.background.add_step(step)
         self._reached("sequencer.step_landed")
 

@@ -2,15 +2,16 @@
 
 A step is one object, whose name is its number. This is the fence between two sequencers that both believe to lead:
 
-1. A leader puts its next step only if that name is free. Of two leaders one puts it; the other finds the name taken,
-   gets NotLeader and throws its state away.
+1. A leader puts its next step only if that name is free. If two leaders try, one succeeds. The other finds the name
+   taken, gets NotLeader and throws its state away.
 2. A leader that was stopped for long may find its next name free again, because old steps are removed. So after each
-   put it looks at the step before. Steps are removed in ascending order (see `step_objects`): if the step before is
+   put it checks the step before. Steps are removed in ascending order (see `step_objects`): if the step before is
    still the same object, the name of the next one was never used before.
 
-Only when the look has found that same object does a leader answer for the step. If it is stopped between the put and
-the look, the next leader finds the step and goes on from it: it counts, although the one that put it may get NotLeader.
-An object counts for nobody if the step before it was removed before the put, since every reader starts at a later step.
+A leader answers the letters of a step only after this check. If it is stopped between the put and the check, the next
+leader finds the step and continues from it. So the step counts, although the leader that put it may get NotLeader. If
+the step before was removed before the put, the object counts for no reader, because every reader starts at a later
+step.
 
 The fence needs no clock and no lock; the lease only decides who may try.
 """
@@ -29,7 +30,7 @@ from ..protocol.errors import NotLeader
 from ..protocol.values.journal import FORMAT_VERSION, Step
 
 LOOK_BEFORE_MS = 5_000
-"""Time without a put after which the leader also looks before the next one: it may have been stopped for long."""
+"""Time without a put after which the leader also checks the step before it puts: it may have been stopped for long."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Prepare a step: make all requests to the store that its decisions need, many at once, while the leader shows life.
+"""Prepare a step: make all requests to the store that its decisions need, many at once.
 
-A store may be slow or not answer at all. So these waits have an end, and signs of life interrupt them.
+A store may be slow or not answer at all. So the wait has a time limit, and the lease is renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from .letters.intake import OpenedLetter
 from .projection.pending_file import CurrentPendingFile
 
 _AT_ONCE = 16
+"""Requests to the store at a time."""
 _TURN_S = 0.1
+"""How often the lease is looked after while requests are under way."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class PreparedStep:
     Attributes:
         inline: the one data file for all rows that came in letters.
         added: the record that names that file.
-        rows: those rows as encoded for the journal, if they go there.
+        rows: those rows as encoded for the step, if they go there.
         first_rows: per letter, where its rows begin in the file.
         facts: by file id, what the store has of the files that requests name. None: nothing.
     """
@@ -65,16 +67,16 @@ class StepPreparer:
     ) -> PreparedStep:
         """Make the requests of one step. Raises StorageError if the store fails or does not answer in time.
 
-        alive: called again and again meanwhile. An error of it ends the wait.
+        alive: renews the lease if that is due. It is called repeatedly meanwhile, and its error ends the wait.
         """
         parts = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
         rows = join_step_rows(parts)
-        rides = rows is not None and pending_file.has_room_for(rows.nbytes)
+        goes_into_step = rows is not None and pending_file.has_room_for(rows.nbytes)
         named = sorted(_find_named_files(taken))
         work: list[Callable[[], object]] = [partial(self._inspect_file, file_id) for file_id in named]
         if named:
             work.append(self._files.time_ms)
-        if rows is not None and not rides:
+        if rows is not None and not goes_into_step:
             work.append(partial(self._write_file, rows))
         answers = self._run_all(work, alive)
         # the answers come in the order of `work`: the named files, then the store's time, then the new file
@@ -83,7 +85,7 @@ class StepPreparer:
             file_id: self._refuse_if_old(facts_, written_ms, answers[len(named)])
             for file_id, (facts_, written_ms) in zip(named, inspected, strict=True)
         }
-        if rows is not None and rides:
+        if rows is not None and goes_into_step:
             body = encode_step_rows(rows)
             file, first = pending_file.add_rows(rows.num_rows, len(body))
             journaled = RowsJournaled(file.file_id, first, rows.num_rows)

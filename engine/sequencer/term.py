@@ -5,6 +5,7 @@ When leadership is in doubt, it throws all of it away.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
 from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles
+from lakemq.tables.storage.object_stores.time_objects import remove_abandoned_times
 from lakemq.tables.storage.workers import Workers
 
 from ..maintenance.data_file_merger import DataFileMerger
@@ -50,6 +53,8 @@ from .retention_search import RetentionSearch
 from .step_log import StepLog
 from .step_time import StepTime
 
+log = logging.getLogger("lakemq.serve")
+
 
 @dataclass
 class Term:
@@ -59,8 +64,8 @@ class Term:
         state: the fold of all steps up to the one on which `log` stands.
         namespace_id: of the namespace whose steps these are.
         current_at_ms: when that step was known to be the newest.
-        expire_at_ms: when to look next for expired clients and producers. A term begins with it, because many terms
-            last only seconds.
+        expire_at_ms: when to look next for expired clients and producers. The first time is at the beginning of the
+            term, because many terms last only seconds.
         all_seen_at_ms: when the mailbox was last read completely.
         lines: to clients that are connected. None: all letters come through the mailbox.
         failed_due: timers that met an unexpected error, and are left out for the rest of the term.
@@ -87,7 +92,7 @@ class Term:
 
     @property
     def is_working(self) -> bool:
-        """Whether the next step has work without a letter, or work beside the steps is unfinished."""
+        """Whether the next step has work without a letter, or work in another thread is unfinished."""
         looks = self.retention.is_working or self.dying_search.is_working(self.state)
         is_computing = self.targets.is_working or looks or self.delay_queue.is_working(self.time.store_ms())
         return is_computing or bool(self.state.list_moving_groups())
@@ -136,7 +141,7 @@ class TermFactory:
         watching: Executor,
         reached: crash.Reached,
     ) -> None:
-        """projecting, watching: executors that write projections, and that read and compute for the leader."""
+        """projecting: executor that writes projections; watching: executor that reads and computes for the leader."""
         self._ns, self._clock, self._new_file_id, self._reached = namespace, clock, new_file_id, reached
         self._projecting, self._watching = projecting, watching
         self._plug_ins = PlugInThreads()
@@ -144,7 +149,7 @@ class TermFactory:
     def begin(self, step: int | None) -> Term | None:
         """Load the state: the tables at the watermark, then the steps behind it.
 
-        Return None if this step is not the newest any more: another sequencer leads.
+        Return None if `step`, which the standby read last, is not the newest any more: another sequencer leads.
 
         Raises:
             StepTooOld, StepsGone: another sequencer has merged tables or removed steps meanwhile.
@@ -166,7 +171,9 @@ class TermFactory:
         live = read_live_state(state)
         machine.replay(state, tail)
         step_log = StepLog(ns.files, namespace_id, reader.step, reader.identity, new_id, clock.steady_ms, self._reached)
-        time, removing = StepTime(clock, ns.files.time_ms(), state.now_ms), Lock()
+        store_ms, removing = ns.files.time_ms(), Lock()
+        time = StepTime(clock, store_ms, state.now_ms)
+        self._watching.submit(_remove_abandoned_times, ns.files, store_ms)
         data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._reached)
         housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, live)
         projector = Projector(ns.store, housekeeping, clock.steady_ms, self._reached)
@@ -207,6 +214,16 @@ class TermFactory:
     def _make_retention_search(self) -> RetentionSearch:
         interval_ms = self._ns.config.ms("retention.check.interval.ms")
         return RetentionSearch(partial(find_outgrown, self._ns.store), self._watching, self._clock, interval_ms)
+
+
+def _remove_abandoned_times(files: Files, now_ms: int) -> None:
+    """Remove what killed processes have left of looks at the store's time. On a disk they leave nothing."""
+    if isinstance(files, LocalFiles):
+        return
+    try:
+        remove_abandoned_times(files, now_ms)
+    except OSError as error:
+        log.warning("Objects time-... of killed processes may be left behind: %s", error)
 
 
 def _check_no_gap(store: Store, reader: StepReader) -> None:

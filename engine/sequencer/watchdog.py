@@ -1,7 +1,8 @@
 """The watchdog: replace a sequencer that is stuck in a step for an unexpected reason.
 
-A stuck sequencer gives no signs of life. Its lease runs out, and another one, of this process or another, leads. If it
-ever continues, the step log has moved: it can commit nothing, writes no reply, and ends.
+A stuck sequencer does not renew its lease. When the lease has run out, another sequencer leads, in this process or in
+another one. If the stuck one ever continues, it cannot put a step, because its name is taken. It writes no reply, and
+ends.
 """
 
 from __future__ import annotations

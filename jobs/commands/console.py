@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.sequencer.serving import Serving
     from lakemq.jobs.console.settings import ConsoleSettings
-    from lakemq.jobs.doctor.examination import Finding
+    from lakemq.jobs.doctor.finding import Finding
 
 HIGHEST_PORT = 65_535
 

@@ -131,6 +131,6 @@ def _print(
             last_message_s = time.monotonic()
             remaining = None if remaining is None else remaining - batch.record_count
         elif timeout_ms is not None:
-            longer_s = _SHARED_S if consumer.may_get_some() and not consumer.assignment() else 0
+            longer_s = _SHARED_S if consumer.is_rebalancing() and not consumer.assignment() else 0
             if time.monotonic() - last_message_s >= timeout_ms / 1000 + longer_s:
                 return _warn_of_unread_messages(consumer)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis
+from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis, to_record
 from lakemq.jobs.output import Output, show
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.delayed.delayed import DelayedInfo
     from lakemq.jobs.release_delayed import ReleaseProgress
 
 delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule delayed messages.")
@@ -36,7 +35,7 @@ def list_delayed_messages(ctx: typer.Context) -> None:
     """
     session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_to_record, mq.delayed.all()), session.output, _LISTED)
+        show(map(to_record, mq.delayed.all()), session.output, _LISTED)
 
 
 @delayed.command()
@@ -48,7 +47,7 @@ def describe(ctx: typer.Context, topic: Annotated[str, typer.Argument(help="The 
     session = get_session(ctx)
     with session.connect() as mq:
         until = from_millis(mq.delayed.pointer_ms() or None)
-        rows = [{**_to_record(info), "released_until": until} for info in mq.delayed.all(topic)]
+        rows = [{**to_record(info), "released_until": until} for info in mq.delayed.all(topic)]
         show(rows, session.output, _DESCRIBED)
 
 
@@ -167,14 +166,3 @@ def _which(topic: str | None, key: str | None, where: str | None) -> str:
     """Return the selection of messages as part of a question."""
     parts = [("of topic", topic), ("with key", key), ("where", where)]
     return " ".join(f"{word} {value!r}" for word, value in parts if value is not None)
-
-
-def _to_record(info: DelayedInfo) -> dict[str, Any]:
-    return {
-        "topic": info.topic,
-        "messages": info.messages,
-        "open": info.open,
-        "ranges": info.ranges,
-        "first_due": from_millis(info.first_due_ms),
-        "last_due": from_millis(info.last_due_ms),
-    }

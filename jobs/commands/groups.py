@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.shared.times import from_millis, parse_past_option
-from lakemq.jobs.output import show
+from lakemq.jobs.commands.shared.times import parse_past_option, to_record
+from lakemq.jobs.output import note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.groups.groups import GroupInfo, MemberInfo, PartitionLag
+    from lakemq.engine.client.groups.groups import GroupInfo
     from lakemq.engine.client.observer import Observation
-    from lakemq.jobs.commands.shared.context import Session
 
 groups = typer.Typer(no_args_is_help=True, help="Consumer groups: members, assignments, offsets and lag.")
 
@@ -113,7 +111,7 @@ def list_groups(
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(_STATES)}", param_hint="--state")
     session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_to_record, mq.groups.all(state or ())), session.output, ("group", "state"))
+        show(map(to_record, mq.groups.all(state or ())), session.output, ("group", "state"))
 
 
 @groups.command()
@@ -142,19 +140,20 @@ def describe(
     session = get_session(ctx)
     if state + members + settings > 1:
         raise typer.BadParameter("give only one of them", param_hint="--state, --members, --settings")
-    with session.connect() as mq:
+    with session.connect() as mq, mq.observer().look() as observation:
+        observed_groups = observation.groups
+        _warn_of_silence(mq, observation)
         if all_groups and not group:
-            infos = mq.groups.all()
+            infos = observed_groups.all()
         else:
-            infos = [mq.groups.describe(name) for name in group_operations.select_groups(mq, group, all_groups)]
+            infos = [observed_groups.describe(name) for name in group_operations.select_groups(mq, group, all_groups)]
         if members:
-            _show_members(
-                [member for info in infos if info.members for member in mq.groups.members(info.group)], session
-            )
+            listed = (member for info in infos if info.members for member in observed_groups.members(info.group))
+            show(map(to_record, listed), session.output, _MEMBERS)
         elif settings:
             show((row for info in infos for row in list_settings(info)), session.output, _SETTINGS)
         else:
-            show(map(_to_record, infos), session.output, _STATE if state else _DESCRIBED)
+            show(map(to_record, infos), session.output, _STATE if state else _DESCRIBED)
 
 
 @groups.command("members")
@@ -165,15 +164,7 @@ def list_members(ctx: typer.Context, group: Name) -> None:
     """
     session = get_session(ctx)
     with session.connect() as mq:
-        _show_members(mq.groups.members(group), session)
-
-
-def _show_members(members: list[MemberInfo], session: Session) -> None:
-    show(
-        ({**asdict(member), "joined_at": from_millis(member.joined_at_ms)} for member in members),
-        session.output,
-        _MEMBERS,
-    )
+        show(map(to_record, mq.groups.members(group)), session.output, _MEMBERS)
 
 
 @groups.command()
@@ -200,11 +191,7 @@ def assignments(
         if at is not None:
             show(_assignments_at(mq, group, at), session.output, _ASSIGNMENTS_AT)
             return
-        rows = (
-            {**asdict(assignment), "since": from_millis(assignment.since_ms)}
-            for assignment in mq.groups.assignments(group)
-        )
-        show(rows, session.output, _ASSIGNMENTS)
+        show(map(to_record, mq.groups.assignments(group)), session.output, _ASSIGNMENTS)
 
 
 @groups.command()
@@ -231,7 +218,7 @@ def handoffs(
     with session.connect() as mq:
         moves = read_handoffs(mq, group)
         counts = count_cut_keys(mq, moves) if keys else [None] * len(moves)
-        rows = [{**asdict(move), "cut_keys": count} for move, count in zip(moves, counts, strict=True)]
+        rows = [{**to_record(move), "cut_keys": count} for move, count in zip(moves, counts, strict=True)]
         show(rows, session.output, _HANDOFFS)
 
 
@@ -242,7 +229,7 @@ def create(ctx: typer.Context, group: Name, config: Config = None) -> None:
     session = get_session(ctx)
     with session.connect() as mq, ensure_sequencer(mq):
         mq.groups.create(group, parse_config(config or []))
-        show([_to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command(help=f"Change settings of a group. {NEEDS_SEQUENCER}")
@@ -262,7 +249,7 @@ def alter(
         raise typer.BadParameter("there is nothing to change", param_hint="lakemq groups alter")
     with session.connect() as mq, ensure_sequencer(mq):
         mq.groups.alter(group, changes)
-        show([_to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command(
@@ -281,7 +268,7 @@ def remove_members(
     session = get_session(ctx)
     with session.connect() as mq, ensure_sequencer(mq):
         mq.groups.remove_members(group, member or [], instance or [])
-        show([_to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
+        show([to_record(mq.groups.describe(group))], session.output, _DESCRIBED)
 
 
 @groups.command()
@@ -296,9 +283,20 @@ def lag(ctx: typer.Context, group: Name) -> None:
     """
     session = get_session(ctx)
     with session.connect() as mq, mq.observer().look() as observation:
+        _warn_of_silence(mq, observation)
         owners = _read_owners(observation, group)
-        rows = [_lag(row, owners.get((row.topic, row.partition))) for row in observation.groups.lag(group)]
+        rows = [
+            {**to_record(lag), "owner": owners.get((lag.topic, lag.partition))} for lag in observation.groups.lag(group)
+        ]
         show(rows, session.output, _COLUMNS)
+
+
+def _warn_of_silence(mq: Connection, observation: Observation) -> None:
+    """Print on stderr that figures are old, if the leader is silent or has ended."""
+    from lakemq.jobs.state.leadership import describe_silence, read_leadership
+
+    if silence := describe_silence(read_leadership(mq, observation)):
+        note(silence)
 
 
 def _read_owners(observation: Observation, group: str) -> dict[tuple[str, int], str | None]:
@@ -332,32 +330,3 @@ def list_settings(info: GroupInfo) -> list[dict[str, Any]]:
         {"group": info.group, "setting": key, "value": str(value), "set": "yes" if key in info.config else "default"}
         for key, value in sorted(info.settings.items())
     ]
-
-
-def _to_record(info: GroupInfo) -> dict[str, Any]:
-    return {
-        **asdict(info),
-        "idle_since": from_millis(info.idle_since_ms),
-        "expires_at": from_millis(info.expires_at_ms),
-    }
-
-
-def _lag(row: PartitionLag, owner: str | None) -> dict[str, Any]:
-    return {
-        "group": row.group,
-        "topic": row.topic,
-        "partition": row.partition,
-        "committed_offset": row.committed_offset,
-        "next_offset": row.next_offset,
-        "counted_from": row.counted_from,
-        "last_stable_offset": row.last_stable_offset,
-        "high_watermark": row.high_watermark,
-        "lag": row.lag,
-        "unacknowledged": row.unacknowledged,
-        "owner": owner,
-        "deleted": row.deleted,
-        "expired": row.expired,
-        "committed_at": from_millis(row.committed_at_ms),
-        "metadata": row.metadata,
-        "pending": row.pending,
-    }

@@ -112,7 +112,8 @@ def step(
         typer.Option(
             min=0,
             metavar="MS",
-            help="How long to wait while another sequencer leads. Left out: until it shows life, at most lease.ms.",
+            help="How long to wait while another sequencer leads. Left out: until it decides a request or renews its "
+            "lease, at most lease.ms.",
         ),
     ] = None,
 ) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from lakemq.jobs.commands.shared.times import from_millis
+from lakemq.jobs.commands.shared.times import to_record
 from lakemq.jobs.output import show
-
-if TYPE_CHECKING:
-    from lakemq.engine.client.transactions.operations import ProducerInfo, TransactionInfo
 
 transactions = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
 
@@ -62,7 +59,7 @@ def list_transactions(
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(STATES)}", param_hint="--state")
     session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_transaction, mq.transactions.all(tuple(state or ()))), session.output, _LISTED)
+        show(map(to_record, mq.transactions.all(tuple(state or ()))), session.output, _LISTED)
 
 
 @transactions.command()
@@ -73,7 +70,7 @@ def describe(ctx: typer.Context, transactional_id: TransactionalId) -> None:
     """
     session = get_session(ctx)
     with session.connect() as mq:
-        show([_transaction(mq.transactions.describe(transactional_id))], session.output, _DESCRIBED)
+        show([to_record(mq.transactions.describe(transactional_id))], session.output, _DESCRIBED)
 
 
 @transactions.command("find-hanging")
@@ -89,7 +86,7 @@ def find_hanging(
     """
     session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_transaction, mq.transactions.find_hanging(max_open_ms)), session.output, _LISTED)
+        show(map(to_record, mq.transactions.find_hanging(max_open_ms)), session.output, _LISTED)
 
 
 @transactions.command(help=f"Abort an open transaction; its producer is fenced. {NEEDS_SEQUENCER}")
@@ -108,34 +105,4 @@ def describe_producers(
     """List the producers that a partition remembers. first_offset: the start of their open transaction there."""
     session = get_session(ctx)
     with session.connect() as mq:
-        show(map(_producer, mq.transactions.describe_producers(topic, partition)), session.output, _PRODUCERS)
-
-
-def _transaction(info: TransactionInfo) -> dict[str, Any]:
-    return {
-        "transactional_id": info.transactional_id,
-        "state": info.state,
-        "producer_id": info.producer_id,
-        "producer_epoch": info.producer_epoch,
-        "timeout_ms": info.timeout_ms,
-        "started_at": from_millis(info.started_at_ms),
-        "open_ms": info.open_ms,
-        "partitions": info.partitions,
-        "groups": info.groups,
-        "error": info.error,
-        "batch_id": info.batch_id,
-        "updated_at": from_millis(info.updated_at_ms),
-        "shard": info.shard,
-        "coordinator": info.coordinator,
-    }
-
-
-def _producer(info: ProducerInfo) -> dict[str, Any]:
-    return {
-        "producer_id": info.producer_id,
-        "producer_epoch": info.producer_epoch,
-        "last_sequence": info.last_sequence,
-        "updated_at": from_millis(info.updated_at_ms),
-        "transactional_id": info.transactional_id,
-        "first_offset": info.first_offset,
-    }
+        show(map(to_record, mq.transactions.describe_producers(topic, partition)), session.output, _PRODUCERS)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from lakemq.engine.namespace.processes.extras import needs
 
@@ -25,7 +25,7 @@ from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound,
 from lakemq.jobs.console import csrf, guard
 from lakemq.jobs.console.changes import CHANGES, Change
 from lakemq.jobs.console.console import Console, NotPossible
-from lakemq.jobs.console.inputs import LONGEST_NAME, BadInput, read_text
+from lakemq.jobs.console.inputs import LONGEST_NAME, BadInput, check_names, read_text
 from lakemq.jobs.console.pages import (
     dead_letters,
     delayed,
@@ -45,7 +45,19 @@ from lakemq.jobs.process.exits import describe_error
 log = logging.getLogger("lakemq.console")
 
 Inputs = Mapping[str, Any]
-ReadPage = Callable[[Console, Inputs], Page]
+
+
+class PageReader(NamedTuple):
+    """A function that reads a page, and the names of the inputs that it takes."""
+
+    read: Callable[[Console, Inputs], Page]
+    inputs: tuple[str, ...] = ()
+
+    def read_checked(self, console: Console, inputs: Inputs) -> Page:
+        """Return the page. Raises BadInput if there is an input that it does not take."""
+        check_names(inputs, self.inputs)
+        return self.read(console, inputs)
+
 
 MENU = (
     Link("Overview", "/"),
@@ -61,26 +73,29 @@ MENU = (
     Link("Metrics", "/metrics"),
 )
 
-PAGES: dict[str, ReadPage] = {
-    "/": overview.read_overview,
-    "/topics": topics.read_topics,
-    "/topic": topics.read_topic,
-    "/messages": messages.read_messages,
-    "/message": messages.read_message,
-    "/groups": groups.read_groups,
-    "/group": groups.read_group,
-    "/delayed": delayed.read_delayed,
-    "/dead-letters": dead_letters.read_dead_letters,
-    "/dead-letter-topic": dead_letters.read_dead_letter_topic,
-    "/transactions": transactions.read_transactions,
-    "/history": history.read_history_page,
-    "/tables": tables.read_tables,
-    "/sql": tables.read_sql_box,
-    "/doctor": doctor.read_doctor,
+PAGES: dict[str, PageReader] = {
+    "/": PageReader(overview.read_overview),
+    "/topics": PageReader(topics.read_topics),
+    "/topic": PageReader(topics.read_topic, ("name", "keys")),
+    "/messages": PageReader(messages.read_messages, ("topic", "partition", "from", "key", "as", "isolation", "limit")),
+    "/message": PageReader(messages.read_message, ("topic", "partition", "offset", "as")),
+    "/groups": PageReader(groups.read_groups),
+    "/group": PageReader(groups.read_group, ("name", "minutes")),
+    "/delayed": PageReader(delayed.read_delayed),
+    "/dead-letters": PageReader(dead_letters.read_dead_letters),
+    "/dead-letter-topic": PageReader(dead_letters.read_dead_letter_topic, ("topic", "as", "limit")),
+    "/transactions": PageReader(transactions.read_transactions, ("state",)),
+    "/history": PageReader(history.read_history_page, ("at", "minutes")),
+    "/tables": PageReader(tables.read_tables),
+    "/sql": PageReader(tables.read_sql_box, ("text",)),
+    "/doctor": PageReader(doctor.read_doctor),
 }
 """Pages by their address. They only read."""
 
-POSTED_PAGES: dict[str, ReadPage] = {"/sql": tables.run_sql_box, "/doctor": doctor.run_doctor}
+POSTED_PAGES: dict[str, PageReader] = {
+    "/sql": PageReader(tables.run_sql_box, ("text",)),
+    "/doctor": PageReader(doctor.run_doctor),
+}
 """Pages that read much, so that no other site may make a browser ask for them."""
 
 REFRESH_S = (5, 15, 60)
@@ -101,8 +116,8 @@ class WebApplication:
     def list_routes(self) -> list[Route]:
         """Return all addresses with what answers them."""
         return [
-            *(Route(path, self._show(read)) for path, read in PAGES.items()),
-            *(Route(path, self._show_posted(read), methods=["POST"]) for path, read in POSTED_PAGES.items()),
+            *(Route(path, self._show(page)) for path, page in PAGES.items()),
+            *(Route(path, self._show_posted(page), methods=["POST"]) for path, page in POSTED_PAGES.items()),
             Route("/change/{name}", self._confirm_change),
             Route("/change/{name}", self._apply_change, methods=["POST"]),
             Route("/metrics", self._show_metrics),
@@ -114,13 +129,13 @@ class WebApplication:
 
     # -- pages that read --------------------------------------------------------------------------------
 
-    def _show(self, read: ReadPage) -> Callable[[Request], Response]:
-        return lambda request: self._answer(request, lambda: read(self._console, request.query_params))
+    def _show(self, page: PageReader) -> Callable[[Request], Response]:
+        return lambda request: self._answer(request, lambda: page.read_checked(self._console, request.query_params))
 
-    def _show_posted(self, read: ReadPage) -> Callable[[Request], Awaitable[Response]]:
+    def _show_posted(self, page: PageReader) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             inputs = await self._read_form(request)
-            return await run_in_threadpool(self._answer, request, lambda: read(self._console, inputs))
+            return await run_in_threadpool(self._answer, request, lambda: page.read_checked(self._console, inputs))
 
         return endpoint
 
@@ -274,5 +289,6 @@ def _read_static(name: str) -> str:
 
 
 def _pick_inputs(change: Change, inputs: Inputs) -> dict[str, str]:
-    """Return the inputs of a change, within their lengths. Raises BadInput."""
+    """Return the inputs of a change, within their lengths. Raises BadInput, also if there is any other."""
+    check_names(inputs, change.inputs)
     return {name: read_text(inputs, name, change.longest.get(name, LONGEST_NAME), "") for name in change.inputs}

@@ -1,4 +1,4 @@
-"""What all pages of a console read from: one connection, one observer, one collector of metrics."""
+"""The objects that all pages of a console read from: one connection, one observer, one collector of metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.observer import Observer
-    from lakemq.jobs.doctor.examination import Finding
+    from lakemq.jobs.doctor.finding import Finding
     from lakemq.jobs.metrics.collector import NamespaceCollector
 
 QUERY_LIMITS = QueryLimits(timeout_s=20.0, max_rows=1_000, memory_mb=1_024)

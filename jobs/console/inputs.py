@@ -24,7 +24,7 @@ def check_names(inputs: Mapping[str, Any], names: Sequence[str]) -> None:
     """Raise BadInput if there is another input: a misspelled one must not look as if it had been used."""
     unknown = [name for name in inputs if name not in (*names, *OF_EVERY_PAGE)]
     if unknown:
-        raise BadInput(f"There is no input {unknown[0][:LONGEST_NAME]!r} here. Expected: {', '.join(names)}.")
+        raise BadInput(f"There is no input {unknown[0][:LONGEST_NAME]!r} here. Expected: {', '.join(names) or 'none'}.")
 
 
 def read_text(inputs: Mapping[str, Any], name: str, longest: int = LONGEST_NAME, default: str | None = None) -> str:

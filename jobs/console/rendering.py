@@ -13,12 +13,11 @@ with needs("console"):
 
 from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.console.payloads import escape_invisible, show_payload
-from lakemq.jobs.output import to_iso, to_readable
+from lakemq.jobs.output import format_size, to_iso, to_readable
 
 MOST_ROWS = 1_000
 """How many rows of a table a page shows: browsers draw more only slowly."""
 
-_SIZES = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 _LENGTHS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
@@ -47,14 +46,6 @@ def format_number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
-
-
-def format_size(size_bytes: int | None) -> str:
-    """Return a number of bytes in a unit that suits it."""
-    if size_bytes is None:
-        return "-"
-    unit_bytes, unit = next((pair for pair in _SIZES if size_bytes >= pair[0]), (1, "B"))
-    return f"{size_bytes / unit_bytes:.4g} {unit}"
 
 
 def format_time(time: datetime | int | None) -> str:

@@ -24,7 +24,7 @@ from lakemq.jobs.metrics.server import open_registry
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.sequencer.serving import Serving
-    from lakemq.jobs.doctor.examination import Finding
+    from lakemq.jobs.doctor.finding import Finding
 
 log = logging.getLogger("lakemq.console")
 

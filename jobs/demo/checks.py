@@ -106,9 +106,9 @@ def check_delay_by_visibility(answer: pa.Table, flights: pa.Table, weather: pa.T
         if (ranges == r).any()
     ]
     columns = ("visibility", "flights", "delay_minutes")
-    found = list(zip(*(answer.column(name).to_pylist() for name in columns), strict=True))
-    evidence = f"{answer.num_rows} ranges of visibility, {sum(count for _, count, _ in found):,} flights"
-    return check("SQL over two topics gives what the input gives", found == expected, evidence)
+    answered = list(zip(*(answer.column(name).to_pylist() for name in columns), strict=True))
+    evidence = f"{answer.num_rows} ranges of visibility, {sum(count for _, count, _ in answered):,} flights"
+    return check("SQL over two topics gives what the input gives", answered == expected, evidence)
 
 
 def parse_flights(messages: pa.Table, columns: pa.Schema) -> pa.Table:

@@ -81,10 +81,10 @@ def _find(is_chosen: pa.ChunkedArray, receipts: dict[int, str]) -> list[int]:
 
 def _take(consumer: QueueConsumer, reminders: Reminders) -> None:
     """Take reminders until all have come that were not cancelled, and for a moment longer."""
-    deadline_s, wanted = time.monotonic() + _PATIENCE_S, len(reminders.due_ms) - len(reminders.cancelled)
-    while (batch := consumer.poll(5_000, timeout_ms=300)) or len(reminders.taken) < wanted:
+    deadline_s, expected_count = time.monotonic() + _PATIENCE_S, len(reminders.due_ms) - len(reminders.cancelled)
+    while (batch := consumer.poll(5_000, timeout_ms=300)) or len(reminders.taken) < expected_count:
         if time.monotonic() > deadline_s:
-            raise CheckFailed(f"{len(reminders.taken)} of {wanted} reminders came in {_PATIENCE_S} s.")
+            raise CheckFailed(f"{len(reminders.taken)} of {expected_count} reminders came in {_PATIENCE_S} s.")
         reminders.taken += [int(message.value or b"-1") for message in batch]
         consumer.ack(batch)
 

@@ -7,30 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.output import one_line
 
 if TYPE_CHECKING:
     from lakemq.engine.namespace.config import EngineConfig
     from lakemq.errors import LakeMQError
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of a check. `mend` says how to fix the problem. If the check is ok, it is advice, or empty."""
-
-    check: str
-    ok: bool
-    found: str
-    mend: str = ""
-
-    @property
-    def state(self) -> str:
-        """`FINDING`: something must be mended. `advice`: it works, and something could be better. Else `ok`."""
-        return "FINDING" if not self.ok else "advice" if self.mend else "ok"
 
 
 def examine(

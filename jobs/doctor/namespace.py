@@ -25,11 +25,11 @@ from lakemq.engine.client.observer import Observation, Observer
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.sequencer.letters.quarantine import FOLDER as ASIDE
-from lakemq.jobs.doctor.examination import Finding
+from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.output import one_line, to_iso
 from lakemq.jobs.process.probe import probe
 from lakemq.jobs.state.free_space import describe_free_space, read_free_space
-from lakemq.jobs.state.key_spread import describe_fullest_partition
+from lakemq.jobs.state.key_spread import count_recent_offsets, describe_fullest_partition
 from lakemq.jobs.state.leadership import read_leadership, store_now_ms
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
@@ -39,7 +39,7 @@ from lakemq.tables.storage.delta.foreign import find_foreign_commits
 from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
 SKEW_MS = 2_000
-"""How far this clock may differ from the store's, and how far the journal's time may be ahead of it."""
+"""How far this clock may differ from the store's, and how far the time of steps may be ahead of it."""
 
 WAITING_MS = 10_000
 """How long a letter may wait before it is a problem."""
@@ -207,7 +207,7 @@ def check_aside(mq: Connection) -> Finding:
 
 def check_aliens(mq: Connection) -> Finding:
     """Check that the mailbox holds only letters."""
-    aliens = mq.namespace.mailbox.list_alien_names(_SOME + 1)
+    aliens = mq.namespace.mailbox.list_unknown_names(_SOME + 1)
     if not aliens:
         return Finding("aliens", True, "the mailbox holds only letters")
     names = ", ".join(one_line(a) for a in aliens[:_SOME]) + (", ..." if len(aliens) > _SOME else "")
@@ -238,15 +238,15 @@ def check_foreign_commits(mq: Connection) -> Finding:
 
 def check_data_files(mq: Connection) -> Finding:
     """Check that all data files with messages of a topic exist and are unchanged."""
-    reader = Reader(mq.namespace.store, SystemClock())
+    reader = Reader(mq.namespace.store, SystemClock(), namespace_id=mq.namespace.namespace_id)
     needed: dict[str, pa.Table] = {}
     for topic in list(reader.refresh().topics.values()):
         ends = topic.high_watermarks.tolist()
         ranges = [OffsetRange(p, first, ends[p]) for p, first in beginning_offsets(topic).items() if ends[p] > first]
         segments = reader.find_segments(topic, ranges, committed=False)
-        # rows that are still in the journal get their file with the next projection
-        riding = pa.array(list(reader.find_journal_parts(segments)), pa.int64())
-        needed[topic.topic] = segments.filter(pc.invert(pc.is_in(segments.column("file_id"), riding)))
+        # rows that are only in steps get their file with the next projection
+        unwritten = pa.array(list(reader.find_step_rows(segments)), pa.int64())
+        needed[topic.topic] = segments.filter(pc.invert(pc.is_in(segments.column("file_id"), unwritten)))
     pairs = [
         zip(segments["file_id"].to_pylist(), segments["footer_hash"].to_pylist(), strict=True)
         for segments in needed.values()
@@ -296,8 +296,9 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
 
 
 def check_spread(mq: Connection) -> Finding:
-    """Report topics with a partition that has twice its fair share of offsets; this is only advice."""
-    fullest = {topic.topic: describe_fullest_partition(topic) for topic in mq.topics.list()}
+    """Report topics with a partition that has twice its fair share of recent offsets; this is only advice."""
+    recent = count_recent_offsets(mq, store_now_ms(mq))
+    fullest = {topic.topic: describe_fullest_partition(topic, recent[topic.topic_id]) for topic in mq.topics.list()}
     uneven = {topic: text for topic, text in fullest.items() if text}
     if not uneven:
         return Finding("spread", True, "no partition has twice its fair share of offsets")
@@ -317,7 +318,7 @@ def check_delays(mq: Connection, observer: Observer) -> Finding:
 def _check_delays(mq: Connection, observation: Observation, step: int) -> Finding:
     """Check the delayed messages of an observation. step: up to which their rows are in data files."""
     waiting = list(observation.state.delays.ranges)
-    # rows that are still in the journal get their file with the next projection
+    # rows that are only in steps get their file with the next projection
     footers = {range_.published.file_id: range_.published.footer_hash for range_ in waiting if range_.step <= step}
     if wrong := verify_files(mq.namespace.files, footers):
         topics = sorted({range_.published.topic for range_ in waiting if range_.published.file_id in wrong})

@@ -1,1 +1,1 @@
-"""What a namespace does now: leader, status, key spread and handoffs."""
+"""Read the present state of a namespace: leader, status, key spread and handoffs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from lakemq.jobs.output import format_size
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
 _LOW_SHARE = 0.05
@@ -54,12 +55,6 @@ def read_free_space(files: Files) -> FreeSpace | None:
 
 def describe_free_space(space: FreeSpace) -> str:
     """Return one sentence part, such as "12 % full, 3.4 GB of 40 GB free"."""
-    text = f"{space.full_share:.0%} full, {_format_size(space.free_bytes)} of {_format_size(space.size_bytes)} free"
+    text = f"{space.full_share:.0%} full, {format_size(space.free_bytes)} of {format_size(space.size_bytes)} free"
     few_inodes = space.free_inodes < _LOW_INODES_SHARE * space.inodes
     return f"{text}, and room for only {space.free_inodes:,} more files" if few_inodes else text
-
-
-def _format_size(size_bytes: int) -> str:
-    units = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"), (1, "B"))
-    unit_bytes, unit = next((pair for pair in units if size_bytes >= pair[0]), (1, "B"))
-    return f"{size_bytes / unit_bytes:.3g} {unit}"

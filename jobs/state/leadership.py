@@ -1,4 +1,4 @@
-"""Which sequencer leads, and when it last decided a step: for `lakemq doctor`, `lakemq status` and the metrics."""
+"""Find which sequencer leads, and when it last decided a step: for `lakemq doctor`, `lakemq status` and the metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.observer import Observation
+from lakemq.engine.namespace.line_frames import decode_address
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
+from lakemq.tables.storage.coordination.line_objects import line_name
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 from lakemq.tables.storage.coordination.step_objects import step_name
+from lakemq.tables.storage.object_stores.files import Files
 
 _SLACK_MS = 2_000
 """A leader renews its lease in time; more than this beyond the lease is no slow store and no coarse clock."""
@@ -26,6 +29,8 @@ class Leadership:
         silent_ms: the age of that step.
         standbys: the other sequencers that `lakemq serve` has standing by. A leader that cannot write, for example to
             a full disk, stands by itself: it would not help, so it is not named.
+        lines: where clients connect to it directly.
+        missing_lines: where they cannot although they should, and why. The leader tries it again every few seconds.
     """
 
     leader: str
@@ -36,6 +41,8 @@ class Leadership:
     put_ms: int
     silent_ms: int
     standbys: tuple[str, ...]
+    lines: tuple[str, ...]
+    missing_lines: tuple[str, ...]
 
     @property
     def is_silent(self) -> bool:
@@ -47,6 +54,7 @@ def read_leadership(mq: Connection, observation: Observation) -> Leadership:
     """Return who leads as of an observation, and who stands by now."""
     state = observation.state
     now_ms = store_now_ms(mq)
+    lines, missing_lines = _read_lines(mq.namespace.files, state.leader_epoch)
     put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
     return Leadership(
         leader=state.leader,
@@ -57,7 +65,21 @@ def read_leadership(mq: Connection, observation: Observation) -> Leadership:
         put_ms=put_ms,
         silent_ms=max(0, now_ms - put_ms),
         standbys=tuple(name for name in StandbySigns(mq.namespace.files).list_present(now_ms) if name != state.leader),
+        lines=lines,
+        missing_lines=missing_lines,
     )
+
+
+def _read_lines(files: Files, epoch: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return where the leader of this epoch listens, and what is missing."""
+    try:
+        address = decode_address(files.get(line_name(epoch)))
+    except (OSError, ValueError):  # it has no line, or this user may not read where it is
+        return (), ()
+    sockets = [address.socket] if address.socket else []
+    if address.port:
+        sockets.append(f"{address.host}:{address.port}")
+    return tuple(sockets), address.missing
 
 
 def describe_silence(leadership: Leadership) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lakemq.engine.client.connection import Connection
@@ -15,7 +15,8 @@ from lakemq.engine.client.topics import TopicDescription
 from lakemq.engine.client.transactions.operations import TransactionInfo
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.errors import LakeMQError
-from lakemq.jobs.doctor.examination import Finding, run_check
+from lakemq.jobs.doctor.examination import run_check
+from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.jobs.state.free_space import FreeSpace, read_free_space
 from lakemq.jobs.state.leadership import Leadership, read_leadership, store_now_ms
@@ -73,11 +74,11 @@ class Status:
     space: FreeSpace | None
 
 
-def take_sample(mq: Connection, clock: Callable[[], float] = time.monotonic) -> Sample:
+def take_sample(mq: Connection) -> Sample:
     """Return the counts as of the newest step."""
     state = mq.state()
     ends = {topic.topic: int(topic.high_watermarks.sum()) for topic in state.topics.values()}
-    return Sample(clock(), state.step, ends)
+    return Sample(time.monotonic(), state.step, ends)
 
 
 def read_status(mq: Connection, observer: Observer, before: Sample, now: Sample) -> Status:
@@ -149,6 +150,8 @@ def status_record(status: Status, outlook: Outlook) -> dict[str, object]:
         "leader_epoch": leadership.epoch,
         "leader_has_died": leadership.has_died,
         "standbys": list(leadership.standbys),
+        "lines": list(leadership.lines),
+        "missing_lines": list(leadership.missing_lines),
         "step": leadership.step,
         "last_step_age_ms": leadership.silent_ms,
         "steps_per_s": status.steps_per_s,

@@ -56,9 +56,9 @@ def _items(value: object) -> Sequence[object]:
 
 
 def _describe_waits(waits: Sequence[object]) -> str:
-    """Return the first wait and the number of others: each is a paragraph, and a member may hang in many partitions."""
-    others = f"; and {len(waits) - 1:,} more: lakemq groups describe GROUP --state" if len(waits) > 1 else ""
-    return f"{waits[0]}{others}" if waits else ""
+    """Return the first wait and the number of more: each is a paragraph, and a member may hang in many partitions."""
+    more = f"; and {len(waits) - 1:,} more: lakemq groups describe GROUP --state" if len(waits) > 1 else ""
+    return f"{waits[0]}{more}" if waits else ""
 
 
 def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
@@ -67,6 +67,7 @@ def _draw_figures(status: Status, outlook: Outlook | None) -> RenderableType:
         "namespace": status.path,
         "leader": _describe_leader(status),
         "standby": ", ".join(status.leadership.standbys) or "none",
+        "direct lines": _describe_lines(status.leadership),
         "last step": _describe_last_step(status.leadership),
         "steps/s": f"{status.steps_per_s:,.1f}",
         "messages in/s": f"{sum(status.in_per_s.values()):,.1f}",
@@ -85,6 +86,11 @@ def _describe_leader(status: Status) -> str:
         return "none (lakemq serve)"
     ended = ", which has died without handing over its lease" if leadership.has_died else ""
     return f"{leadership.leader}, epoch {leadership.epoch}{ended}"
+
+
+def _describe_lines(leadership: Leadership) -> str:
+    missing = [f"{reason}, tried again every few seconds" for reason in leadership.missing_lines]
+    return "; ".join([*leadership.lines, *missing]) or "none: clients use the mailbox"
 
 
 def _describe_last_step(leadership: Leadership) -> str:

@@ -60,7 +60,7 @@ class FileFacts(NamedTuple):
     """Facts about a data file as the store holds it.
 
     record_count, footer_hash: from its Parquet footer, hashed as in `segments`. flaw: why it is not a valid data file,
-    or empty. is_journaled: its rows were in the journal first.
+    or empty. is_journaled: its rows were in steps first.
     """
 
     size_bytes: int

@@ -75,7 +75,7 @@ class TableSpec:
         return {
             # a commit gets slower by 1.5 ms per 1,000 entries in the log
             "delta.logRetentionDuration": f"interval {self.log_retention_ms} milliseconds",
-            # by then a sweep has deleted the files that a merge replaced, see reader.grace.ms
+            # longer than reader.grace.ms, after which LakeMQ itself deletes the files that a merge has replaced
             "delta.deletedFileRetentionDuration": "interval 7 hours",
             "delta.enableExpiredLogCleanup": "false",
             "delta.checkpointInterval": "1000000",
@@ -85,7 +85,7 @@ class TableSpec:
 
     def table(self, rows: Iterable[Any]) -> pa.Table:
         """Convert row objects to an Arrow table of `stored_schema`."""
-        # reads all fields of a row at once, in a third of the time
+        # `_values` reads all fields of a row at once, in a third of the time
         columns = list(zip(*map(self._values, rows), strict=True))
         if not columns:
             return self.empty()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from without_jvm import rows
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.tables.storage.object_stores.store_options import connect
 
 WARM_UP = 10
@@ -39,6 +41,10 @@ PUTS_OF_A_COMMIT = 2
 
 SETTLE_S = 10
 """Time after the last request in which the leader comes to list the mailbox less often."""
+
+IDLE_SETTINGS = {"project.interval.ms": 60_000, "lease.ms": 30_000}
+UNTIL_IDLE_S = 90
+"""Time after which the tables have all that changed, and the readers know that."""
 
 LEASE_MS = 3_000
 WAYS: dict[str, dict[str, int | str]] = {"mailbox": {}, "line": {"line.listen": "127.0.0.1:0"}}
@@ -56,6 +62,7 @@ def run(sends: int, idle_s: float, published_mb: int, take_overs: int) -> Iterat
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, serve_store(folder) as server:
         for way, config in WAYS.items():
             yield from _requests_of_a_leader(server, way, config, sends, idle_s)
+        yield _requests_of_idle_consumers(server, idle_s)
         yield from _requests_of_a_pass(server)
         yield _requests_of_a_follower(server, sends)
         for way, config in WAYS.items():
@@ -99,6 +106,34 @@ def _requests_of_a_leader(
     yield Figure(name, counts.total() / sends, "requests", 14 if way == "mailbox" else 3, "<=", kinds)
     name = f"requests of an idle leader in a minute, {way}"
     yield Figure(name, idle_count, "requests", 400 if way == "mailbox" else 60, "<=")
+
+
+def _requests_of_idle_consumers(server: S3Server, idle_s: float) -> Figure:
+    """Count the requests of a leader and two members of a queue group, on lines, while nobody sends."""
+    ends = threading.Event()
+
+    def consume(consumer: QueueConsumer) -> None:
+        while not ends.is_set():
+            consumer.poll(timeout_ms=1_000)
+
+    with (
+        count_requests(server, DELAY_MS) as (counted, counter),
+        serve_namespace(counted, {**IDLE_SETTINGS, **WAYS["line"]}) as mq,
+        mq.consumer("readers", topics=[TOPIC], protocol="queue") as first,
+        mq.consumer("readers", topics=[TOPIC], protocol="queue") as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        polls = [pool.submit(consume, consumer) for consumer in (first, second)]
+        time.sleep(UNTIL_IDLE_S)
+        counter.take()
+        time.sleep(idle_s)
+        counts = counter.take()
+        ends.set()
+        for poll in polls:
+            poll.result()
+    kinds = ", ".join(f"{c.method} {c.folder} {n}" for c, n in counts.most_common())
+    name = "requests of an idle leader and two consumers in a minute, line"
+    return Figure(name, counts.total() * 60 / idle_s, "requests", 60, "<=", kinds)
 
 
 def _requests_of_a_pass(server: S3Server) -> Iterator[Figure]:

@@ -204,14 +204,16 @@ def check_serve_goes_on(path: Path, refused: str, goes_on: str, mend: Callable[[
 def test_serve_that_starts_on_a_read_only_disk_serves_when_it_can_be_written(disk: Path):
     remount(disk, "ro")
     check_serve_goes_on(
-        disk / "namespace", "cannot be written", "goes on in .* Read-only file system", lambda: remount(disk, "rw")
+        disk / "namespace", "cannot be written", "tries again in .* Read-only file system", lambda: remount(disk, "rw")
     )
 
 
 @pytest.mark.extended
 def test_serve_that_starts_on_a_full_disk_serves_when_there_is_room(disk: Path):
     filler, no_space = fill(disk, 0), "No space left on device"
-    check_serve_goes_on(disk / "namespace", f"cannot be written .{no_space}", f"goes on in .*{no_space}", filler.unlink)
+    check_serve_goes_on(
+        disk / "namespace", f"cannot be written .{no_space}", f"tries again in .*{no_space}", filler.unlink
+    )
 
 
 @pytest.mark.extended

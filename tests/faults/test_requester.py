@@ -8,7 +8,7 @@ from faults.processes import QUICK, TOPIC, Processes, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.requester import IDLE_MS
+from lakemq.engine.client.requests.requester import IDLE_MS
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.errors import ClientEnded

@@ -156,7 +156,7 @@ def test_sigterm_hands_over_at_once(family: Processes):
             start_s = time.monotonic()
             terminate(serving.pop(0))
             publishing.wait_for(2)
-            assert time.monotonic() - start_s < 5
+            assert time.monotonic() - start_s < 10
     terminate(serving[0])
     assert len(check_terms(family.path)) == 5
     check_all(family.path, TOPIC, publishing.acknowledged)

@@ -133,7 +133,7 @@ def publish_neighbouring_files(mq: Connection, topic: str) -> None:
 def test_rows_of_files_with_neighbouring_ids_are_told_apart(
     spark: SparkSession, mq: Connection, topic: str, path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
-    """Rows are joined by a key that is one bigint, in a fetch as in the views."""
+    """Rows are joined by a key that is one bigint, in the views. In a fetch it has the row's block, too."""
     mq.topics.create(topic, partitions=3)
     publish_neighbouring_files(mq, topic)
     wait_for_projection()
@@ -145,13 +145,16 @@ def test_rows_of_files_with_neighbouring_ids_are_told_apart(
     segments = spark.sql(f"SELECT {stem} FROM mq.segments WHERE topic = '{topic}' AND kind = 'data'")
     assert all((path / "messages" / f"{row.stem}.parquet").is_file() for row in segments.collect())
     in_views = [spark.table(f"mq.{view}").where(F.col("topic") == topic) for view in ("log", "log_committed")]
-    for frame in (*in_views, mq.fetch(topic).to_spark()):
+    place = r"\(file_id#\d+L \+ cast\({}#\d+ as bigint\)\)"
+    by_view = [place.format("file_partition"), place.format("partition")]
+    by_fetch = [r"place#\d+L", rf"\({place.format('partition')} \+ \(row#\d+L & -16384\)\)"]
+    frames = [(in_views[0], by_view), (in_views[1], by_view), (mq.fetch(topic).to_spark(), by_fetch)]
+    for frame, sides in frames:
         assert frame.select(columns).orderBy("partition", "offset").toArrow().cast(expected.schema).equals(expected)
         plan = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
         (keys,) = re.findall(r"\w+Join (\[[^]]*\], \[[^]]*\]), Inner", plan)
-        one_key = r"\[\(file_id#\d+L \+ cast\({}#\d+ as bigint\)\)\]"
-        sides = [one_key.format(name) for name in ("file_partition", "partition")]
-        assert re.fullmatch(f"{sides[0]}, {sides[1]}|{sides[1]}, {sides[0]}", keys), keys
+        first, second = (rf"\[{side}\]" for side in sides)
+        assert re.fullmatch(f"{first}, {second}|{second}, {first}", keys), keys
 
 
 @pytest.mark.extended

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -115,8 +116,31 @@ def test_a_batch_is_published_once_whatever_becomes_of_tasks(
     for _ in range(2):
         write.option("txnAppId", topic).option("txnVersion", "1").save()
     assert values(mq, topic) == sorted(str(i) for i in range(100))
-    with pytest.raises(PySparkException, match="do not make a message"):
+    with pytest.raises(PySparkException, match=r"no column for the value. Found \['key'\]"):
         df.select("key").write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
+
+
+def test_a_thread_of_the_program_writes_once_it_has_made_a_dataframe(
+    spark: SparkSession, mq: Connection, path: Path, topic: str
+) -> None:
+    """Spark looks for formats of Python in the session of the thread, and a new thread has none."""
+    mq.topics.create(topic)
+    made_elsewhere = spark.createDataFrame([("elsewhere",)], "value string")
+
+    def write(df: DataFrame) -> None:
+        df.write.format("lakemq").mode("append").option("path", str(path)).option("topic", topic).save()
+
+    def make_and_write() -> None:
+        write(spark.createDataFrame([("here",)], "value string"))
+        write(made_elsewhere)
+
+    with ThreadPoolExecutor(1) as new_thread, pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+        new_thread.submit(write, made_elsewhere).result()
+    with ThreadPoolExecutor(1) as new_thread:
+        new_thread.submit(mq.publish, topic, made_elsewhere).result()
+    with ThreadPoolExecutor(1) as new_thread:
+        new_thread.submit(make_and_write).result()
+    assert values(mq, topic) == ["elsewhere", "elsewhere", "here"]
 
 
 def values(mq: Connection, topic: str) -> list[str]:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reading.arrow import FETCHED
-from lakemq.engine.client.fetch.reading.spark import FETCHED_DDL
+from lakemq.engine.client.fetch.reading.spark import FETCHED_DDL, cut_into_blocks
 from lakemq.engine.protocol.hashing import murmur2
 from lakemq.errors import (
     FileTruncated,
@@ -76,6 +76,19 @@ def test_spark_and_arrow_fetch_the_same_in_the_schema_of_the_kafka_source(
     rows = in_spark.orderBy("partition", "offset").toArrow().cast(FETCHED)
     assert rows.equals(pa.table(fetched.to_arrow(), schema=FETCHED))
     assert rows.num_rows == fetched.record_count == 1000 - 22
+
+
+def test_runs_of_many_blocks_are_fetched_whole(spark: SparkSession, mq: Connection, topic: str) -> None:
+    """A run of rows is joined block by block, and a range may begin and end within a block."""
+    mq.topics.create(topic, partitions=2)
+    mq.publish(topic, build_keyed_rows(spark, 80_000).coalesce(1))
+    fetched = mq.fetch(topic, start={0: 20_000, 1: 0}, end={0: 39_000, 1: 30_001})
+    assert fetched.plan.segments.num_rows == 2
+    places = cut_into_blocks(fetched.plan).column("place")
+    assert len(places) == len(places.unique()) > 4
+    rows = fetched.to_spark().orderBy("partition", "offset").toArrow().cast(FETCHED)
+    assert rows.equals(pa.table(fetched.to_arrow(), schema=FETCHED))
+    assert rows.num_rows == 19_000 + 30_001
 
 
 @pytest.mark.extended
@@ -216,6 +229,13 @@ def test_columns_that_make_no_message_are_refused_by_name(
     with pytest.raises(InvalidRecord, match=re.escape(complaint)):
         mq.publish(topic, spark.range(3).selectExpr(*columns))
     assert mq.end_offsets(topic) == {0: 0, 1: 0}
+
+
+def test_a_streaming_dataframe_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
+    mq.topics.create(topic, partitions=1)
+    stream = spark.readStream.format("rate").load().selectExpr("string(value) AS value")
+    with pytest.raises(InvalidRecord, match="foreachBatch"):
+        mq.publish(topic, stream)
 
 
 @pytest.mark.parametrize(

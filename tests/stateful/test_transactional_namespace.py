@@ -31,7 +31,7 @@ from stateful.runs import runs
 from stateful.world import Killed, World
 
 from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
-from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.client.rows.forms import build_body
 from lakemq.engine.client.rows.publication import Publication, SequenceCounters
 from lakemq.engine.client.rows.routing import RouteCache

@@ -1,5 +1,7 @@
-"""Spark jobs on a standalone cluster with everything in the bucket. Workers begin with empty working folders, and share
-no folder of the namespace, of checkpoints or of sources with the driver.
+"""Spark jobs on a standalone cluster with everything in S3 or Azure.
+
+Workers begin with empty working folders, and share no folder of the namespace, of checkpoints or of sources with the
+driver.
 """
 
 from __future__ import annotations
@@ -11,16 +13,21 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from azurite import AzureServer
 from everything_in_the_bucket import ROWS
-from s3_server import BUCKET, SECRET_KEY, S3Server
+from object_servers import OBJECT_SERVERS
+from s3_server import BUCKET, S3Server
 from standalone_cluster import CHECKOUT, Cluster, standalone_cluster
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.jobs.azure_jars import AZURE_JARS
+from lakemq.jobs.jars import JarSet
 from lakemq.jobs.s3a_jars import S3A_JARS
 from lakemq.tables.storage.object_stores.files import open_files
 
@@ -28,6 +35,46 @@ pytestmark = pytest.mark.timeout(1_200)
 
 PROGRAM = CHECKOUT / "tests" / "everything_in_the_bucket.py"
 JOB_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class SparkStore:
+    """A folder in a store, and what Spark needs to use it.
+
+    url, connector_url: the folder, as users and as Hadoop's connector may name it.
+    """
+
+    server: S3Server | AzureServer
+    url: str
+    connector_url: str
+    jars: JarSet
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """The path of the namespace."""
+        return f"{self.url}/mq"
+
+    @property
+    def job_options(self) -> list[str]:
+        return ["--path", self.path, *(part for key in self.server.options for part in ("--storage-option", key))]
+
+
+def s3_store(s3: S3Server) -> SparkStore:
+    folder = uuid.uuid4().hex
+    return SparkStore(s3, s3.path(folder), f"s3a://{BUCKET}/{folder}", S3A_JARS)
+
+
+def azure_store(azure: AzureServer) -> SparkStore:
+    url = azure.spark_path(uuid.uuid4().hex)
+    return SparkStore(azure, url, url, AZURE_JARS, azure.spark_settings)
+
+
+# Hadoop's connector to Google Cloud Storage takes no address of another server.
+@pytest.fixture(params=[name for name in OBJECT_SERVERS if name != "gcs"])
+def store(request: pytest.FixtureRequest) -> SparkStore:
+    server = request.getfixturevalue(request.param)
+    return s3_store(server) if request.param == "s3" else azure_store(server)
 
 
 @pytest.fixture(scope="module")
@@ -45,34 +92,33 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Iterator[C
 
 
 @pytest.fixture
-def path(s3: S3Server) -> str:
-    return s3.path(f"{uuid.uuid4().hex}/mq")
-
-
-@pytest.fixture
-def mq(s3: S3Server, path: str) -> Iterator[Connection]:
-    with lakemq.connect(path, storage_options=s3.options, create=True) as connection, connection.serving():
+def mq(store: SparkStore) -> Iterator[Connection]:
+    with (
+        lakemq.connect(store.path, storage_options=store.server.options, create=True) as connection,
+        connection.serving(),
+    ):
         for topic in ("orders", "copied", "landed", "again"):
             connection.topics.create(topic, partitions=3)
         yield connection
 
 
-def submit(cluster: Cluster, s3: S3Server, program: Path, *arguments: str) -> list[str]:
+def submit(cluster: Cluster, store: SparkStore, program: Path, *arguments: str) -> list[str]:
     """Run a job to its end, and return its lines. Fail if a process of this machine shows the secret."""
     settings = {
-        "spark_jars": ",".join(map(str, S3A_JARS.resolve())),
+        "spark_jars": ",".join(map(str, store.jars.resolve())),
         "spark_eventLog_enabled": "true",
         "spark_eventLog_dir": (cluster.archive.parent / "events").as_uri(),
+        **store.settings,
     }
     with looking_at_arguments() as seen:
-        job = cluster.submit(program, *arguments, environment=s3.options, **settings)
+        job = cluster.submit(program, *arguments, environment=store.server.options, **settings)
         try:
             output, _ = job.communicate(timeout=JOB_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(cluster.log.read_text()[-5_000:]) from None
     assert job.returncode == 0, output[-5_000:] + cluster.log.read_text()[-10_000:]
     assert any("CoarseGrainedExecutorBackend" in command for command in seen)
-    assert not [command for command in seen if SECRET_KEY in command]
+    assert not [command for command in seen if store.server.secret in command]
     return output.splitlines()
 
 
@@ -99,10 +145,6 @@ def looking_at_arguments() -> Iterator[set[str]]:
         thread.join()
 
 
-def job_options(s3: S3Server, path: str) -> list[str]:
-    return ["--path", path, *(part for key in s3.options for part in ("--storage-option", key))]
-
-
 def end_of(lines: list[str]) -> dict[str, Any]:
     return json.loads(lines[-1])  # type: ignore[no-any-return]
 
@@ -112,9 +154,9 @@ def values(mq: Connection, topic: str) -> list[str]:
 
 
 def test_a_program_needs_no_shared_disk_and_shows_no_credentials(
-    cluster: Cluster, s3: S3Server, mq: Connection, path: str
+    cluster: Cluster, store: SparkStore, mq: Connection
 ) -> None:
-    lines = submit(cluster, s3, PROGRAM, path, f"s3a://{BUCKET}/{uuid.uuid4().hex}", *s3.options)
+    lines = submit(cluster, store, PROGRAM, store.path, store.connector_url, *store.server.options)
     assert end_of(lines) == {
         "published": ROWS,
         "fetched": ROWS,
@@ -126,17 +168,16 @@ def test_a_program_needs_no_shared_disk_and_shows_no_credentials(
     numbers = sorted(map(str, range(2 * ROWS)))
     assert values(mq, "copied") == numbers
     assert values(mq, "orders") == sorted([*numbers, *["inserted"] * 10])
-    assert any("s3://" in line for line in lines if "Scan" in line or "Relation" in line)
-    assert_no_secret(lines, cluster.archive.parent)
+    assert any(store.path.split("/")[0] in line for line in lines if "Scan" in line or "Relation" in line)
+    assert_no_secret(store.server.secret, lines, cluster.archive.parent)
 
 
 def test_the_jobs_need_no_shared_disk_and_show_no_credentials(
-    cluster: Cluster, s3: S3Server, mq: Connection, path: str
+    cluster: Cluster, store: SparkStore, mq: Connection
 ) -> None:
-    """The source of the micro-batch job and its checkpoint are in the bucket."""
+    """The source of the micro-batch job and its checkpoint are in the store."""
     rows = "".join(f'{{"value": "{number}"}}\n' for number in range(20))
-    landing = s3.path(uuid.uuid4().hex)
-    open_files(landing, s3.options).put("landed/rows.json", rows.encode())
+    open_files(store.url, store.server.options).put("landed/rows.json", rows.encode())
     source = [
         "--query",
         "landing",
@@ -149,25 +190,25 @@ def test_the_jobs_need_no_shared_disk_and_show_no_credentials(
         "--value",
         "value",
     ]
-    source += ["--source-option", f"path={landing}/landed"]
-    lines = submit(cluster, s3, CHECKOUT / "jobs" / "microbatch.py", *job_options(s3, path), *source)
+    source += ["--source-option", f"path={store.url}/landed"]
+    lines = submit(cluster, store, CHECKOUT / "jobs" / "microbatch.py", *store.job_options, *source)
     ended = end_of(lines)
     assert (ended["exit_code"], ended["inbox_records"], ended["records"]) == (0, 0, 20)
     assert values(mq, "landed") == sorted(map(str, range(20)))
 
     topics = ["--from", "landed", "--to", "again"]
-    lines += submit(cluster, s3, CHECKOUT / "jobs" / "copy_topic.py", *job_options(s3, path), *topics)
+    lines += submit(cluster, store, CHECKOUT / "jobs" / "copy_topic.py", *store.job_options, *topics)
     assert (end_of(lines)["exit_code"], end_of(lines)["records"]) == (0, 20)
     assert values(mq, "again") == values(mq, "landed")
-    assert_no_secret(lines, cluster.archive.parent)
+    assert_no_secret(store.server.secret, lines, cluster.archive.parent)
 
 
-def assert_no_secret(lines: list[str], folder: Path) -> None:
+def assert_no_secret(secret: str, lines: list[str], folder: Path) -> None:
     """Check all that the jobs, the master, the workers, the executors and Spark's event log have written."""
-    assert SECRET_KEY not in "\n".join(lines)
+    assert secret not in "\n".join(lines)
     files = [file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".jar", ".zip")]
     names = [file.name for file in files]
     assert "jobs.log" in names
     assert "stderr" in names  # an executor's
     assert list((folder / "events").iterdir())
-    assert [str(file) for file in files if SECRET_KEY.encode() in file.read_bytes()] == []
+    assert [str(file) for file in files if secret.encode() in file.read_bytes()] == []

@@ -16,7 +16,7 @@ from store_proxy import run_proxy
 from stores.test_processes import CONFIG, TOPIC, Children, Sending, check_each_once, children, path, terms, until
 
 import lakemq
-from lakemq.tables.storage.coordination.line_objects import find_newest_line
+from lakemq.tables.storage.coordination.line_objects import list_lines
 
 __all__ = ["children", "path"]  # fixtures
 
@@ -37,7 +37,7 @@ def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
     with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
         first = children.serve(path, object_server.options, CONFIG + listen)
         files = mq.namespace.files
-        until(lambda: find_newest_line(files) is not None, "a leader listens")
+        until(lambda: bool(list_lines(files)), "a leader listens")
         mq.topics.create(TOPIC)
         children.serve(path, object_server.options, CONFIG + listen)
         sending = Sending(mq)
@@ -79,7 +79,7 @@ def test_a_step_by_line_takes_two_requests(s3: S3Server, children: Children, tmp
         options = s3.at(url).options
         children.serve(path, options, CONFIG + LISTENING["TLS"])
         with lakemq.connect(path, storage_options=options) as mq:
-            until(lambda: find_newest_line(mq.namespace.files) is not None, "a leader listens")
+            until(lambda: bool(list_lines(mq.namespace.files)), "a leader listens")
             mq.topics.create(TOPIC)
             with mq.producer() as producer:
                 producer.send(TOPIC, value="first").result(60)
@@ -103,7 +103,7 @@ def test_an_idle_leader_whose_clients_have_lines_takes_a_request_in_a_second(
         run_proxy(s3.url, "--log", str(log)) as url,
     ):
         children.serve(path, s3.at(url).options, LISTENING["plain"])
-        until(lambda: find_newest_line(mq.namespace.files) is not None, "a leader listens")
+        until(lambda: bool(list_lines(mq.namespace.files)), "a leader listens")
         mq.topics.create(TOPIC)
         assert sends_on_line(mq)
         time.sleep(6)  # the projection of these, and listings that become less frequent

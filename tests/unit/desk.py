@@ -9,7 +9,7 @@ from typing import Any
 from clocks import ManualClock
 from faulty_files import FaultyFiles
 
-from lakemq.engine.client.requester import Requester
+from lakemq.engine.client.requests.requester import Requester
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.kinds import AnyResult

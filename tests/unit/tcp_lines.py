@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unit.line_peers import PATIENCE_S, LineClient, LineLeader
 
-from lakemq.engine.client.line_connector import connect_to_leader
+from lakemq.engine.client.requests.line_connector import connect_to_leader
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, LineAddress, encode_hello
 from lakemq.engine.sequencer.letters.line_certificate import make_tls_context
 from lakemq.engine.sequencer.letters.line_connections import LineListener

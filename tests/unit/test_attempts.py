@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from clocks import ManualClock
 
-from lakemq.engine.client.attempts import NEVER_PUBLISHED, ask_with_retries
+from lakemq.engine.client.requests.attempts import NEVER_PUBLISHED, ask_with_retries
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,

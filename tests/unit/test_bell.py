@@ -14,7 +14,7 @@ import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
 
-from lakemq.engine.client.requester import Requester
+from lakemq.engine.client.requests.requester import Requester
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
 from lakemq.engine.protocol.codec.letter import encode_answer

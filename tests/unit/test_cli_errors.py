@@ -295,7 +295,7 @@ def test_any_error_is_told_in_one_printable_line() -> None:
         == "KAFKA_STORAGE_ERROR: No space left on device: /x"
     )
     assert describe_error(pa.ArrowInvalid("bad")) == "KAFKA_STORAGE_ERROR: bad"
-    assert describe_error(NotATable("topics: truncated")) == "NOT_A_NAMESPACE: topics: truncated"
+    assert describe_error(NotATable("topics: truncated")) == "NOT_A_NAMESPACE: topics: truncated."
     assert describe_error(NewerTable("topics: version 9")).startswith("NEWER_FORMAT: topics: version 9")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -14,9 +15,11 @@ import pytest
 from typer.testing import CliRunner, Result
 from unit.served import new_name, new_topic, served, until
 
+import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import GROUP
 from lakemq.jobs.cli import app
+from lakemq.tables.storage.coordination.step_objects import step_name
 
 pytestmark = pytest.mark.slow
 
@@ -233,3 +236,27 @@ def test_the_settings_of_a_group_can_be_read_back(mq: Connection, lake: Lakemq, 
     assert (described.settings["max.redelivery.count"], described.settings["group.assignor"]) == (5, "range")
     assert mq.groups.describe(bare).config == {}
     lake("describe", name, "--settings", "--members", code=2)
+
+
+def test_figures_that_are_old_because_the_leader_is_silent_come_with_a_warning(tmp_path: Path) -> None:
+    with served(tmp_path) as mq:
+        topic = new_topic(mq)
+        group = committed(mq, topic, 0)
+        path = mq.namespace.path
+        assert [read_warning(path, command, group) for command in ("describe", "lag")] == ["", ""]
+    with lakemq.connect(path) as mq:
+        sequencer = mq.sequencer()
+        assert sequencer.try_lead()
+        last_step = Path(path, step_name(sequencer.state.step))
+        put_s = last_step.stat().st_mtime - 60
+        os.utime(last_step, (put_s, put_s))
+        for command in ("describe", "lag"):
+            assert f"The leader {sequencer.name} is silent: its lease is 10 s." in read_warning(path, command, group)
+        sequencer.resign()
+
+
+def read_warning(path: str, command: str, group: str) -> str:
+    result = CliRunner().invoke(app, ["--path", path, "--output", "json", "groups", command, group])
+    assert result.exit_code == 0
+    assert {json.loads(line)["group"] for line in result.stdout.splitlines()} == {group}
+    return result.stderr

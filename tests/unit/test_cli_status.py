@@ -16,13 +16,14 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 from unit.consuming import take_messages
-from unit.served import new_name, new_topic, until
+from unit.served import new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.jobs.cli import app
 from lakemq.jobs.state.leadership import Leadership
+from lakemq.tables.storage.coordination import tcp_sockets
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 
 pytestmark = pytest.mark.slow
@@ -67,8 +68,26 @@ def test_a_leader_is_silent_after_its_lease(silent_ms: int, leader: str, is_sile
         put_ms=0,
         silent_ms=silent_ms,
         standbys=(),
+        lines=(),
+        missing_lines=(),
     )
     assert leadership.is_silent is is_silent
+
+
+def test_the_page_shows_where_clients_connect_and_where_they_cannot(tmp_path: Path) -> None:
+    taken = tcp_sockets.listen("127.0.0.1", 0)
+    place = f"127.0.0.1:{taken.getsockname()[1]}"
+    with served(tmp_path, **{"line.listen": place}) as mq:
+        until(lambda: mq.state().leader != "")
+        path = mq.namespace.path
+        until(lambda: bool(read_json(path)["lines"]))
+        record = read_json(path)
+        text = run(path, "status", "--once").stdout
+    taken.close()
+    assert [line.startswith("line/") for line in record["lines"]] == [True]
+    assert [f"line.listen {place} cannot be used" in reason for reason in record["missing_lines"]] == [True]
+    assert f"{record['lines'][0]}; line.listen {place} cannot be used" in text
+    assert "Address already in use), tried again every few seconds" in text
 
 
 def test_the_figures_are_those_of_the_namespace(mq: Connection) -> None:

@@ -196,6 +196,7 @@ def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed
 def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: str) -> None:
     (row,) = found("groups", "lag", "mirror")
     assert row.pop("committed_at").endswith("Z")
+    assert row.pop("committed_at_ms") > 0
     assert row == {
         "group": "mirror",
         "topic": "in",

@@ -21,9 +21,9 @@ from lakemq.engine.protocol.codec.letter import (
     decode_letter,
     encode_answer,
     encode_letter,
+    encode_request,
 )
 from lakemq.engine.protocol.codec.letter_rows import encode_rows
-from lakemq.engine.protocol.codec.request import encode_request
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Answer, Letter, Unreadable
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from lakemq.engine.protocol.codec.request import encode_request
+from lakemq.engine.protocol.codec.letter import encode_request
 from lakemq.engine.protocol.errors import InvalidRequest
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.kinds import AnyRequest

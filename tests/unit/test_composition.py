@@ -38,7 +38,7 @@ def test_a_consumer_has_the_calls_of_its_protocol_and_no_others() -> None:
     calls = {kind: {name for name in dir(kind) if not name.startswith("_")} for kind in CONSUMERS}
     common = {"poll", "until_end", "position", "lag", "commit", "committed", "pause", "resume", "close"}
     membership = {"member_id", "assignment", "subscription", "subscribe", "unsubscribe"}
-    membership |= {"may_get_some", "group_lag", "go_back"}
+    membership |= {"is_rebalancing", "group_lag", "go_back"}
     assert calls[AssignedConsumer] == common | {"seek"}
     assert calls[GroupConsumer] == common | membership | {"seek"}
     assert calls[QueueConsumer] == common | membership | {"ack", "ack_through", "nack", "reject", "flush"}

@@ -264,9 +264,16 @@ def test_inputs_are_bounded(browser: Browser, path: str, inputs: dict[str, Any])
     assert notices(browser.get(path, 400, **inputs))
 
 
-def test_a_misspelled_input_of_the_history_is_refused(browser: Browser) -> None:
-    page = browser.get("/history", 400, since="02:10")
-    assert any("There is no input 'since' here. Expected: at, minutes." in text for text in notices(page))
+@pytest.mark.parametrize("path", PAGES)
+def test_an_input_that_a_page_does_not_take_is_refused(browser: Browser, path: str) -> None:
+    page = browser.get(path, 400, **{**PLACES.get(path, {}), "since": "02:10"})
+    expected = ", ".join(PAGES[path].inputs) or "none"
+    assert any(f"There is no input 'since' here. Expected: {expected}." in text for text in notices(page))
+
+
+def test_a_form_with_an_input_that_its_page_does_not_take_is_refused(browser: Browser) -> None:
+    page = browser.submit(browser.get("/doctor"), "/doctor", 400, since="02:10")
+    assert any("There is no input 'since' here. Expected: none." in text for text in notices(page))
 
 
 def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
 from lakemq.jobs.console.parts import Table
 from lakemq.jobs.console.payloads import escape_invisible, indent_json, show_payload
-from lakemq.jobs.console.rendering import MOST_ROWS, format_length, format_size, make_link, make_templates
+from lakemq.jobs.console.rendering import MOST_ROWS, format_length, make_link, make_templates
+from lakemq.jobs.output import format_size
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

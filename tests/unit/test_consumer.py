@@ -19,7 +19,7 @@ from unit.served import CONFIG, new_name, new_topic, read_committed_offset, valu
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.poll_sizes import poll_sizes
+from lakemq.engine.client.consume.range_fetcher import divide_room
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit
 from lakemq.errors import (
@@ -58,13 +58,13 @@ def create_filled_topic(mq: Connection, *counts: int) -> str:
     return topic
 
 
-# -- poll_sizes ---------------------------------------------------------------------------------------------
+# -- divide_room ---------------------------------------------------------------------------------------------
 
 
 @examples()
 @given(st.dictionaries(st.integers(0, 20), st.integers(-3, 50)), st.integers(0, 200))
 def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: int):
-    sizes = poll_sizes(behind, room)
+    sizes = divide_room(behind, room)
     assert sizes.keys() == behind.keys()
     assert sum(sizes.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
     assert all(0 <= sizes[place] <= max(0, lag) for place, lag in behind.items())
@@ -76,10 +76,10 @@ def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: i
 
 
 def test_what_one_cannot_use_goes_to_the_others():
-    assert poll_sizes({"a": 2, "b": 100, "c": 100}, 10) == {"a": 2, "b": 4, "c": 4}
-    assert poll_sizes({"a": 0, "b": 1, "c": 9}, 5) == {"a": 0, "b": 1, "c": 4}
-    assert poll_sizes({"a": 9, "b": 9}, 1) == {"a": 1, "b": 0}
-    assert poll_sizes({}, 5) == {}
+    assert divide_room({"a": 2, "b": 100, "c": 100}, 10) == {"a": 2, "b": 4, "c": 4}
+    assert divide_room({"a": 0, "b": 1, "c": 9}, 5) == {"a": 0, "b": 1, "c": 4}
+    assert divide_room({"a": 9, "b": 9}, 1) == {"a": 1, "b": 0}
+    assert divide_room({}, 5) == {}
 
 
 # -- polling --------------------------------------------------------------------------------------------
@@ -366,6 +366,7 @@ def test_messages_that_are_deleted_during_a_poll(mq: Connection, group: str):
         def delete_and_fetch(*args: Any, **options: Any) -> Any:
             consumer._reader.fetcher.fetch = fetch
             mq.topics.delete_records(topic, {0: 2})
+            values(mq, topic)  # another reader of the connection sees that the messages are gone
             return fetch(*args, **options)
 
         consumer._reader.fetcher.fetch = delete_and_fetch

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import new_name, new_topic, read_committed_offset
+from unit.served import new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import TransactionAbortable, UnknownTopicId, UnknownTopicOrPartition
@@ -78,6 +78,7 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
         def recreate_and_fetch(*args: Any, **options: Any) -> Any:
             consumer._reader.fetcher.fetch = fetch
             recreate_topic(mq, topic, "new 0", "new 1")
+            values(mq, topic)  # another reader of the connection sees the new topic
             return fetch(*args, **options)
 
         consumer.poll(max_records=1)

@@ -164,3 +164,38 @@ def test_a_mistake_of_ours_is_not_told_as_damage(
     monkeypatch.setattr(recovery, "restore", fail)
     with pytest.raises(error_type, match="a mistake"):
         reader.topics.list()
+
+
+@pytest.mark.parametrize("damage", ["a bit flipped", "truncated", "empty", "another step"])
+@pytest.mark.parametrize("from_newest", [1, 3])
+def test_a_step_whose_bytes_were_changed_is_refused_by_its_name(tmp_path: Path, damage: str, from_newest: int) -> None:
+    """A follower that stands before the step, and a new reader, get no changed message."""
+    config = {"project.interval.ms": 600_000}
+    with (
+        lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq,
+        mq.serving(),
+        lakemq.connect(mq.namespace.path) as follower,
+    ):
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["first"]}))
+        assert len(follower.fetch("t")) == 1
+        for number in range(5):
+            mq.publish("t", pa.table({"value": [f"message {number}"]}))
+        steps = sorted(step for step in (tmp_path / "mq/steps").iterdir() if step.name.isdigit())
+        step = steps[-from_newest]
+        body = step.read_bytes()
+        changed = {
+            "a bit flipped": body.replace(b"message", b"massage"),
+            "truncated": body[: len(body) // 2],
+            "empty": b"",
+            "another step": steps[-from_newest - 1].read_bytes(),
+        }
+        step.unlink()
+        step.write_bytes(changed[damage])
+        with lakemq.connect(mq.namespace.path) as new_reader:
+            for reader in follower, new_reader:
+                with pytest.raises(TableDamaged, match=step.name):
+                    reader.fetch("t")
+        # so that the sequencer, which stops at a changed step, ends in order
+        step.unlink()
+        step.write_bytes(body)

@@ -17,10 +17,10 @@ from unit.desk import Desk
 from unit.served import CONFIG, new_name, new_topic, until, values
 
 import lakemq
-from lakemq.engine.client import direct_line
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.direct_line import DirectLine
-from lakemq.engine.client.requester import Requester
+from lakemq.engine.client.requests import direct_line
+from lakemq.engine.client.requests.direct_line import DirectLine
+from lakemq.engine.client.requests.requester import Requester
 from lakemq.engine.namespace.line_frames import FrameKind, LineAddress, encode_address, encode_frame
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut

@@ -26,7 +26,8 @@ from lakemq.jobs import jars
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor import examination as doctor
 from lakemq.jobs.doctor import namespace as doctor_namespace
-from lakemq.jobs.doctor.examination import Finding, examine, requirements, within
+from lakemq.jobs.doctor.examination import examine, requirements, within
+from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.doctor.namespace import check_sequencer, make_checks
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS

@@ -1,4 +1,4 @@
-"""The rows of a plan are found in files and in parts that ride in the journal. Both ways to join them agree."""
+"""The rows of a plan are found in files and in steps. Both ways to join them agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from lakemq.engine.client.fetch.fetch_result import Message, _iterate_messages
 from lakemq.engine.client.fetch.lookup.lookup import PLAN_SCHEMA
-from lakemq.engine.client.fetch.lookup.tail import JournalPart
+from lakemq.engine.client.fetch.lookup.tail import StepRows
 from lakemq.engine.client.fetch.planning.plan import FetchPlan
 from lakemq.engine.client.fetch.reading import arrow
 from lakemq.engine.client.fetch.reading.arrow import FETCHED, fetch_arrow
@@ -36,13 +36,13 @@ def make_body(first: int, count: int) -> pa.Table:
     return pa.table([pa.array(values.get(f.name, [None] * count), f.type) for f in BODY_SCHEMA], schema=BODY_SCHEMA)
 
 
-def make_parts(*bounds: tuple[int, int]) -> list[JournalPart]:
-    return [JournalPart(first, end - first, encode_rows(make_body(first, end - first))) for first, end in bounds]
+def make_parts(*bounds: tuple[int, int]) -> list[StepRows]:
+    return [StepRows(first, end - first, encode_rows(make_body(first, end - first))) for first, end in bounds]
 
 
 def make_plan(
     ranges: list[tuple[int, int, int]],
-    held_parts: list[JournalPart],
+    held_parts: list[StepRows],
     footer: int | None = None,
     append: int | None = None,
 ) -> FetchPlan:
@@ -89,7 +89,7 @@ def test_what_is_in_no_part_must_be_in_the_file(tmp_path: Path, range_: tuple[in
 
 
 def test_a_part_that_has_other_rows_than_it_says_is_no_rows(tmp_path: Path) -> None:
-    short = [JournalPart(0, 5, encode_rows(make_body(0, 4)))]
+    short = [StepRows(0, 5, encode_rows(make_body(0, 4)))]
     with pytest.raises(FileTruncated, match="not where they were"):
         fetch_arrow(LocalFiles(str(tmp_path)), make_plan([(PENDING, 0, 2)], short))
 

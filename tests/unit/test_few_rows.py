@@ -12,7 +12,7 @@ from examples import examples
 from hypothesis import example, given
 from protocol_harness import letter_bytes
 
-from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.protocol.codec.few_rows import (
     MAX_FEW_BYTES,
     FewRows,

@@ -208,11 +208,13 @@ def test_an_output_may_be_empty_and_may_be_closed_by_its_writer(files: Files):
         assert source.read() == b""
 
 
-def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path):
+@pytest.mark.parametrize("pieces", [1, 20])
+def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path, pieces: int):
 
     def interrupt_write() -> None:
         with files.open_output("data/a") as sink:
-            sink.write(b"x" * 1_000_000)
+            for _ in range(pieces):
+                sink.write(b"x" * 1_000_000)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -395,7 +397,7 @@ def test_what_is_no_object_is_refused_and_never_waited_for(tmp_path: Path, kind:
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=reason):
         files.get("box/it", 100)
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(os.listdir("/proc/self/fd")) <= opened
     assert "box/other" in files.list("box")
     assert files.folders("box") == (["box/it"] if kind == "a folder" else [])
 
@@ -577,6 +579,9 @@ def test_a_relative_path_is_fixed_when_opened(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     "root",
     [
+        "",
+        "s3:/a/b",
+        "dbfs:/a",
         "file:relative",
         "file://host/a",
         "hdfs://host/a",

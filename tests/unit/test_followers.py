@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 from clocks import AheadClock
 from unit.line_peers import PATIENCE_S
-from unit.served import CONFIG, new_name, new_topic, values
+from unit.served import CONFIG, new_name, new_topic, served, values
 from unit.test_direct_line import letter_of
 from unit.test_lines import Client, Leader
 
 import lakemq
-from lakemq.engine.client.direct_line import DirectLine
 from lakemq.engine.client.fetch import step_waiter
 from lakemq.engine.client.fetch.fetcher import Fetcher
-from lakemq.engine.client.fetch.lookup.reader import Reader
+from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
-from lakemq.engine.client.follow_line import FollowLine
+from lakemq.engine.client.requests.direct_line import DirectLine
+from lakemq.engine.client.requests.follow_line import FollowLine
 from lakemq.engine.namespace.follow_frames import FollowFrameKind, encode_number_frame
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_frame, encode_letter_frame
 from lakemq.engine.protocol.errors import NotLeader
@@ -63,7 +63,8 @@ def has_nothing(client: Client) -> bool:
 
 
 def announce(leader: Leader, step: int) -> None:
-    leader.lines.note_step(leader.clock.steady_ms(), step)
+    leader.lines.note_step(leader.clock.steady_ms())
+    leader.lines.followers.note_step(step)
     leader.lines.followers.announce()
 
 
@@ -89,7 +90,8 @@ def test_a_follower_that_is_behind_is_told_at_once(leader: Leader) -> None:
 def test_a_step_is_not_told_of_before_it_is_announced(leader: Leader) -> None:
     """The letters of a step are answered first."""
     client = leader.connect().greet()
-    leader.lines.note_step(leader.clock.steady_ms(), 3)
+    leader.lines.note_step(leader.clock.steady_ms())
+    leader.lines.followers.note_step(3)
     await_step(client, 2)
     leader.drain()
     assert has_nothing(client)
@@ -276,7 +278,7 @@ def test_a_step_that_another_thread_reads_first_ends_the_poll_too(
         monkeypatch.setattr(StepWaiter, "wait", read_before_waiting)
         began_s = time.monotonic()
         assert len(consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)) == 1
-        assert time.monotonic() - began_s < step_waiter.LINE_LOOK_MS / 2_000
+        assert time.monotonic() - began_s < step_waiter.LEAST_LINE_LOOK_MS / 2_000
 
 
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -299,7 +301,82 @@ def test_an_idle_follower_with_a_line_looks_rarely(
         consumer.poll()
         del looks[:]
         consumer.poll(timeout_ms=1_000, poll_ms=5)
-    assert 2 <= len(looks) <= 12, "a look when it begins and ends, and for steps that other tests have caused"
+    assert 1 <= len(looks) <= 10, "a look when it begins, and for steps that other tests have caused"
+
+
+def open_consumer(mq: lakemq.Connection, topic: str, protocol: str | None) -> Any:
+    if protocol is None:
+        return mq.consumer(new_name("g"), assign=[topic])
+    return mq.consumer(new_name("g"), topics=[topic], protocol=protocol)
+
+
+@pytest.mark.parametrize("protocol", [None, "queue", "cooperative"])
+def test_polls_look_for_no_steps_while_the_leader_would_tell_of_them(
+    mq: lakemq.Connection, protocol: str | None, without_inotify: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq)
+    looks = count_looks(monkeypatch)
+    with open_consumer(mq, topic, protocol) as consumer:
+        for _ in range(5):
+            consumer.poll(timeout_ms=200)  # it takes what the group decides, and asks the leader for a hint
+        del looks[:]
+        for _ in range(10):
+            assert len(consumer.poll(timeout_ms=200)) == 0
+        assert len(looks) <= 4, "for steps that other tests have caused"
+        send(mq, topic, "1")
+        assert [message.value for message in consumer.poll(timeout_ms=FAR_MS)] == [b"1"]
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 20])
+def test_a_poll_with_a_short_timeout_looks(
+    mq: lakemq.Connection, timeout_ms: int, without_inotify: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to find whatever was acknowledged before, although the hint may be on its way."""
+    topic = new_topic(mq)
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll(timeout_ms=200)
+        monkeypatch.setattr(consumer._loop._waiter._line, "wait_for_hint", lambda timeout_ms: False)  # type: ignore[attr-defined]
+        send(mq, topic, "1")
+        assert [message.value for message in consumer.poll(timeout_ms=timeout_ms)] == [b"1"]
+
+
+def test_polls_find_a_step_that_the_leader_did_not_tell_of(
+    mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each poll is shorter than the time between two looks."""
+    topic = new_topic(mq)
+    monkeypatch.setattr(step_waiter, "find_line_look_ms", lambda lease_ms: 300)
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll(timeout_ms=200)
+        line = consumer._loop._waiter._line  # type: ignore[attr-defined]
+        stopped = line._connection
+        monkeypatch.setattr(line, "wait_for_hint", lambda timeout_ms: bool(time.sleep(timeout_ms / 1000)))
+        send(mq, topic, "1")
+        end_s = time.monotonic() + SOON_S
+        while not (batch := consumer.poll(timeout_ms=200)) and time.monotonic() < end_s:
+            pass
+        assert [message.value for message in batch] == [b"1"]
+        assert stopped is not None
+        assert line._connection is None
+
+
+@pytest.mark.parametrize(("lease_ms", "look_ms"), [(1_000, 5_000), (10_000, 10_000), (30_000, 12_000)])
+def test_a_waiter_on_a_line_looks_once_in_a_lease_before_its_reader_would_load_again(lease_ms: int, look_ms: int):
+    assert step_waiter.find_line_look_ms(lease_ms) == look_ms < REBASE_MS
+
+
+def test_followers_are_not_told_of_renewed_leases(tmp_path: Path) -> None:
+    with served(tmp_path, **{"lease.ms": 900}) as mq:
+        mq.topics.create("t")  # the sequencer leads when this returns
+        term = mq._open.serving[0].sequencer._term
+        assert term is not None
+        assert term.lines is not None
+        announced_step = term.lines.followers._announced_step
+        first_step, end_s = mq.state().step, time.monotonic() + SOON_S
+        while mq.state().step < first_step + 2 and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert mq.state().step >= first_step + 2
+        assert term.lines.followers._announced_step == announced_step
 
 
 def test_a_step_that_the_leader_did_not_tell_of_is_found_by_the_next_look(
@@ -386,7 +463,7 @@ class SilentLine:
 def test_an_answer_ends_a_wait_for_steps() -> None:
     answers: list[int] = []
     line: Any = SilentLine()
-    waiter = StepWaiter(lambda: None, AheadClock(), line, lambda: 1, lambda: len(answers), FAR_MS)
+    waiter = StepWaiter(lambda: None, AheadClock(), line, lambda: 1, lambda: 0, lambda: len(answers), FAR_MS)
     waiter.reset()
     answering = threading.Timer(0.1, lambda: answers.append(1))
     answering.start()

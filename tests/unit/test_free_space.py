@@ -41,4 +41,6 @@ def test_little_room_is_low(space: FreeSpace, is_low: bool) -> None:
 
 def test_the_text_has_the_share_and_the_bytes() -> None:
     assert describe_free_space(ROOMY) == "40% full, 60 GB of 100 GB free"
+    large = replace(ROOMY, size_bytes=1_010 * GB, free_bytes=1_005 * GB)
+    assert describe_free_space(large) == "0% full, 1005 GB of 1010 GB free"
     assert describe_free_space(replace(ROOMY, free_inodes=100)).endswith("and room for only 100 more files")

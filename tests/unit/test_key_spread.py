@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_topic, served
+from unit.served import new_topic, served, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
+from lakemq.jobs.doctor import namespace
 from lakemq.jobs.doctor.namespace import check_spread
-from lakemq.jobs.state.key_spread import KeySpread, PartitionSpread, find_key_spread
+from lakemq.jobs.state import key_spread
+from lakemq.jobs.state.key_spread import (
+    RECENT_MS,
+    KeySpread,
+    PartitionSpread,
+    count_recent_offsets,
+    describe_fullest_partition,
+    find_key_spread,
+)
 
 # -- warnings -------------------------------------------------------------------------------------------
 
@@ -159,7 +169,35 @@ def test_the_doctor_advises_of_a_partition_with_twice_its_share(mq: Connection) 
         mq.publish(uneven, rows(partition, ["k"] * (count if partition else 400)))
     finding = check_spread(mq)
     assert finding.ok
-    assert f"partition 0 of {uneven} has 67% of the offsets, fair is 33%" in finding.found
+    assert f"partition 0 of {uneven} has 67% of the offsets" in finding.found
+    assert "fair is 33%" in finding.found
     assert finding.state == "advice"
     assert "--keys" in finding.mend
     assert f"of {even} has" not in finding.found
+
+
+@pytest.mark.slow
+def test_the_doctor_advises_of_a_partition_that_became_hot_lately(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq, 3)
+    for partition in range(3):
+        mq.publish(topic, rows(partition, ["k"] * 2_000))
+    time.sleep(0.1)
+    hour_began_ms = mq.namespace.files.time_ms()
+    time.sleep(0.1)
+    for partition, count in ((0, 300), (1, 30), (2, 30)):
+        mq.publish(topic, rows(partition, ["k"] * count))
+    topic_id, now_ms = mq.topics.describe(topic).topic_id, hour_began_ms + RECENT_MS
+    until(lambda: count_recent_offsets(mq, now_ms)[topic_id] == {0: 300, 1: 30, 2: 30})
+    monkeypatch.setattr(namespace, "store_now_ms", lambda _: now_ms)
+    assert f"partition 0 of {topic} has 83% of the offsets of the last hour, fair is 33%" in check_spread(mq).found
+    monkeypatch.setattr(key_spread, "MOST_DECISIONS", 0)
+    assert topic not in check_spread(mq).found
+
+
+def test_recent_offsets_count_only_if_they_are_enough_to_tell(mq: Connection) -> None:
+    topic = mq.topics.describe(new_topic(mq, 2))
+    assert describe_fullest_partition(topic, {0: 199}) is None
+    assert "100% of the offsets of the last hour" in (describe_fullest_partition(topic, {0: 200}) or "")
+    assert describe_fullest_partition(topic, {0: 110, 1: 90}) is None

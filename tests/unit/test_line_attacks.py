@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from clocks import AheadClock
 from unit.line_peers import LEASE_MS, PATIENCE_S, until
 from unit.tcp_lines import TcpLeader
 
 from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame
-from lakemq.engine.namespace.line_frames import Frame, FrameKind, encode_hello
+from lakemq.engine.namespace.line_frames import (
+    Frame,
+    FrameKind,
+    Hello,
+    decode_address,
+    encode_frame,
+    encode_hello,
+    encode_letter_frame,
+)
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import line_beats, line_opener
 from lakemq.engine.sequencer.letters.lines import LineServer
+from lakemq.tables.storage.coordination import unix_sockets
 from lakemq.tables.storage.coordination.line_objects import line_name
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
@@ -92,6 +104,38 @@ def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
     leader.serve(leader.connect())
 
 
+def draw_nonsense(chance: random.Random, hello: Hello) -> bytes:
+    """Return frames of all kinds, cut, doubled, out of order, with huge lengths, or of another epoch."""
+    other_epoch = msgspec.structs.replace(hello, epoch=hello.epoch + chance.choice((-1, 1)))
+    parts = [
+        encode_hello(hello),
+        encode_hello(other_epoch),
+        encode_frame(chance.randrange(256), chance.randbytes(chance.randrange(100))),
+        encode_letter_frame(chance.choice((0, 1, 2**64 - 1)), chance.randbytes(20)),
+        encode_beat_frame(LineBeat("ff", 2**62, chance.randbytes(9))),
+        b"\xff\xff\xff\xff\x01",
+        chance.randbytes(60),
+    ]
+    data = b"".join(chance.choice(parts) for _ in range(chance.randrange(1, 6)))
+    return data[: chance.randrange(1, len(data) + 1)] if chance.random() < 0.3 else data
+
+
+def test_nonsense_of_many_connections_harms_no_other_line(tmp_path: Path) -> None:
+    leader = TcpLeader(tmp_path, has_tls=False)
+    client, chance = leader.connect("honest"), random.Random(1)
+    for number in range(1, 11):
+        for _ in range(20):
+            stranger, hello = leader.reach("stranger")
+            with suppress(ConnectionError):  # the leader closes the line while this end still sends
+                stranger.send(draw_nonsense(chance, hello))
+            stranger.socket.close()
+        leader.drain()
+        while (letter := leader.lines.table.take_letter()) is not None:
+            leader.lines.table.answer(letter, b"an answer to nobody")
+        leader.serve(client, number)
+    leader.lines.close()
+
+
 def test_clients_that_have_gone_leave_no_descriptor_and_no_object(leader: TcpLeader) -> None:
     def count_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -102,7 +146,8 @@ def test_clients_that_have_gone_leave_no_descriptor_and_no_object(leader: TcpLea
     for number in range(50):
         leader.connect(f"c{number}").socket.close()
     until(lambda: len(leader.lines.table) == 0)
-    assert count_descriptors() == descriptors
+    # What earlier tests left to the garbage collector may be closed meanwhile.
+    assert count_descriptors() <= descriptors
     assert threading.active_count() <= threads + 3, "there are four threads for proofs, of which one was there"
     assert leader.files.list("mailbox") == []
 
@@ -133,7 +178,7 @@ def open_lines(files: LocalFiles) -> LineServer:
 
 def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One failed request at the take-over must not leave clients with the mailbox for the whole term."""
-    monkeypatch.setattr(line_opener, "ANNOUNCE_AGAIN_S", 0.01)
+    monkeypatch.setattr(line_opener, "AGAIN_S", 0.01)
     files = FailingFiles(str(tmp_path), failures=3)
     files.may_put.set()
     lines = open_lines(files)
@@ -142,26 +187,31 @@ def test_a_line_that_could_not_be_announced_is_announced_later(tmp_path: Path, m
     assert files.list("line") == []
 
 
-def test_a_socket_that_cannot_be_made_is_reported_and_the_next_leader_has_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_socket_that_cannot_be_made_is_reported_and_made_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(line_opener, "AGAIN_S", 0.05)
     obstacle = tmp_path / "line"
     obstacle.touch()
-    files, clock = LocalFiles(str(tmp_path)), AheadClock()
-    assert line_opener.open_term_lines(files, "ns", 1, LEASE_MS, clock.steady_ms(), threading.Event(), clock) is None
+    files = LocalFiles(str(tmp_path))
+    lines = open_lines(files)
     assert [record.levelname for record in caplog.records if "no socket can be made" in record.message] == ["WARNING"]
     obstacle.unlink()
-    open_lines(files).close()
+    until(lambda: line_name(1) in files.list("line"))
+    address = decode_address(files.get(line_name(1)))
+    unix_sockets.connect(str(tmp_path / address.socket), 1).close()
+    lines.close()
+    assert list(obstacle.iterdir()) == []
 
 
 def test_a_line_that_is_announced_while_its_term_ends_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_opener, "ANNOUNCE_AGAIN_S", 0.01)
+    monkeypatch.setattr(line_opener, "AGAIN_S", 0.01)
     files = FailingFiles(str(tmp_path), failures=1)
     lines = open_lines(files)
     assert files.is_putting.wait(PATIENCE_S)
     lines.close()
     files.may_put.set()
-    until(lambda: not any(thread.name == "lakemq-announce" for thread in threading.enumerate()))
+    until(lambda: not any(thread.name == "lakemq-line-opener" for thread in threading.enumerate()))
     assert files.list("line") == []

@@ -22,7 +22,7 @@ from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
 from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
-from lakemq.engine.client.follow_line import BEAT_SEEN_MS, REDIAL_MS, FollowLine
+from lakemq.engine.client.requests.follow_line import BEAT_SEEN_MS, REDIAL_MS, FollowLine
 from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame, encode_number_frame
 from lakemq.engine.namespace.line_frames import Frame, FrameReader, Hello
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat

@@ -223,7 +223,7 @@ def test_lines_close_when_no_step_lands_for_a_lease_and_come_back_after_one(lead
     refused = leader.connect()
     refused.send(encode_hello(HELLO))
     assert refused.receive() is None
-    leader.lines.note_step(leader.clock.steady_ms(), 1)
+    leader.lines.note_step(leader.clock.steady_ms())
     leader.connect().greet()
 
 
@@ -400,4 +400,4 @@ def test_a_path_that_is_taken_is_refused_and_leaves_no_descriptor(tmp_path: Path
         unix_sockets.listen(str(tmp_path / "s"))
     with pytest.raises(ConnectionRefusedError):
         unix_sockets.connect(str(tmp_path / "s"), 1)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -1,4 +1,4 @@
-"""Lookups of segments, in files and row groups of the table and in the journal's tail, find exactly the stored ones."""
+"""Lookups of segments, in files and row groups of the table and in the tail, find exactly the stored ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -243,6 +244,33 @@ def test_who_follows_goes_on_from_newer_watermarks_and_loads_nothing_again(
         assert segments[0].equals(segments[1])
         assert sum(segments[0]["record_count"].to_pylist()) == 5 * turn + 4
     assert follower._view._tail._all().num_rows == 0, "all of it is stored by the last watermark"
-    part_counts = [len(parts) for parts in follower._view.journal_rows._parts.values()]
+    part_counts = [len(parts) for parts in follower._view.tail_rows._parts.values()]
     assert sum(part_counts) <= 2, "what is in its file by the last watermark is let go"
     assert follower.state.clients == fresh.state.clients
+
+
+def test_who_follows_an_idle_namespace_reads_no_newer_watermark(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = AheadClock()
+    follower = Reader(mq.namespace.store, clock)
+    mq.publish("t", pa.table({"value": ["0"]}))
+    step = mq.state().step
+    until(lambda: reader.read_watermark(mq.namespace.store).step >= step)
+    follower.refresh()
+    read_watermark, watermarks = reader.read_watermark, list[object]()
+
+    def note_watermark(store: Any) -> Any:
+        watermarks.append(read_watermark(store))
+        return watermarks[-1]
+
+    monkeypatch.setattr(reader, "read_watermark", note_watermark)
+    for _ in range(6):
+        clock.ahead_ms += 2 * REBASE_MS // 3
+        follower.refresh()
+    assert not watermarks
+    mq.publish("t", pa.table({"value": ["1"]}))
+    for _ in range(2):
+        clock.ahead_ms += 2 * REBASE_MS // 3
+        follower.refresh()
+    assert len(watermarks) == 1

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from deltalake import DeltaTable
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InconsistentClusterId
+from lakemq.tables.storage.coordination import step_objects
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -73,3 +75,64 @@ def test_a_leader_of_the_old_one_projects_nothing_into_it(path: Path, publishes:
         with second.serving():
             second.topics.create("new")
         assert [topic.topic for topic in second.topics.list()] == ["new"]
+
+
+def publish_anew(path: Path, count: int) -> None:
+    with recreate_namespace(path) as second, second.serving():
+        second.topics.create("t")
+        for i in range(count):
+            second.publish("t", pa.table({"value": [f"new {i}"]}))
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_old_connections_do_not_read_it(
+    path: Path, first: Connection, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new namespace may have fewer or more steps than the old one had when it was read."""
+    with first.serving():
+        first.topics.create("t")
+        first.publish("t", pa.table({"value": ["old"]}))
+        assert [message.value for message in first.fetch("t")] == [b"old"]
+    publish_anew(path, count)
+    if count == 0:  # the next step of the old one is not there; the reader notices when it looks at its last one
+        monkeypatch.setattr(step_objects, "LOOK_MS", 0)
+    for _ in range(2):
+        with pytest.raises(InconsistentClusterId, match="Connect again"):
+            first.fetch("t")
+
+
+def test_sql_of_an_old_connection_reads_the_tables_that_are_there(path: Path, first: Connection) -> None:
+    with first.serving():
+        first.topics.create("t")
+    with recreate_namespace(path) as second, second.serving():
+        second.topics.create("new")
+        second.sql("SELECT 1", wait_ms=10_000)  # the tables hold the topic
+        assert first.sql("SELECT topic FROM topics").column("topic").to_pylist() == ["new"]
+
+
+def test_releases_of_an_old_connection_are_refused(
+    path: Path, first: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with first.serving():
+        first.topics.create("t")
+        releases = first.delayed.releases()
+    publish_anew(path, 1)
+    monkeypatch.setattr(step_objects, "LOOK_MS", 0)
+    for _ in range(2):
+        with pytest.raises(InconsistentClusterId, match="Connect again"):
+            releases.read_new()
+
+
+@pytest.mark.parametrize("protocol", [None, "queue", "cooperative"])
+def test_old_consumers_do_not_read_it(path: Path, first: Connection, protocol: str | None) -> None:
+    with first.serving():
+        first.topics.create("t")
+        first.publish("t", pa.table({"value": ["old"]}))
+        options: dict[str, Any] = {"assign": ["t"]} if protocol is None else {"topics": ["t"], "protocol": protocol}
+        old = first.consumer("g", **options)
+        while not old.poll(timeout_ms=200):
+            pass
+    publish_anew(path, 9)
+    for _ in range(2):
+        with pytest.raises(InconsistentClusterId, match="Connect again"):
+            old.poll(timeout_ms=500)

@@ -195,8 +195,8 @@ def test_aliens_are_passed_over_and_reported(files: Files):
     mailbox.put("c", 1, b"", NOW_MS)
     assert list_numbers(mailbox.list_waiting(10)) == [("c", 1)]
     assert list_numbers(mailbox.list_waiting(1)) == [("c", 1)]
-    assert mailbox.list_alien_names(10) == aliens
-    assert mailbox.list_alien_names(2) == aliens[:2]
+    assert mailbox.list_unknown_names(10) == aliens
+    assert mailbox.list_unknown_names(2) == aliens[:2]
 
 
 def test_what_cannot_be_deleted_is_named_and_does_not_keep_the_others(tmp_path: Path):

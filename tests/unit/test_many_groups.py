@@ -8,7 +8,7 @@ import pytest
 from protocol_harness import Harness
 
 from lakemq.engine.client.consume.member import membership_view
-from lakemq.engine.client.consume.member.membership_view import build_view
+from lakemq.engine.client.consume.member.membership_view import ViewBuilder
 from lakemq.engine.client.fetch.planning.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.rules.consuming.reconciling import find_groups_without_target
@@ -116,7 +116,7 @@ def test_a_member_looks_at_its_own_partitions_alone(monkeypatch: pytest.MonkeyPa
         return bounds
 
     monkeypatch.setattr(membership_view, "read_bounds", note_bounds)
-    owned = build_view("g", "C2", None, "read_committed", mq.state).owned
+    owned = ViewBuilder("g", "read_committed").build("C2", None, mq.state).owned
     assert len(owned) == len(looked_at) == 10
     everything = read_bounds(mq.state.topic("t"), "read_committed")
     assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())

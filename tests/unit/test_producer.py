@@ -343,7 +343,7 @@ def test_a_bad_option_is_refused_and_named(mq: Connection, options: dict[str, An
     assert str(next(iter(options))) in str(caught.value)
     with pytest.raises(InvalidConfig):
         mq.producer(new_name("id"), **options)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_options_may_be_spelled_as_in_kafka(mq: Connection, topic: str):

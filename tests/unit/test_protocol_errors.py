@@ -21,7 +21,7 @@ def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]
     assert isinstance(read, Refusal)
     raised = errors.error_from_refusal(read)
     assert type(raised) is error
-    assert str(raised).startswith(f"{error.name}: detail Found")
+    assert str(raised).startswith(f"{error.name}: detail. Found")
     assert str(error()).startswith(f"{error.name}: {error.meaning()}")
     assert error.meaning().endswith((".", "."))
 

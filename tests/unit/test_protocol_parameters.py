@@ -99,7 +99,7 @@ def test_a_bad_value_is_refused_by_name(key: str, value: Any) -> None:
         TOPIC.parse({"retention.bytes": 1, key: value})
     assert key in str(refused.value)
     assert refused.value.expected
-    assert refused.value.found == value
+    assert refused.value.found == ("None" if value is None else value)
 
 
 def test_an_unknown_key_is_answered_with_the_likely_one() -> None:

@@ -187,7 +187,7 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
     member, deliveries = str(assignment.owner), mq.state.find_deliveries("q", place)
     if kind == 41 and place[0] in mq.state.topics:
         mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
-    if kind < 44 or deliveries is None or not deliveries.acquired_stretches():
+    if kind < 44 or deliveries is None or not deliveries.list_acquired_stretches():
         mq.ask(Acquire("q", member, [WantedMessages(*place, assignment.epoch, chance.randrange(1, 5))]))
         return
     if kind >= 47:
@@ -196,7 +196,7 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
     outcome, ref = chance.choice(list(AckOutcome)), None
     if chance.random() < 0.4 and "x" in mq.state.transactions:
         outcome, ref = AckOutcome.ACCEPT, mq.current("x")
-    stretch = chance.choice(deliveries.acquired_stretches())
+    stretch = chance.choice(deliveries.list_acquired_stretches())
     part = Acknowledgement(*place, assignment.epoch, outcome, [(stretch.first, chance.randint(1, stretch.length))], 0)
     mq.ask(Acknowledge("q", member, [part], ref))
 
@@ -205,7 +205,7 @@ def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledge
     """Some messages are rejected and found. Some of them go back, at once or later."""
     deliveries = mq.state.find_deliveries("q", part.place)
     assert deliveries is not None
-    stretch = chance.choice(deliveries.acquired_stretches())
+    stretch = chance.choice(deliveries.list_acquired_stretches())
     rejected = [(stretch.first, chance.randint(1, stretch.length))]
     mq.ask(Acknowledge("q", member, [msgspec.structs.replace(part, ranges=rejected)]))
     find_dying(mq)

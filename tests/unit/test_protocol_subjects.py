@@ -16,7 +16,15 @@ from lakemq.engine.protocol import machine, projection, rows, rules
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
-from lakemq.engine.protocol.values.base import Done, Record, Request, Result
+from lakemq.engine.protocol.values.base import (
+    Done,
+    GroupRecord,
+    Record,
+    Request,
+    Result,
+    TopicRecord,
+    TransactionRecord,
+)
 from lakemq.engine.protocol.values.consuming.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
 from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.delayed.delays import (
@@ -64,10 +72,14 @@ RULES = [
 ]
 
 
+BASES = (GroupRecord, TopicRecord, TransactionRecord)
+"""Records of one subject share their first fields. They are no kinds that travel."""
+
+
 def kinds(base: type) -> Iterator[type]:
     """Return the kinds that travel, without results that a client builds for its user."""
     for kind in base.__subclasses__():
-        if kind.__module__.startswith("lakemq.engine.protocol."):
+        if kind.__module__.startswith("lakemq.engine.protocol.") and kind not in BASES:
             yield kind
         yield from kinds(kind)
 

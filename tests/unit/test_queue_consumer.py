@@ -19,7 +19,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.consume.queue.queue_partitions import QueuePartitions
+from lakemq.engine.client.consume.queue.queue_reader import TrackerHolder
 from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
@@ -440,15 +440,15 @@ def test_no_partition_waits_for_those_before_it_when_a_poll_has_not_room_for_all
     mq: Connection, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """is_late: an answer comes after the poll has looked at its messages, and before it requests more."""
-    look = QueuePartitions.read_owned
+    look = TrackerHolder.read_owned
 
-    def look_late(partitions: QueuePartitions) -> Any:
+    def look_late(partitions: TrackerHolder) -> Any:
         result, request = look(partitions), partitions._ack_sender.acquire_request
         if is_late and request is not None:
             wait([request], 5)
         return result
 
-    monkeypatch.setattr(QueuePartitions, "read_owned", look_late)
+    monkeypatch.setattr(TrackerHolder, "read_owned", look_late)
     topic, group = new_topic(mq, 4), new_name("g")
     add(mq, topic, dict.fromkeys(range(4), 20))
     with member(mq, group, topic) as consumer:
@@ -475,6 +475,16 @@ def test_a_commit_acknowledges_all_up_to_there_and_waits(mq: Connection) -> None
         assert consumer.commit() == {}
         with pytest.raises(InvalidRequest, match="metadata"):
             consumer.commit(metadata="note")
+
+
+def test_a_commit_past_the_end_returns_what_was_accepted(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 6})
+    with member(mq, group, topic) as consumer:
+        consumer.poll(max_records=3, timeout_ms=5_000)
+        for _ in range(2):  # the second time, all that was brought is accepted already
+            assert consumer.commit({(topic, 0): 1000}) == {(topic, 0): 3}
+        assert [message.offset for message in poll_messages(consumer, 3)] == [3, 4, 5]
 
 
 def test_offsets_are_not_committed_beside_it(mq: Connection) -> None:

@@ -13,8 +13,8 @@ import pytest
 from clocks import ManualClock
 from unit.desk import Desk
 
-from lakemq.engine.client import requester as requester_module
-from lakemq.engine.client.requester import PendingRequest, Requester, build_letter
+from lakemq.engine.client.requests import requester as requester_module
+from lakemq.engine.client.requests.requester import PendingRequest, Requester, build_letter
 from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.errors import (
     IllegalState,
@@ -73,7 +73,7 @@ def test_a_full_mailbox_costs_no_number(tmp_path: Path):
     with pytest.raises(MailboxFullError):
         desk.ask()
     desk.mailbox.withdraw(other)
-    desk.mailbox._look_at_s = None
+    desk.mailbox._count_at_s = None
     desk.ask()
     assert desk.letters == [("c1", 1, 1)]
 

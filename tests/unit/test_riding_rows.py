@@ -1,4 +1,4 @@
-"""Rows of small letters ride in the journal until a pass writes them: readable at once, and written once."""
+"""Rows of small letters are in steps until a pass writes them: readable at once, and written once."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) ->
         write_journaled_rows(mq.namespace.files, short)
     else:
         write_data_file(mq.namespace.files, rows.file_id, decode_step_rows(rows.bodies))
-    with pytest.raises(FileTruncated, match="does not hold the rows that the journal has"):
+    with pytest.raises(FileTruncated, match="does not hold the rows that the steps have"):
         write_journaled_rows(mq.namespace.files, rows)
     with run_leader(mq) as second:
         pass
@@ -272,13 +272,13 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
     with run_leader(mq) as leader:
         texts = publish_riding(mq)
         assert values(mq, "t") == texts, "there is no file to read them from"
-        rows = mq._fetcher._reader._view.journal_rows
+        rows = mq._fetcher._reader._view.tail_rows
         assert rows._size_bytes > 0
     leader.resign()
     with mq.serving():
         publish(mq, "more")
         assert values(mq, "t") == [*texts, "more"]
-        rows = mq._fetcher._reader._view.journal_rows
+        rows = mq._fetcher._reader._view.tail_rows
         assert sum(len(part.body) for parts in rows._parts.values() for part in parts) == rows._size_bytes
         assert all(look(mq.namespace.files, file_id) is None for file_id in rows._parts)
 

@@ -13,15 +13,14 @@ from examples import examples
 from hypothesis import example, given
 from row_cases import CASES, DESTINATION, NOW_MS, RowCase, read_rows, stored_row, to_columns
 
-from lakemq.engine.client.requester import PendingRequest, build_letter
+from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.client.rows.arrow_body import ArrowBody, build_arrow_body
-from lakemq.engine.client.rows.body import Body, RequestedPartitions
+from lakemq.engine.client.rows.body import Body
 from lakemq.engine.client.rows.delay_rule import DelayRule
 from lakemq.engine.client.rows.few_rows import FewBody, build_few_body
-from lakemq.engine.client.rows.forms import FEW_BYTES, FEW_ROWS, build_body
+from lakemq.engine.client.rows.forms import FEW_BYTES, FEW_ROWS, Records, build_body
 from lakemq.engine.client.rows.message_columns import list_columns, read_columns
-from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy
-from lakemq.engine.client.rows.record import Records
+from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy, RequestedPartitions
 from lakemq.engine.client.schemas.schema_rule import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import rows_to_table
 from lakemq.engine.protocol.codec.letter import decode_letter

@@ -13,8 +13,7 @@ import pytest
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.codec.letter import decode_answer, encode_letter
-from lakemq.engine.protocol.codec.request import encode_request
+from lakemq.engine.protocol.codec.letter import decode_answer, encode_letter, encode_request
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.topics import AlterTopic, TopicDone
 from lakemq.errors import LakeMQError

@@ -12,11 +12,17 @@ from hypothesis import given
 from unit.protocol_values import counts, records, segments, texts
 
 from lakemq.engine.protocol import errors
-from lakemq.engine.protocol.codec.step_object import StepHead, decode_head, decode_step_object, encode_step_object
+from lakemq.engine.protocol.codec.step_object import (
+    StepHead,
+    add_checksum,
+    decode_head,
+    decode_step_object,
+    encode_step_object,
+)
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered
 from lakemq.engine.protocol.values.consuming.offsets import OffsetCommit, OffsetsCommitted
-from lakemq.engine.protocol.values.journal import FORMAT_VERSION, JournalEntry, Step
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION, MANY_SEGMENTS, JournalEntry, Step, StepBatch
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
 
@@ -85,7 +91,7 @@ def test_a_decision_that_this_version_does_not_know_is_refused() -> None:
     known_kind, unknown_kind = b'"produced"', b'"promised"'
     assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a decision promised"):
-        decode_step_object(body.replace(known_kind, unknown_kind))
+        decode_step_object(add_checksum(body.replace(known_kind, unknown_kind)))
 
 
 def test_a_result_that_this_version_does_not_know_is_refused() -> None:
@@ -94,13 +100,13 @@ def test_a_result_that_this_version_does_not_know_is_refused() -> None:
     known_kind, unknown_kind = b'"done"', b'"gone"'
     assert body.count(known_kind) == 1
     with pytest.raises(errors.NewerFormat, match="a result gone"):
-        decode_step_object(body.replace(known_kind, unknown_kind))
+        decode_step_object(add_checksum(body.replace(known_kind, unknown_kind)))
 
 
 def test_a_record_of_a_known_kind_that_is_damaged_is_no_newer_one() -> None:
     step = Step(1, 0, 1, [JournalEntry(Answered("client", 1, [Done()]))])
     body = encode_step_object(make_head(step), step)
-    damaged = body.replace(b'"client_id"', b'"client_ip"')
+    damaged = add_checksum(body.replace(b'"client_id"', b'"client_ip"'))
     with pytest.raises(msgspec.ValidationError, match="client_id"):
         decode_step_object(damaged)
 
@@ -122,3 +128,45 @@ WHOLE = encode_step_object(make_head(Step(1, 0, 1, [])), Step(1, 0, 1, [JournalE
 def test_a_damaged_object_is_no_step(damage: Damage) -> None:
     with pytest.raises((ValueError, msgspec.DecodeError)):
         decode_step_object(damage.body)
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_bit_that_flipped_anywhere_is_noticed(bit: int) -> None:
+    step = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2), request_id="client/1")], b"two rows")
+    body = encode_step_object(make_head(step), step)
+    for index in range(len(body)):
+        flipped = bytearray(body)
+        flipped[index] ^= 1 << bit
+        with pytest.raises((ValueError, errors.NewerFormat)):
+            decode_step_object(bytes(flipped))
+
+
+def test_an_object_of_an_earlier_version_has_no_checksum() -> None:
+    step = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2), request_id="client/1")], b"two rows")
+    *earlier_parts, checksum = msgspec.msgpack.decode(encode_step_object(make_head(step), step))
+    assert checksum > 0
+    assert decode_step_object(msgspec.msgpack.encode(earlier_parts))[1] == step
+
+
+def test_a_batch_has_the_segments_of_steps_with_few_and_many_in_order() -> None:
+    def build_step(number: int, count: int) -> Step:
+        offsets = list(range(100_000 * number, 100_000 * number + count))
+        return Step(number, 0, 1, [JournalEntry(Produced("t"), build_segments(count, base_offset=offsets))])
+
+    steps = [build_step(1, 3), build_step(2, 2 * MANY_SEGMENTS), build_step(3, 1), build_step(4, 2 * MANY_SEGMENTS)]
+    expected = [offset for step in steps for offset in step.entries[0].segments.column("base_offset")]
+    assert StepBatch(steps).segments.column("base_offset").to_pylist() == expected
+
+
+def test_a_batch_finds_entries_of_several_kinds_in_order() -> None:
+    produced, done = JournalEntry(Produced("t")), JournalEntry(Answered("client", 1, [Done()]))
+    journaled = JournalEntry(RowsJournaled(7, 0, 2))
+    batch = StepBatch([Step(1, 0, 1, [journaled, produced, done]), Step(2, 0, 1, [done, journaled])])
+    found = batch.find_entries(Answered, RowsJournaled)
+    assert [(step.step, position, entry) for step, position, entry in found] == [
+        (1, 0, journaled),
+        (1, 2, done),
+        (2, 0, done),
+        (2, 1, journaled),
+    ]
+    assert batch.find_entries(OffsetsCommitted) == []

@@ -114,6 +114,25 @@ def test_what_make_test_leaves_out_is_run_by_one_other_target() -> None:
         assert count <= 1 + ("hypothesis" in markers), (file, markers)
 
 
+# -- how to run one test --------------------------------------------------------------------------------
+
+EXAMPLES = re.findall(r"`\.venv/bin/pytest (tests/[\w/.]+)(?: -k (\w+))?`", CONTRIBUTING.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("path", "word"), EXAMPLES)
+def test_an_example_of_the_page_selects_a_test(path: str, word: str) -> None:
+    place = CHECKOUT / path
+    files = [place] if place.is_file() else [*place.glob("*.py"), *place.glob("*.yaml")]
+    assert files, path
+    assert any(word in file.read_text(encoding="utf-8") for file in files), word
+
+
+def test_functions_that_the_page_names_are_there() -> None:
+    names = set(re.findall(r"`(test_\w+)`", CONTRIBUTING.read_text(encoding="utf-8")))
+    texts = [file.read_text(encoding="utf-8") for file in (CHECKOUT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if not any(f"def {name}(" in text for text in texts)}
+
+
 # -- capabilities ---------------------------------------------------------------------------------------
 
 

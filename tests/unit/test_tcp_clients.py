@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from clocks import AheadClock
+from msgspec.structs import replace
 from obstore.store import LocalStore
 from s3_server import S3Server
 from unit.line_peers import PATIENCE_S, until
@@ -23,21 +24,23 @@ from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
 import lakemq
-from lakemq.engine.client import direct_line
-from lakemq.engine.client.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, DirectLine
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
-from lakemq.engine.client.follow_line import SHORTEST_DIAL_MS, FollowLine
-from lakemq.engine.client.line_connector import connect_to_leader
+from lakemq.engine.client.requests import direct_line
+from lakemq.engine.client.requests.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, DirectLine
+from lakemq.engine.client.requests.follow_line import SHORTEST_DIAL_MS, FollowLine
+from lakemq.engine.client.requests.line_connector import connect_to_leader
 from lakemq.engine.namespace.config import EngineConfig
-from lakemq.engine.namespace.line_frames import LineAddress, decode_address, encode_address
+from lakemq.engine.namespace.line_frames import LineAddress, decode_address, encode_address, encode_hello
 from lakemq.engine.namespace.line_settings import LineSettings, read_line_settings
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.errors import InvalidConfig
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import ProducerDone
+from lakemq.engine.sequencer.letters import line_opener
+from lakemq.engine.sequencer.letters.line_connections import LineListener
 from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
-from lakemq.tables.storage.coordination.line_objects import find_newest_line, line_name
+from lakemq.tables.storage.coordination.line_objects import line_name, list_lines
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
 
 # -- settings -----------------------------------------------------------------------------------------------
@@ -213,7 +216,7 @@ def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_uni
         stopped = tcp_sockets.listen("127.0.0.1", 0)
         line = announce(leader, port=stopped.getsockname()[1])
     follow_line = FollowLine(line, lambda: "follower", leader.clock)
-    waiter = StepWaiter(lambda: None, leader.clock, follow_line, lambda: 0, lambda: 0)
+    waiter = StepWaiter(lambda: None, leader.clock, follow_line, lambda: 0, lambda: 0, lambda: 0)
     waiter.reset()
     begun_s = time.monotonic()
     waiter.wait(poll_ms=20, most_ms=100)
@@ -289,7 +292,10 @@ def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp
         connection.close()
 
 
-def test_a_port_that_is_taken_leaves_the_other_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_is_taken_leaves_the_other_lines_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_opener, "AGAIN_S", 0.05)
     files, clock = LocalFiles(str(tmp_path)), AheadClock()
     taken = tcp_sockets.listen("127.0.0.1", 0)
     settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
@@ -298,8 +304,40 @@ def test_a_port_that_is_taken_leaves_the_other_lines(tmp_path: Path, caplog: pyt
     address = decode_address(files.get(line_name(1)))
     assert (bool(address.socket), address.port) == (True, 0)
     assert "cannot be used" in caplog.text
+    assert "Address already in use" in address.missing[0]
+    taken.close()
+    until(lambda: bool(files.list("line")) and bool(read_address(files).port))
+    reached = connect_to_leader(files, replace(read_address(files), socket=""), uuid.uuid4().hex, 1, 5)
+    assert reached is not None
+    connection, hello = reached
+    connection.sendall(encode_hello(hello))
+    connection.settimeout(10)
+    assert connection.recv(100), "the welcome"
+    connection.close()
+    address = read_address(files)
+    assert (bool(address.socket), address.port, address.missing) == (True, settings.listen_port, ())
+    lines.close()
+    assert files.list("line") == []
+    with pytest.raises(OSError, match="refused"):
+        tcp_sockets.connect("127.0.0.1", settings.listen_port, 1)
+
+
+def test_a_port_that_is_taken_until_the_term_ends_leaves_nothing(tmp_path: Path) -> None:
+    files, clock = LocalFiles(str(tmp_path)), AheadClock()
+    taken = tcp_sockets.listen("127.0.0.1", 0)
+    settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
+    lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
+    assert lines is not None
     lines.close()
     taken.close()
+    late = tcp_sockets.listen("127.0.0.1", 0)
+    lines.add_listener(LineListener(late, is_tcp=True))
+    assert late.fileno() == -1, "a socket that comes after the end is closed"
+    assert files.list("line") == []
+
+
+def read_address(files: Files) -> LineAddress:
+    return decode_address(files.get(line_name(1)))
 
 
 # -- an object store ----------------------------------------------------------------------------------------
@@ -324,10 +362,11 @@ def test_clients_of_a_store_look_for_a_line_ever_less_often(
     clock = AheadClock()
     line = DirectLine(files, "ns", clock)
 
-    def note_look(looked_in: Files) -> None:
+    def note_look(looked_in: Files) -> list[str]:
         looks.append(clock.steady_ms())
+        return []
 
-    monkeypatch.setattr(direct_line, "find_newest_line", note_look)
+    monkeypatch.setattr(direct_line, "list_lines", note_look)
     for _ in range(12_000):
         assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
         clock.ahead_ms += 100
@@ -344,7 +383,7 @@ def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: Object
     line = DirectLine(files, "ns", clock)
     for number in range(8):
         assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
-        pause_ms = line._look_at_ms - clock.steady_ms()
+        pause_ms = line._next_try_ms - clock.steady_ms()
         expected_ms = min(LONGEST_PAUSE_MS, BAD_LINE_MS << number)
         assert 0.7 * expected_ms < pause_ms <= expected_ms
         clock.ahead_ms += int(pause_ms) + 1
@@ -366,7 +405,7 @@ def test_a_client_on_a_store_publishes_on_a_line(s3: S3Server, root: str, listen
         leading.serving(),
     ):
         files = mq.namespace.files
-        until(lambda: find_newest_line(files) is not None)
+        until(lambda: bool(list_lines(files)))
         mq.topics.create("orders")
         with mq.producer() as producer:
             offsets = [producer.send("orders", value=str(number)).result(60).offset for number in range(20)]
@@ -389,7 +428,7 @@ def test_a_client_without_permission_to_write_publishes_nothing(
         leading.serving() as serving,
     ):
         files = leading.namespace.files
-        until(lambda: find_newest_line(files) is not None)
+        until(lambda: bool(list_lines(files)))
         line = DirectLine(files, leading.namespace.namespace_id, AheadClock())
 
         def refuse(name: str, *_: Any, **__: Any) -> str:

@@ -169,7 +169,7 @@ def test_a_leader_that_may_have_been_replaced_welcomes_no_client(leader: TcpLead
     with suppress(ConnectionError):
         client.send(encode_hello(hello))
     assert client.receive() is None
-    leader.lines.note_step(leader.clock.steady_ms(), 1)
+    leader.lines.note_step(leader.clock.steady_ms())
     leader.serve(leader.connect())
 
 

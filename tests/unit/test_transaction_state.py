@@ -38,6 +38,16 @@ def end_without_reply(state: TransactionState) -> None:
         raise RequestTimedOut
 
 
+def test_a_lost_id_is_reported_rather_than_a_failed_part():
+    parts = take_id().parts
+    parts.note_failure(UnknownTopicId())
+    with pytest.raises(TransactionAbortable):
+        parts.check_no_failure()
+    parts.note_failure(InvalidProducerEpoch())
+    with pytest.raises(ProducerFenced):
+        parts.check_no_failure()
+
+
 def test_a_transaction_needs_the_id_and_there_is_one_at_a_time():
     state = TransactionState()
     with pytest.raises(IllegalState, match="Take the id again"):

@@ -270,6 +270,22 @@ def test_the_second_producer_of_an_id_fences_the_first(mq: Connection, topic: st
     assert values(mq, topic) == ["successor's"]
 
 
+def test_a_commit_of_a_fenced_producer_says_so_though_its_batch_was_refused_first(mq: Connection, topic: str):
+    """TransactionAbortable would tell the user to abort and go on."""
+    for attempt in range(5):  # whether the batch is refused before the commit is a matter of time
+        zombie = mq.producer(f"{topic}-{attempt}", linger_ms=0)
+        zombie.begin_transaction()
+        with mq.producer(f"{topic}-{attempt}"):
+            zombie.send(topic, "first")
+            zombie.send(topic, "second")
+            with pytest.raises(ProducerFenced):
+                zombie.commit_transaction()
+            with pytest.raises(ProducerFenced):
+                zombie.abort_transaction()
+        zombie.close()
+    assert values(mq, topic) == []
+
+
 def test_a_fenced_producer_closes_quietly(mq: Connection, topic: str):
     zombie = mq.producer(f"{topic}-id", linger_ms=0)
     zombie.begin_transaction()

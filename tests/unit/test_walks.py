@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from typing import NamedTuple
 
 import pytest
-from walks import WALKS, Tracer, Walk, trace_walks
+import walks as walks_module
+from walks import WALKS, Tracer
 
 from lakemq.engine.client.spans import Spans
 from lakemq.engine.protocol.names import shorten
@@ -20,26 +24,30 @@ class Bounds(NamedTuple):
 
 
 # Lower a bound when the figure has fallen; never raise one. The goals are 25 files and 150 changes for a poll, 15 files
-# for a publish and 18 for a fetch. A poll varies, because it reads the steps that have come since the poll before. So
-# does a publish: a flush looks again whenever its thread is woken.
+# for a publish and 18 for a fetch. A poll reads the steps that have come since the poll before. One is usual, with 251
+# changes; on a busy machine there are two, which adds 14, and up to six for a wait. A publish varies as well: a flush
+# looks again whenever its thread is woken.
 BOUNDS = {
-    "queue poll": Bounds(70, 325),
-    "publish": Bounds(28, 116),
-    "fetch": Bounds(22, 56),
+    "queue poll": Bounds(57, 272),
+    "publish": Bounds(23, 104),
+    "fetch": Bounds(21, 52),
 }
 
 
 @pytest.fixture(scope="module")
-def walks() -> dict[str, Walk]:
-    return trace_walks()
+def walks() -> dict[str, Bounds]:
+    """Return the figures of a process of its own: what other tests import makes walks longer."""
+    command = [sys.executable, walks_module.__file__, "--json"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    return {name: Bounds(*figures) for name, figures in json.loads(printed.splitlines()[-1]).items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WALKS)
-def test_a_walk_enters_no_more_files_than_its_bound(walks: dict[str, Walk], name: str):
+def test_a_walk_enters_no_more_files_than_its_bound(walks: dict[str, Bounds], name: str):
     walk, bounds = walks[name], BOUNDS[name]
     shown = f"python tests/walks.py --show '{name}' lists the files"
-    assert len(walk.files) <= bounds.files, shown
+    assert walk.files <= bounds.files, shown
     assert walk.changes <= bounds.changes, shown
 
 

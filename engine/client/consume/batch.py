@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Ownership:
     """How long a member has had a partition.
 
-    A member before it may have dealt with messages before `first_offset`, and with part of the messages of a key.
+    An earlier owner may have processed messages before `first_offset`, and so a part of the messages of a key.
 
     Attributes:
         since_ms: when the group assigned the partition, in ms since 1970.

@@ -12,11 +12,11 @@ from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_nu
 from ..fetch.fetch_result import Message
 from ..offsets import ConsumedOffsets, TopicPartition
 from .batch import ConsumerBatch
-from .consumer_lock import ConsumerLock
 from .iteration import POLL_RECORDS, iterate
 from .partition_reader import PartitionReader
+from .poll_loop import ConsumerLock
 from .positions.positions import check_assignment
-from .until_end import Ends, Left, read_until_end
+from .until_end import Ends, Remainder, read_until_end
 
 C = TypeVar("C", bound="Consumer")
 
@@ -34,13 +34,13 @@ class EndFinder(Protocol):
         """Return where the partitions to read end now."""
         ...
 
-    def find_remainder(self, ends: Ends) -> Left:
+    def find_remainder(self, ends: Ends) -> Remainder:
         """Return how much is not read before these ends."""
         ...
 
 
 class Consumer(ABC):
-    """What `mq.consumer` returns. Thread-safe; close it, or use it as a context manager.
+    """A consumer, as `mq.consumer` returns it. Thread-safe; close it, or use it as a context manager.
 
     It is a `QueueConsumer` or a `GroupConsumer`, by the protocol of its group; with `assign`, an `AssignedConsumer`.
     """

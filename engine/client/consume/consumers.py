@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from lakemq.tables.storage.coordination.beats import Beats
@@ -27,8 +28,8 @@ from ..fetch.fetcher import Fetcher
 from ..fetch.planning.plan import Bounds, Isolation, check_isolation
 from ..fetch.reading.row_group_cache import RowGroupCache
 from ..fetch.step_waiter import StepWaiter
-from ..follow_line import FollowLine
-from ..requester import Requester
+from ..requests.follow_line import FollowLine
+from ..requests.requester import Requester
 from .listener import RebalanceListener
 from .member.group_consumer import GroupConsumer
 from .member.heartbeats import HeartbeatThread
@@ -40,8 +41,8 @@ from .positions.assigned_consumer import AssignedConsumer
 from .positions.positions import Reset
 from .queue.queue_consumer import QueueConsumer
 
-_MEMBER_LOOK_MS = 1_000
-"""Longest wait of a member for a step."""
+_MEMBER_WAIT_MS = 1_000
+"""Longest wait of a member, after which its poll notes again that the member polls."""
 
 
 class ConsumerFactory:
@@ -168,26 +169,22 @@ class ConsumerFactory:
         self._heartbeats.stop()
 
     def _new_member_waiter(self, count_news: Callable[[], int]) -> StepWaiter:
-        # a poll also keeps the member's place in its group, so it looks now and then although no step has come
-        return self._fetcher.new_waiter(count_news, _MEMBER_LOOK_MS)
+        # a poll also keeps the member's place in its group, so it must not wait for long although no step comes
+        return self._fetcher.new_waiter(count_news, _MEMBER_WAIT_MS)
 
     def _build_fetch(self) -> Callable[..., FetchResult]:
         """Return the fetch function of one consumer. It caches row groups, because the next poll reads on in them."""
-        cache = RowGroupCache()
-
-        def fetch(topic: str, isolation: Isolation, start: Mapping[int, int], end: Mapping[int, int]) -> FetchResult:
-            self._check_open()
-            return self._fetcher.open_plan(self._fetcher.plan(topic, isolation, start, end), cache)
-
-        return fetch
+        return partial(self._fetcher.fetch_ranges, RowGroupCache())
 
     def _check_topics_exist(self, topics: Iterable[str]) -> None:
         self._check_open()
         self._fetcher.query(lambda state: [state.topic(name).topic_id for name in topics])
 
-    def _find_bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
+    def _find_bounds(
+        self, topics: Iterable[str], isolation: Isolation, newest: bool = True
+    ) -> dict[tuple[str, int], Bounds]:
         self._check_open()
-        return self._fetcher.find_bounds(topics, isolation)
+        return self._fetcher.find_bounds(topics, isolation, newest)
 
 
 def _read_timeout(consumer_timeout_ms: Any) -> int | None:

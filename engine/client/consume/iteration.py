@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from ...namespace.processes.clock import Clock
 from ..fetch.fetch_result import Message
-from .consumer_lock import ConsumerLock
 from .partition_reader import Batch, PartitionReader
+from .poll_loop import ConsumerLock
 
 POLL_RECORDS = 500
 """Messages of a poll, as Kafka's `max.poll.records`."""
@@ -46,7 +46,7 @@ def iterate(
         for message in unseen.messages:
             with lock.own:
                 if clock.steady_ms() - kept_up_ms >= _KEEP_UP_MS and not lock.is_closed:
-                    reader.begin_poll()
+                    reader.begin_poll(newest=True)
                     kept_up_ms = clock.steady_ms()
                 if lock.is_closed:
                     return

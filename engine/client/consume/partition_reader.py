@@ -1,4 +1,4 @@
-"""The interface of what a consumer reads with: positions, or the deliveries of a queue group."""
+"""The interface of the readers of consumers: one reads from positions, the other the deliveries of a queue group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 
 Moves = dict[TopicPartition, Any]
-"""(topic, partition) -> how a poll has moved on in it, so that this can be undone. Each reader has its own values."""
+"""(topic, partition) -> how a poll has moved on in it, for `undo_moves`. Each reader has its own kind of values."""
 
 Batch = TypeVar("Batch", bound=ConsumerBatch)
 
@@ -42,8 +42,11 @@ class PartitionReader(Protocol[Batch]):
         """Return the partitions that the consumer has."""
         ...
 
-    def begin_poll(self) -> None:
-        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed."""
+    def begin_poll(self, newest: bool) -> None:
+        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
         ...
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> Batch | None:
@@ -52,7 +55,7 @@ class PartitionReader(Protocol[Batch]):
         Args:
             max_records: the most messages of the batch.
             moves: how the poll has moved on so far; this call adds its own moves.
-            read_ahead: among how many offsets to look, after a stretch without visible messages.
+            read_ahead: least number of offsets to look at. It grows after offsets without visible messages.
         """
         ...
 

@@ -1,27 +1,45 @@
-"""The loop of a poll: look for messages until some are there, or until the timeout."""
+"""The loop of a poll: look for messages until some are there, or until the timeout; and the lock that it takes."""
 
 from __future__ import annotations
 
+import threading
 from typing import Generic
 
 from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import OwnLock
+from ...protocol.errors import IllegalState
 from ..arguments import parse_whole_number
 from ..fetch.step_waiter import Waiter
 from ..offsets import ConsumedOffsets
-from .consumer_lock import ConsumerLock
 from .partition_reader import Batch, Moves, PartitionReader
 
 _PASSING_MS = 1_000
-"""How long a poll goes on past offsets without visible messages, even with a shorter timeout."""
+"""How long a poll reads past offsets without visible messages, even if its timeout is shorter."""
+_SHORT_MS = 200
+"""A poll with a shorter timeout always looks for new steps. It must find every message that was acknowledged before the
+call, but might end before the leader's hint arrives. With a longer timeout the hint has this time to arrive."""
 _MAX_PASSED = 16_384
-"""Offsets that a poll passes at once, unless it may return more messages than these."""
+"""Most offsets without visible messages that one look reads past, unless `max_records` is larger."""
+
+
+class ConsumerLock(OwnLock):
+    """The lock that a consumer holds for every call of its parts. A callback of the consumer may take it again."""
+
+    def __init__(self) -> None:
+        super().__init__("This consumer", threading.RLock())
+        self.is_closed = False
+
+    def check_open(self) -> None:
+        """Raise IllegalState if the consumer is closed."""
+        if self.is_closed:
+            raise IllegalState("The consumer is closed.")
 
 
 class PollLoop(Generic[Batch]):
     """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
 
     def __init__(self, lock: ConsumerLock, reader: PartitionReader[Batch], clock: Clock, waiter: Waiter) -> None:
-        """waiter: with which the reader rests."""
+        """waiter: the one that the reader waits with."""
         self._lock, self._reader, self._clock, self._waiter = lock, reader, clock, waiter
 
     def poll(self, max_records: int, timeout_ms: int, poll_ms: int) -> Batch:
@@ -42,13 +60,14 @@ class PollLoop(Generic[Batch]):
         moves: Moves = {}
         try:
             while True:
-                self._waiter.reset()
+                if newest := self._waiter.needs_look() or timeout_ms < _SHORT_MS:
+                    self._waiter.reset()
                 with self._lock.own:
-                    reader.begin_poll()
+                    reader.begin_poll(newest)
                     while (batch := reader.read_next(max_records, moves, read_ahead)) is None:
                         pass  # messages were deleted between looking and reading: look again
                 has_moved = bool(batch.offsets)
-                # The batch says where to go on also for partitions that had nothing visible.
+                # The batch also has the next offset of partitions in which nothing was visible.
                 batch.offsets = passed = _follow(passed, batch.offsets)
                 if batch:
                     self._waiter.note_arrival()

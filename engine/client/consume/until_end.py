@@ -19,29 +19,29 @@ _MOST_STALLS = 5
 """Reasons of a queue that an error repeats."""
 
 OWN = "this consumer: paused, held back by an open transaction, or not acknowledged"
-"""The owner in an error if the consumer itself has the partition, and why it cannot read it now."""
+"""Owner that an error names if the consumer itself has the partition, with the reasons why it cannot read on."""
 
 Ends = Mapping[TopicPartition, tuple[int, int]]
 """(topic, partition) -> id of the topic, and the offset up to which to read."""
 
 
 @dataclass(frozen=True)
-class PartitionLeft:
+class PartitionRemainder:
     """The part of a partition that is not read yet. count: offsets; owner: the holder of the partition, in words."""
 
     count: int
     owner: str
 
 
-Left = Mapping[TopicPartition, PartitionLeft]
+Remainder = Mapping[TopicPartition, PartitionRemainder]
 
 
-def find_left_by_positions(
+def find_remainder_by_positions(
     ends: Ends, bounds: Mapping[TopicPartition, Bounds], positions: Mapping[TopicPartition, int]
-) -> Left:
+) -> Remainder:
     """Return what a consumer has not read of its own partitions, judged by its positions."""
     return {
-        place: PartitionLeft(end - positions[place], OWN)
+        place: PartitionRemainder(end - positions[place], OWN)
         for place, (topic_id, end) in ends.items()
         if place in positions and bounds[place].topic_id == topic_id and positions[place] < end
     }
@@ -50,7 +50,7 @@ def find_left_by_positions(
 def read_until_end(
     group: str,
     poll: Callable[[int], ConsumerBatch],
-    find_left: Callable[[], Left],
+    find_remainder: Callable[[], Remainder],
     timeout_ms: int,
     clock: Clock,
     stopped: Callable[[], bool] | None,
@@ -60,7 +60,7 @@ def read_until_end(
     Args:
         group: for the error.
         poll: polls once, and waits for at most this many ms.
-        find_left: returns what the group has not read before the ends; empty when it is done.
+        find_remainder: returns what the group has not read before the ends; empty when it is done.
         timeout_ms: how long to go on without progress of this consumer or of another member.
         clock: the steady time that the timeout counts.
         stopped: called before each poll.
@@ -71,13 +71,13 @@ def read_until_end(
     last_counts: dict[TopicPartition, int] = {}
     progress_ms = clock.steady_ms()
     stalls: Sequence[str] = ()
-    while not (stopped and stopped()) and (remaining := find_left()):
-        counts = {place: part.count for place, part in remaining.items()}
+    while not (stopped and stopped()) and (remainder := find_remainder()):
+        counts = {place: part.count for place, part in remainder.items()}
         if counts != last_counts:
             last_counts, progress_ms = counts, clock.steady_ms()
         waited_ms = clock.steady_ms() - progress_ms
         if waited_ms > timeout_ms:
-            raise _build_error(group, remaining, timeout_ms, stalls)
+            raise _build_error(group, remainder, timeout_ms, stalls)
         batch = poll(max(0, min(_WAIT_MS, timeout_ms - waited_ms)))
         stalls = batch.waits_for
         if batch:
@@ -85,17 +85,17 @@ def read_until_end(
             progress_ms = clock.steady_ms()  # the time that the caller works on a batch does not count
 
 
-def _build_error(group: str, left: Left, timeout_ms: int, stalls: Sequence[str]) -> EndNotReached:
+def _build_error(group: str, remainder: Remainder, timeout_ms: int, stalls: Sequence[str]) -> EndNotReached:
     """Return the error that names the rest. stalls: sentences that say what holds up a queue's deliveries."""
     parts = [
         f"{topic}-{partition} lacks {part.count}, held by {part.owner}"
-        for (topic, partition), part in sorted(left.items())[:_MOST_NAMED]
+        for (topic, partition), part in sorted(remainder.items())[:_MOST_NAMED]
     ]
-    if len(left) > _MOST_NAMED:
-        parts.append(f"and {len(left) - _MOST_NAMED} partitions more")
+    if len(remainder) > _MOST_NAMED:
+        parts.append(f"and {len(remainder) - _MOST_NAMED} partitions more")
     return EndNotReached(
         f"The group {group} has not read to the end, and nothing has come for {timeout_ms} ms: {'; '.join(parts)}."
         + "".join(f" {stall}" for stall in stalls[:_MOST_STALLS]),
-        found=f"{sum(part.count for part in left.values())} offsets left in {len(left)} partitions",
+        found=f"{sum(part.count for part in remainder.values())} offsets left in {len(remainder)} partitions",
         expected="none. Run it again, or see `lakemq groups describe` and `lakemq groups members`",
     )

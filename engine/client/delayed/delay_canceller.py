@@ -16,7 +16,7 @@ from ...namespace.store_errors import store_errors
 from ...protocol.errors import RequestTimedOut
 from ...protocol.values.delayed.delays import CancelDelays, CancelOutcome, DelaysJudged
 from ..predicate import Predicate
-from ..requester import Requester
+from ..requests.requester import Requester
 from ..rows.receipts import MessagePlace, format_receipt, place_columns
 from .ended_ranges import read_ended_ranges
 from .pending_rows import PLACE, SHOWN, read_pending_rows

@@ -7,21 +7,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
-from ...protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest, Refusal, error_from_refusal
 from ...protocol.values.delayed.delays import CancelOutcome, DelaysJudged, RescheduleDelays, WaitingRange
 from ...protocol.values.state import State
 from ..arguments import parse_flag, parse_text, parse_texts, parse_topic_name
 from ..publish.arrow import ArrowPublisher
-from ..requester import Requester
-from ..rows.delay_rule import EXACT, DelayRule
+from ..requests.requester import Requester
+from ..rows.delay_rule import EXACT, DelayRule, RequestedDelays
+from ..rows.forms import Records
+from ..rows.placing import REJECTIONS, reject_bad_delays
 from ..rows.publication import Publication
 from ..rows.receipts import MessagePlace, format_receipt, parse_receipts, place_columns
-from ..rows.record import Records, parse_bytes, parse_delay, parse_destination, parse_extras
-from ..rows.request import round_due_ms
+from ..rows.record import parse_bytes, parse_delay, parse_destination, parse_extras
 from ..rows.routing import build_delay_rule
 from ..topics import QueryNewestState
 from .delay_canceller import DelayCanceller
@@ -210,7 +212,7 @@ class DelayedMessages:
         now_us = self._clock.now_ms() * 1000
         due_us = now_us + 1000 * (delay or 0) if at_us is None else at_us
         rules: list[DelayRule] = self._look(lambda state: [_find_delay_rule(state, place.topic_id) for place in places])
-        return [round_due_ms(rule, now_us, due_us) for rule in rules]
+        return [_round_due_ms(rule, now_us, due_us) for rule in rules]
 
     def all(self, topic: str | None = None) -> list[DelayedInfo]:
         """Return the waiting messages per topic, sorted by name; with `topic`, of that topic only."""
@@ -238,3 +240,17 @@ class DelayedMessages:
     def pointer_ms(self) -> int:
         """Return the time up to which all due messages are released; 0 before the first release."""
         return self._state().delays.pointer_ms
+
+
+def _round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
+    """Return the due time of a row in milliseconds, rounded by the rule. Raises InvalidTimestamp, DelayTooLong."""
+    requested = np.array([due_us], np.int64)
+    partition, due = reject_bad_delays(
+        RequestedDelays(np.array([timestamp_us], np.int64), requested, requested),
+        rule,
+        np.zeros(1, np.int32),
+        by_slot=True,
+    )
+    if partition[0] < 0:
+        raise error_from_refusal(Refusal(*REJECTIONS[-1 - int(partition[0])]))
+    return int(due.ms[0])

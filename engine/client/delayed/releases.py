@@ -48,7 +48,7 @@ class Releases:
     def _follow_from_now(self) -> StepReader:
         with store_errors():
             while True:
-                _, steps = follow_from_watermark(self._ns.store, self._clock.steady_ms)
+                _, steps = follow_from_watermark(self._ns.store, self._clock.steady_ms, self._ns.namespace_id)
                 with suppress(StepsGone):
                     steps.read_heads()
                     return steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -18,9 +18,9 @@ from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import OwnLock
 from ...protocol.errors import IllegalState, LakeMQError
-from ...protocol.projection import MEMBERS
+from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
-from ..follow_line import FollowLine
+from ..requests.follow_line import FollowLine
 from ..schemas.reading_rule import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
 from .fetch_result import FetchResult
@@ -37,7 +37,7 @@ from .planning.plan import (
     replan,
 )
 from .reading.row_group_cache import RowGroupCache
-from .step_waiter import LINE_LOOK_MS, StepWaiter
+from .step_waiter import StepWaiter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +61,12 @@ class Fetcher:
         self._new_line = new_line
         self._namespace, self._clock, self._spark = namespace, clock, spark
         self._lock = OwnLock("This connection")
-        self._reader = Reader(namespace.store, clock)
+        self._reader = self._new_reader()
         self._knows_groups = False
+
+    def _new_reader(self, tables: Sequence[str] = READERS) -> Reader:
+        """Return a reader of this namespace, and of none that was created again at its path."""
+        return Reader(self._namespace.store, self._clock, tables, self._namespace.namespace_id)
 
     def read_state(self) -> State:
         """Return a snapshot of topics and partitions as of the newest step, which no later call changes."""
@@ -89,15 +93,22 @@ class Fetcher:
                     return
             check(self._reader.refresh())
 
-    def query_groups(self, read: Callable[[State], T]) -> T:
+    def query_groups(self, read: Callable[[State], T], newest: bool = True) -> T:
         """Return what `read` makes of the state as of the newest step, with groups, members and offsets.
 
         The first call loads these; from then on they are followed. `read` must not keep any part of the state.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
         """
         with self._lock.own:
             if not self._knows_groups:
-                self._reader, self._knows_groups = Reader(self._namespace.store, self._clock, MEMBERS), True
-            return read(self._reader.refresh())
+                self._reader, self._knows_groups = self._new_reader(MEMBERS), True
+            return read(self._find_state(newest))
+
+    def _find_state(self, newest: bool) -> State:
+        """Return the state as of the newest step, or of the one that was read last. The lock is held."""
+        # Step 0: nothing was read yet, or the last look was interrupted, so that the state is not whole.
+        return self._reader.refresh() if newest or self._reader.step == 0 else self._reader.state
 
     def read_whole_state(self) -> State:
         """Return the state with producers, transactions and groups, loaded for this call alone."""
@@ -108,7 +119,7 @@ class Fetcher:
 
         Each refresh changes the state that the one before returned. So keep no part of it, and share it with no thread.
         """
-        return Reader(self._namespace.store, self._clock, WHOLE)
+        return self._new_reader(WHOLE)
 
     def find_dead_letter_topics(self) -> list[str]:
         """Return the names of topics that have dead letters in the tables."""
@@ -118,8 +129,13 @@ class Fetcher:
             lambda state: sorted(state.topics[i].topic for i in topic_ids.to_pylist() if i in state.topics)
         )
 
-    def find_bounds(self, topics: Iterable[str], isolation: Isolation) -> dict[tuple[str, int], Bounds]:
-        """Return (topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest."""
+    def find_bounds(
+        self, topics: Iterable[str], isolation: Isolation, newest: bool = True
+    ) -> dict[tuple[str, int], Bounds]:
+        """Return (topic, partition) -> its bounds, as of one step. Raises UnknownTopicOrPartition, InvalidRequest.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
 
         def find(state: State) -> dict[tuple[str, int], Bounds]:
             return {
@@ -128,7 +144,8 @@ class Fetcher:
                 for partition, bounds in enumerate(read_bounds(state.topic(name), isolation))
             }
 
-        return self.query(find)
+        with self._lock.own:
+            return find(self._find_state(newest))
 
     def plan(
         self,
@@ -149,9 +166,33 @@ class Fetcher:
 
         if isinstance(start, datetime) or isinstance(end, datetime):
             # Times need data files. A reader of its own reads them, so that no other thread waits for the lock.
-            return plan_with(Reader(self._namespace.store, self._clock))
+            return plan_with(self._new_reader())
         with self._lock.own:
             return plan_with(self._reader)
+
+    def fetch_ranges(
+        self,
+        cache: RowGroupCache,
+        topic: str,
+        isolation: Isolation,
+        start: Mapping[int, int],
+        end: Mapping[int, int],
+    ) -> FetchResult:
+        """Fetch offsets that the caller has just found in the state. This looks for no newer step.
+
+        Args:
+            cache: row groups of a consumer, which reads on in them.
+            topic: name of the topic.
+            isolation: which messages are visible.
+            start, end: partition -> first offset, and end offset (exclusive).
+
+        Raises:
+            OffsetOutOfRange, UnknownTopicOrPartition: the offsets or the topic were deleted since.
+        """
+        with self._lock.own:
+            self._find_state(newest=False)  # the plan takes it from the reader
+            plan = plan_positions(self._reader, self._namespace.files, topic, isolation, start, end, None)
+        return self.open_plan(plan, cache)
 
     def open_plan(
         self, plan: FetchPlan, cache: RowGroupCache | None = None, schema: SchemaRule | None = None
@@ -170,7 +211,7 @@ class Fetcher:
         return self.query(lambda state: find_reading_rule([state.topic(topic)]))
 
     def _replan(self, plan: FetchPlan) -> FetchPlan | None:
-        reader = Reader(self._namespace.store, self._clock)
+        reader = self._new_reader()
         reader.refresh()
         return replan(reader, plan)
 
@@ -178,7 +219,7 @@ class Fetcher:
         self, first: FetchPlan, isolation: Isolation, poll_ms: int, check_open: Callable[[], object]
     ) -> Iterator[pa.Table]:
         """Yield tables of what comes from the starts of a plan on, without end. Wait while nothing comes."""
-        tables = self.tables_after(first, isolation)
+        tables = self.read_tables_after(first, isolation)
         waiter = self.new_waiter(lambda: _is_refused(check_open))
         try:
             while True:
@@ -193,7 +234,7 @@ class Fetcher:
         finally:
             waiter.close()
 
-    def tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
+    def read_tables_after(self, first: FetchPlan, isolation: Isolation) -> Iterator[pa.Table | None]:
         """Yield tables of what comes from the starts of a plan on, without end; None each time nothing has come."""
         position, planned_step = {range_.partition: range_.start for range_ in first.ranges}, -1
         while True:
@@ -214,10 +255,17 @@ class Fetcher:
             if table.num_rows:  # else there were only markers, aborted or expired messages
                 yield table
 
-    def new_waiter(self, count_news: Callable[[], int], longest_ms: int = LINE_LOOK_MS) -> StepWaiter:
+    def new_waiter(self, count_news: Callable[[], int], longest_ms: int | None = None) -> StepWaiter:
         """Return a waiter for steps that this fetcher has not read. The arguments are those of StepWaiter."""
-        line, reader_step = self._new_line(), lambda: self._reader.step
-        return StepWaiter(self.watch_steps, self._clock, line, reader_step, count_news, longest_ms)
+        return StepWaiter(
+            self.watch_steps,
+            self._clock,
+            self._new_line(),
+            read_step=lambda: self._reader.step,
+            read_lease_ms=lambda: self._reader.state.lease_ms,
+            count_news=count_news,
+            longest_ms=longest_ms,
+        )
 
     def watch_steps(self) -> Watch | None:
         """Return a watch that tells of new steps; None if the store cannot tell."""
@@ -228,7 +276,7 @@ class Fetcher:
 
         It reads data files with a reader of its own, so that no other thread waits.
         """
-        return offsets_for_times(Reader(self._namespace.store, self._clock), self._namespace.files, topic, times)
+        return offsets_for_times(self._new_reader(), self._namespace.files, topic, times)
 
 
 def _is_refused(check_open: Callable[[], object]) -> bool:

@@ -1,7 +1,8 @@
-"""Wait for the next step: until the file system or the leader tells of one, or else by looking again and again.
+"""Wait for the next step: until the file system or the leader reports one, or else by polling.
 
 Both only shorten the wait. What the waiter's owner then reads, it reads from the store, by the rules of `StepFollower`.
-So a wrong, late or missing hint cannot show a step that was not decided, nor hide one for longer than LINE_LOOK_MS.
+So a wrong, late or missing hint cannot show a step that was not decided, nor hide one for longer than the time that
+`find_line_look_ms` returns.
 
 The file system comes first, where it tells of new files: it takes nothing from the leader. The line is for stores and
 systems that tell nothing. There each look costs a request, or a wake-up.
@@ -18,11 +19,11 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 
 from ...namespace.processes.clock import Clock
 from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
-from ..follow_line import FollowLine
+from ..requests.follow_line import FollowLine
 
-LINE_LOOK_MS = 5_000
-"""Time between two looks while a line is open. If such a look finds a step that nobody told of, the line is dropped:
-its leader may be stopped, and another one decide."""
+LEAST_LINE_LOOK_MS, MOST_LINE_LOOK_MS = 5_000, 12_000
+"""Bounds of the time between two looks while a line is open. A reader that has not looked for 15 s loads its tables
+again (`lookup.reader`), which takes many requests; so it looks before that."""
 
 _SLICE_MS = 20.0
 """How often a wait on a line looks whether its owner has another reason to look."""
@@ -37,6 +38,10 @@ class Waiter(Protocol):
         """Prepare for a look: what comes from now on ends the next wait."""
         ...
 
+    def needs_look(self) -> bool:
+        """Return whether something may have come since the last look. False: the leader would have told of it."""
+        ...
+
     def note_arrival(self) -> None:
         """Note that the look found something."""
         ...
@@ -46,6 +51,15 @@ class Waiter(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def find_line_look_ms(lease_ms: int) -> int:
+    """Return the time between two looks while a line is open: the lease, within bounds.
+
+    A leader that ends closes its lines. One that is stopped cannot do this, nor tell that another sequencer decides,
+    but no other one leads before the lease has passed. If a look finds a step that nobody told of, the line is dropped.
+    """
+    return min(max(lease_ms, LEAST_LINE_LOOK_MS), MOST_LINE_LOOK_MS)
 
 
 NewWaiter = Callable[[Callable[[], int]], Waiter]
@@ -64,8 +78,9 @@ class StepWaiter:
         clock: Clock,
         line: FollowLine,
         read_step: Callable[[], int],
+        read_lease_ms: Callable[[], int],
         count_news: Callable[[], int],
-        longest_ms: int = LINE_LOOK_MS,
+        longest_ms: int | None = None,
     ) -> None:
         """Create a waiter.
 
@@ -73,15 +88,18 @@ class StepWaiter:
             watch: returns a new watch of the folder of steps; None: the system cannot watch it.
             line: to the leader, for this waiter alone.
             read_step: returns the last step that was read, without looking for newer ones.
+            read_lease_ms: returns the time for which a leader leads, as of that step.
             count_news: returns a number that changes when there is another reason to look, such as an answer.
-            longest_ms: how long to wait at most while the line is open.
+            longest_ms: how long to wait at most while the line is open. None: until it is time to look again.
         """
         self._folder, self._clock, self._line = FolderWaiter(watch, clock), clock, line
-        self._read_step, self._count_news, self._longest_ms = read_step, count_news, longest_ms
+        self._read_step, self._read_lease_ms, self._count_news = read_step, read_lease_ms, count_news
+        self._longest_ms = longest_ms
         self._busy = threading.Lock()
         self._thread_id = 0
         """The thread that has called `reset` last. What it has noted is of no use to another one."""
         self._step = self._news = 0
+        self._looked_ms = clock.steady_ms()
         self._waited_long = False
         weakref.finalize(self, _close_all, self._folder, line)
 
@@ -92,9 +110,30 @@ class StepWaiter:
                 self._thread_id = threading.get_ident()
                 # The number may be older than what the look then finds. Then the leader's hint comes at once.
                 self._step, self._news = self._read_step(), self._count_news()
+                self._looked_ms = self._clock.steady_ms()
                 self._folder.reset()
             finally:
                 self._busy.release()
+
+    def needs_look(self) -> bool:
+        """Return whether a step or other news may have come since the last `reset`.
+
+        It is False for at most the time of `find_line_look_ms`, and only while the leader owes a hint: this waiter has
+        asked for one on its line, and none has come. On a disk that tells of new files it is always True: a look costs
+        little there.
+        """
+        if self._thread_id != threading.get_ident() or not self._busy.acquire(blocking=False):
+            return True
+        try:
+            if self._folder.is_notified:
+                return True
+            if self._count_news() != self._news or not self._line.owes_hint():
+                self._waited_long = False
+                return True
+            self._waited_long = self._clock.steady_ms() - self._looked_ms >= self._find_look_ms()
+            return self._waited_long
+        finally:
+            self._busy.release()
 
     def note_arrival(self) -> None:
         """Note that the look found something."""
@@ -120,17 +159,22 @@ class StepWaiter:
             if self._folder.is_notified or not self._line.await_step(self._step, most_ms):
                 self._folder.wait(poll_ms, LOOK_MS if most_ms is None else min(poll_ms, most_ms))
             else:
-                self._wait_on_line(self._longest_ms if most_ms is None else min(most_ms, self._longest_ms))
+                self._wait_on_line(most_ms)
         finally:
             self._busy.release()
 
-    def _wait_on_line(self, most_ms: float) -> None:
+    def _wait_on_line(self, most_ms: float | None) -> None:
         self._waited_long = False
-        deadline_ms = self._clock.steady_ms() + most_ms
+        longest_ms = self._find_look_ms() if self._longest_ms is None else self._longest_ms
+        wait_ms = longest_ms if most_ms is None else min(most_ms, longest_ms)
+        deadline_ms = self._clock.steady_ms() + wait_ms
         while (left_ms := deadline_ms - self._clock.steady_ms()) > 0:
             if self._line.wait_for_hint(min(_SLICE_MS, left_ms)) or self._count_news() != self._news:
                 return
-        self._waited_long = most_ms >= self._longest_ms
+        self._waited_long = wait_ms >= longest_ms
+
+    def _find_look_ms(self) -> int:
+        return find_line_look_ms(self._read_lease_ms())
 
     def close(self) -> None:
         """Stop watching. A wait in another thread ends first, if `count_news` says so."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...protocol.errors import InvalidConfig, OffsetOutOfRange, UnknownTopicOrPartition
+from ...protocol.errors import InvalidConfig, OffsetOutOfRange
 from ...protocol.values.state import State
 from ..connection import Connection
 from ..consume.member.subscription import Pattern
-from ..fetch.planning.plan import Bounds, Isolation, read_bounds
+from ..fetch.planning.plan import Bounds, Isolation, read_bounds, unknown_partition
 from .options import EARLIEST, LATEST, OffsetBound, TopicSelection
 
 Logs = dict[str, dict[int, Bounds]]
@@ -27,7 +27,7 @@ def find_logs(state: State, selection: TopicSelection, isolation: Isolation, req
     for name, partitions in selection.partitions.items():
         log = logs.get(name, {})
         if required and (missing := [p for p in partitions if p not in log]):
-            raise UnknownTopicOrPartition(f"{name} has no such partition.", found=missing[0])
+            raise unknown_partition(name, missing[0], len(log))
         if log:
             logs[name] = {p: bounds for p, bounds in log.items() if p in partitions}
     return logs

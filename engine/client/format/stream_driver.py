@@ -119,9 +119,12 @@ class StreamDriver:
         for topic, topic_id in start.topic_ids.items():
             if now.get(topic) != topic_id:
                 text_ = "is another topic now" if topic in now else "is not there, or not read, any more"
-                report_data_loss(
-                    self._options, UnknownTopicId(f"Topic {topic} {text_}; data may be lost.", found=topic_id)
+                gone = UnknownTopicId(
+                    f"Topic {topic} {text_}; data may be lost.",
+                    found=topic_id,
+                    expected="the topics that the checkpoint names, or another checkpoint, or failOnDataLoss=false",
                 )
+                report_data_loss(self._options, gone)
         for topic, log in logs.items():
             for partition, bounds in log.items():
                 at = start.find_start(topic, bounds.topic_id, partition)

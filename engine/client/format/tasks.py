@@ -1,6 +1,6 @@
 """Cut a plan into tasks at row groups, so that no two tasks decode the same one; and read them.
 
-Tasks are planned on the driver. Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, no journal.
+Tasks are planned on the driver. Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, no steps.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def cut_into_tasks(files: Files, plans: Sequence[FetchPlan], options: ReadOption
 
 def _cut_into_chunks(files: Files, plan: FetchPlan, most_rows: int) -> Iterator[Chunk]:
     """Yield chunks of at most so many rows."""
-    unwritten = [file_id for file_id in plan.journal_parts if files.size(file_name(file_id)) is None]
-    rides = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
-    in_files = plan.segments.filter(pc.invert(rides))
+    unwritten = [file_id for file_id in plan.step_rows if files.size(file_name(file_id)) is None]
+    is_unwritten = pc.is_in(plan.segments.column("file_id"), pa.array(unwritten, pa.int64()))
+    in_files = plan.segments.filter(pc.invert(is_unwritten))
     if in_files.num_rows:
-        yield from _cut_files(files, replace(plan, segments=in_files, journal_parts={}, ranges=()), most_rows)
+        yield from _cut_files(files, replace(plan, segments=in_files, step_rows={}, ranges=()), most_rows)
     if in_files.num_rows < plan.segments.num_rows:  # messages that are in no file yet came last
-        messages = fetch_arrow(files, replace(plan, segments=plan.segments.filter(rides)))
+        messages = fetch_arrow(files, replace(plan, segments=plan.segments.filter(is_unwritten)))
         for first in range(0, messages.num_rows, most_rows):
             part = messages.slice(first, most_rows)
             yield Chunk(_to_stream(part), part.num_rows, part.nbytes)

@@ -1,6 +1,6 @@
 """The options of Spark's Kafka sink, and the work of the tasks that write rows.
 
-Executors need the store, pyarrow, numpy, xxhash and msgspec: no Delta, no journal.
+Executors need the store, pyarrow, numpy, xxhash and msgspec: no Delta, no steps.
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ def select_row_columns(table: pa.Table, options: WriteOptions) -> pa.Table:
     names = [name for name in COLUMNS if name != "headers" or options.includes_headers]
     if twice := [name for name in (*names, TOPIC) if table.column_names.count(name) > 1]:
         raise InvalidRecord("The table has a column twice.", found=twice[0])
+    if "value" not in table.column_names:
+        raise InvalidRecord("The table has no column for the value.", found=table.column_names, expected="value")
     chosen = select_message_columns(
         table.select([name for name in names if name in table.column_names]), dict.fromkeys(names)
     )

@@ -23,7 +23,7 @@ from ..arguments import (
     parse_texts,
     parse_topics_and_partitions,
 )
-from ..requester import Requester
+from ..requests.requester import Requester
 from .group_info import (
     AssignmentInfo,
     GroupInfo,

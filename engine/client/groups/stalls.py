@@ -85,16 +85,16 @@ def _advise_removal(group: Group, member: GroupMember) -> str:
 
 def _find_open_transactions(state: State, lags: Iterable[PartitionLag], now_ms: int) -> Iterator[Stall]:
     """Yield the transactions at which the group's readers of committed messages stand, the oldest first."""
-    held: dict[str, list[PartitionLag]] = {}
+    lags_by_id: dict[str, list[PartitionLag]] = {}
     for lag in lags:
         if lag.lag == 0 and lag.high_watermark > lag.last_stable_offset:
             transactional_id = _find_holder(state, state.topic(lag.topic), lag)
             if transactional_id is not None:
-                held.setdefault(transactional_id, []).append(lag)
-    began = {name: state.transactions[name].started_at_ms or now_ms for name in held}
-    for name in sorted(held, key=lambda name: began[name]):
+                lags_by_id.setdefault(transactional_id, []).append(lag)
+    began = {name: state.transactions[name].started_at_ms or now_ms for name in lags_by_id}
+    for name in sorted(lags_by_id, key=lambda name: began[name]):
         if now_ms - began[name] > _SHORTEST_TRANSACTION_MS:
-            yield _describe_transaction(name, began[name], state.transactions[name].timeout_ms, held[name])
+            yield _describe_transaction(name, began[name], state.transactions[name].timeout_ms, lags_by_id[name])
 
 
 def _find_holder(state: State, topic: Topic, lag: PartitionLag) -> str | None:

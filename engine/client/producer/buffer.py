@@ -8,7 +8,7 @@ from typing import Any
 
 from ...namespace.processes.clock import Clock
 from ..publish.arrow import Body, RequestedPartitions
-from ..rows.record import Records
+from ..rows.forms import Records
 from .delivery import Batch, DeliveryMonitor, RecordFuture
 from .options import ProducerOptions
 
@@ -18,14 +18,15 @@ class Buffer:
 
     A batch waits in the queue, is on its way, or is detached: taken out of the queue to travel with a commit.
 
-    Why there is `slack`. `send` would have to check two things for each record: is there room below `buffer_memory`,
-    and do the queued bytes reach `batch_size`, so that the sending thread must wake up? Both checks are
-    comparisons of sums, and most records change nothing about the answer. So the buffer computes once how many bytes
-    it can take before either answer can change. That is `slack`. While a record fits into it, `add_fast` only
-    subtracts its size. The sums `_held_bytes` and `_queued_bytes` then lag behind by what was added since, which is
-    `_slack_at_check - slack`. `_recount` adds this difference to both sums and grants new slack. In a producer with a
-    fast path, only `_recount` changes the sums. `_due_in_ms` may compare the lagging sum with `batch_size`: within the
-    slack the answer is the same. Any other reader adds the difference first, as `held_bytes` does.
+    Why there is `slack`. `send` must know two things about each record. Is there room below `buffer_memory`? And do the
+    queued bytes reach `batch_size`, so that the sending thread must wake up? Most records do not change either answer.
+    So the buffer computes once how many bytes it can take before an answer can change: the `slack`. While a record fits
+    into it, `add_fast` only subtracts its size.
+
+    The sums `_held_bytes` and `_queued_bytes` then lack what was added since, which is `_slack_at_check - slack`.
+    `_recount` adds this difference to both sums and grants new slack. In a producer with a fast path, only `_recount`
+    changes the sums. `_due_in_ms` may compare the lagging sum with `batch_size`: within the slack the answer is the
+    same. Any other reader adds the difference first, as `held_bytes` does.
 
     Slack is the smaller of two distances. The first is the room below `buffer_memory`. The second is one byte less
     than what is missing to `batch_size`: the record that reaches `batch_size` must take the slow path, because only
@@ -74,7 +75,7 @@ class Buffer:
         self.slack = self._slack_at_check = max(0, min(room, to_due)) if self._has_fast_path else 0
 
     def disable_fast_path(self) -> None:
-        """Make every later record take the slow path, where it can be refused."""
+        """Make every later record take the slow path, which can refuse it."""
         self._has_fast_path = False
         self._recount(0, 0)
 

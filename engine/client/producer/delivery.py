@@ -27,10 +27,11 @@ from ...protocol.errors import (
 )
 from ...protocol.values.log import Published, Unit
 from ..publish.arrow import Body, RequestedPartitions
+from ..rows.forms import Records
 from ..rows.misfits import find_reason
 from ..rows.placing import REJECTIONS
 from ..rows.receipts import Receipts
-from ..rows.record import Records, check_callback
+from ..rows.record import check_callback
 from .failures import Failure, Failures, ThreadProgress
 
 log = logging.getLogger("lakemq.producer")
@@ -79,7 +80,7 @@ class Placement:
         """partition, due_ms, reasons: as in PreparedPublish, in the caller's order; receipts: of the delayed rows."""
         self._receipts, self._reasons = receipts, reasons
         self._due_ms = due_ms
-        self._topic, self._partition, self._given_us = topic, np.asarray(partition), timestamps_us
+        self._topic, self._partition, self._raw_timestamps_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
 
     def of(self, row: int) -> RecordMetadata:
@@ -109,11 +110,11 @@ class Placement:
 
     @cached_property
     def _offsets(self) -> npt.NDArray[np.int64]:
-        lies = self._partition
+        partition_of_row = self._partition
         if self._due_ms is not None:  # delayed rows have no offset yet
-            lies = np.where(np.asarray(self._due_ms) == NOT_DELAYED, lies, -1)
-        order = np.argsort(lies, kind="stable")
-        partition = lies[order]
+            partition_of_row = np.where(np.asarray(self._due_ms) == NOT_DELAYED, partition_of_row, -1)
+        order = np.argsort(partition_of_row, kind="stable")
+        partition = partition_of_row[order]
         starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
         bases = np.array([self._base_offsets.get(p, -1) for p in partition[starts].tolist()], np.int64)
         counts = np.diff(starts, append=len(partition))
@@ -123,7 +124,7 @@ class Placement:
 
     @cached_property
     def _timestamps_us(self) -> npt.NDArray[np.int64]:
-        return np.asarray(self._given_us, np.int64)
+        return np.asarray(self._raw_timestamps_us, np.int64)
 
 
 class BatchOutcome(NamedTuple):
@@ -354,11 +355,11 @@ class RecordFuture:
         """Call `call(error, None)` or `call(None, metadata)` once the outcome is known."""
         check_callback("on_delivery", call)
 
-        def tell() -> None:
+        def call_back() -> None:
             error = self.exception()
             call(error, None if error else self.result())
 
-        self._batch.add_callback(tell, self._index)
+        self._batch.add_callback(call_back, self._index)
 
     def _wait(self, timeout: float | None) -> None:
         if not (timeout is None or (isinstance(timeout, int | float) and 0 <= timeout <= threading.TIMEOUT_MAX)):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from sys import modules
+
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import UnknownProducerId
 from ...protocol.values.producers import InitProducer, ProducerDone
-from ..attempts import ask_with_retries
 from ..publish.arrow import ArrowPublisher, Body, RequestedPartitions
-from ..requester import Requester
+from ..requests.attempts import ask_with_retries
+from ..requests.requester import Requester
 from ..rows.publication import OnRejection, Publication, SequenceCounters
 from ..tracing.headers import find_links
-from ..tracing.spans import open_span
+from ..tracing.spans import API, open_span
 from .delivery import Batch, BatchOutcome
 from .options import ProducerOptions
 from .settler import build_outcome
@@ -28,6 +30,8 @@ class IdempotentBatches:
         # with on_error="fail", a bad record fails alone through its future; a table fails as a whole
         alone = batch.records is not None and self._options.on_error == "fail"
         on_error: OnRejection = "leave_out" if alone else self._options.on_error
+        if API not in modules:  # no application can have set a tracer
+            return self._publish_until_known(batch, body, requested, deadline_ms, on_error)
         named = {"destination.name": batch.destination, "batch.message_count": body.num_rows}
         # The producer's thread has no span of the application. The batch continues those in which records were sent.
         with open_span(

@@ -45,14 +45,14 @@ PRODUCER = Parameters(
         ),
     ]
 )
-"""Those that are numbers or words; `idempotent`, in Kafka's words `enable_idempotence`, is true or false."""
+"""The options that are numbers or words. One more is true or false: `idempotent`, Kafka's `enable_idempotence`."""
 
 _FLAGS = ("idempotent", "enable_idempotence")
 
 _WHY = {
     "acks": "a record is acknowledged once it is in the log, never before",
-    "retries": "an answer that is lost is asked for again, without which its outcome would stay unknown",
-    "max_in_flight_requests_per_connection": "of a producer's batches five are remembered, so that none is added twice",
+    "retries": "a request without an answer is repeated, because its outcome would stay unknown otherwise",
+    "max_in_flight_requests_per_connection": "only a producer's last five batches are remembered to recognize repeats",
 }
 
 

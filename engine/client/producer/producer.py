@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...namespace.processes.clock import Clock
 from ..publish.arrow import ArrowPublisher
-from ..requester import Requester
+from ..requests.requester import Requester
 from .idempotent_batches import IdempotentBatches
 from .options import ProducerOptions
 from .record_producer import RecordProducer

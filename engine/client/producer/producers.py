@@ -8,7 +8,7 @@ from typing import Any
 from ...namespace.processes.clock import Clock
 from ..arguments import parse_text
 from ..publish.arrow import ArrowPublisher
-from ..requester import Requester
+from ..requests.requester import Requester
 from ..transactions.ids import TransactionalIds, parse_timeout_ms
 from .open_producers import OpenProducers
 from .options import parse_producer_options
@@ -28,7 +28,7 @@ class ProducerFactory:
         ids: TransactionalIds,
         open_producers: OpenProducers,
     ) -> None:
-        """arrow_publisher: returns a new publisher; open_producers: is told of producers that are closed."""
+        """arrow_publisher: returns a new publisher; open_producers: from which closed producers are removed."""
         self._requester, self._clock, self._arrow_publisher = requester, clock, arrow_publisher
         self._ids, self._open_producers = ids, open_producers
 

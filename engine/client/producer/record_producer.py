@@ -34,9 +34,10 @@ _MAX_CHECKED_NAMES = 10_000
 
 
 class RecordProducer(ABC):
-    """What `mq.producer` returns: a `Producer`, or with a transactional id a `TransactionalProducer`. Thread-safe.
+    """A producer, as `mq.producer` returns it: a `Producer`, or with a transactional id a `TransactionalProducer`.
 
-    Use it as a context manager. `flush` waits for everything that any thread sent before, and raises the first error.
+    Thread-safe. Use it as a context manager. `flush` waits for everything that any thread sent before, and raises the
+    first error.
     """
 
     def __init__(
@@ -47,11 +48,15 @@ class RecordProducer(ABC):
         on_close: Callable[[RecordProducer], object],
         check_sendable: Callable[[], object] | None = None,
     ) -> None:
-        """Create the buffer and what watches over its batches. The subclass adds the sender.
+        """Create the buffer and the settler of its batches. The subclass adds the sender.
 
-        lock: an RLock, which all parts share; on_close: called once the producer is closed.
-        check_sendable: raises what keeps an open producer from taking a record now. With it, each record is checked.
-        Without it, `send` skips its checks while the buffer has slack.
+        Args:
+            clock: for delays and timeouts.
+            options: of the producer.
+            lock: an RLock, which all parts share.
+            on_close: called once the producer is closed.
+            check_sendable: raises the reason why an open producer takes no record now. It is called for each record.
+                None: there is no such reason, and `send` skips its checks while the buffer has slack.
         """
         self._clock, self._options, self._lock = clock, options, lock
         self._on_close, self._check_sendable = on_close, check_sendable
@@ -163,7 +168,7 @@ class RecordProducer(ABC):
         return name
 
     def _make_room(self, size: int) -> None:
-        """Wait for room in the buffer. The lock is held. Raises what refuses a record now."""
+        """Wait until the buffer has room. The lock is held. Raises the error of `send` if a record is refused now."""
         self._check_accepts()
         if not self._buffer.has_room(size):
             self._wait_for_room(size)

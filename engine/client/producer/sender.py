@@ -84,9 +84,9 @@ class Sender:
     def _deliver(self, batch: Batch) -> BatchOutcome:
         """Publish a batch, and return its outcome.
 
-        While no sequencer answers, batches queue up behind the one that is tried. Once that one has timed out, those
-        that are overdue by then fail without an attempt. Otherwise each would wait for one attempt, and `flush` would
-        take many times `delivery_timeout_ms`. A batch that is overdue for another reason still gets its attempt.
+        While no sequencer answers, batches queue up behind the one that is being sent. When that one has timed out, all
+        batches that are overdue as well fail without an attempt. Otherwise each would wait for one attempt, and `flush`
+        would take many times `delivery_timeout_ms`. A batch that is overdue for another reason still gets its attempt.
         """
         now_ms, deadline_ms = self._clock.steady_ms(), batch.created_ms + self._delivery_timeout_ms
         try:

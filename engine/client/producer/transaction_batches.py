@@ -19,7 +19,7 @@ from .settler import BatchSettler, build_outcome, to_lakemq_error
 
 
 class PreparedBatch(NamedTuple):
-    """A batch that travels with a commit, and its request. Without a request yet, it is only detached in the buffer."""
+    """A batch that travels with a commit, and its request."""
 
     batch: Batch
     prepared: PreparedPublish

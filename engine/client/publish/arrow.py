@@ -1,4 +1,4 @@
-"""Publishing rows of this process, in Arrow or as lists: few rows ride in the request, many get data files."""
+"""Publish rows of this process, in Arrow or as lists: few rows travel in the letter, many get data files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lakemq.tables.specs.delayed import NOT_DELAYED
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ...namespace.data_file import WrittenFile, write_data_file
+from ...namespace.data_file import ROW_GROUP_BYTES, WrittenFile, new_data_file
 from ...namespace.processes import crash
 from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
@@ -23,28 +23,28 @@ from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import ExpectationFailed, StaleTopicMetadata
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
-from ..attempts import NEVER_PUBLISHED, ask_with_retries
-from ..requester import Requester
+from ..requests.attempts import NEVER_PUBLISHED, ask_with_retries
+from ..requests.requester import Requester
 from ..rows.arrow_body import ArrowBody
-from ..rows.body import Body, RequestedPartitions
+from ..rows.body import Body
 from ..rows.misfits import merge_marks
-from ..rows.placing import Arranged, Copy, RowRun
-from ..rows.publication import Publication
+from ..rows.placing import Arranged, Copy, RequestedPartitions, RowRun, SortedRows
+from ..rows.publication import Publication, build_produce_ranges, build_produce_request, error_of_rejected_rows
 from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
-from ..rows.request import build_produce_ranges, build_produce_request, error_of_rejected_rows
 from ..rows.routing import Route, RouteCache
 
 SLICE_ROWS = 1 << 18
-"""Rows of a data file; a larger body is written as several."""
+SLICE_BYTES = 256 << 20
+"""Rows and bytes of a data file, about; a larger body is written as several. pyarrow cannot sort a column of 2 GiB."""
 
 Part = tuple[int, Copy, Sequence[RowRun]]
-"""File of the request (-1: the rows that ride in it), the copy it serves, and its runs."""
+"""File of the request (-1: the rows that travel with it), the copy it serves, and its runs."""
 
 _STALE_RETRIES = 20
 
 
 class PreparedPublish(NamedTuple):
-    """A publish that is ready to be sent. rows: those that ride in the request."""
+    """A publish that is ready to be sent. rows: those that travel with the request."""
 
     request: Produce
     rows: Rows | None
@@ -64,7 +64,7 @@ class PreparedPublish(NamedTuple):
 class _ArrangedBody(NamedTuple):
     """Rows that are arranged, and written if they are many.
 
-    rows: those that ride in the request; parts: the place of each run; written: the files; others: as in
+    rows: those that travel with the request; parts: the place of each run; written: the files; others: as in
     `PreparedPublish`.
     """
 
@@ -208,15 +208,19 @@ class ArrowPublisher:
         return _ArrangedBody(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons)
 
     def _write_files(self, route: Route, body: ArrowBody, requested: RequestedPartitions, start: int) -> _ArrangedBody:
-        def write(first: int) -> tuple[Arranged, WrittenFile]:
-            slice_partitions = None if requested is None else requested[first : first + SLICE_ROWS]
-            rows = body.slice(first, SLICE_ROWS)
+        slice_rows = max(1, min(SLICE_ROWS, body.num_rows * SLICE_BYTES // body.nbytes))
+
+        def write(first: int) -> tuple[Arranged[tuple[SortedRows, ...]], WrittenFile]:
+            slice_partitions = None if requested is None else requested[first : first + slice_rows]
+            rows = body.slice(first, slice_rows)
             arranged = rows.arrange_for_file(route.copies, slice_partitions, start + first)
-            return arranged, write_data_file(self._files, self._new_file_id(), arranged.rows)
+            with new_data_file(self._files, self._new_file_id()) as writer:
+                writer.write_all(piece for rows in arranged.rows for piece in rows.cut(ROW_GROUP_BYTES))
+            return arranged, writer.written(self._files)
 
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
         with store_errors("The rows could not be stored."), Workers(os.cpu_count() or 1, "lakemq-publish") as pool:
-            slices = list(pool.map(write, range(0, body.num_rows, SLICE_ROWS)))
+            slices = list(pool.map(write, range(0, body.num_rows, slice_rows)))
         self._reached("publish.file_written")
         parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
         partition, reasons = merge_marks((np.asarray(arranged.partition), arranged.reasons) for arranged, _ in slices)
@@ -224,7 +228,7 @@ class ArrowPublisher:
             return _ArrangedBody(None, parts, [file for _, file in slices], partition, reasons=reasons)
         each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
         stretches = [
-            ArrangedSlice(SLICE_ROWS * i, len(arranged.partition), file.file_id, arranged.each)
+            ArrangedSlice(slice_rows * i, len(arranged.partition), file.file_id, arranged.each)
             for i, (arranged, file) in enumerate(slices)
             if arranged.each
         ]

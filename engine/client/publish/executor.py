@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from lakemq.tables.storage.object_stores.files import Files, open_files
 
 from ...namespace.data_file import (
+    ROW_GROUP_BYTES,
     DataFileWriter,
     WrittenFile,
     new_data_file,
@@ -155,7 +156,7 @@ def write_body(
 ) -> Iterator[WrittenRun]:
     """Arrange the rows for each copy and write them. destination: its number; else as `arrange`."""
     arranged = body.arrange_for_file(copies, requested, start)
-    first_row = writer.write(arranged.rows)
+    first_row = writer.write_all(piece for rows in arranged.rows for piece in rows.cut(ROW_GROUP_BYTES))
     for copy, (_, runs) in enumerate(arranged.runs):
         for run in runs:
             yield WrittenRun(destination, copy, run._replace(first_row=run.first_row + first_row), body.has_ttl)
@@ -194,8 +195,8 @@ def _build_body(table: pa.Table, destination: str, now_ms: int) -> tuple[ArrowBo
 
 def _mark_failed_rows(marks: pa.ChunkedArray, requested: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
     """Return the explicit partitions, with the mark of each row that fails an expectation."""
-    others = pa.scalar(-1, pa.int64()) if requested is None else pa.chunked_array([pa.array(requested)])
-    marked: npt.NDArray[np.int64] = pc.coalesce(marks.cast(pa.int64()), others).to_numpy()
+    explicit = pa.scalar(-1, pa.int64()) if requested is None else pa.chunked_array([pa.array(requested)])
+    marked: npt.NDArray[np.int64] = pc.coalesce(marks.cast(pa.int64()), explicit).to_numpy()
     return marked
 
 

@@ -1,7 +1,7 @@
 """Draining `inbox`: rows that SQL inserted are published exactly once.
 
 The commits of the table are the identity of its rows: a batch is what the commits after the last drained one inserted,
-and its last commit is the version under which the journal knows it. Publishing and noting progress are therefore one
+and its last commit is the application version of the publish. Publishing and noting progress are therefore one
 commit, that of the step; a batch that does not follow the last one is refused, so that two drains at once cannot
 overlap. The rows themselves are removed from the table afterwards, for room only.
 """
@@ -93,7 +93,7 @@ class Inbox:
         return total
 
     def _drained_version(self, table_id: str) -> int:
-        """Return the last drained version, from the tables and the tail of the journal."""
+        """Return the last drained version, from the tables and the newer steps."""
         recent = self._publisher.state().applications.get((APP_ID, table_id))
         of_inbox = (pc.field("txn_app_id") == APP_ID) & (pc.field("target") == table_id)
         versions = self._ns.store.open(APPLICATIONS).read(["version"], where=of_inbox).column("version")

@@ -14,18 +14,17 @@ from ...namespace.data_file import WrittenFile
 from ...namespace.namespace import Namespace
 from ...namespace.processes import crash
 from ...namespace.processes.clock import Clock
-from ...protocol.errors import InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
+from ...protocol.errors import InvalidRecord, InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
 from ...protocol.names import MAX_LENGTH
 from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RejectedRows
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicRef
-from ..attempts import NEVER_PUBLISHED, ask_with_retries
 from ..quality.gate import Gate
 from ..quality.spark_gate import SparkGate
-from ..requester import Requester
+from ..requests.attempts import NEVER_PUBLISHED, ask_with_retries
+from ..requests.requester import Requester
 from ..rows.placing import Copy, RowRun
-from ..rows.publication import Publication
-from ..rows.request import build_produce_ranges, build_produce_request, error_of_rejected_rows
+from ..rows.publication import Publication, build_produce_ranges, build_produce_request, error_of_rejected_rows
 from ..rows.routing import Route, find_route
 from .arrow import wait_for_published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
@@ -113,6 +112,11 @@ class SparkPublisher:
 
         gate: it passes on the way.
         """
+        if df.isStreaming:
+            raise InvalidRecord(
+                "A streaming DataFrame has no end, so that it cannot be published as a whole.",
+                expected="df.writeStream.format('lakemq'), or a publish in foreachBatch",
+            )
         now_ms = self._clock.now_ms()
         spark_gate = None if gate is None else SparkGate(gate, df)
         rows = select_message_rows(df if spark_gate is None else spark_gate.df, columns, order_by, spark_gate)

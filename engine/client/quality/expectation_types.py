@@ -106,14 +106,13 @@ def _null_rule(arguments: _ExpectationArguments, null_or_not: str) -> RowRule:
     return arguments.rows(lambda names: "TRUE", lambda names: f"{names.dialect.name(name)} IS {null_or_not}")
 
 
-def _build_bounds_sql(
-    arguments: _ExpectationArguments, low: str = "min_value", high: str = "max_value"
-) -> Callable[[ColumnNames, str], str]:
+def _build_bounds_sql(arguments: _ExpectationArguments) -> Callable[[ColumnNames, str], str]:
     kwargs = arguments.kwargs
     above, below = (">" if kwargs.get("strict_min") else ">="), ("<" if kwargs.get("strict_max") else "<=")
-    bounds = [(op, _parse_scalar(kwargs[name])) for op, name in ((above, low), (below, high)) if name in kwargs]
+    limits = ((above, "min_value"), (below, "max_value"))
+    bounds = [(op, _parse_scalar(kwargs[name])) for op, name in limits if name in kwargs]
     if not bounds:
-        raise ValueError(f"found neither {low} nor {high}")
+        raise ValueError("found neither min_value nor max_value")
     return lambda names, what: " AND ".join(f"{what} {op} {names.value(bound)}" for op, bound in bounds)
 
 

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...protocol.errors import ExpectationFailed, InvalidConfig, InvalidRecord
-from ..rows.body import RequestedPartitions
-from ..rows.placing import FIRST_FAILED
+from ..rows.placing import FIRST_FAILED, RequestedPartitions
 from .suite_rules import DUCKDB, ColumnNames
 from .suites import Suite, load_suite
 

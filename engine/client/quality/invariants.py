@@ -94,8 +94,8 @@ class Invariant:
     is_warning: bool = False
 
 
-def _figure_of(column: str, place: str = '"table"') -> str:
-    return f"SELECT {place}, {column} FROM {{batch}} WHERE {column} <> 0 ORDER BY {place}"
+def _figure_of(column: str) -> str:
+    return f'SELECT "table", {column} FROM {{batch}} WHERE {column} <> 0 ORDER BY "table"'
 
 
 _OFFSETS_MISSING = """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,11 @@ from lakemq.tables.specs.messages import BODY_SCHEMA, HEADERS
 from lakemq.tables.specs.spec import TIME
 
 from ...namespace.data_file import BODY, repeat_name
-from .body import RequestedPartitions
 from .delay_rule import NO_DUE, RequestedDelays, move_delay_headers, request_delays
-from .placing import NO_SUCH_PARTITION, Arranged, Copy, arrange
+from .placing import NO_SUCH_PARTITION, Arranged, Copy, RequestedPartitions, SortedRows, arrange
+
+if TYPE_CHECKING:
+    from ...protocol.codec.few_rows import Rows
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
@@ -73,14 +76,17 @@ class ArrowBody:
         """Whether some of the rows have a time to live."""
         return bool(self.table.column("ttl_ms").null_count < self.num_rows)
 
-    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged:
+    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged[Rows]:
         """Return the rows as a letter takes them. See `Body`."""
         arranged = arrange(copies, self.table, self.delays, _to_numbers(requested), start, by_slot=True)
-        rows: pa.Table = arranged.rows
+        rows = pa.concat_tables([copy_rows.to_table() for copy_rows in arranged.rows])
         columns = [rows.column(f.name).cast(f.type) for f in BODY_SCHEMA]
-        return replace(arranged, rows=pa.table(columns, schema=BODY_SCHEMA))
+        table = pa.table(columns, schema=BODY_SCHEMA)
+        return Arranged(table, arranged.runs, arranged.partition, arranged.due_ms, arranged.each, arranged.reasons)
 
-    def arrange_for_file(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged:
+    def arrange_for_file(
+        self, copies: Sequence[Copy], requested: RequestedPartitions, start: int
+    ) -> Arranged[tuple[SortedRows, ...]]:
         """Return the rows as a file takes them: a run may have delayed rows of a whole hour."""
         return arrange(copies, self.table, self.delays, _to_numbers(requested), start)
 

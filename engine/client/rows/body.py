@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from .placing import Arranged, Copy
+from .placing import Arranged, Copy, RequestedPartitions
 
 if TYPE_CHECKING:
+    from ...protocol.codec.few_rows import Rows
     from .arrow_body import ArrowBody
-
-RequestedPartitions: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
-"""Explicit partitions per row, -1 for none; FIRST_FAILED and below for failed expectations; None: no row has one."""
 
 
 class Body(Protocol):
@@ -39,7 +34,7 @@ class Body(Protocol):
     def has_ttl(self) -> bool:
         """Whether some of the rows have a time to live."""
 
-    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged:
+    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged[Rows]:
         """Return the rows as a letter takes them: checked and, once per copy, sorted by partition and due time.
 
         Args:

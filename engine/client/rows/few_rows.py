@@ -16,21 +16,22 @@ import numpy as np
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
 from ...namespace.data_file import repeat_name
-from ...protocol.codec.few_rows import FewRows, Header, count_header_bytes, rows_to_table
+from ...protocol.codec.few_rows import FewRows, Header, Rows, count_header_bytes, rows_to_table
 from ...protocol.hashing import partition_few_keys
 from .arrow_body import KEY_HEADERS, ArrowBody
-from .body import RequestedPartitions
 from .delay_rule import DELAY_HEADERS, NO_DUE, RequestedDelays, delay_from_headers, request_delays
-from .misfits import name_reasons, reject_misfits
+from .misfits import reject_misfits
 from .placing import (
     FIRST_FAILED,
     NO_SUCH_PARTITION,
-    ROW_LIMITS,
     UNKNOWN,
     Arranged,
     Copy,
+    RequestedPartitions,
     RowPlacement,
     RowRun,
+    build_row_limits,
+    name_reasons,
     reject_bad_delays,
 )
 
@@ -66,7 +67,7 @@ class FewBody:
         """Whether some of the rows have a time to live."""
         return self.ttls_ms is not None
 
-    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged:
+    def arrange(self, copies: Sequence[Copy], requested: RequestedPartitions, start: int) -> Arranged[Rows]:
         """Return the rows as a letter takes them. See `Body`."""
         # a letter takes numbers of Python only, and those of a gate are numpy's
         plain = None if requested is None else [int(partition) for partition in requested]
@@ -169,7 +170,7 @@ def _find_key_header(headers: Iterable[Header]) -> bytes | None:
     return None
 
 
-def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] | None, start: int) -> Arranged:
+def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] | None, start: int) -> Arranged[Rows]:
     """Place and sort the rows for each copy, as `arrange` does by slot."""
     order: list[int] = []
     placed: list[int] = []
@@ -250,7 +251,7 @@ def _check_requested(partition: int, partition_count: int) -> int:
 
 
 def _measure_rows(body: FewBody) -> dict[str, Sequence[int]]:
-    """Return the measures of ROW_LIMITS per row, without those that no row has."""
+    """Return the measures of row limits per row, without those that no row has."""
     sizes = [len(key or b"") + len(value or b"") for key, value in zip(body.keys, body.values, strict=True)]
     measures: dict[str, Sequence[int]] = {"timestamp_us": body.timestamps_us, "message_bytes": sizes}
     if body.headers is not None:
@@ -263,15 +264,14 @@ def _measure_rows(body: FewBody) -> dict[str, Sequence[int]]:
 
 
 def _reject_bad_rows(measures: Mapping[str, Sequence[int]], partition: list[int], max_bytes: int) -> None:
-    """Set a negative number for every row that breaks one of ROW_LIMITS."""
-    for limit in ROW_LIMITS:
-        measure = measures.get(limit.measure)
-        least, most = limit.bounds(max_bytes)
+    """Set a negative number for every row that breaks a row limit."""
+    for rejection, name, least, most in build_row_limits(max_bytes):
+        measure = measures.get(name)
         if not measure or (least <= min(measure) and max(measure) <= most):
             continue
         for row, number in enumerate(measure):
             if not least <= number <= most:
-                partition[row] = limit.rejection
+                partition[row] = rejection
 
 
 def _build_runs(

@@ -26,7 +26,8 @@ def to_arrow_table(data: Any) -> pa.Table | None:
     try:
         return pa.table(data)
     except Exception as error:  # it is another library's code that gives them
-        raise InvalidRecord(f"The rows cannot be converted to Arrow: {error}", found=type(data).__name__) from None
+        why = ": ".join(map(str, reversed(error.args)))  # pandas adds the column's name as the last one
+        raise InvalidRecord(f"The rows cannot be converted to Arrow: {why}", found=type(data).__name__) from None
 
 
 def check_dataframe(name: str, data: Any, expected: str) -> None:
@@ -71,6 +72,8 @@ def select_message_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Ta
         chosen = {
             name: column for name, column in chosen.items() if name not in DELAY_COLUMNS or columns[name] is not None
         }
+    if "value" not in chosen:
+        raise InvalidRecord("The table has no column for the value.", found=existing, expected="value, or value=")
     _check_columns(table, list(chosen.values()))
     if not constants and list(chosen) == list(chosen.values()) and set(chosen) == set(existing):
         return table

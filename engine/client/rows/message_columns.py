@@ -82,9 +82,8 @@ def _read_column(name: str, column: pa.ChunkedArray, type_: pa.DataType) -> pa.C
     except pa.ArrowException as error:
         # Arrow's error about a value that cannot be cast repeats the value, which in headers is the payload's.
         why = str(error) if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError) else "a value is no such"
-        raise InvalidRecord(
-            f"Column {name} is not usable: {why}", found=str(column.type), expected=str(type_)
-        ) from None
+        expected = "string or binary" if pa.types.is_binary(type_) else str(type_)
+        raise InvalidRecord(f"Column {name} is not usable: {why}.", found=str(column.type), expected=expected) from None
 
 
 def _is_time(type: pa.DataType) -> bool:

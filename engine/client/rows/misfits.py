@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ..schemas.schema_rule import SchemaRule
-
-if TYPE_CHECKING:
-    from .placing import RowRun
 
 FIRST_UNFIT = -100
 """Partition of rows that do not fit for reason 0; for reason n they have this minus n."""
@@ -58,11 +54,6 @@ def find_reason(partition: int, reasons: Sequence[str]) -> str:
     """Return the reason that a mark names; empty for other partitions."""
     index = FIRST_UNFIT - partition
     return reasons[index] if 0 <= index < len(reasons) else ""
-
-
-def name_reasons(runs: tuple[RowRun, ...], reasons: Sequence[str]) -> tuple[RowRun, ...]:
-    """Return the runs, those of rows that do not fit with the reason."""
-    return tuple(run._replace(reason=find_reason(run.partition, reasons)) if run.partition < 0 else run for run in runs)
 
 
 def merge_marks(parts: Iterable[tuple[Partitions, tuple[str, ...]]]) -> tuple[Partitions, tuple[str, ...]]:

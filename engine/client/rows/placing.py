@@ -5,9 +5,10 @@ Runs on Spark executors too: pyarrow, numpy and xxhash only, unless a topic has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,7 @@ from lakemq.tables.specs.spec import TIME
 from ...protocol.hashing import Partitioner, partition_keys
 from ..schemas.schema_rule import SchemaRule
 from .delay_rule import BAD, EXACT, DelayRule, DueTimes, RequestedDelays, compute_due_ms
-from .misfits import name_reasons, reject_misfits
-
-if TYPE_CHECKING:
-    from ...protocol.codec.few_rows import Rows
+from .misfits import find_reason, reject_misfits
 
 REJECTIONS: tuple[tuple[str, str], ...] = (
     ("UNKNOWN_TOPIC_OR_PARTITION", "There is no such topic or partition."),
@@ -44,31 +42,30 @@ FIRST_FAILED = -1000
 """Partition of rows that fail expectation 0 of the topic's suite; expectation n has this minus n."""
 NO_SUCH_PARTITION = -2
 """Stands for all negative explicit partitions, so that -1 keeps its meaning of none."""
+RequestedPartitions: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
+"""Explicit partitions per row, -1 for none; FIRST_FAILED and below for failed expectations; None: no row has one."""
+
 UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REJECTIONS), -1)
 
 
 class RowLimit(NamedTuple):
-    """Bounds of a measure of a row, both allowed. A row outside has this rejection.
-
-    most: None stands for the topic's max.message.bytes.
-    """
+    """Bounds of a measure of a row, both allowed. A row outside has this rejection."""
 
     rejection: int
     measure: Literal["timestamp_us", "message_bytes", "keyless_headers", "ttl_ms"]
     least: int
-    most: int | None
-
-    def bounds(self, max_message_bytes: int) -> tuple[int, int]:
-        return self.least, max_message_bytes if self.most is None else self.most
+    most: int
 
 
-ROW_LIMITS = (
-    RowLimit(BAD_TIME, "timestamp_us", MIN_TIMESTAMP_US, MAX_TIMESTAMP_US),
-    RowLimit(TOO_LARGE, "message_bytes", 0, None),
-    RowLimit(BAD_HEADER, "keyless_headers", 0, 0),
-    RowLimit(BAD_TTL, "ttl_ms", 0, MAX_TTL_MS),
-)
-"""Limits that every form of rows checks. If a row breaks several, the last counts."""
+@lru_cache
+def build_row_limits(max_message_bytes: int) -> tuple[RowLimit, ...]:
+    """Return the limits that every form of rows checks. If a row breaks several, the last counts."""
+    return (
+        RowLimit(BAD_TIME, "timestamp_us", MIN_TIMESTAMP_US, MAX_TIMESTAMP_US),
+        RowLimit(TOO_LARGE, "message_bytes", 0, max_message_bytes),
+        RowLimit(BAD_HEADER, "keyless_headers", 0, 0),
+        RowLimit(BAD_TTL, "ttl_ms", 0, MAX_TTL_MS),
+    )
 
 
 class Copy(NamedTuple):
@@ -102,10 +99,15 @@ class RowRun(NamedTuple):
     reason: str = ""
 
 
+def name_reasons(runs: tuple[RowRun, ...], reasons: Sequence[str]) -> tuple[RowRun, ...]:
+    """Return the runs, those of rows that do not fit with the reason."""
+    return tuple(run._replace(reason=find_reason(run.partition, reasons)) if run.partition < 0 else run for run in runs)
+
+
 def measure_rows(
     body: pa.Table, timestamps_us: npt.NDArray[np.int64], max_bytes: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the measures of ROW_LIMITS per row. A measure is left out if no row can break its limit.
+    """Return the measures of row limits per row. A measure is left out if no row can break its limit.
 
     Args:
         body: columns key, value, headers, ttl_ms.
@@ -125,15 +127,14 @@ def measure_rows(
 def reject_bad_rows(
     measures: Mapping[str, npt.NDArray[np.int64]], partition: npt.NDArray[np.int32], max_bytes: int
 ) -> npt.NDArray[np.int32]:
-    """Return `partition` with a negative number for every row that breaks one of ROW_LIMITS."""
-    for limit in ROW_LIMITS:
-        measure = measures.get(limit.measure)
+    """Return `partition` with a negative number for every row that breaks a row limit."""
+    for rejection, name, least, most in build_row_limits(max_bytes):
+        measure = measures.get(name)
         if measure is None:
             continue
-        least, most = limit.bounds(max_bytes)
         bad = (measure < least) | (measure > most)
         if bad.any():
-            partition = np.where(bad, np.int32(limit.rejection), partition)
+            partition = np.where(bad, np.int32(rejection), partition)
     return partition
 
 
@@ -169,13 +170,38 @@ def _to_numpy(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
     return values
 
 
+class SortedRows(NamedTuple):
+    """Rows in an order, in which they are not in memory until they are needed.
+
+    order: index of each row in the table; None: the table is in order.
+    """
+
+    table: pa.Table
+    order: pa.Array | None
+
+    def to_table(self) -> pa.Table:
+        """Return all rows, in order."""
+        return self.table if self.order is None else self.table.take(self.order)
+
+    def cut(self, piece_bytes: int) -> Iterator[pa.Table]:
+        """Yield all rows, in order, in tables of about this size."""
+        row_count = self.table.num_rows
+        piece_rows = max(1, row_count * piece_bytes // max(1, self.table.nbytes))
+        if self.order is None:
+            yield from (self.table.slice(first, piece_rows) for first in range(0, row_count, piece_rows))
+            return
+        # pyarrow joins the chunks of a column to take rows of it: once here, and not again for every piece
+        table = self.table.combine_chunks()
+        yield from (table.take(self.order.slice(first, piece_rows)) for first in range(0, row_count, piece_rows))
+
+
 def sort_by_partition(
     body: pa.Table,
     timestamps_us: npt.NDArray[np.int64],
     partition: npt.NDArray[np.int32],
     first_row: int,
     due: DueTimes | None = None,
-) -> tuple[pa.Table, tuple[RowRun, ...]]:
+) -> tuple[SortedRows, tuple[RowRun, ...]]:
     """Sort rows by partition, and return them with their runs. Rows of a partition stay in order.
 
     Args:
@@ -187,11 +213,12 @@ def sort_by_partition(
     """
     n = body.num_rows
     if n == 0:
-        return body, ()
+        return SortedRows(body, None), ()
     order = _find_sort_order(partition, due)
-    if order is not None:
-        body, partition, timestamps_us = body.take(pa.array(order)), partition[order], timestamps_us[order]
     body = body.set_column(body.column_names.index("partition"), "partition", pa.array(partition))
+    rows = SortedRows(body, None if order is None else pa.array(order))
+    if order is not None:
+        partition, timestamps_us = partition[order], timestamps_us[order]
     begins = partition[1:] != partition[:-1]
     if due is not None:
         due_ms, together = (due.ms, due.together) if order is None else (due.ms[order], due.together[order])
@@ -207,7 +234,7 @@ def sort_by_partition(
     ]
     if due is not None:
         columns += [due_ms[starts], due_ms[starts + counts - 1]]
-    return body, tuple(map(RowRun, *(column.tolist() for column in columns)))
+    return rows, tuple(map(RowRun, *(column.tolist() for column in columns)))
 
 
 def _find_sort_order(partition: npt.NDArray[np.int32], due: DueTimes | None) -> npt.NDArray[np.int64] | None:
@@ -232,8 +259,11 @@ class RowPlacement(NamedTuple):
     due_ms: npt.NDArray[np.int64]
 
 
+RowsT = TypeVar("RowsT")
+
+
 @dataclass(frozen=True)
-class Arranged:
+class Arranged(Generic[RowsT]):
     """The rows of all copies, one after the other, and the runs of each copy (rows counted over all of them).
 
     Attributes:
@@ -245,7 +275,7 @@ class Arranged:
         reasons: the reasons that marks of `partition` name.
     """
 
-    rows: Rows
+    rows: RowsT
     runs: tuple[tuple[Copy, tuple[RowRun, ...]], ...]
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
@@ -260,7 +290,7 @@ def arrange(
     requested: npt.NDArray[np.int64] | None,
     start: int,
     by_slot: bool = False,
-) -> Arranged:
+) -> Arranged[tuple[SortedRows, ...]]:
     """Return the body once per copy, checked and sorted by partition.
 
     Args:
@@ -273,7 +303,7 @@ def arrange(
     """
     timestamps_us = _to_numpy(body.column("timestamp").cast(pa.int64()))
     measures = measure_rows(body, timestamps_us, min(copy.max_message_bytes for copy in copies))
-    tables, runs, placed, dues, reasons = [], [], [], [], []
+    all_rows, runs, placed, dues, reasons = [], [], [], [], []
     for number, copy in enumerate(copies):
         partition = _choose_partitions(copy, body, requested, start)
         partition = reject_bad_rows(measures, partition, copy.max_message_bytes)
@@ -283,14 +313,14 @@ def arrange(
             partition, due = reject_bad_delays(delays, copy.delays, partition, by_slot)
             body = _set_deliver_at(body, due)
         rows, copy_runs = sort_by_partition(body, timestamps_us, partition, number * body.num_rows, due)
-        tables.append(rows)
+        all_rows.append(rows)
         runs.append((copy, name_reasons(copy_runs, copy_reasons) if copy_reasons else copy_runs))
         placed.append(partition)
         reasons.append(copy_reasons)
         dues.append(due)
     each = tuple(RowPlacement(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
     due_ms = each[0].due_ms if each else None
-    return Arranged(pa.concat_tables(tables), tuple(runs), placed[0], due_ms, each, reasons[0])
+    return Arranged(tuple(all_rows), tuple(runs), placed[0], due_ms, each, reasons[0])
 
 
 def reject_bad_delays(

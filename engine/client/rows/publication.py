@@ -1,4 +1,4 @@
-"""A publish apart from its rows: destination, treatment of bad rows, and the identity that makes a repeat harmless."""
+"""A publish: its parameters, the identity that makes a repeat harmless, and the request made of both and its rows."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
-from ...protocol.values.log import ApplicationVersion, Ranges, RejectedRows
+from ...namespace.data_file import WrittenFile
+from ...protocol.errors import ExpectationFailed, LakeMQError, Refusal, SchemaMismatch, error_from_refusal
+from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RejectedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
+from .misfits import find_reason
+from .placing import FIRST_FAILED, REJECTIONS, Copy, RowRun
 from .routing import Route
 
 OnError = Literal["reject", "fail"]
@@ -93,3 +100,88 @@ class Publication:
     @property
     def is_repeatable(self) -> bool:
         return self.sequences is not None or self.application is not None
+
+
+def build_produce_ranges(
+    route: Route, parts: Sequence[tuple[int, Copy, Sequence[RowRun]]], expectations: Sequence[str] = ()
+) -> tuple[Ranges, list[RejectedRows]]:
+    """Return the ranges of a request, and the rejected rows.
+
+    Args:
+        route: the topics.
+        parts: file, copy and runs, in the order of writing.
+        expectations: descriptions of the expectations that rows may have failed.
+    """
+    ranges, rejected = Ranges(), []
+    for file, copy, runs in parts:
+        for run in runs:
+            if run.partition < 0:
+                error, reason = _describe_refusal(run, expectations)
+                rejected.append(RejectedRows(route.destination, file, run.first_row, run.record_count, error, reason))
+                continue
+            for index in copy.topics:
+                ranges.topic_index.append(index)
+                ranges.partition.append(run.partition)
+                ranges.file.append(file)
+                ranges.first_row.append(run.first_row)
+                ranges.record_count.append(run.record_count)
+                ranges.min_timestamp_ms.append(run.min_timestamp_ms)
+                ranges.max_timestamp_ms.append(run.max_timestamp_ms)
+                ranges.first_due_ms.append(run.first_due_ms)
+                ranges.last_due_ms.append(run.last_due_ms)
+    if all(due_ms == NOT_DELAYED for due_ms in ranges.first_due_ms):
+        ranges.first_due_ms.clear()
+        ranges.last_due_ms.clear()
+    return ranges, rejected
+
+
+def _describe_refusal(run: RowRun, expectations: Sequence[str]) -> tuple[str, str]:
+    if run.reason:
+        return SchemaMismatch.name, run.reason
+    if run.partition > FIRST_FAILED:
+        return REJECTIONS[-1 - run.partition]
+    return ExpectationFailed.name, expectations[FIRST_FAILED - run.partition]
+
+
+def error_of_rejected_rows(
+    rejected: Sequence[RejectedRows], partition: npt.ArrayLike = (), reasons: Sequence[str] = ()
+) -> LakeMQError:
+    """Return the error of a publish with on_error="fail".
+
+    Args:
+        rejected: the rejected rows, in the order of writing.
+        partition: marks of the rows in the caller's order, to name the first one that does not fit a schema.
+        reasons: the reasons that these marks name.
+    """
+    first = rejected[0]
+    reason, row = first.reason, None
+    if first.error == SchemaMismatch.name:
+        # The order of writing is that of the marks, so the first row that is written need not be the caller's first.
+        marks = enumerate(np.asarray(partition).tolist())
+        row, reason = next(((row, text) for row, mark in marks if (text := find_reason(mark, reasons))), (None, reason))
+    count = sum(r.record_count for r in rejected)
+    text = f"{count} rows are rejected, hence all: {reason}"
+    return error_from_refusal(Refusal(first.error, text, None if row is None else f"row {row}"))
+
+
+def build_produce_request(
+    publication: Publication,
+    route: Route,
+    ranges: Ranges,
+    rejected: Sequence[RejectedRows],
+    files: Sequence[WrittenFile] = (),
+    has_ttl: bool = False,
+) -> Produce:
+    """Return the request. has_ttl: some of the rows have a time to live."""
+    sequences = publication.sequences
+    return Produce(
+        topics=list(route.topics),
+        ranges=ranges,
+        metadata_step=route.metadata_step,
+        files=[DataFile(*file) for file in files],
+        rejected=list(rejected),
+        producer=sequences.of(route, ranges, rejected) if sequences else None,
+        application=publication.application,
+        transaction=publication.transaction,
+        has_ttl=has_ttl,
+    )

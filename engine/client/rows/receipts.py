@@ -46,7 +46,7 @@ class MessagePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrangedSlice:
-    """Rows that were arranged together, from the caller's row `first` on. file_id: None if they ride in the request."""
+    """Rows that were arranged together, from the caller's row `first` on. file_id: None if they are in the request."""
 
     first: int
     record_count: int

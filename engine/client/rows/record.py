@@ -1,4 +1,4 @@
-"""Records of `send`, checked in the call, so that an invalid one does not affect others."""
+"""Checks of a record's parts, in the call of `send`, so that an invalid record does not affect others."""
 
 from __future__ import annotations
 
@@ -11,56 +11,15 @@ from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMES
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
 from ..arguments import parse_timestamp, parse_whole_number, to_microseconds
-from .body import Body, RequestedPartitions
-from .forms import build_body_of_records
 
 Header = tuple[str, bytes | None]
 Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None, int | None]
 """Headers, partition, timestamp (us), time of delivery (us), delay and time to live (ms): most records have none."""
 
-_EXTRA_COLUMNS = ("headers", "partition", "timestamp", "deliver_at", "delay_ms", "ttl_ms")
-
 MAX_BYTES = 2**31 - 1
 """Most bytes of a record: the largest possible max.message.bytes."""
 
 _MIN_MS, _MAX_MS = MIN_TIMESTAMP_US // 1000, MAX_TIMESTAMP_US // 1000
-
-
-class Records:
-    """Columns of records for one destination."""
-
-    __slots__ = ("_extras", "keys", "values")
-
-    def __init__(self) -> None:
-        self.keys: list[bytes | None] = []
-        self.values: list[bytes | None] = []
-        self._extras: dict[int, Extras] = {}
-
-    def add(self, key: bytes | None, value: bytes | None, extras: Extras | None) -> int:
-        """Add a record, and return its index."""
-        index = len(self.values)
-        if extras is not None:
-            self._extras[index] = extras
-        self.keys.append(key)
-        self.values.append(value)
-        return index
-
-    def build_body(self, destination: str, size_bytes: int, now_ms: int) -> tuple[Body, RequestedPartitions]:
-        """Build the body, and the partitions that records ask for. size_bytes: size of all records."""
-        columns: dict[str, list[Any]] = {"key": self.keys, "value": self.values}
-        for place, name in enumerate(_EXTRA_COLUMNS) if self._extras else ():
-            if (column := self._list_extra(place)) is not None:
-                columns[name] = column
-        return build_body_of_records(columns, size_bytes, destination, now_ms)
-
-    def _list_extra(self, place: int) -> list[Any] | None:
-        """Return a column of optional parts; None if no record has the part."""
-        if not any(extras[place] is not None for extras in self._extras.values()):
-            return None
-        column: list[Any] = [None] * len(self.values)
-        for index, extras in self._extras.items():
-            column[index] = extras[place]
-        return column
 
 
 def parse_destination(topic: object) -> str:
@@ -174,9 +133,18 @@ def _parse_headers(headers: object) -> tuple[list[Header] | None, int]:
 
 def _parse_header(pair: object) -> Header:
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
-        raise InvalidRecord("A header is not a pair of text and bytes.", found=type(pair).__name__)
+        raise InvalidRecord(
+            "A header is not a pair of text and bytes.", found=_describe_pair(pair), expected="(text, bytes)"
+        )
     name, value = pair
     _encode("The name of a header", name)
-    if isinstance(value, str):
-        raise InvalidRecord("A header's value is not bytes.", found="str", expected="bytes or None")
+    if value is not None and not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidRecord("A header's value is not bytes.", found=type(value).__name__, expected="bytes or None")
     return str(name), parse_bytes("value of a header", value)
+
+
+def _describe_pair(pair: object) -> str:
+    """Return the types, and not the values, which are the payload's."""
+    if not isinstance(pair, tuple):
+        return type(pair).__name__
+    return f"({', '.join(type(part).__name__ for part in pair)})"

@@ -1,4 +1,4 @@
-"""Whether values of one Avro schema can be read under another, by the rules of Avro's specification.
+"""Compare Avro schemas: whether values of one can be read under another, by the rules of Avro's specification.
 
 fastavro resolves schemas value by value. Here they are compared as a whole, before there is a value.
 """

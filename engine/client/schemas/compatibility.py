@@ -1,4 +1,4 @@
-"""Whether a topic's schema may become another one."""
+"""Decide whether a topic's schema may become another one."""
 
 from __future__ import annotations
 

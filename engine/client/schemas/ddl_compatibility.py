@@ -1,4 +1,4 @@
-"""Whether JSON values of one struct can be read as another."""
+"""Compare structs: whether JSON values of one can be read as another."""
 
 from __future__ import annotations
 

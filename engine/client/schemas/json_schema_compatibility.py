@@ -1,4 +1,4 @@
-"""Whether all values of one JSON Schema fit another: jsonschema-rs decides it."""
+"""Compare JSON Schemas: whether all values of one fit another. jsonschema-rs decides it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def run_query(
         result = connection.execute(text)
     if result is None:
         raise _build_no_statement_error(text)
-    return _number_repeated([name for name, *_ in result.description or ()]), _fetch_rows(result)
+    return _number_duplicates([name for name, *_ in result.description or ()]), _fetch_rows(result)
 
 
 def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
@@ -92,7 +92,7 @@ def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: 
         result = connection.sql(text)
         if result is None:
             raise _build_no_statement_error(text)
-        return result.to_arrow_table().rename_columns(_number_repeated(result.columns))
+        return result.to_arrow_table().rename_columns(_number_duplicates(result.columns))
 
 
 def _build_no_statement_error(text: str) -> InvalidRequest:
@@ -142,7 +142,7 @@ def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snap
         raise InvalidRequest(f"The query was stopped after {limits.timeout_s:g} s.", expected="a shorter one") from None
     except duckdb.Error as error:
         raise InvalidRequest(f"The query fails: {error}", found=text[:100]) from None
-    columns = _number_repeated([name for name, *_ in result.description or ()])
+    columns = _number_duplicates([name for name, *_ in result.description or ()])
     return BoundedResult(columns, rows[: limits.max_rows], len(rows) > limits.max_rows)
 
 
@@ -286,7 +286,7 @@ def _fetch_rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
         yield from rows
 
 
-def _number_repeated(columns: list[str]) -> list[str]:
+def _number_duplicates(columns: list[str]) -> list[str]:
     """Return the names, with numbers appended to repeated ones."""
     counts: dict[str, int] = {}
     for name in columns:

@@ -1,4 +1,4 @@
-"""What a transaction consumed: offsets of groups and messages of queue groups, which its commit stores."""
+"""The positions that a transaction has consumed: offsets and messages of groups, which its commit stores."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from ...protocol.values.kinds import AnyRequest, AnyResult
 from ...protocol.values.log import Produce, Published
 from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from ...protocol.values.transactions import EndTransaction, TransactionEnded
-from ..attempts import NO_EFFECT, ask_with_retries
-from ..requester import Requester
+from ..requests.attempts import NO_EFFECT, ask_with_retries
+from ..requests.requester import Requester
 from .parts import TransactionParts
 
 Part: TypeAlias = tuple[Produce, Rows | None]

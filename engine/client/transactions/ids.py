@@ -6,7 +6,7 @@ from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import OwnLock
 from ...protocol.errors import InvalidConfig
 from ..arguments import parse_whole_number
-from ..requester import Requester
+from ..requests.requester import Requester
 from .manager import CheckOffsets, TransactionManager
 
 TRANSACTION_TIMEOUT_MS = 60_000

@@ -19,7 +19,7 @@ from ...protocol.values.log import Published
 from ...protocol.values.producers import TransactionRef
 from ..arguments import parse_group_name, parse_partition_offsets, parse_text
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
-from ..requester import Requester
+from ..requests.requester import Requester
 from ..tracing.spans import open_span
 from .end_requests import EndRequests, Part
 from .phase import PhaseEvent
@@ -135,7 +135,7 @@ class TransactionManager:
             self._state.parts.note_failure(error)
 
     def check_no_failure(self) -> None:
-        """Raise TransactionAbortable if a part has failed."""
+        """Raise ProducerFenced if the id was lost, and else TransactionAbortable if a part has failed."""
         self._state.parts.check_no_failure()
 
     def add_offsets(
@@ -159,7 +159,7 @@ class TransactionManager:
             places.check_has_unacknowledged()
         commits = build_offset_commits(places, metadata)
         self.ref(expected_ref)
-        # not under the lock, because it reads the journal. Offsets of our own consumers are in the log
+        # not under the lock, because it reads the newest steps. Offsets of our own consumers need no check
         if not isinstance(places, ConsumedOffsets) or metadata is not None:
             self._check_offsets(commits)
         with self._state.lock.own:

@@ -14,7 +14,7 @@ from ...protocol.values.transactions import (
     TransactionStatus,
 )
 from ..arguments import parse_partition, parse_text, parse_texts, parse_topic_name, parse_whole_number
-from ..requester import Requester
+from ..requests.requester import Requester
 
 
 @dataclass(frozen=True)

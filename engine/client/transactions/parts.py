@@ -86,7 +86,8 @@ class TransactionParts:
         self._failure = self._failure or failure
 
     def check_no_failure(self) -> None:
-        """Raise TransactionAbortable if a part has failed."""
+        """Raise ProducerFenced if the id was lost, and else TransactionAbortable if a part has failed."""
+        self.check_not_fenced()
         if self._failure is not None:
             raise TransactionAbortable(found=str(self._failure)) from self._failure
 

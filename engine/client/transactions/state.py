@@ -96,7 +96,6 @@ class TransactionState:
 
     def get_ref_while_ending(self) -> TransactionRef:
         """Return the transaction of a part that was accepted before the end was requested. The lock is held."""
-        self.parts.check_not_fenced()
         self.parts.check_no_failure()
         if self._phase not in (Phase.OPEN, Phase.ENDING) or self.ref is None:
             raise self._phase.refusal()

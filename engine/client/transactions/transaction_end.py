@@ -28,7 +28,6 @@ class TransactionEnder:
         state = self._state
         with state.lock.own:
             state.parts.wait_until_finished()
-            state.parts.check_not_fenced()
             state.parts.check_no_failure()
         assert state.ref is not None
         ref = state.ref

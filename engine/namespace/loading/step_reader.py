@@ -15,6 +15,7 @@ from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...protocol.codec.step_object import StepHead, decode_head, decode_step_object
+from ...protocol.errors import InconsistentClusterId
 from ...protocol.values.journal import Step
 from .damage import make_damage_error
 from .load import read_watermark
@@ -34,9 +35,12 @@ class StepReader:
 
         Raises:
             StepsGone: there is no object of this step.
+            InconsistentClusterId: it is a step of another namespace.
         """
         self._follower = StepFollower(files, step, steady_ms)
         self._namespace_id = namespace_id
+        if namespace_id:
+            self._check_first_step(files, step)
 
     @property
     def step(self) -> int:
@@ -53,6 +57,7 @@ class StepReader:
 
         Raises:
             StepsGone: steps were removed that were not read yet, or the namespace was replaced.
+            InconsistentClusterId: a namespace that was created again at this path has put a step.
             NewerFormat: a newer version of LakeMQ wrote a step.
             ValueError: an object is not the step that its name says.
         """
@@ -65,15 +70,35 @@ class StepReader:
     def _read(self, decode: Callable[[bytes], tuple[StepHead, T]]) -> list[T]:
         first, values = self.step + 1, []
         for step, body in enumerate(self._follower.read(), first):
-            head, value = decode(body)
+            head, value = _decode_body(decode, step, body)
             self._namespace_id = self._namespace_id or head.namespace_id
-            if (head.step, head.namespace_id) != (step, self._namespace_id):
-                raise ValueError(
-                    f"{step_name(step)} holds step {head.step} of namespace {head.namespace_id},"
-                    f" expected step {step} of {self._namespace_id}"
-                )
+            _check_head(head, step, self._namespace_id)
             values.append(value)
         return values
+
+    def _check_first_step(self, files: Files, step: int) -> None:
+        """Check that the step on which this reader begins is one of its namespace. Raises what `__init__` raises."""
+        try:
+            head = _decode_body(decode_head, step, files.get(step_name(step)))
+        except FileNotFoundError:
+            raise StepsGone(f"step {step} is gone") from None
+        if head.namespace_id:  # step 0 was put before the namespace had its id
+            _check_head(head, step, self._namespace_id)
+
+
+def _decode_body(decode: Callable[[bytes], T], step: int, body: bytes) -> T:
+    """Decode the object of a step. Raises ValueError, which names the object."""
+    try:
+        return decode(body)
+    except ValueError as error:
+        raise ValueError(f"{step_name(step)}: {error}") from error
+
+
+def _check_head(head: StepHead, step: int, namespace_id: str) -> None:
+    if head.step != step:
+        raise ValueError(f"{step_name(step)} holds step {head.step}")
+    if head.namespace_id != namespace_id:
+        raise InconsistentClusterId(found=head.namespace_id, expected=namespace_id)
 
 
 def _decode_only_head(body: bytes) -> tuple[StepHead, StepHead]:

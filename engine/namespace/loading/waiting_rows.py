@@ -91,20 +91,20 @@ class WaitingRows:
         """
         there, gone = self._bounds(False), self._bounds(True)
         gone_hashes = np.unique(self._read_hashes(gone)[0])
-        seen, found = set[int](), set[int]()
+        all_ids, waiting_ids = set[int](), set[int]()
         for rows in self._yield_pieces(list(KEY), there):
             exists = ~_is_in(_hashes_of(rows), gone_hashes)
-            seen.update(pc.unique(rows.column("file_id")).to_pylist())
-            found.update(pc.unique(rows.column("file_id").filter(pa.array(exists))).to_pylist())
+            all_ids.update(pc.unique(rows.column("file_id")).to_pylist())
+            waiting_ids.update(pc.unique(rows.column("file_id").filter(pa.array(exists))).to_pylist())
         del gone_hashes
-        unclear = np.array(sorted(seen - found), np.int64)
+        unclear = np.array(sorted(all_ids - waiting_ids), np.int64)
         count = sum(rows.num_rows for rows in self._yield_rows_of_files(["file_id"], unclear))
         for file_ids in np.array_split(unclear, -(-count // _COMPARED_ROWS)) if count else []:
             pieces = list(self._yield_rows_of_files([*KEY, "step", "removed"], file_ids))
             if pieces:
                 rows = select_newest(pa.concat_tables(pieces), DELAYED.keys).filter(~pc.field("removed"))
-                found.update(pc.unique(rows.column("file_id")).to_pylist())
-        return found
+                waiting_ids.update(pc.unique(rows.column("file_id")).to_pylist())
+        return waiting_ids
 
     def _yield_rows_of_files(self, names: Sequence[str], file_ids: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
         """Yield all rows of these data files, also those that remove keys. file_ids: sorted."""

@@ -128,7 +128,7 @@ class ExitHooks:
             # they began together, so each is given its time from the same moment
             thread.join(max(0.0, begun_s + hook.timeout_s - time.monotonic()))
             if thread.is_alive():
-                log.error("%s did not end within %g s at exit, and is not closed.", hook.name, hook.timeout_s)
+                log.error("%s did not end within %g s at exit, and will not be closed.", hook.name, hook.timeout_s)
 
     def _forget_all(self) -> None:
         # in a forked child the lock may be held by a thread that does not exist there

@@ -66,7 +66,7 @@ _few_rows = msgspec.msgpack.Decoder(FewRows)
 
 def count_bytes(column: Iterable[bytes | None]) -> int:
     """Return the bytes of a column."""
-    return sum(len(value) for value in column if value is not None)
+    return sum(map(len, filter(None, column)))
 
 
 def count_header_bytes(headers: Iterable[Header] | None) -> int:

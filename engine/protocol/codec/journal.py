@@ -1,6 +1,6 @@
 """Steps as rows of the journal: one row per entry, JSON except for the segments, which stay columns.
 
-Message rows that travel in a step are not in the journal: by then they are in their data file.
+Message rows of a step object are not in the journal: they are in their data file before the journal has the step.
 """
 
 from __future__ import annotations

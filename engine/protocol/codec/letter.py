@@ -1,20 +1,22 @@
-"""A letter and its answer as bytes.
+"""A request, a letter and its answer as bytes.
 
 A letter is a JSON head, followed by the rows that travel with it: as Arrow (`letter_rows`) or, if they are few, as
-msgpack (`few_rows`). Its first bytes say which. Each request in the head was encoded and checked on its own
-(`request`), so a bad one cannot spoil its neighbours.
+msgpack (`few_rows`). Its first bytes say which. Each request in the head was encoded and checked on its own, in
+the call that made it. So a bad value fails in its own call, and cannot spoil the requests of others beside it.
 """
 
 from __future__ import annotations
 
+import operator
+import re
 import struct
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
-from ..errors import InvalidRequest
+from ..errors import MAX_SHOWN, InvalidRequest
 from ..values.base import Count
 from ..values.clients import Answer, Letter, Unreadable
 from ..values.kinds import AnyRequest
@@ -55,6 +57,70 @@ class _ReadHead(msgspec.Struct, frozen=True):
 
 _heads = msgspec.json.Decoder(_Head)
 _read_heads = msgspec.json.Decoder(_ReadHead)
+
+
+# -- a request ------------------------------------------------------------------------------------------
+
+_JSON_HAS = "what JSON has: text in Unicode, numbers, true, false, null"
+_VALIDATION_MESSAGE = re.compile(r"Expected (?P<expected>.*), got .* - at (?:`key` in )?`\$\.(?P<field>.*)`", re.DOTALL)
+
+# numpy's whole numbers and the like become ints; TypeError for anything else that JSON does not know
+_request_encoder = msgspec.json.Encoder(enc_hook=operator.index)
+
+# Caused by lone surrogates, too large numbers, cycles, wrong types, and comparing numpy arrays. Other exceptions, for
+# example from a signal handler, are not about the value.
+_ENCODING_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
+def encode_request(request: AnyRequest) -> bytes:
+    """Return JSON that decodes to an equal request. Raises InvalidRequest, which names the field."""
+    decoded: AnyRequest | None = None
+    try:
+        text = _request_encoder.encode(request)
+        decoded = _requests.decode(text)
+        if decoded == request:
+            return text
+        problem: Exception | None = None  # JSON changed the value, for example bytes, a date or not-a-number
+    except _ENCODING_ERRORS as error:
+        problem = error
+    raise _invalid_request_error(request, decoded, problem) from problem
+
+
+def _invalid_request_error(
+    request: AnyRequest, decoded: AnyRequest | None, problem: Exception | None
+) -> InvalidRequest:
+    if match := _VALIDATION_MESSAGE.fullmatch(str(problem)):
+        field, expected = match["field"], match["expected"].replace("`", "")
+    else:
+        names = getattr(request, "__struct_fields__", ())
+        field, expected = (
+            next((name for name in names if not _survives_encoding(request, decoded, name)), ""),
+            _JSON_HAS,
+        )
+    value = getattr(request, re.split(r"[.\[]", field)[0], request)
+    subject = f"{field} of {type(request).__name__}" if field else type(request).__name__
+    return InvalidRequest(f"{subject} cannot be sent.", found=_truncate_repr(value), expected=expected)
+
+
+def _survives_encoding(request: AnyRequest, decoded: AnyRequest | None, name: str) -> bool:
+    value = getattr(request, name)
+    try:
+        _request_encoder.encode(value)
+        return decoded is None or bool(getattr(decoded, name) == value)
+    except _ENCODING_ERRORS:
+        return False
+
+
+def _truncate_repr(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:MAX_SHOWN]
+    try:
+        return repr(value)[:MAX_SHOWN]
+    except Exception:  # a number with more digits than Python prints, or an object with a broken repr
+        return f"a {type(value).__name__}"
+
+
+# -- a letter -------------------------------------------------------------------------------------------
 
 
 def encode_letter(

@@ -1,24 +1,22 @@
 """A step as one object: a msgpack array of its head, its entries and the message rows that travel in it.
 
-The head comes first, and decodes without the rest: a standby reads who leads without reading the decisions.
+The head comes first, and decodes without the rest: a standby reads who leads without reading the decisions. The last
+element is a checksum of all bytes before it. Objects of earlier versions have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import xxhash
 
 from ..errors import NewerFormat
 from ..values.journal import FORMAT_VERSION, JournalEntry, Step
-from ..values.segments import NO_SEGMENTS, Segments, segments_to_table
+from ..values.segments import NO_SEGMENTS, Segments
 from .records import decode_record, encode_record
-
-_FEW_SEGMENTS = 1000
-"""Up to this number the segments of a step are lists, which are faster to write; more are one Arrow batch."""
 
 
 class StepHead(msgspec.Struct, frozen=True, array_like=True):
@@ -56,17 +54,27 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _StepParts(msgspec.Struct, frozen=True, array_like=True):
-    """The whole object. batch: the segments of all entries as an Arrow stream. rows: as in Step."""
+    """The whole object, in this order.
+
+    batch: the segments of all entries as an Arrow stream.
+    rows: as in Step.
+    checksum: XXH3 in 64 bits; None in an object of an earlier version.
+    """
 
     head: msgspec.Raw
     entries: list[_Entry]
     batch: bytes | None
     rows: bytes | None
+    checksum: int | None = None
 
 
 class _HeadOnly(msgspec.Struct, frozen=True, array_like=True):
     head: StepHead
 
+
+_CHECKSUM_BYTES = 8
+_NO_CHECKSUM_YET = msgspec.Raw(b"\xcf" + bytes(_CHECKSUM_BYTES))
+"""An unsigned number of 64 bits in msgpack, whose place the checksum takes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _bodies = msgspec.msgpack.Decoder(_StepParts)
@@ -75,23 +83,35 @@ _heads = msgspec.msgpack.Decoder(_HeadOnly)
 
 def encode_step_object(head: StepHead, step: Step) -> bytes:
     """Encode a step, whose number and time the head repeats."""
-    parts = [entry.segments for entry in step.entries]
-    are_few = sum(map(len, parts)) <= _FEW_SEGMENTS
+    # few are faster to write as lists, many as one Arrow batch
+    has_batch = step.has_many_segments
     entries = [
         _Entry(
             encode_record(entry.record),
             entry.request_id,
-            entry.segments.lists() if are_few and len(entry.segments) else None,
+            None if has_batch or not entry.segments else entry.segments.lists(),
             len(entry.segments),
         )
         for entry in step.entries
     ]
-    batch = None if are_few else _encode_batch(parts)
-    return _encoder.encode(_StepParts(msgspec.Raw(_encoder.encode(head)), entries, batch, step.rows))
+    batch = _encode_batch(step.segments) if has_batch else None
+    return add_checksum(_encoder.encode((head, entries, batch, step.rows, _NO_CHECKSUM_YET)))
 
 
-def _encode_batch(parts: Sequence[Segments]) -> bytes:
-    table, sink = segments_to_table(parts).combine_chunks(), pa.BufferOutputStream()
+def add_checksum(body: bytes) -> bytes:
+    """Return the object with the checksum of all other bytes in its last eight."""
+    content = memoryview(body)[:-_CHECKSUM_BYTES]
+    return b"".join((content, xxhash.xxh3_64_digest(content)))
+
+
+def _check_checksum(body: bytes) -> None:
+    content, checksum = memoryview(body)[:-_CHECKSUM_BYTES], body[-_CHECKSUM_BYTES:]
+    if (actual := xxhash.xxh3_64_digest(content)) != checksum:
+        raise ValueError(f"the bytes have the checksum {actual.hex()}, expected {checksum.hex()}")
+
+
+def _encode_batch(segments: pa.Table) -> bytes:
+    table, sink = segments.combine_chunks(), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
@@ -106,8 +126,10 @@ def decode_head(body: bytes) -> StepHead:
 
 
 def decode_step_object(body: bytes) -> tuple[StepHead, Step]:
-    """Decode a step object. Raises NewerFormat; ValueError if it is no step object."""
+    """Decode a step object. Raises NewerFormat; ValueError if it is no step object, or its bytes were changed."""
     head, whole = decode_head(body), _bodies.decode(body)
+    if whole.checksum is not None:
+        _check_checksum(body)
     entries = [
         JournalEntry(decode_record(entry.record), segments, entry.request_id)
         for entry, segments in zip(whole.entries, _decode_segments(whole), strict=True)

@@ -35,7 +35,7 @@ from ..values.delayed.packed import RESTORED_RANGES
 from ..values.delayed.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
 from ..values.delayed.packed_columns import Numbers
 from ..values.delayed.waiting import CountedBlock
-from ..values.journal import Step, StepBatch
+from ..values.journal import Step, StepBatch, batch_steps
 from ..values.state import State
 from .steps import Project, Restore
 
@@ -59,12 +59,15 @@ class EndedRange:
         return CancelOutcome.CANCELLED if outcome is CancelOutcome.WAITING else outcome
 
 
-def find_ended_ranges(steps: Iterable[Step]) -> Iterator[EndedRange]:
+def find_ended_ranges(steps: Sequence[Step]) -> Iterator[EndedRange]:
     """Yield the ranges that these steps have ended."""
-    for step in steps:
-        for entry in step.entries:
-            for end, status in _find_ends(entry.record):
-                yield EndedRange(end, status, step.decided_at_ms, entry.request_id)
+    for step, _, entry in batch_steps(steps).find_entries(*_ENDS):
+        for end, status in _find_ends(entry.record):
+            yield EndedRange(end, status, step.decided_at_ms, entry.request_id)
+
+
+_ENDS = (DelaysReleased, DelaysCancelled, DelaysDropped, DelaysSettled)
+"""Records that end ranges."""
 
 
 def _find_ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
@@ -81,9 +84,8 @@ def _find_ends(record: Record) -> Iterator[tuple[RangeEnd, DelayStatus]]:
 
 def _project_delays(state: State, steps: StepBatch) -> pa.Table:
     changed: dict[RangeKey, tuple[int, str | None]] = {}
-    for step in steps:
-        for entry in step.entries:
-            changed |= dict.fromkeys(_find_changed_keys(entry.record), (step.decided_at_ms, entry.request_id))
+    for step, _, entry in steps.find_entries(*_CHANGES):
+        changed |= dict.fromkeys(_find_changed_keys(entry.record), (step.decided_at_ms, entry.request_id))
     ended = {end.end.published.key: end for end in find_ended_ranges(steps)}
     # a step that changes a range has looked for it, so none of these is in a block that is still being read
     state.delays.ranges.unpack([*changed, *ended], also_expected=False)
@@ -91,6 +93,10 @@ def _project_delays(state: State, steps: StepBatch) -> pa.Table:
         key: (end.at_ms, end.changed_by) for key, end in ended.items() if key not in state.delays.ranges.unpacked
     }
     return DELAYED.table(_build_row(state, key, *changed[key], ended) for key in sorted(changed))
+
+
+_CHANGES = (Delayed, DelaysCancelled, DelaysReleased, DelaysSettled)
+"""Records that add ranges, or change them."""
 
 
 def _find_changed_keys(record: Record) -> Iterator[RangeKey]:

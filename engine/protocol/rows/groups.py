@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from lakemq.tables.specs.groups import (
 
 from ..values.consuming.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
 from ..values.consuming.groups import Move, PartitionsGone, PartitionsMoved
-from ..values.journal import Step, StepBatch
+from ..values.journal import PlacedEntry, Step, StepBatch
 from ..values.queues.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
 from ..values.queues.stretches import DeliveryStatus
 from ..values.state import State
@@ -116,8 +117,11 @@ def _project_assignments(state: State, steps: StepBatch) -> pa.Table:
 
 def _project_moves(state: State, steps: StepBatch) -> pa.Table:
     columns: dict[str, list[Any]] = {name: [] for name in ASSIGNMENT_MOVES.stored_schema.names}
-    for step in steps:
-        for moved in _find_moves(step):
+    placed_moves = steps.find_entries(PartitionsMoved, PartitionsGone)
+    for _, placed in groupby(placed_moves, key=lambda placed: placed.step.step):
+        entries = list(placed)
+        step = entries[0].step
+        for moved in _find_moves(entries):
             count = len(moved.moves)
             columns["step"] += [step.step] * count
             columns["position"] += [moved.position] * count
@@ -157,19 +161,17 @@ class _RecordMoves(NamedTuple):
     redelivered_counts: Sequence[int]
 
 
-def _find_moves(step: Step) -> Iterator[_RecordMoves]:
-    positioned = ((position, entry.record) for position, entry in enumerate(step.entries))
-    moved = [
-        (position, record) for position, record in positioned if isinstance(record, PartitionsMoved | PartitionsGone)
-    ]
-    redelivered = _count_redeliveries(step) if moved else {}
-    for position, record in moved:
+def _find_moves(entries: Sequence[PlacedEntry]) -> Iterator[_RecordMoves]:
+    """Yield the moves of one step. entries: those of its entries that move partitions, at least one."""
+    redelivered = _count_redeliveries(entries[0].step)
+    for _, position, entry in entries:
+        record = entry.record
         if isinstance(record, PartitionsMoved):
             # count each redelivery once, at the first move of the partition in this step
             counts = [redelivered.pop((record.group, move.place), 0) if redelivered else 0 for move in record.moves]
             states = [move.status for move in record.moves]
             yield _RecordMoves(position, record.group, record.moves, states, record.reason, counts)
-        else:
+        elif isinstance(record, PartitionsGone):
             removed = range(record.first, record.partitions)
             none = [Move(record.topic_id, partition, PartitionStatus.UNASSIGNED) for partition in removed]
             yield _RecordMoves(position, record.group, none, ["gone"] * len(none), "", [0] * len(none))

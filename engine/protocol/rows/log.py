@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,12 +19,12 @@ from ..values.journal import Step, StepBatch, batch_steps
 from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, iterate_records, list_changed
+from .steps import Project, Restore, find_records, list_changed
 
 
-def find_added_files(steps: Iterable[Step]) -> list[DataFile]:
+def find_added_files(steps: Sequence[Step]) -> list[DataFile]:
     """Return the data files to register in `messages`."""
-    return [file for _, record in iterate_records(steps) if isinstance(record, FilesAdded) for file in record.files]
+    return [file for _, record in find_records(steps, FilesAdded) for file in record.files]
 
 
 @dataclass(frozen=True)
@@ -39,38 +39,39 @@ class JournaledRows:
     bodies: tuple[bytes, ...]
 
 
-def collect_journaled_rows(steps: Iterable[Step]) -> list[JournaledRows]:
+def collect_journaled_rows(steps: Sequence[Step]) -> list[JournaledRows]:
     """Return the data files to write from rows that travelled in these steps. Raises ValueError if rows are missing."""
     rows_by_file: dict[int, JournaledRows] = {}
-    for step, record in iterate_records(steps):
-        if isinstance(record, RowsJournaled):
-            before = rows_by_file.get(record.file_id) or JournaledRows(record.file_id, 0, ())
-            if record.first_row != before.record_count or step.rows is None:
-                raise ValueError(f"step {step.step} has no row {before.record_count} of data file {record.subject}")
-            count, bodies = before.record_count + record.record_count, (*before.bodies, step.rows)
-            rows_by_file[record.file_id] = JournaledRows(record.file_id, count, bodies)
+    for step, record in find_records(steps, RowsJournaled):
+        before = rows_by_file.get(record.file_id) or JournaledRows(record.file_id, 0, ())
+        if record.first_row != before.record_count or step.rows is None:
+            raise ValueError(f"step {step.step} has no row {before.record_count} of data file {record.subject}")
+        count, bodies = before.record_count + record.record_count, (*before.bodies, step.rows)
+        rows_by_file[record.file_id] = JournaledRows(record.file_id, count, bodies)
     return list(rows_by_file.values())
 
 
 def find_named_files(steps: Sequence[Step]) -> set[int]:
     """Return the ids of data files that these steps refer to, or that are written from their rows."""
-    file_ids = {file.file_id for file in find_added_files(steps)}
-    file_ids |= {
-        record.file_id for _, record in iterate_records(steps) if isinstance(record, RowsJournaled | RowsRejected)
-    }
-    file_ids.update(*(record.ranges.file_id for _, record in iterate_records(steps) if isinstance(record, Delayed)))
-    return file_ids.union(batch_steps(steps).segments.column("file_id").unique().drop_null().to_pylist())
+    batch = batch_steps(steps)
+    file_ids = {file.file_id for file in find_added_files(batch)}
+    file_ids |= {record.file_id for _, record in find_records(batch, RowsJournaled)}
+    file_ids |= {record.file_id for _, record in find_records(batch, RowsRejected)}
+    file_ids.update(*(record.ranges.file_id for _, record in find_records(batch, Delayed)))
+    return file_ids.union(batch.segments.column("file_id").unique().drop_null().to_pylist())
 
 
 def _project_segments(state: State, steps: StepBatch) -> pa.Table:
     counts = list(map(sum, steps.segment_counts))
     numbers = np.repeat(np.array([step.step for step in steps], np.int64), counts)
     segments = steps.segments.add_column(0, "step", pa.array(numbers))
+    cuts: dict[int, list[SegmentRow]] = {}
+    for step, _, entry in steps.find_entries(RecordsDeleted, TopicDeleted):
+        cuts.setdefault(step.step, []).extend(_build_cut_rows(step.step, entry.record))
     tables, begin = [SEGMENTS.empty()], 0
     for step, end in zip(steps, accumulate(counts), strict=True):
-        cuts = [row for entry in step.entries for row in _build_cut_rows(step.step, entry.record)]
-        if cuts:  # they come after the segments of their step
-            tables += [segments.slice(begin, end - begin), SEGMENTS.table(cuts)]
+        if rows := cuts.get(step.step):  # they come after the segments of their step
+            tables += [segments.slice(begin, end - begin), SEGMENTS.table(rows)]
             begin = end
     return pa.concat_tables([*tables, segments.slice(begin)])
 
@@ -109,8 +110,7 @@ def _project_rejections(state: State, steps: StepBatch) -> pa.Table:
             reason=record.reason,
             rejected_at_ms=step.decided_at_ms,
         )
-        for step, record in iterate_records(steps)
-        if isinstance(record, RowsRejected)
+        for step, record in find_records(steps, RowsRejected)
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
 from ..values.base import Record
-from ..values.journal import Step, StepBatch
+from ..values.journal import Step, StepBatch, batch_steps
 from ..values.state import State
 
 K = TypeVar("K", bound=Any)
+R = TypeVar("R", bound=Record)
 
 Project = Mapping[str, Callable[[State, StepBatch], pa.Table]]
 """Table -> function that returns the rows that steps add. Its state is the fold up to the last step."""
@@ -34,5 +35,6 @@ def map_change_times(changes: Mapping[K, int], steps: StepBatch) -> dict[K, int]
     return {key: times_ms[changes[key]] for key in list_changed(changes, steps)}
 
 
-def iterate_records(steps: Iterable[Step]) -> Iterator[tuple[Step, Record]]:
-    return ((step, entry.record) for step in steps for entry in step.entries)
+def find_records(steps: Sequence[Step], kind: type[R]) -> list[tuple[Step, R]]:
+    """Return the records of this kind, in order, each with its step."""
+    return [(step, cast(R, entry.record)) for step, _, entry in batch_steps(steps).find_entries(kind)]

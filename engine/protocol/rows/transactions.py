@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cache
 from itertools import chain, compress
 from typing import Any
 
@@ -15,7 +16,6 @@ from lakemq.tables.specs.transactions import (
     TRANSACTIONAL_IDS,
     TRANSACTIONS,
     TransactionalIdRow,
-    TransactionRow,
 )
 
 from ..values.consuming.offsets import OffsetCommit
@@ -32,7 +32,7 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from .steps import Project, Restore, map_change_times
+from .steps import Project, Restore, find_records, map_change_times
 
 
 def _project_ids(state: State, steps: StepBatch) -> pa.Table:
@@ -145,48 +145,54 @@ def _row_to_offset(row: dict[str, Any]) -> tuple[int, OffsetCommit]:
 
 
 def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
-    return TRANSACTIONS.table(_build_transaction_rows(state, steps))
+    """Return one row per move, built as columns because each transaction has several."""
+    placed_moves = steps.find_entries(TransactionMoved)
+    if not placed_moves:
+        return TRANSACTIONS.empty()
+    moves = [record for _, record in find_records(steps, TransactionMoved)]
+    # the moves of a transaction repeat its id and its partitions
+    find_shard = cache(state.shards.of_transactional_id)
 
+    @cache
+    def name_place(topic_id: int, partition: int) -> str:
+        return f"{state.find_topic_name(topic_id)}-{partition}"
 
-def _build_transaction_rows(state: State, steps: StepBatch) -> Iterator[TransactionRow]:
-    for step in steps:
-        for position, entry in enumerate(step.entries):
-            record = entry.record
-            if not isinstance(record, TransactionMoved):
-                continue
-            yield TransactionRow(
-                step=step.step,
-                position=position,
-                transactional_id=record.transactional_id,
-                shard=state.shards.of_transactional_id(record.transactional_id),
-                producer_id=record.producer_id,
-                producer_epoch=record.producer_epoch,
-                state=record.status.value,
-                timeout_ms=record.timeout_ms,
-                started_at_ms=record.started_at_ms,
-                updated_at_ms=step.decided_at_ms,
-                topics=[f"{state.find_topic_name(topic_id)}-{partition}" for topic_id, partition in record.partitions],
-                groups=record.groups,
-                reason=None if record.reason is None else record.reason.value,
-                batch_id=record.batch_id,
-            )
+    return TRANSACTIONS.to_table_from_columns(
+        step=[placed.step.step for placed in placed_moves],
+        position=[placed.position for placed in placed_moves],
+        transactional_id=[move.transactional_id for move in moves],
+        shard=[find_shard(move.transactional_id) for move in moves],
+        producer_id=[move.producer_id for move in moves],
+        producer_epoch=[move.producer_epoch for move in moves],
+        state=[move.status.value for move in moves],
+        timeout_ms=[move.timeout_ms for move in moves],
+        started_at_ms=[move.started_at_ms for move in moves],
+        updated_at_ms=[placed.step.decided_at_ms for placed in placed_moves],
+        topics=[[name_place(topic_id, partition) for topic_id, partition in move.partitions] for move in moves],
+        groups=[move.groups for move in moves],
+        reason=[None if move.reason is None else move.reason.value for move in moves],
+        batch_id=[move.batch_id for move in moves],
+    )
 
 
 def _project_markers(state: State, steps: StepBatch) -> pa.Table:
-    entries = [(step.step, entry) for step in steps for entry in step.entries]
-    are_markers = [isinstance(entry.record, MarkersWritten) for _, entry in entries]
-    if not any(are_markers):
+    placed_markers = steps.find_entries(MarkersWritten)
+    if not placed_markers:
         return CONTROL_MARKERS.empty()
+    are_markers = [isinstance(entry.record, MarkersWritten) for step in steps for entry in step.entries]
     counts = list(chain.from_iterable(steps.segment_counts))
     markers = steps.segments.filter(pa.array(np.repeat(are_markers, counts)))
-    ended, counts = list(compress(entries, are_markers)), list(compress(counts, are_markers))
+    counts = list(compress(counts, are_markers))
     columns = [
-        pa.array(np.repeat([step for step, _ in ended], counts)),
+        pa.array(np.repeat([placed.step.step for placed in placed_markers], counts)),
         *(markers.column(c) for c in ("topic_id", "topic", "partition", "base_offset")),
         *(markers.column(c) for c in ("producer_id", "producer_epoch")),
         pc.utf8_upper(markers.column("kind")),
         markers.column("first_offset"),
-        pa.array([entry.record.subject for _, entry in ended for _ in range(len(entry.segments))], pa.string()),
+        pa.array(
+            [placed.entry.record.subject for placed in placed_markers for _ in range(len(placed.entry.segments))],
+            pa.string(),
+        ),
     ]
     return pa.table(columns, schema=CONTROL_MARKERS.stored_schema)
 

@@ -29,10 +29,10 @@ def next_identity(state: State, producer_id: int, epoch: int) -> tuple[int, int]
     return (producer_id, epoch + 1) if epoch + 1 < MAX_EPOCH else (state.next_producer_id, 0)
 
 
-def take_over(state: State, record: TransactionMoved) -> None:
-    """Set the producer of a transactional id to its new epoch, with sequences from 0.
+def set_next_producer(state: State, record: TransactionMoved) -> None:
+    """Set the producer of a transactional id to the epoch of the record, with sequence numbers from 0.
 
-    A producer id that has used up its epochs stays fenced.
+    If the record replaces a producer id that has no epochs left, that id stays fenced.
     """
     if record.used_up is not None:
         state.set_producer(record.used_up, ProducerState(MAX_EPOCH, state.now_ms))

@@ -8,6 +8,7 @@ Invariant: an offset of a partition is given to one row, once, and there is no g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -47,10 +48,12 @@ from .producers import remember_units
 from .ranges import Column, RangeColumns, RowSource, compute_base_offsets
 from .registries import Folds, Rules
 from .timers import Timers
-from .transactions import join_transaction, open_transaction
+from .transactions import build_join_entries, check_can_join
 from .units import Units, build_rejected_unit, build_units, find_earlier_appends, is_repeated_rejection, list_log_units
 
 MAX_VERSION = 2**63 - 1
+
+T = TypeVar("T")
 
 
 def decide_produce(state: State, request: Produce, inputs: DecisionInputs) -> Decision:
@@ -83,7 +86,7 @@ def decide_produce(state: State, request: Produce, inputs: DecisionInputs) -> De
     base_offsets = units.high_watermarks(topics)
     new_ranges = ranges.where(unit not in earlier for unit in ranges.unit) if earlier else ranges
     appends = _build_appends(request, units, base_offsets, ranges, source)
-    entries, waiting = _join_transaction(state, request, topics, units, earlier), []
+    entries, waiting = _build_join_entries(state, request, topics, units, earlier), []
     if new_ranges.has_waiting:
         waits = new_ranges.waits
         waiting = decide_delayed_rows(state, request, topics, new_ranges.where(waits), source.files)
@@ -112,7 +115,7 @@ def _check_transaction(state: State, request: Produce) -> None:
                 found=state_of_producer.transactional_id,
             )
         return
-    open_transaction(state, ref)
+    check_can_join(state, ref)
     if request.application is not None:
         raise InvalidRequest("Inside a transaction, give the application's version to the commit, not to a publish.")
     if producer and (producer.producer_id, producer.producer_epoch) != (ref.producer_id, ref.producer_epoch):
@@ -201,7 +204,7 @@ def _describe_file(file: FileFacts) -> str:
     return f"{file.size_bytes} bytes, {file.flaw or f'{file.record_count} rows, footer {file.footer_hash}'}"
 
 
-def _join_transaction(
+def _build_join_entries(
     state: State, request: Produce, topics: Sequence[Topic], units: Units, earlier: Mapping[int, UnitAppended]
 ) -> list[JournalEntry]:
     """Return the entries that add the touched partitions to the transaction; none outside a transaction."""
@@ -209,7 +212,7 @@ def _join_transaction(
         return []
     places = zip(units.topic_index, units.partition, strict=True)
     touched = {(topics[index].topic_id, p) for unit, (index, p) in enumerate(places) if unit not in earlier and p >= 0}
-    return join_transaction(state, request.transaction, touched)
+    return build_join_entries(state, request.transaction, touched)
 
 
 def _build_appends(
@@ -275,15 +278,19 @@ def _build_segments(
             (units.sequence[unit] + offset - unit_offsets[unit]) % (MAX_SEQUENCE + 1)
             for unit, offset in zip(ranges.unit, base_offsets, strict=True)
         ]
-    stamps = [t.setting("message.timestamp.type") == "LogAppendTime" for t in topics]
+    partition, author = list(ranges.partition), request.producer or request.transaction
+
+    def repeat_per_range(values: list[T]) -> list[T]:
+        """Return the value of each range's topic. values: one per topic."""
+        return values * n if len(values) == 1 else [values[t] for t in ranges.topic_index]
+
+    stamped = repeat_per_range([t.setting("message.timestamp.type") == "LogAppendTime" for t in topics])
     lives = [t.ttl(request.has_ttl, now_ms) for t in topics]
-    topic_index, partition, author = ranges.topic_index, list(ranges.partition), request.producer or request.transaction
-    stamped = [stamps[t] for t in topic_index]
     return build_segments(
         n,
         kind=["data"] * n,
-        topic_id=[topics[t].topic_id for t in topic_index],
-        topic=[topics[t].topic for t in topic_index],
+        topic_id=repeat_per_range([t.topic_id for t in topics]),
+        topic=repeat_per_range([t.topic for t in topics]),
         partition=partition,
         base_offset=base_offsets,
         record_count=list(ranges.record_count),
@@ -295,8 +302,8 @@ def _build_segments(
         min_timestamp_ms=_list_times(ranges.min_timestamp_ms, stamped, now_ms),
         max_timestamp_ms=_list_times(ranges.max_timestamp_ms, stamped, now_ms),
         append_time_ms=[now_ms if is_append_time else None for is_append_time in stamped],
-        ttl_from_ms=[lives[t][0] for t in topic_index],
-        ttl_ms=[lives[t][1] for t in topic_index],
+        ttl_from_ms=repeat_per_range([from_ms for from_ms, _ in lives]),
+        ttl_ms=repeat_per_range([ttl_ms for _, ttl_ms in lives]),
         producer_id=[author.producer_id if author else None] * n,
         producer_epoch=[author.producer_epoch if author else None] * n,
         base_sequence=sequences,

@@ -6,9 +6,9 @@ Requests with thousands of ranges take about as long either way, since their seg
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, compress, islice
 
 import msgspec
 
@@ -20,8 +20,7 @@ from ..values.log import DataFile, PendingFile, Ranges
 Column = Sequence[int]
 
 
-@dataclass(frozen=True)
-class RowSource:
+class RowSource(msgspec.Struct, frozen=True):
     """The files with the rows of a request: its own data files, or a part of the file that the sequencer writes.
 
     ends: for each file, the row after the last row of the request. first_row, first_file: where the request's own row
@@ -84,7 +83,7 @@ class RangeColumns(msgspec.Struct, frozen=True):
     @property
     def has_waiting(self) -> bool:
         """True if some ranges are delayed."""
-        return self.first_due_ms.count(NOT_DELAYED) < len(self)
+        return self.first_due_ms.count(NOT_DELAYED) < len(self.first_due_ms)
 
     @property
     def waits(self) -> list[bool]:
@@ -107,7 +106,7 @@ class RangeColumns(msgspec.Struct, frozen=True):
 
 def _is_increasing(numbers: Column) -> bool:
     """Return whether each number is greater than the one before. True for most requests: one range per partition."""
-    return len(numbers) < 2 or all(number < next_number for number, next_number in pairwise(numbers))
+    return all(map(operator.lt, numbers, islice(numbers, 1, None)))
 
 
 def _number_units(topic_index: Column, partition: Column, first_due_ms: Column, counts: Sequence[int]) -> Column:

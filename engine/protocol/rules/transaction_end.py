@@ -44,12 +44,13 @@ from .queues.redelivery import settle_pending
 from .registries import Rules
 from .timers import Time, Timer, Timers
 
+# the two states that an end passes through, and the kind of its markers
 _COMMIT = TransactionStatus.PREPARE_COMMIT, TransactionStatus.COMPLETE_COMMIT, "commit"
 _ABORT = TransactionStatus.PREPARE_ABORT, TransactionStatus.COMPLETE_ABORT, "abort"
 COMPLETE = (TransactionStatus.COMPLETE_COMMIT, TransactionStatus.COMPLETE_ABORT)
 
 _GRACE_MS = 30_000
-"""Time in which a timeout may be late, for example because many letters wait."""
+"""How late a timeout may be decided, for example because many letters wait."""
 
 _TransactionKey = tuple[str, int, int]
 """Transactional id, producer id and epoch: the name of one transaction, never used again."""
@@ -107,10 +108,11 @@ def _has_timed_out(state: State, key: _TransactionKey, time: Time) -> bool:
 
 
 def has_unobserved_timeout(state: State, time: Time) -> bool:
-    """Return whether a transaction is past its timeout by stored times, but the leader has not yet watched it so long.
+    """Return whether a transaction is past its timeout by stored times, but this leader has not yet observed that.
 
-    A leader that only leads for a moment (a single step) must stay for it: otherwise no leader would ever observe the
-    timeout. The wait ends with the transaction, at the latest a grace time after the timeout.
+    A leader aborts a transaction only after it has itself seen it open for the whole timeout. So a leader that would
+    lead for a single step must stay: otherwise no leader would ever observe a timeout. It stays until the transaction
+    has ended, and at most _GRACE_MS longer than the timeout.
     """
     waiting = ((key, state.transactions[key[0]]) for key in _list_open_keys(state))
     return any(
@@ -206,14 +208,14 @@ def build_end_entries(
     for group, parts in sorted(transaction.acknowledged.items()):
         entries += map(JournalEntry, settle_pending(state, group, parts, committed))
     producer_id, epoch = next_identity(state, transaction.producer_id, transaction.producer_epoch)
-    ended = msgspec.structs.replace(
+    completed = msgspec.structs.replace(
         prepared,
         status=complete,
         producer_id=producer_id,
         producer_epoch=epoch,
         used_up=transaction.producer_id if producer_id != transaction.producer_id else None,
     )
-    entries.append(JournalEntry(ended))
+    entries.append(JournalEntry(completed))
     return entries
 
 

@@ -1,4 +1,6 @@
-"""Transactions (KIP-98, and KIP-890: the epoch grows with each one): ids, their parts, and when they are forgotten.
+"""Transactions: transactional ids, the parts of a transaction, and when ids expire.
+
+They follow KIP-98, and KIP-890: the producer epoch grows with each transaction.
 
 `transaction_end` decides how a transaction ends. `identities` decides who owns an id and how it changes hands.
 """
@@ -42,7 +44,7 @@ from .identities import (
     next_identity,
     other_producer_error,
     raise_if_timed_out,
-    take_over,
+    set_next_producer,
 )
 from .registries import Folds, Rules
 from .timers import Time, Timer, Timers
@@ -52,10 +54,10 @@ from .transaction_end import COMPLETE, build_end_entries
 
 
 def decide_init(state: State, request: InitProducer, inputs: DecisionInputs) -> Decision:
-    """Give the transactional id's producer the next epoch.
+    """Give the producer of a transactional id the next epoch; without a transactional id, give out a new producer id.
 
-    This fences the producer before it and aborts its transaction. Without a transactional id, a new producer id is
-    given out. Raises InvalidRequest, InvalidTransactionTimeout.
+    The new epoch fences the id's earlier producer, and aborts the transaction that it has left open. Raises
+    InvalidRequest, InvalidTransactionTimeout.
     """
     name, limits = request.transactional_id, inputs.limits
     if name is None:
@@ -68,27 +70,28 @@ def decide_init(state: State, request: InitProducer, inputs: DecisionInputs) -> 
         raise InvalidTransactionTimeout(
             found=request.timeout_ms, expected=f"1 to {limits.transaction_max_timeout_ms} (transaction.max.timeout.ms)"
         )
-    transaction, ended = state.transactions.get(name), []
+    transaction, end_entries = state.transactions.get(name), []
     if transaction is None:
         before, (producer_id, epoch) = None, (state.next_producer_id, 0)
     else:
         before, epoch = transaction.producer_id, transaction.producer_epoch
         if transaction.status is TransactionStatus.ONGOING:
-            ended = build_end_entries(state, name, transaction, committed=False, reason=EndReason.FENCED)
+            end_entries = build_end_entries(state, name, transaction, committed=False, reason=EndReason.FENCED)
             before, epoch = next_identity(state, before, epoch)
         producer_id, epoch = next_identity(state, before, epoch)
     used_up = before if before != producer_id else None
     moved = TransactionMoved(name, producer_id, epoch, TransactionStatus.EMPTY, request.timeout_ms, used_up=used_up)
     return Decision(
-        ProducerDone(producer_id, epoch, transaction.batch_id if transaction else -1), (*ended, JournalEntry(moved))
+        ProducerDone(producer_id, epoch, transaction.batch_id if transaction else -1),
+        (*end_entries, JournalEntry(moved)),
     )
 
 
-def open_transaction(state: State, ref: TransactionRef) -> Transaction:
-    """Return the transaction that takes a publish or an offset commit of this producer.
+def check_can_join(state: State, ref: TransactionRef) -> None:
+    """Check that this producer may add a part to its transaction: a publish, offsets or acknowledgements.
 
-    It begins with its first part, see `join_transaction`. Raises InvalidProducerIdMapping, InvalidProducerEpoch,
-    TransactionAbortable.
+    The transaction begins with its first part (`build_join_entries`), so it need not be open yet. Raises
+    InvalidProducerIdMapping, InvalidProducerEpoch, TransactionAbortable.
     """
     transaction = find_transaction(state, ref)
     if not is_current(transaction, ref):
@@ -102,10 +105,9 @@ def open_transaction(state: State, ref: TransactionRef) -> Transaction:
         )
     if transaction.error is not None:
         raise TransactionAbortable(found=transaction.error)
-    return transaction
 
 
-def join_transaction(
+def build_join_entries(
     state: State, ref: TransactionRef, partitions: Iterable[tuple[int, int]] = (), groups: Iterable[str] = ()
 ) -> list[JournalEntry]:
     """Return the entry that adds partitions and groups to the transaction; none if they all belong to it already."""
@@ -131,7 +133,10 @@ def join_transaction(
 
 
 def decide_failure(state: State, request: Any, error: LakeMQError) -> list[JournalEntry]:
-    """Mark the transaction as abortable only after a refusal in it, unless the same request may succeed later."""
+    """Return the entries that make a transaction abort-only after one of its parts was refused.
+
+    There are none if the same request may succeed later, or if the transaction is abort-only already.
+    """
     if not isinstance(request, Produce | CommitOffsets | Acknowledge) or request.transaction is None or error.retriable:
         return []
     ref = request.transaction
@@ -139,7 +144,7 @@ def decide_failure(state: State, request: Any, error: LakeMQError) -> list[Journ
     if transaction is None or not is_current(transaction, ref) or transaction.error is not None:
         return []
     failed = TransactionFailed(ref.transactional_id, error.name, error.refusal().message)
-    return [*join_transaction(state, ref), JournalEntry(failed)]
+    return [*build_join_entries(state, ref), JournalEntry(failed)]
 
 
 def _is_silent(state: State, name: str, time: Time) -> bool:
@@ -152,7 +157,7 @@ def _is_silent(state: State, name: str, time: Time) -> bool:
 
 
 def decide_expiry(state: State, name: str) -> list[JournalEntry]:
-    """Forget a transactional id without an open transaction that was silent for `transactional.id.expiration.ms`."""
+    """Forget a transactional id that no producer has used for `transactional.id.expiration.ms`."""
     transaction = state.transactions[name]
     dead = TransactionMoved(
         name, transaction.producer_id, transaction.producer_epoch, TransactionStatus.DEAD, transaction.timeout_ms
@@ -163,7 +168,8 @@ def decide_expiry(state: State, name: str) -> list[JournalEntry]:
 # -- folding --------------------------------------------------------------------------------------------
 
 
-def set_status(state: State, record: TransactionMoved, segments: Segments) -> None:
+def move_transaction(state: State, record: TransactionMoved, segments: Segments) -> None:
+    """Apply a transition: a producer takes the id, a part is added, the transaction ends, or the id expires."""
     name, transaction = record.transactional_id, state.change_transaction(record.transactional_id)
     status = record.status
     if state.has_transactions:
@@ -175,10 +181,10 @@ def set_status(state: State, record: TransactionMoved, segments: Segments) -> No
             state.remove_producer(transaction.producer_id)
         return
     if transaction is None or status is TransactionStatus.EMPTY:
-        ended = transaction
+        previous = transaction
         transaction = Transaction(record.producer_id, record.producer_epoch, record.timeout_ms, status, state.now_ms)
-        transaction.batch_id = ended.batch_id if ended else -1
-        take_over(state, record)
+        transaction.batch_id = previous.batch_id if previous else -1
+        set_next_producer(state, record)
         state.set_transaction(name, transaction)
     transaction.status, transaction.seen_at_ms = status, state.now_ms
     if status is TransactionStatus.ONGOING:
@@ -197,7 +203,7 @@ def _complete_transaction(state: State, transaction: Transaction, record: Transa
     transaction.ended = EndedTransaction(
         transaction.producer_id, transaction.producer_epoch, committed, record.reason or EndReason.PRODUCER
     )
-    take_over(state, record)
+    set_next_producer(state, record)
     transaction.producer_id, transaction.producer_epoch = record.producer_id, record.producer_epoch
     transaction.started_at_ms, transaction.part_count, transaction.error = None, 0, None
     transaction.partitions, transaction.offsets, transaction.acknowledged = set(), {}, {}
@@ -223,7 +229,11 @@ def append_markers(state: State, record: MarkersWritten, segments: Segments) -> 
 
 
 DECIDE: Rules = {InitProducer: decide_init, **transaction_end.DECIDE}
-EVOLVE: Folds = {TransactionMoved: set_status, TransactionFailed: fail_transaction, MarkersWritten: append_markers}
+EVOLVE: Folds = {
+    TransactionMoved: move_transaction,
+    TransactionFailed: fail_transaction,
+    MarkersWritten: append_markers,
+}
 TIMERS: Timers = (
     *transaction_end.TIMERS,
     Timer(lambda state: list(state.transactions), _is_silent, decide_expiry, is_expiry=True),

@@ -53,11 +53,15 @@ def build_units(request: Produce, ranges: RangeColumns) -> Units:
     if request.producer is None:
         sequence: Column = [-1] * len(topic_index)
     else:
-        sequence = _list_sequences(request.producer, list(zip(topic_index, partition, strict=True)))
+        sequence = _list_sequences(request.producer, topic_index, partition)
     return Units(topic_index, partition, record_count, sequence)
 
 
-def _list_sequences(named: ProducerSequences, units: list[tuple[int, int]]) -> Column:
+def _list_sequences(named: ProducerSequences, topic_index: Column, partition: Column) -> Column:
+    """Return the sequence of each unit. topic_index, partition: of the units."""
+    if (named.topic_index, named.partition, len(named.base_sequence)) == (topic_index, partition, len(partition)):
+        return named.base_sequence  # as clients write them
+    units = list(zip(topic_index, partition, strict=True))
     by_unit = dict(zip(zip(named.topic_index, named.partition, strict=False), named.base_sequence, strict=False))
     lengths = {len(named.topic_index), len(named.partition), len(named.base_sequence)}
     if lengths != {len(units)} or by_unit.keys() != set(units):

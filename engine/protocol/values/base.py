@@ -32,7 +32,11 @@ class Request(msgspec.Struct, frozen=True, tag_field="request", omit_defaults=Tr
     """Base of all requests."""
 
 
-class Result(msgspec.Struct, frozen=True, tag_field="outcome", omit_defaults=True):
+# Results and records are trees of plain values. Without gc=False the garbage collector would look at all that a pass
+# waits for, again and again, and find no cycle.
+
+
+class Result(msgspec.Struct, frozen=True, tag_field="outcome", omit_defaults=True, gc=False):
     """Base of all results but Refusal."""
 
 
@@ -40,7 +44,7 @@ class Done(Result, frozen=True, tag="done"):
     pass
 
 
-class Record(msgspec.Struct, frozen=True, tag_field="record"):
+class Record(msgspec.Struct, frozen=True, tag_field="record", gc=False):
     """Base of all records: one decision, in the past tense. `tag` is the kind that the journal stores."""
 
     @property
@@ -50,3 +54,34 @@ class Record(msgspec.Struct, frozen=True, tag_field="record"):
     @property
     def subject(self) -> str:
         return ""
+
+
+class GroupRecord(Record, frozen=True):
+    """Base of the records about a group."""
+
+    group: str
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+
+class TopicRecord(Record, frozen=True):
+    """Base of the records about a topic."""
+
+    topic_id: int
+    topic: str
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+
+class TransactionRecord(Record, frozen=True):
+    """Base of the records about a transactional id."""
+
+    transactional_id: str
+
+    @property
+    def subject(self) -> str:
+        return self.transactional_id

@@ -1,4 +1,4 @@
-"""What folds have changed: the keys of the rows that the next projection writes."""
+"""The changes of folds: the keys of the rows that the next projection writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .segments import Segments
 
 
 class DeletedTopic(NamedTuple):
-    """What the last rows of a deleted topic need. log_count: its partitions, including those that had ended."""
+    """The facts that the last rows of a deleted topic need. log_count: its partitions, including ended ones."""
 
     topic: str
     log_count: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lakemq.tables.specs.messages import FileFacts
 
 from ..parameters import Value
@@ -55,8 +57,7 @@ class DecisionInputs:
 NO_INPUTS = DecisionInputs()
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The result for the client, and the entries for the journal. Without entries nothing changes."""
 
     result: AnyResult

@@ -1,13 +1,19 @@
-"""The journal: steps, which are lists of entries, which are records with their segments."""
+"""Steps: each is a list of entries, and an entry is a record with its segments.
+
+A step is one object of the step log. Later its entries also become rows of the table `journal`, without message rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Union
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import msgspec
 import pyarrow as pa
+
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 from . import clients, leader
 from .base import Record
@@ -23,22 +29,29 @@ else:
 
 
 FORMAT_VERSION = 2
-"""Of steps and of the journal. Version 1 has all message rows of a step as an Arrow stream; both are read."""
+"""Of step objects and of the table `journal`. Version 1 has all message rows of a step as an Arrow stream; both are
+read."""
 
 
-class JournalEntry(msgspec.Struct, frozen=True):
-    """A row of the journal: a record, its segments, and the request that led to it; None if a timer did."""
+class JournalEntry(msgspec.Struct, frozen=True, gc=False):
+    """A decision: a record, its segments, and the request that led to it; None if a timer did."""
 
     record: AnyRecord
     segments: Segments = NO_SEGMENTS
     request_id: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A commit of the journal: everything that a sequencer decided in one turn, in order. `step` is its number.
+MANY_SEGMENTS = 1000
+"""Above this number the segments of a step are worth columns of their own. Fewer become columns together with those of
+other steps.
+"""
 
-    rows: the message rows that travel in the step (`codec/step_rows.py`), described by its `rows_journaled`. None
-    without such rows, or if they were not read.
+
+class Step(msgspec.Struct, frozen=True, dict=True):
+    """Everything that a sequencer decided in one turn, in order. `step` is its number.
+
+    rows: the message rows that the step object holds (`codec/step_rows.py`); the step's record `rows_journaled` says
+    which rows of which data file they will be. None without such rows, or if they were not read.
     """
 
     step: int
@@ -47,9 +60,26 @@ class Step(msgspec.Struct, frozen=True):
     entries: list[JournalEntry]
     rows: bytes | None = None
 
+    @cached_property
+    def has_many_segments(self) -> bool:
+        return sum(len(entry.segments) for entry in self.entries) > MANY_SEGMENTS
+
+    @cached_property
+    def segments(self) -> pa.Table:
+        """All segments, in order, as a table of SEGMENT_SCHEMA. It is kept: the step's object and its rows need it."""
+        return segments_to_table(entry.segments for entry in self.entries)
+
+
+class PlacedEntry(NamedTuple):
+    """An entry, with its step and its position in it."""
+
+    step: Step
+    position: int
+    entry: JournalEntry
+
 
 class StepBatch(Sequence[Step]):
-    """Steps in order. Their segments become columns once, however many tables need them."""
+    """Steps in order. Their entries are sorted by kind, and their segments become columns, once for all tables."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps
@@ -63,6 +93,21 @@ class StepBatch(Sequence[Step]):
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps)
 
+    def find_entries(self, *kinds: type[Record]) -> list[PlacedEntry]:
+        """Return the entries with records of these kinds, in order."""
+        parts = [self._entries_by_kind[kind] for kind in kinds if kind in self._entries_by_kind]
+        if len(parts) == 1:
+            return parts[0]
+        return sorted(chain.from_iterable(parts), key=lambda placed: (placed.step.step, placed.position))
+
+    @cached_property
+    def _entries_by_kind(self) -> dict[type[Record], list[PlacedEntry]]:
+        by_kind: dict[type[Record], list[PlacedEntry]] = {}
+        for step in self._steps:
+            for position, entry in enumerate(step.entries):
+                by_kind.setdefault(type(entry.record), []).append(PlacedEntry(step, position, entry))
+        return by_kind
+
     @cached_property
     def segment_counts(self) -> list[list[int]]:
         """The number of segments of each entry, by step."""
@@ -71,7 +116,13 @@ class StepBatch(Sequence[Step]):
     @cached_property
     def segments(self) -> pa.Table:
         """All segments, in order, as a table of SEGMENT_SCHEMA."""
-        return segments_to_table(entry.segments for step in self._steps for entry in step.entries)
+        tables = [SEGMENT_SCHEMA.empty_table()]
+        for has_many, steps in groupby(self._steps, key=lambda step: step.has_many_segments):
+            if has_many:
+                tables += [step.segments for step in steps]
+            else:
+                tables.append(segments_to_table(entry.segments for step in steps for entry in step.entries))
+        return pa.concat_tables(tables)
 
 
 def batch_steps(steps: Sequence[Step]) -> StepBatch:

@@ -25,7 +25,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class PendingFile(msgspec.Struct, frozen=True):
-    """A data file that has an id before it is written. Until then its rows travel in the journal.
+    """A data file that has an id before it is written. Until then its rows are in step objects.
 
     record_count: the rows that are assigned to it so far. The hash of its footer is not known yet.
     """

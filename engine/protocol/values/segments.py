@@ -25,24 +25,26 @@ _INDEX = {name: i for i, name in enumerate(_NAMES)}
 class Segments:
     """Segments in the order of their offsets within each partition. Immutable."""
 
-    __slots__ = ("_columns",)
+    __slots__ = ("_columns", "_count")
 
     def __init__(self, columns: Sequence[list[Any]] | pa.RecordBatch) -> None:
         """columns: lists, or a batch, in the order of SEGMENT_SCHEMA."""
         self._columns = columns
+        # each step asks many times
+        self._count = columns.num_rows if isinstance(columns, pa.RecordBatch) else len(columns[0])
 
     def __len__(self) -> int:
-        return self._columns.num_rows if isinstance(self._columns, pa.RecordBatch) else len(self._columns[0])
+        return self._count
 
     def column(self, name: str) -> list[Any]:
         """Return one column as Python values."""
         column = self._columns[_INDEX[name]]
         return column if isinstance(column, list) else column.to_pylist()
 
-    def row(self, number: int, names: Sequence[str]) -> list[Any]:
-        """Return these columns of one segment as Python values."""
-        columns = [self._columns[_INDEX[name]] for name in names]
-        return [column[number] if isinstance(column, list) else column[number].as_py() for column in columns]
+    def row(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        """Return these columns of one segment as Python values, by name."""
+        columns = [(name, self._columns[_INDEX[name]]) for name in names]
+        return {name: column[number] if type(column) is list else column[number].as_py() for name, column in columns}
 
     def lists(self) -> list[list[Any]]:
         """Return all columns as Python values, in the order of SEGMENT_SCHEMA."""

@@ -296,7 +296,7 @@ class State:
 
     def existing_places(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return those (topic_id, partition) whose topic still exists, sorted."""
-        return sorted(place for place in places if place[0] in self.topics)
+        return sorted([place for place in places if place[0] in self.topics])
 
     def set_offset(self, group: str, place: tuple[int, int], offset: int, metadata: str | None = None) -> None:
         """Set the committed offset of the group. Its counts of lost messages stay."""

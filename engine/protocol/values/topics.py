@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import UnknownTopicOrPartition
 from ..parameters import TOPIC
-from .base import Count, Number, Record, Request, Result
+from .base import Count, Number, Request, Result, TopicRecord
 from .queues.partition_deliveries import Deliveries
 from .schemas import SchemaVersion, schema_from_config
 from .transitions import Transitions
@@ -101,54 +101,30 @@ class TopicDone(Result, frozen=True, tag="topic"):
     partitions: int
 
 
-class TopicCreated(Record, frozen=True, tag="topic_created"):
-    topic_id: int
-    topic: str
+class TopicCreated(TopicRecord, frozen=True, tag="topic_created"):
     partitions: int
     config: dict[str, Any]
     subscriptions: list[str]
 
-    @property
-    def subject(self) -> str:
-        return self.topic
 
-
-class TopicAltered(Record, frozen=True, tag="topic_altered"):
+class TopicAltered(TopicRecord, frozen=True, tag="topic_altered"):
     """The topic has these settings, subscriptions and partitions from now on."""
 
-    topic_id: int
-    topic: str
     partitions: int
     config: dict[str, Any]
     subscriptions: list[str]
 
-    @property
-    def subject(self) -> str:
-        return self.topic
 
-
-class PartitionsEnded(Record, frozen=True, tag="partitions_ended"):
+class PartitionsEnded(TopicRecord, frozen=True, tag="partitions_ended"):
     """Draining partitions have ended, from the number `first` on."""
 
-    topic_id: int
-    topic: str
     first: int
 
-    @property
-    def subject(self) -> str:
-        return self.topic
 
-
-class TopicDeleted(Record, frozen=True, tag="topic_deleted"):
+class TopicDeleted(TopicRecord, frozen=True, tag="topic_deleted"):
     """A topic is deleted. partitions: how many it had, including those that have ended."""
 
-    topic_id: int
-    topic: str
     partitions: int
-
-    @property
-    def subject(self) -> str:
-        return self.topic
 
 
 class LogOutgrown(msgspec.Struct, frozen=True):
@@ -164,17 +140,11 @@ class LogOutgrown(msgspec.Struct, frozen=True):
     by_size: dict[int, int]
 
 
-class RecordsDeleted(Record, frozen=True, tag="records_deleted"):
+class RecordsDeleted(TopicRecord, frozen=True, tag="records_deleted"):
     """Logs start later now: partition -> log start offset. reason: the setting that caused it; empty for a request."""
 
-    topic_id: int
-    topic: str
     log_starts: dict[int, int]
     reason: str = ""
-
-    @property
-    def subject(self) -> str:
-        return self.topic
 
 
 Offsets = npt.NDArray[np.int64]

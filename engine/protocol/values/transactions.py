@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from .base import Count, Number, Record, Request, Result
+from .base import Count, Number, Request, Result, TransactionRecord
 from .consuming.assignments import Place
 from .consuming.offsets import OffsetCommit
 from .producers import TransactionRef
@@ -16,11 +16,11 @@ from .transitions import Transitions
 
 
 class EndTransaction(Request, frozen=True, tag="end_transaction"):
-    """Commit or abort.
+    """Commit or abort a transaction.
 
-    part_count: the number of publishes and of groups with offsets that the transaction has, so that a lost one is
-    noticed. batch_id: the micro-batch of a stream. If it is not above the last one committed under this transactional
-    id, the transaction is aborted instead.
+    part_count: the number of publishes, and of groups with offsets, that the producer has sent in it; so a lost part is
+    noticed. batch_id: the number of a stream's micro-batch. If it is not above the last one committed under this
+    transactional id, the transaction is aborted instead.
     """
 
     transaction: TransactionRef
@@ -38,8 +38,8 @@ class AbortTransaction(Request, frozen=True, tag="abort_transaction"):
 class TransactionEnded(Result, frozen=True, tag="transaction_ended"):
     """The producer's id and epoch for its next transaction.
 
-    duplicate: the transaction had ended in this way before; or its micro-batch was committed before, and the repeat is
-    aborted.
+    duplicate: an earlier request has ended the transaction in this way; or its micro-batch was committed before, so the
+    repeat was aborted.
     """
 
     producer_id: int
@@ -103,7 +103,7 @@ class EndReason(str, Enum):
     OPERATOR = "operator"
 
 
-class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
+class TransactionMoved(TransactionRecord, frozen=True, tag="transaction_moved"):
     """A transactional id has this state from now on: one row of the transaction log.
 
     producer_id, producer_epoch: who may continue. partitions, groups: everything that the transaction touches. reason:
@@ -111,7 +111,6 @@ class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
     no epochs left.
     """
 
-    transactional_id: str
     producer_id: int
     producer_epoch: int
     status: TransactionStatus
@@ -124,39 +123,24 @@ class TransactionMoved(Record, frozen=True, tag="transaction_moved"):
     used_up: int | None = None
 
     @property
-    def subject(self) -> str:
-        return self.transactional_id
-
-    @property
     def event(self) -> TransactionEvent:
         """The event that leads to this state."""
         return _EVENTS[self.status]
 
 
-class TransactionFailed(Record, frozen=True, tag="transaction_failed"):
+class TransactionFailed(TransactionRecord, frozen=True, tag="transaction_failed"):
     """A part of the transaction was refused, so it can only be aborted."""
 
-    transactional_id: str
     error: str
     message: str
 
-    @property
-    def subject(self) -> str:
-        return self.transactional_id
 
-
-class MarkersWritten(Record, frozen=True, tag="markers_written"):
+class MarkersWritten(TransactionRecord, frozen=True, tag="markers_written"):
     """A transaction ended in its partitions. The markers are segments of kind `commit` or `abort`."""
-
-    transactional_id: str
-
-    @property
-    def subject(self) -> str:
-        return self.transactional_id
 
 
 class EndedTransaction(msgspec.Struct, frozen=True):
-    """How the last transaction of an id ended, for a producer that repeats its request.
+    """The outcome of the last transaction of an id. A producer that repeats its request is answered from it.
 
     producer_id, producer_epoch: those of that transaction. reason: as in TransactionMoved.
     """

@@ -1,1 +1,1 @@
-"""Run assignors beside the steps, and find those of other packages."""
+"""Run assignors while steps go on, and find those of other packages."""

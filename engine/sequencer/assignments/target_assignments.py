@@ -1,4 +1,4 @@
-"""Compute the target assignments of groups, beside the steps: which member should have which partition.
+"""Compute the target assignments of groups in another thread: which member should have which partition.
 
 A target belongs to one group epoch. If the group has changed meanwhile, the next step drops the target and a new
 computation starts.

@@ -15,7 +15,7 @@ from .line_table import LineTable
 from .replies import Replies, Reply
 
 Pace = Callable[[Iterable[Any]], Iterator[Any]]
-"""Yields the given items one by one, and does in between what must not wait until all are done."""
+"""Yields the items one by one, and does other urgent work in between."""
 
 
 class Answers:
@@ -39,9 +39,9 @@ class Answers:
             state: after the step.
             lines: on which letters may have come. None: there are no lines.
             entries: of the step.
-            pace: for items of which each may take the store a while.
-            announce_step: tells followers of the step. It comes behind the answers on lines, which take no time, and
-                before the replies in the mailbox, which may.
+            pace: yields items, and renews the lease in between: the request for each item may take a while.
+            announce_step: tells followers of the step. It comes after the answers on lines, which take no time, and
+                before the replies in the mailbox, which may take long.
         """
         answered = set() if lines is None else _answer_on_lines(state, lines, letters)
         announce_step()

@@ -1,7 +1,7 @@
 """The lines whose clients wait for a step, and the steps that they are told of.
 
-A hint only says that a step is there. The client reads it from the store as if it had looked by chance, so a hint that
-is late, lost or from a former leader does no harm.
+A hint only says that there is a new step. The client then reads the step from the store, as it would without a hint. So
+a hint that is late, lost or from a former leader does no harm.
 
 The sequencer's thread notes steps that are decided. The reading thread sends the hints, one per request of a client:
 a client that reads slowly asks rarely, and never has more than one hint in its way.
@@ -39,7 +39,7 @@ class Followers:
         self._newest_step = step
 
     def announce(self) -> None:
-        """Have the followers told of the newest step. Call it when its letters are answered: these come first."""
+        """Have the followers told of the newest step. Its letters must be answered before."""
         with self._lock:
             is_new = self._announced_step != self._newest_step
             self._announced_step = self._newest_step

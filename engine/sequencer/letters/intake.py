@@ -6,10 +6,10 @@ unless they left no room for the mailbox in the last step.
 A client numbers its letters. Its letters are decided in that order, each once. The number therefore tells for each
 waiting letter whether to decide it, to repeat its reply, to wait for an earlier letter, or to refuse it (`find_turn`).
 
-What a step does about time depends on the letters (`Sequencer._find_due`). While letters are unread, or come again that
-were decided before, nothing times out, for at most MAX_BACKLOG_MS: a letter that was sent in time may still wait. And
-no client is forgotten while a decided letter is undeleted. A letter that cannot be read or deleted affects its own
-client only.
+The letters also decide which timers a step may run (`Sequencer._find_due`). While letters are unread, or decided ones
+are found again, nothing times out, for at most MAX_BACKLOG_MS: a letter that was sent in time may still be waiting. And
+no client is forgotten while one of its decided letters is not deleted. A letter that cannot be read or deleted affects
+only its own client.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class StepLetters:
 
 @dataclass
 class _Retry:
-    """A letter that goes on waiting: for one before it, since `since_ms`; or, after so many tries, until `again_at_ms`.
+    """A letter that stays in the mailbox: it waits for an earlier one, or could not be read or deleted.
 
-    decided: it was, and could not be deleted.
+    since_ms: since when it has waited. again_at_ms: when to try again, after so many tries. decided: it was decided
+    already, and only its deletion is missing.
     """
 
     since_ms: int
@@ -120,7 +121,7 @@ class Intake:
 
         Args:
             namespace_id: letters for another namespace are refused.
-            alive: called between letters.
+            alive: renews the lease if that is due. It is called between letters.
             lines: on which letters may have come, too.
         """
         step_pass = _Pass(self._config, self._clock.steady_ms(), namespace_id, lines)

@@ -34,13 +34,19 @@ class LineAcceptor:
     def __init__(
         self, listeners: Sequence[LineListener], selector: selectors.BaseSelector, table: LineTable, clock: Clock
     ) -> None:
-        self.listeners, self._selector, self._table, self._clock = tuple(listeners), selector, table, clock
+        self.listeners: list[LineListener] = []
+        self._selector, self._table, self._clock = selector, table, clock
         self._max_lines = max_lines()
         self._paused: dict[LineListener, int] = {}
         """Until when each listener is left alone, by the steady clock."""
-        for listener in self.listeners:
-            listener.listening_socket.setblocking(False)
-            selector.register(listener, selectors.EVENT_READ, listener)
+        for listener in listeners:
+            self.add(listener)
+
+    def add(self, listener: LineListener) -> None:
+        """Accept lines on one more socket."""
+        self.listeners.append(listener)
+        listener.listening_socket.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def accept(self, listener: LineListener) -> Line | None:
         """Return a new line, which is in the table; None if there is none, or no room for it."""

@@ -6,7 +6,7 @@ A process whose line is open sends its heartbeats on it, and writes no objects. 
    sequencer may lead then, and would never hear of what comes here.
 2. The process is told of each heartbeat that counts. When it is not told in time, or its line closes, it writes the
    object at once.
-3. Nobody is silent before everything that had arrived on lines was read (`read_all`).
+3. No member counts as silent before everything that had arrived on lines was read (`read_all`).
 """
 
 from __future__ import annotations

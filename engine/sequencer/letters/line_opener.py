@@ -28,8 +28,11 @@ from .lines import LineServer
 
 log = logging.getLogger("lakemq.serve")
 
-ANNOUNCE_AGAIN_S = 10.0
-"""Time until an announcement that has failed is tried again. A term may last for weeks, an outage takes seconds."""
+AGAIN_S = 5.0
+"""Time until a socket or an announcement that has failed is tried again.
+
+A term may last for weeks. An outage takes seconds, and so may a process that has the port.
+"""
 
 
 def open_term_lines(
@@ -44,74 +47,123 @@ def open_term_lines(
 ) -> LineServer | None:
     """Open the lines of a leader whose take-over has landed; None if clients cannot connect here.
 
+    A socket that cannot be had now is tried again until the term ends.
+
     Args:
         step_began_ms: when the step of the take-over began, by the steady clock.
         news: is set when a letter has come.
         settings: where to listen for other machines. None: nowhere.
     """
-    address = LineAddress(namespace_id, epoch, secrets.token_hex(16))
-    listeners: list[LineListener] = []
-    if isinstance(files, LocalFiles):
-        address = _listen_on_unix_socket(files, address, listeners)
-    if settings is not None:
-        address = _listen_on_tcp(settings, address, listeners)
-    if not listeners:
+    if settings is None and not isinstance(files, LocalFiles):
         return None
-
-    has_ended = threading.Event()
-
-    def withdraw() -> None:
-        has_ended.set()
-        _withdraw(files, address)
-
+    opener = _LineOpener(files, LineAddress(namespace_id, epoch, secrets.token_hex(16)), settings)
+    listeners = opener.listen()
+    for reason in opener.address.missing:
+        log.warning("Clients use the mailbox where they have no other line: %s. It is tried again.", reason)
     try:
-        lines = LineServer(listeners, files, address, lease_ms, step_began_ms, news, clock, withdraw)
+        lines = LineServer(listeners, files, opener.address, lease_ms, step_began_ms, news, clock, opener.withdraw)
     except (OSError, RuntimeError) as error:  # no descriptor, no thread
         for listener in listeners:
             listener.listening_socket.close()
         log.warning("Clients use the mailbox only, because their line cannot be served: %s", error)
         return None
     try:
-        _announce(files, address)
+        opener.announce()
     except OSError as error:
         log.warning("Clients use the mailbox until their line can be announced. It is tried again: %s", error)
-        _announce_later(files, address, has_ended)
+    opener.try_again(lines)
     return lines
 
 
-def _listen_on_unix_socket(files: LocalFiles, address: LineAddress, listeners: list[LineListener]) -> LineAddress:
-    """Add a Unix socket to the listeners, and return the address with it. Without one, return it as before."""
-    name = f"{line_name(address.epoch)}-{secrets.token_hex(4)}.sock"
-    try:
+class _LineOpener:
+    """Opens the sockets of one term, and leads clients to them.
+
+    Attributes:
+        address: where clients connect, and what is missing.
+    """
+
+    def __init__(self, files: Files, address: LineAddress, settings: LineSettings | None) -> None:
+        self._files, self.address, self._settings = files, address, settings
+        self._announced: LineAddress | None = None
+        self._has_ended = threading.Event()
+
+    def listen(self) -> list[LineListener]:
+        """Return listeners for the sockets that are missing, as far as they can be had."""
+        listeners, reasons = [], []
+        if isinstance(self._files, LocalFiles) and not self.address.socket:
+            try:
+                listeners.append(self._listen_on_unix_socket(self._files))
+            except OSError as error:
+                reasons.append(f"no socket can be made in {LINES_FOLDER} for clients of this machine ({error})")
+        if self._settings is not None and not self.address.port:
+            try:
+                listeners.append(self._listen_on_tcp(self._settings))
+            except (OSError, MissingExtra) as error:
+                place = f"{self._settings.listen_host}:{self._settings.listen_port}"
+                reasons.append(f"line.listen {place} cannot be used for clients of other machines ({error})")
+        self.address = replace(self.address, missing=tuple(reasons))
+        return listeners
+
+    def _listen_on_unix_socket(self, files: LocalFiles) -> LineListener:
+        name = f"{line_name(self.address.epoch)}-{secrets.token_hex(4)}.sock"
         os.makedirs(os.path.join(files.root, LINES_FOLDER), exist_ok=True)
-        listeners.append(LineListener(unix_sockets.listen(os.path.join(files.root, name))))
-    except OSError as error:
-        log.warning(
-            "Clients of this machine have no line before the next leader, because no socket can be made in %s: %s",
-            LINES_FOLDER,
-            error,
-        )
-        return address
-    return replace(address, socket=name)
+        listener = LineListener(unix_sockets.listen(os.path.join(files.root, name)))
+        self.address = replace(self.address, socket=name)
+        return listener
 
-
-def _listen_on_tcp(settings: LineSettings, address: LineAddress, listeners: list[LineListener]) -> LineAddress:
-    """Add a TCP socket to the listeners, and return the address with it. Without one, return it as before."""
-    try:
+    def _listen_on_tcp(self, settings: LineSettings) -> LineListener:
         context, fingerprint = make_tls_context() if settings.needs_tls else (None, "")
         listening_socket = tcp_sockets.listen(settings.listen_host, settings.listen_port)
-    except (OSError, MissingExtra) as error:
-        log.warning(
-            "Clients of other machines use the mailbox only, because line.listen %s:%d cannot be used: %s",
-            settings.listen_host,
-            settings.listen_port,
-            error,
-        )
-        return address
-    listeners.append(LineListener(listening_socket, is_tcp=True, context=context))
-    port = settings.connect_port or listening_socket.getsockname()[1]
-    log.info("Clients of other machines connect to %s:%d", settings.connect_host, port)
-    return replace(address, host=settings.connect_host, port=port, fingerprint=fingerprint)
+        port = settings.connect_port or listening_socket.getsockname()[1]
+        log.info("Clients of other machines connect to %s:%d", settings.connect_host, port)
+        self.address = replace(self.address, host=settings.connect_host, port=port, fingerprint=fingerprint)
+        return LineListener(listening_socket, is_tcp=True, context=context)
+
+    def announce(self) -> None:
+        """Put the object that leads clients here, unless it is there. Raises OSError."""
+        if self._announced == self.address:
+            return
+        name, body = line_name(self.address.epoch), encode_address(self.address)
+        try:
+            self._files.put(name, body, durable=False)
+        except FileExistsError:  # the object of fewer sockets, or of an earlier leader in a restored folder
+            self._files.delete([name])
+            self._files.put(name, body, durable=False)
+        self._announced = self.address
+
+    def try_again(self, lines: LineServer) -> None:
+        """Open and announce what is missing in a thread of its own, until the term ends. Steps must not wait for it."""
+        if self._is_complete():
+            return
+        try:
+            threading.Thread(target=self._retry, args=[lines], name="lakemq-line-opener", daemon=True).start()
+        except RuntimeError as error:  # the system gives no thread
+            log.warning("Clients use the mailbox where they have no line, because it cannot be tried again: %s", error)
+
+    def _is_complete(self) -> bool:
+        return not self.address.missing and self._announced == self.address
+
+    def _retry(self, lines: LineServer) -> None:
+        while not self._is_complete() and not self._has_ended.wait(AGAIN_S):
+            for listener in self.listen():
+                lines.add_listener(listener)
+            try:
+                self.announce()
+            except OSError as error:
+                log.debug("The line cannot be announced yet: %s", error)
+        if self._has_ended.is_set():  # the term has ended meanwhile, maybe before these were there to be removed
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Remove the object and the socket. An error of the store leaves litter for the next leader."""
+        self._has_ended.set()
+        name = line_name(self.address.epoch)
+        with suppress(OSError, ValueError):
+            if self.address.socket:
+                self._files.delete([self.address.socket])
+            # A namespace that was created again at this path may have an object of the same name.
+            if decode_address(self._files.get(name)).token == self.address.token:
+                self._files.delete([name])
 
 
 def remove_old_lines(files: Files, epoch: int) -> None:
@@ -123,43 +175,3 @@ def remove_old_lines(files: Files, epoch: int) -> None:
         remove_older_lines(files, epoch)
     except OSError as error:
         log.warning("Clients may look in vain for an earlier leader, whose line cannot be removed: %s", error)
-
-
-def _announce(files: Files, address: LineAddress) -> None:
-    name, body = line_name(address.epoch), encode_address(address)
-    try:
-        files.put(name, body, durable=False)
-    except FileExistsError:  # in a folder that was restored from a backup, with an earlier leader's object
-        files.delete([name])
-        files.put(name, body, durable=False)
-
-
-def _announce_later(files: Files, address: LineAddress, has_ended: threading.Event) -> None:
-    """Announce the line beside the steps, which must not wait for the store, until it succeeds or the term ends."""
-
-    def announce() -> None:
-        while not has_ended.wait(ANNOUNCE_AGAIN_S):
-            try:
-                _announce(files, address)
-            except OSError as error:
-                log.debug("The line cannot be announced yet: %s", error)
-                continue
-            if has_ended.is_set():  # the term has ended meanwhile, maybe before the object was there to be removed
-                _withdraw(files, address)
-            return
-
-    try:
-        threading.Thread(target=announce, name="lakemq-announce", daemon=True).start()
-    except RuntimeError as error:  # the system gives no thread
-        log.warning("Clients use the mailbox only, because their line cannot be announced: %s", error)
-
-
-def _withdraw(files: Files, address: LineAddress) -> None:
-    """Remove the object and the socket. An error of the store leaves litter for the next leader."""
-    name = line_name(address.epoch)
-    with suppress(OSError, ValueError):
-        if address.socket:
-            files.delete([address.socket])
-        # A namespace that was created again at this path may have an object of the same name.
-        if decode_address(files.get(name)) == address:
-            files.delete([name])

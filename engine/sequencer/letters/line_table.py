@@ -33,7 +33,7 @@ MAX_OUTPUT_BYTES = 256 << 20
 
 @dataclass(eq=False)
 class Line:
-    """One connection. Only the reading thread reads from it and closes its descriptor.
+    """A connection of a client. Only the reading thread reads from it and closes its descriptor.
 
     Attributes:
         client_id: empty before the welcome.
@@ -42,7 +42,7 @@ class Line:
         is_checked: the hello has come, and its proof is being read.
         transfer_began_ms: when the connection, the letter that is arriving, or the answer that waits to be sent began.
         is_busy: a letter of it is not answered yet. A client sends one at a time.
-        arriving_bytes: of its frame that is not complete yet, as last counted.
+        arriving_bytes: size of the frame that is still arriving, as last counted.
         output: bytes that the client has not taken yet.
         is_closed: nothing that it sends counts any more.
         is_watched: the reading thread waits for its events.
@@ -181,7 +181,7 @@ class LineTable:
             return list(self._all)
 
     def lines_unlocked(self) -> list[Line]:
-        """Return all lines in a forked child, where the lock may be held for ever by a thread that is not there."""
+        """Return all lines in a forked child. A thread that does not exist there may hold the lock."""
         return list(self._all)
 
     def update_buffered_bytes(self, line: Line) -> int:

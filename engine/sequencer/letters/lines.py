@@ -18,6 +18,7 @@ import selectors
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -89,6 +90,8 @@ class LineServer:
         self._step_began_ms, self._looked_at_ms = step_began_ms, clock.steady_ms()
         self._is_drain_requested = self._is_closing = self._is_over = False
         self._drained_at_ms: int | None = None
+        self._new_listeners: deque[LineListener] = deque()
+        """Sockets that the reading thread shall accept on, too."""
         self._waker, self._wake_end = socket.socketpair()
         for end in (self._waker, self._wake_end):
             end.setblocking(False)
@@ -101,10 +104,9 @@ class LineServer:
 
     # -- the sequencer's thread -------------------------------------------------------------------------
 
-    def note_step(self, began_ms: int, step: int) -> None:
-        """Note that this step has landed, which began at this time of the steady clock."""
+    def note_step(self, began_ms: int) -> None:
+        """Note that a step has landed, which began at this time of the steady clock."""
         self._step_began_ms = began_ms
-        self.followers.note_step(step)
 
     def request_drain(self) -> None:
         """Have everything read that has arrived. `news` is set when it is done; then `take_drain` returns its time."""
@@ -128,6 +130,18 @@ class LineServer:
         self._thread.join(_CLOSE_S)
         self.table.drop_all()
         self._withdraw()
+
+    def add_listener(self, listener: LineListener) -> None:
+        """Accept on one more socket, which belongs to this object from now on. Any thread may call this."""
+        self._new_listeners.append(listener)
+        self._wake()
+        if self._is_over:
+            self._drop_new_listeners()
+
+    def _drop_new_listeners(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._new_listeners.popleft().listening_socket.close()
 
     # -- the reading thread -----------------------------------------------------------------------------
 
@@ -161,6 +175,8 @@ class LineServer:
         with suppress(BlockingIOError):
             while self._wake_end.recv(4096):
                 pass
+        while self._new_listeners:
+            self._acceptor.add(self._new_listeners.popleft())
         for checked in self._proofs.take_checked():
             self._welcome_if_proven(checked)
         self.followers.send_hints()
@@ -207,7 +223,7 @@ class LineServer:
         if not data or line.is_closed:
             self._remove(line)
             return
-        # the time of a stranger runs from the beginning of its connection
+        # before the welcome, the time limit counts from the beginning of the connection
         if line.client_id and not line.reader.size_bytes:
             line.transfer_began_ms = self._clock.steady_ms()
         line.reader.add(data)
@@ -305,6 +321,7 @@ class LineServer:
         for end in (self._waker, self._wake_end):
             end.close()
         self._is_over = True
+        self._drop_new_listeners()
         self.beats.end()
         self._news.set()
         _open_lines.discard(self)
@@ -315,7 +332,7 @@ class LineServer:
 
     def close_descriptors(self) -> None:
         """Close the descriptors in a forked child, where no thread uses them. The parent's lines stay as they are."""
-        listening = [listener.listening_socket for listener in self._acceptor.listeners]
+        listening = [listener.listening_socket for listener in (*self._acceptor.listeners, *self._new_listeners)]
         connections = [line.connection for line in self.table.lines_unlocked()]
         for end in (*listening, self._waker, self._wake_end, *connections):
             with suppress(OSError):

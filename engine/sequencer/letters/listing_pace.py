@@ -1,8 +1,8 @@
-"""When a leader lists the mailbox of an object store.
+"""Decide when the leader lists the mailbox of an object store.
 
 Listing costs a request. While clients send their letters on lines, few come through the mailbox, so the leader lists it
-every few seconds. It lists at every step when nobody has a line, and for a while after a letter was there: its client
-sends the next ones in the same way.
+every few seconds. It lists at every step if no client has a line. It also does so for a while after it found a letter,
+because that client sends its next letters in the same way.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ProofChecker:
         self._clean_at_ms = clock.steady_ms()
 
     def submit(self, line: Line, hello: Hello) -> None:
-        """Check a hello beside the lines. Raises BadFrame if too many wait."""
+        """Check a hello in another thread. Raises BadFrame if too many wait."""
         if self._waiting_count >= MAX_WAITING:
             raise BadFrame(f"{MAX_WAITING} clients wait already until the store gives their proofs")
         self._waiting_count += 1

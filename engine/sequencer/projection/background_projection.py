@@ -80,7 +80,7 @@ class BackgroundProjection:
 
         Args:
             state: the fold up to the last step that landed.
-            alive: called again and again during that wait.
+            alive: renews the lease if that is due. It is called repeatedly during that wait.
 
         Raises:
             StorageError: a pass does not end within step.timeout.ms.

@@ -1,10 +1,10 @@
-"""Write rows that came in the journal to their data file, whoever leads by then.
+"""Write message rows that came in steps to their data file. The leader may have changed since.
 
-Small publishes put their rows into the journal, so that a step is one write. The journal already names the file in
-which these rows will be (`pending_file`); the next pass writes it.
+The rows of small publishes are in the step objects, so that a step is one write. The steps already name the file in
+which these rows will be (`pending_file`). The next pass writes it.
 
-Invariant: the file is a function of the journal alone, so any leader may write it. Until it exists, only the journal
-names it. A file that already has its name is accepted only if its digest is the same.
+Invariant: the file is a function of the steps alone, so any leader may write it. Until it exists, only steps name it.
+A file that already has its name is accepted only if its digest is the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _check(files: Files, rows: JournaledRows, digest: str) -> int:
         actual = str(error)
     if actual != expected:
         raise FileTruncated(
-            f"Data file {file_stem(rows.file_id)} exists, but does not hold the rows that the journal has.",
+            f"Data file {file_stem(rows.file_id)} exists, but does not hold the rows that the steps have.",
             found=actual,
             expected=expected,
         )

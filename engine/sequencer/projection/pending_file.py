@@ -13,29 +13,30 @@ from lakemq.tables.specs.messages import SEQUENCERS_FILES
 from ...protocol.values.log import PendingFile
 
 MAX_BYTES = 16 << 20
-"""Most rows in the journal since the last pass began: memory of leaders and readers, and work of a new leader."""
+"""Most bytes of rows in steps since the last pass began. Leaders and readers hold them in memory, and a new leader
+writes them."""
 
 PASS_DUE_BYTES = 8 << 20
-"""Rows in the journal after which a pass is due."""
+"""Bytes of rows in steps after which a pass is due."""
 
 
 class CurrentPendingFile:
     """The pending file that one term of leadership fills at present."""
 
     def __init__(self, new_file_id: Callable[[], int], most_step_bytes: int) -> None:
-        """new_file_id: returns a random id below SEQUENCERS_FILES; most_step_bytes: of one step's journal rows."""
+        """new_file_id: returns a random id below SEQUENCERS_FILES; most_step_bytes: of rows in one step."""
         self._new_file_id, self._most_step_bytes = new_file_id, most_step_bytes
         self._file_id: int | None = None
         self._rows = self.size_bytes = 0
 
     def has_room_for(self, size_bytes: int) -> bool:
-        """Return whether the rows of a step go into the journal."""
+        """Return whether the rows of a step may go into its object; else they get a file at once."""
         return size_bytes <= self._most_step_bytes and self.size_bytes + size_bytes <= MAX_BYTES
 
     def add_rows(self, record_count: int, size_bytes: int) -> tuple[PendingFile, int]:
         """Count rows that will be in the file. Return the file, and the number of the first of these rows in it.
 
-        size_bytes: of the rows as encoded in the journal, which for few rows is more than the rows themselves.
+        size_bytes: of the rows as encoded in the step, which for few rows is more than the rows themselves.
         """
         if self._file_id is None:  # random enough that no other file has it
             self._file_id = SEQUENCERS_FILES | self._new_file_id()

@@ -61,8 +61,8 @@ def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projecti
     mark, batch = build_watermark(state, floor), StepBatch(steps)
     projection = Projection(
         state.step,
-        find_added_files(steps),
-        collect_journaled_rows(steps),
+        find_added_files(batch),
+        collect_journaled_rows(batch),
         {**project(state, batch), JOURNAL.name: encode_steps(batch)},
         mark,
         read_live_state(state),
@@ -95,7 +95,7 @@ class Projector:
             data = [MESSAGES.name] if work.files or work.journaled else []
             looked_at = self._housekeeping.list_tables_to_open()
             self._open([*data, *work.tables, WATERMARKS.name, *looked_at], look)
-            files = [*map(to_table_file, work.files), *map(self._write_rows_of_journal, work.journaled)]
+            files = [*map(to_table_file, work.files), *map(self._write_rows_of_steps, work.journaled)]
             if files:
                 self._register(files, work.step, look)
                 self._reached("projector.messages_registered")
@@ -127,7 +127,7 @@ class Projector:
     def _reach_rows_point(self) -> None:
         self._reached("projector.table_rows_written")
 
-    def _write_rows_of_journal(self, rows: JournaledRows) -> NewFile:
+    def _write_rows_of_steps(self, rows: JournaledRows) -> NewFile:
         file = write_journaled_rows(self._store.files, rows)
         self._reached("projector.rows_written")
         return file
@@ -151,10 +151,10 @@ class Projector:
         self._handles |= opened
 
     def _look_if_long_ago(self, look: Callable[[], None]) -> None:
-        """Look again if this process may have been stopped since. A look before each commit would cost requests.
+        """Call `look` if this process may have been stopped since the last call. A call per commit would cost requests.
 
-        The handles notice a take-over after each commit. A look before it only avoids that an entry is left behind in
-        the log of a table that was cleaned meanwhile, or created again.
+        The handles notice a take-over after each commit. The call before it only avoids that an entry is left behind in
+        the log of a table that was cleaned or recreated meanwhile.
         """
         now_ms = self._steady_ms()
         if now_ms - self._looked_at_ms > LOOK_BEFORE_MS:

@@ -56,9 +56,9 @@ class ConsumerLoad:
     timeout_ms: int
 
 
-def make_payloads(size_bytes: int, seed: int = 0) -> list[bytes]:
-    """Return payloads of random letters, as Kafka's tool makes them; the same ones for the same seed."""
-    letters = random.Random(seed)
+def make_payloads(size_bytes: int) -> list[bytes]:
+    """Return payloads of random letters, as Kafka's tool makes them; the same ones in each run."""
+    letters = random.Random(0)
     return ["".join(letters.choices(string.ascii_uppercase, k=size_bytes)).encode() for _ in range(_PAYLOAD_COUNT)]
 
 

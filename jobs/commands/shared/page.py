@@ -12,7 +12,6 @@ import typer
 
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands.shared.examples import EXAMPLES
-from lakemq.jobs.commands.shared.kafka_tools import kafka_tools_section
 from lakemq.jobs.process.exits import MEANINGS
 from lakemq.jobs.process.logs import TRACE_VARIABLE
 
@@ -23,6 +22,7 @@ _INTRODUCTION = f"""# The command
 <!-- Written by `make docs` from jobs/cli.py and jobs/commands/; changes belong there. -->
 
 `lakemq` works without a JVM. `lakemq --help` and `lakemq COMMAND --help` print the same text as this page.
+[Kafka's tools](kafka-tools.md) lists what Kafka's tools and kcat do, and the command that does it here.
 
 ```
 export LAKEMQ_PATH=data/mq
@@ -78,7 +78,7 @@ def command_page() -> str:
     blocks = [_INTRODUCTION, "## Global options", *_parameters(root), "They may stand before or after the command."]
     for path, command in _commands(root, "lakemq"):
         blocks += [f"## {path}", _text(command.help), *_parameters(command), *_example_block(path)]
-    return "\n\n".join([*blocks, kafka_tools_section()]) + "\n"
+    return "\n\n".join(blocks) + "\n"
 
 
 def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -36,9 +36,7 @@ class RateMeter:
 
 
 @contextmanager
-def show_progress(
-    verb: str, fraction: Callable[[], float | None], noun: str = "messages"
-) -> Iterator[Callable[[int], None]]:
+def show_progress(verb: str, fraction: Callable[[], float | None]) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on stderr if that is a terminal, with rate and time left.
 
     Call the yielded function with the number of messages so far. fraction: returns the fraction that is done, or None
@@ -61,7 +59,7 @@ def show_progress(
             done = fraction()
             bar.update(
                 task,
-                description=f"{count:,} {noun} {verb}, {meter.per_second():,.0f}/s",
+                description=f"{count:,} messages {verb}, {meter.per_second():,.0f}/s",
                 total=None if done is None else 1.0,
                 completed=done or 0.0,
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -117,3 +118,14 @@ def parse_duration(text: str) -> timedelta:
 def from_millis(time_ms: int | None) -> datetime | None:
     """Convert milliseconds since 1970 to a time."""
     return None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms)
+
+
+def to_record(info: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, and each point in time also as a time: `joined_at` beside `joined_at_ms`."""
+    fields = asdict(info)
+    times = {
+        name.removesuffix("_ms"): from_millis(value)
+        for name, value in fields.items()
+        if name.endswith(("_at_ms", "since_ms", "due_ms"))
+    }
+    return fields | times

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lakemq.jobs.commands.shared.times import from_millis, parse_past_moment, to_millis
 from lakemq.jobs.console.charts import draw_bars
 from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.inputs import BadInput, check_names, read_number, read_text
+from lakemq.jobs.console.inputs import BadInput, read_number, read_text
 from lakemq.jobs.console.pages.queries import draw_or_explain
 from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.rendering import format_length, format_time, make_link
@@ -23,7 +23,6 @@ _MOST_ROWS = 200
 
 def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the page of the time that a visitor names; by default the last half hour."""
-    check_names(inputs, ("at", "minutes"))
     text = read_text(inputs, "at", 40, "")
     minutes = read_number(inputs, "minutes", 30, low=1, high=_MOST_MINUTES)
     until_ms = _read_until_ms(text)

@@ -14,7 +14,8 @@ from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.inputs import BadInput, read_choice, read_number, read_position, read_text
 from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Table, TextBlock
 from lakemq.jobs.console.payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
-from lakemq.jobs.console.rendering import format_size, format_time, make_link
+from lakemq.jobs.console.rendering import format_time, make_link
+from lakemq.jobs.output import format_size
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
 DEFAULT_LIMIT, HIGHEST_LIMIT = 50, 200

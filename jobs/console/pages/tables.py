@@ -9,7 +9,8 @@ from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.jobs.console.console import QUERY_LIMITS, Console
 from lakemq.jobs.console.inputs import LONGEST_TEXT, BadInput, read_text
 from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Table
-from lakemq.jobs.console.rendering import format_cell, format_size, format_time, make_link
+from lakemq.jobs.console.rendering import format_cell, format_time, make_link
+from lakemq.jobs.output import format_size
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 

@@ -11,7 +11,8 @@ from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.inputs import read_choice, read_text
 from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.payloads import show_payload
-from lakemq.jobs.console.rendering import format_size, make_link
+from lakemq.jobs.console.rendering import make_link
+from lakemq.jobs.output import format_size
 
 if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription

@@ -1,7 +1,7 @@
 """Heartbeats of the processes that have members of groups.
 
 A beat is the object `beats/<id>-<number>`. A process writes the next number, then deletes the one before it. Beats are
-not requests and are not synced: losing one only delays the next sign of life.
+not requests and are not synced: if one is lost, the leader sees the process a beat later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BEAT = re.compile(r"([0-9a-f]{1,64})-([0-9]{10})")
 
 
 class Beats:
-    """The beats of a namespace. The leader and the other processes share only this folder."""
+    """The beats of a namespace: the objects in one folder."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

@@ -1,7 +1,7 @@
-"""Detect that a leader's process is dead, so that standbys on its machine need not wait for its lease to expire.
+"""Detect that a leader's process has ended, so that standbys on its machine need not wait for its lease to expire.
 
 A leader holds a lock on a file of its own as long as its process lives. The kernel releases the lock however the
-process ends, so a free lock means a dead leader. This only shortens a wait: the journal's append still decides who
+process ends, so a free lock means a dead leader. This only shortens a wait: the put of the next step still decides who
 leads. So the answer is "dead" only where it is certain:
 
 - The file names the kernel's boot id. On another machine, or after a restart, there is no answer.
@@ -110,7 +110,7 @@ class LeaderLocks:
                         os.unlink(path)
 
     def _is_of_use(self, name: str) -> bool:
-        # the name comes from the journal, which may be damaged: it must not lead outside the folder
+        # the name comes from a step, which may be damaged: it must not lead outside the folder
         return bool(self._boot_id and name) and name[0] != "." and "/" not in name and "\0" not in name
 
     def _is_free(self, path: str, any_boot: bool = False) -> bool:

@@ -8,10 +8,16 @@ publishing: a client of the socket needs permission to write to it, and a client
 
 from __future__ import annotations
 
+import re
+
 from ..object_stores.files import Files
 
 LINES_FOLDER = "line"
 _DIGITS = 20
+_LINE = re.compile(rf"{LINES_FOLDER}/[0-9]{{{_DIGITS}}}")
+
+MAX_LINE_BYTES = 64 << 10
+"""A larger object is not a leader's. An address takes half a kilobyte."""
 
 
 def line_name(epoch: int) -> str:
@@ -19,10 +25,10 @@ def line_name(epoch: int) -> str:
     return f"{LINES_FOLDER}/{epoch:0{_DIGITS}d}"
 
 
-def find_newest_line(files: Files) -> str | None:
-    """Return the name of the newest leader's object; None if no leader listens."""
-    names = [name for name in files.list(LINES_FOLDER) if name[len(LINES_FOLDER) + 1 :].isdecimal()]
-    return max(names, default=None)
+def list_lines(files: Files) -> list[str]:
+    """Return the names of the leaders' objects, the newest leader first. Usually there is one, or none."""
+    names = [name for name in files.list(LINES_FOLDER) if _LINE.fullmatch(name)]
+    return names[::-1]
 
 
 def remove_older_lines(files: Files, epoch: int) -> None:

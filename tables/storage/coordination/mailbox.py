@@ -1,8 +1,8 @@
 """The mailbox: clients put letters with requests, and the sequencer puts replies.
 
 A letter is one object of one client process. A client id is new per process, and the client numbers its letters from 1.
-The sequencer decides a client's letters in that order, each once. It must not trust a listing for that: a listing may
-name a letter again until it is discarded, or name one that is already gone.
+The sequencer decides a client's letters in that order, each once. It relies on the numbers and not on a listing:
+a listing names a letter again until it is discarded, and may name one that is already gone.
 
 Letters are `mailbox/<coarse time>-<client id>-<number>`, replies are `replies/<client id>/<number>`.
 """
@@ -26,9 +26,9 @@ MAX_LETTER_BYTES = 64 << 20
 """A larger object is not read, since a step holds its letters in memory."""
 
 _COARSE_MS = 1_000
-_LOOK_EVERY_S = 1.0
-# the largest share of a client's time for counting letters, however slow the store lists
-_SHARE_OF_COUNTING = 0.05
+_COUNT_EVERY_S = 1.0
+# at most this share of a client's time goes into counting letters, however slowly the store lists them
+_MAX_COUNTING_SHARE = 0.05
 
 _LETTER = re.compile(r"([0-9]{13})-([A-Za-z0-9][A-Za-z0-9._-]{0,127})-([0-9]{10})")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -106,8 +106,8 @@ class Mailbox:
         self._files = files
         self._limit = limit
         self._monotonic_s = monotonic_s
-        self._found = 0
-        self._look_at_s: float | None = None
+        self._waiting_count = 0
+        self._count_at_s: float | None = None
         self._listed: deque[str] = deque()
 
     # -- the client's side --------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ class Mailbox:
         if len(body) > MAX_LETTER_BYTES:
             raise ValueError(f"size of a letter: found {len(body)} bytes, expected at most {MAX_LETTER_BYTES}")
         self._count_waiting()
-        if self._found >= self._limit:
-            raise MailboxFull(self._found, self._limit)
+        if self._waiting_count >= self._limit:
+            raise MailboxFull(self._waiting_count, self._limit)
         try:
             self._files.put(f"{LETTERS}/{letter.name}", body, durable=False)
         except FileExistsError:
@@ -179,7 +179,7 @@ class Mailbox:
 
     def watch_letters(self) -> Watch | None:
         """Watch for letters; None if folders cannot be watched."""
-        # clients on lines may never put a letter: without a folder the leader would look for one again and again
+        # create the folder: clients on lines may never put a letter, and a folder that is missing cannot be watched
         return self._files.watch(LETTERS, create=True)
 
     def read(self, letter: LetterName) -> bytes | None:
@@ -219,7 +219,7 @@ class Mailbox:
         return failures
 
     def reply(self, client_id: str, number: int, body: bytes) -> None:
-        """Write the reply to a letter, in place of an earlier one. It is not durable: the journal has the result."""
+        """Write the reply to a letter, in place of an earlier one. It is not durable: the step has the result."""
         name = _reply_name(client_id, number)
         try:
             self._files.put(name, body, durable=False)
@@ -246,21 +246,21 @@ class Mailbox:
         """Return the store's time, the clock of `last_reply_ms`."""
         return self._files.time_ms()
 
-    def list_alien_names(self, limit: int) -> list[str]:
-        """Return up to `limit` names in the mailbox folder that are not letters and are otherwise ignored."""
-        aliens = (name for name in self._names() if LetterName.parse(name) is None and not PROOF_NAME.fullmatch(name))
-        return list(islice(aliens, limit))
+    def list_unknown_names(self, limit: int) -> list[str]:
+        """Return up to `limit` names in the mailbox folder that are neither letters nor proofs. They are ignored."""
+        unknown = (name for name in self._names() if LetterName.parse(name) is None and not PROOF_NAME.fullmatch(name))
+        return list(islice(unknown, limit))
 
     # -- both ---------------------------------------------------------------------------------------------
 
     def _count_waiting(self) -> None:
         """Count the waiting letters, unless the last count is recent."""
         begun_s = self._monotonic_s()
-        if self._look_at_s is None or begun_s >= self._look_at_s:
-            self._look_at_s = begun_s + _LOOK_EVERY_S  # so that other threads do not count at the same time
-            self._found = len(self._files.list(LETTERS, self._limit))
+        if self._count_at_s is None or begun_s >= self._count_at_s:
+            self._count_at_s = begun_s + _COUNT_EVERY_S  # so that other threads do not count at the same time
+            self._waiting_count = len(self._files.list(LETTERS, self._limit))
             ended_s = self._monotonic_s()
-            self._look_at_s = max(self._look_at_s, ended_s + (ended_s - begun_s) / _SHARE_OF_COUNTING)
+            self._count_at_s = max(self._count_at_s, ended_s + (ended_s - begun_s) / _MAX_COUNTING_SHARE)
 
     def _names(self) -> list[str]:
         """Return the names of all objects in the mailbox folder, sorted."""

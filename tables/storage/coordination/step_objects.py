@@ -7,6 +7,7 @@ the object on which it stood unchanged after it has read the next ones, none of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -15,14 +16,15 @@ from ..object_stores.objects import IdentifiedObject
 
 STEPS_FOLDER = "steps"
 _DIGITS = 20
+_STEP = re.compile(rf"[0-9]{{{_DIGITS}}}")
 
 KEPT_MS = 60_000
 """Least time that a step object stays after all tables hold a later step."""
 
 LOOK_MS = 15_000
-"""Time after which a follower looks whether the step that it stands on is still there.
+"""Time after which a follower checks that the step that it stands on is still there.
 
-It must be well below KEPT_MS: a step that is put after one look cannot be removed before the next.
+It must be well below KEPT_MS: a step that is put after one check cannot be removed before the next.
 """
 
 CLOSE_MS = 30_000
@@ -45,7 +47,7 @@ def step_name(step: int) -> str:
 def list_steps(files: Files) -> list[int]:
     """Return the numbers of all step objects, in order."""
     names = (path.rpartition("/")[2] for path in files.list(STEPS_FOLDER))
-    return [int(name) for name in names if len(name) == _DIGITS and name.isdecimal()]
+    return [int(name) for name in names if _STEP.fullmatch(name)]
 
 
 class StepFollower:
@@ -60,7 +62,7 @@ class StepFollower:
         """steady_ms: returns a time that only goes forward, and on while the machine sleeps. Raises StepsGone."""
         self._files, self._steady_ms = files, steady_ms
         self._verified_at_ms: int | None = None
-        """When this was the newest step for certain."""
+        """When this was last known to be the newest step."""
         self._modified_ms: int | None = None
         """When this step was put, by the store's clock, if it was read."""
         identity = files.identity(step_name(step))
@@ -71,13 +73,13 @@ class StepFollower:
     def read(self) -> list[bytes]:
         """Return the objects of all newer steps, in order; none if there is no newer one yet.
 
-        This costs a request per step, and one that finds nothing. It takes one more, a look at the object that the
-        follower stood on, if that object may have been removed meanwhile:
+        This costs a request per step, and one for the step that is not there yet. If the object that the follower stood
+        on may have been removed meanwhile, one more request checks that it has not been. That is so in two cases:
 
         - The follower was not at the newest step within the last LOOK_MS, by its own clock. Otherwise every newer step
-          was put since, and none can be removed yet.
-        - Two steps are not close, by the store's clock. This finds what a leader left behind for a follower whose own
-          clock stood still, as in a virtual machine that was suspended.
+          was put within that time, and none can be removed yet.
+        - Two steps are not close, by the store's clock. The follower's own clock may have stood still, as in a virtual
+          machine that was suspended, and a late leader may have put a step under the name of a removed one.
 
         Raises StepsGone.
         """
@@ -106,7 +108,7 @@ class StepFollower:
         return self._verified_at_ms is not None and self._steady_ms() - self._verified_at_ms < LOOK_MS
 
     def _are_close(self, newer_steps: Sequence[IdentifiedObject]) -> bool:
-        """Return whether each step was put soon after the one before. Nothing is known of a step that was not read."""
+        """Return whether each step was put soon after the one before. False if the time of one is unknown."""
         times_ms = [self._modified_ms, *(step.modified_ms for step in newer_steps)]
         return not newer_steps or all(
             before is not None and after is not None and abs(after - before) < CLOSE_MS

@@ -57,12 +57,12 @@ def write_rows(files: Files, table: str, rows: pa.Table, now_ms: int) -> NewFile
     return NewFile(path, size_bytes, now_ms, compute_statistics(rows))
 
 
-def compute_statistics(rows: pa.Table, texts: bool = True) -> dict[str, Any]:
-    """Return Delta's statistics of a file with these rows: exact bounds of numbers and, with `texts`, short texts."""
+def compute_statistics(rows: pa.Table) -> dict[str, Any]:
+    """Return Delta's statistics of a file with these rows: exact bounds of numbers and of short texts."""
     bounds = {
         name: pc.min_max(rows.column(name)).as_py()
         for name, type in zip(rows.schema.names, rows.schema.types, strict=True)
-        if pa.types.is_integer(type) or (texts and pa.types.is_string(type) and not _has_long_text(rows.column(name)))
+        if pa.types.is_integer(type) or (pa.types.is_string(type) and not _has_long_text(rows.column(name)))
     }
     bounded = {name: limits for name, limits in bounds.items() if limits["min"] is not None}
     return {

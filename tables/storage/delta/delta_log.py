@@ -40,6 +40,10 @@ class DeltaLog:
         """Return whether there is any log."""
         return bool(self._files.list(self._folder, 1))
 
+    def has_versions(self) -> bool:
+        """Return whether there is an entry or a checkpoint, so that delta-rs finds a table."""
+        return any(_ENTRY.fullmatch(name) or _CHECKPOINT.fullmatch(name) for name in self._names())
+
     def identity(self, version: int) -> str | None:
         """Return the identity of the entry of this version; None if it does not exist (yet, or any more)."""
         return self._files.identity(self._entry(version))
@@ -84,6 +88,15 @@ class DeltaLog:
                 raise conflict from None
         self.sync_entry(version)
         return stored.identity
+
+    def remove_if_alone(self, version: int, identity: str) -> None:
+        """Delete the entry of this version if it is this object and the log holds nothing else.
+
+        The table was deleted while its writer put the entry. A log that others have cleaned is never that empty: it
+        keeps a checkpoint and a newer entry.
+        """
+        if self._files.list(self._folder, 2) == [self._entry(version)] and self.has_same_entry(version, identity):
+            self._files.delete([self._entry(version)])
 
     def sync_entry(self, version: int) -> None:
         """Make the entry of this version durable, but not the files that it adds."""

@@ -20,15 +20,18 @@ _MAINTENANCE = ("OPTIMIZE", "VACUUM", "SET TBLPROPERTIES")
 
 @dataclass(frozen=True)
 class ForeignCommit:
-    """A commit of another writer. what: operation, writer and time. keeps_rows: it was maintenance."""
+    """A commit of another writer.
+
+    description: operation, writer and time. keeps_rows: it was maintenance.
+    """
 
     table: str
     version: int
-    what: str
+    description: str
     keeps_rows: bool
 
     def __str__(self) -> str:
-        return f"{self.table} version {self.version}: {self.what}"
+        return f"{self.table} version {self.version}: {self.description}"
 
 
 def find_foreign_commits(store: Store) -> Iterator[ForeignCommit]:

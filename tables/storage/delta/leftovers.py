@@ -64,21 +64,21 @@ class Leftovers:
 
     def list_announced_paths(self, table: str) -> frozenset[str]:
         """Return all paths that the table's lists name."""
-        return _all(self._read_list(name) for name in self._lists(table))
+        return _union(self._read_list(name) for name in self._list_names(table))
 
     def delete(self, table: str, grace_ms: int, newest: Callable[[], TableHandle]) -> int:
-        """Delete files listed for `grace_ms` that the newest version does not name. Returns their number."""
-        due = self.due(table, grace_ms)
-        if not due.lists:
+        """Delete files that were listed `grace_ms` ago, and that the newest version does not name. Return how many."""
+        expired = self.find_expired_lists(table, grace_ms)
+        if not expired.lists:
             return 0
         # the table is read after the lists
-        gone = due.paths - _live(newest())
-        self.clear(due, table, gone)
+        gone = expired.paths - _list_live_paths(newest())
+        self.delete_expired_files(expired, table, gone)
         return len(gone)
 
-    def due(self, table: str, grace_ms: int) -> ExpiredLists:
+    def find_expired_lists(self, table: str, grace_ms: int) -> ExpiredLists:
         """Return the lists older than `grace_ms`, and their paths that no younger list names."""
-        lists = self._lists(table)
+        lists = self._list_names(table)
         if not lists:
             return ExpiredLists((), frozenset())
         now_ms = self._files.time_ms()
@@ -92,30 +92,30 @@ class Leftovers:
         if None in recent:
             return ExpiredLists((), frozenset())
         read = tuple(name for name in old if named[name] is not None)
-        return ExpiredLists(read, _all(named[name] for name in read) - _all(recent))
+        return ExpiredLists(read, _union(named[name] for name in read) - _union(recent))
 
-    def clear(self, due: ExpiredLists, table: str, gone: Iterable[str]) -> bool:
+    def delete_expired_files(self, expired: ExpiredLists, table: str, gone: Iterable[str]) -> bool:
         """Delete these files of the table, then the lists. Returns False if the store has not deleted all files."""
         if not self._try_delete(f"{table}/{path}" for path in sorted(gone)):
             return False
-        self._try_delete(due.lists)
+        self._try_delete(expired.lists)
         return True
 
     def sweep(self, table: str, grace_ms: int, newest: Callable[[], TableHandle]) -> int:
         """Delete files older than `grace_ms` that neither the table nor a list names. Returns their number."""
-        old = self._older(self._files.list(table), max(grace_ms, STRAY_MS))
+        old = self._list_older(self._files.list(table), max(grace_ms, STRAY_MS))
         if not old:
             return 0
-        live = _live(newest())
-        named = [self._read_list(name) for name in self._lists(table)]
+        live = _list_live_paths(newest())
+        named = [self._read_list(name) for name in self._list_names(table)]
         if None in named:
             return 0
-        expected = live | _all(named)
+        expected = live | _union(named)
         strays = [name for name in old if name.partition("/")[2] not in expected]
         self._try_delete(strays)
         return len(strays)
 
-    def _lists(self, table: str) -> list[str]:
+    def _list_names(self, table: str) -> list[str]:
         lists = [name for name in self._files.list(FOLDER) if _table_of(name) == table]
         for cache in (self._read, self._written_ms):
             for name in [name for name in cache if _table_of(name) == table and name not in lists]:
@@ -139,7 +139,7 @@ class Leftovers:
             paths = json.loads(self._files.get(name, MAX_LIST_BYTES))
             if not isinstance(paths, list):
                 raise ValueError(f"found {type(paths).__name__}, expected a list of paths")
-            self._read[name] = frozenset(map(_path, paths))
+            self._read[name] = frozenset(map(_check_path, paths))
             return self._read[name]
         except (OSError, ValueError, RecursionError) as error:
             log.warning("%s is not a list of files and is ignored: %s", name, error)
@@ -154,7 +154,7 @@ class Leftovers:
             return False
         return True
 
-    def _older(self, names: Iterable[str], age_ms: int) -> list[str]:
+    def _list_older(self, names: Iterable[str], age_ms: int) -> list[str]:
         now_ms = self._files.time_ms()
         written = {name: self._files.modified_ms(name) for name in names}
         return [name for name, at_ms in written.items() if at_ms is not None and now_ms - at_ms > age_ms]
@@ -164,7 +164,7 @@ def _table_of(name: str) -> str:
     return name.partition("/")[2].rpartition("-")[0]
 
 
-def _path(path: object) -> str:
+def _check_path(path: object) -> str:
     """Check the path of a data file. Raises ValueError."""
     if not isinstance(path, str) or check_name(path).startswith("_delta_log/"):
         raise ValueError(f"found {path!r}, expected the path of a data file")
@@ -172,9 +172,9 @@ def _path(path: object) -> str:
     return path
 
 
-def _all(sets: Iterable[frozenset[str] | None]) -> frozenset[str]:
+def _union(sets: Iterable[frozenset[str] | None]) -> frozenset[str]:
     return frozenset().union(*(paths or () for paths in sets))
 
 
-def _live(table: TableHandle) -> set[str]:
+def _list_live_paths(table: TableHandle) -> set[str]:
     return {unquote(file.path) for file in table.files()}

@@ -82,7 +82,7 @@ class SessionCatalog:
         return self._classes.catalog.CatalogTable(identifier, getattr(kinds, kind)(), storage, schema, *self._defaults)
 
     def _default_fields(self) -> list[Any]:
-        """The values of all fields of a `CatalogTable` that have a default, in order."""
+        """Return the values of all fields of a `CatalogTable` that have a default, in order."""
         entries = self._classes.catalog.CatalogTable
         java_class = self._jvm.java.lang.Class.forName("org.apache.spark.sql.catalyst.catalog.CatalogTable")
         count = java_class.getConstructors()[0].getParameterCount()
@@ -93,7 +93,7 @@ class SessionCatalog:
 
 
 def _copy(record: Any, **changes: Any) -> Any:
-    """A copy of an instance of a Scala case class with some fields changed."""
+    """Return a copy of an instance of a Scala case class, with some fields changed."""
     names, fields = record.productElementNames(), []
     for field in range(record.productArity()):
         name = names.next()

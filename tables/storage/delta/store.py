@@ -60,7 +60,7 @@ class TableHandle:
         self._entry_identity = self.log.identity(self.version)
         self.has_committed = False
         self._notes: dict[str, int] = {}
-        """Application id -> version, of those that were read or committed."""
+        """Delta's `txn` actions that were read or committed: application id -> version."""
 
     @property
     def table_id(self) -> str:
@@ -149,13 +149,13 @@ class TableHandle:
         """
         self._check_version(expected_version)
         notes = _name_notes(last_step, floor)
-        if remove or moved:  # a merge has worked for long
-            self._check_ground(expected_version)
+        if remove or moved:  # a merge takes long, so others may have cleaned the log meanwhile
+            self._check_continuity(expected_version)
         now_ms = self._store.files.time_ms() if remove else read_clock_ms()
         self._commit_at(expected_version, encode_entry(add, remove, notes, moved or bool(remove), now_ms), notes)
 
     def claim(self) -> None:
-        """Make sure that this handle has committed, so that older handles cannot any more. Raises as `append_at`."""
+        """Make an empty commit unless this handle has committed, so that older ones cannot. Raises as `append_at`."""
         if not self.has_committed:
             self.replace_at(self.version, [])
 
@@ -172,18 +172,22 @@ class TableHandle:
     def _commit_at(self, expected_version: int, entry: bytes, notes: Mapping[str, int]) -> None:
         """Put the entry of version `expected_version` + 1, which holds these notes, if its name is free.
 
-        The look afterwards is the fence against a handle that was stopped for long: the name of an entry that was
-        cleaned away is free again. If the entry before is gone, nobody counts the one that was put, because every
+        The check afterwards is the fence against a handle that was stopped for long: the name of an entry that was
+        cleaned away is free again. If the entry before is gone, the new entry counts for no reader, because every
         reader begins at a later checkpoint.
         """
         version = expected_version + 1
         identity = self.log.put_entry(version, entry)
-        self._check_ground(expected_version)
+        try:
+            self._check_continuity(expected_version)
+        except CommitConflict:
+            self.log.remove_if_alone(version, identity)
+            raise
         self.version, self._entry_identity, self.has_committed = version, identity, True
         self._notes |= notes
 
-    def _check_ground(self, version: int) -> None:
-        """Raise CommitConflict if others cleaned the log past this version: the next name may be free again."""
+    def _check_continuity(self, version: int) -> None:
+        """Raise CommitConflict if others have cleaned the log past this version: the next name may be free again."""
         if not self.log.has_same_entry(version, self._entry_identity):
             raise CommitConflict(f"{self.spec.name}: the log was cleaned beyond version {version}")
 
@@ -265,7 +269,7 @@ class TableHandle:
 
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """Return commitInfo (operation, engineInfo, timestamp, ...) of every later commit, newest first."""
-        with self._store.secrets_hidden():
+        with self._store.hide_secrets_in_errors():
             return [c for c in self._load_own_commits().history() if cast(int, c.get("version", 0)) > version]
 
 
@@ -316,12 +320,12 @@ class Store:
         """
         message = str(error)
         text = hide_secrets(message, self._options)
-        shown = text if whole else _first_line(text)
+        shown = text if whole else text.partition("\n")[0]
         return shown or type(error).__name__, error if text == message else None
 
     @contextmanager
-    def secrets_hidden(self) -> Iterator[None]:
-        """Raise an error of delta-rs that shows secrets as an OSError without them. Others pass."""
+    def hide_secrets_in_errors(self) -> Iterator[None]:
+        """Replace an error of delta-rs that shows secrets by an OSError without them. Other errors pass."""
         try:
             yield
         except (DeltaError, OSError) as error:
@@ -337,8 +341,9 @@ class Store:
         return self._properties[spec.name]
 
     def exists(self, spec: TableSpec) -> bool:
-        with self.secrets_hidden():
-            return DeltaTable.is_deltatable(self.uri(spec), self._options)
+        """Return whether the table is there. Raises OSError: the store failed."""
+        # not by delta-rs: it would wait longer for a store that does not answer, and hold the GIL meanwhile
+        return DeltaLog(self.files, spec.name).has_versions()
 
     def open(self, spec: TableSpec) -> TableHandle:
         """Open the table at its newest version. Raises NotATable, OlderTable, NewerTable."""
@@ -393,7 +398,3 @@ class Store:
 def _name_notes(last_step: int | None, floor: int | None = None) -> dict[str, int]:
     steps = {APP_ID: last_step, FLOOR_ID: floor}
     return {app_id: step for app_id, step in steps.items() if step is not None}
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""

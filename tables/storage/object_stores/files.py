@@ -17,6 +17,9 @@ __all__ = ["Files", "LocalFiles", "ObjectFiles", "open_files"]
 # would take it for a pattern.
 _ODD_IN_A_ROOT = re.compile(r"[%#?*|^\\{}\[\]\x00-\x1f]")
 
+# "s3:/bucket" and "dbfs:/folder" would be folders of these names in the working directory.
+_ONE_SLASH = re.compile(r"file:|[A-Za-z][A-Za-z0-9+.-]*:/")
+
 
 def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> Files:
     """Open the objects under `root`, a path or a URI: file, s3, gs, abfs and their usual spellings.
@@ -28,7 +31,9 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
     if odd := _ODD_IN_A_ROOT.search(root):
         raise ValueError(f"root: found {odd[0]!r} in {root!r}, expected none of {_ODD_IN_A_ROOT.pattern}")
     path = re.sub("^file:(//)?(?=/(?!/))", "", root)
-    if "://" not in path and not path.startswith("file:"):
+    if not path:
+        raise ValueError(f"root: found {root!r}, expected a path or a URI")
+    if "://" not in path and not _ONE_SLASH.match(path):
         return LocalFiles(path)
     url = urlsplit(root)
     if url.scheme not in STORES or not url.netloc:

@@ -21,9 +21,9 @@ _EVENT = struct.Struct("iIII")
 
 
 class Watch:
-    """A watch of a folder. It sets `event` when a file may have arrived. The reader clears it first, then lists.
+    """A watch of a folder. It sets `event` when a file may have arrived. The user clears it, then lists the folder.
 
-    event: may be replaced before the first list, such as by one that is also set for other reasons.
+    event: may be replaced before the first listing, for example by one that is also set for other reasons.
     is_over: no more events will come, because the folder is gone.
     """
 

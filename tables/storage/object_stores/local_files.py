@@ -33,7 +33,7 @@ class LocalFiles:
         return f"LocalFiles({self.root!r})"
 
     def put(self, name: str, data: Data, *, durable: bool = True) -> str:
-        with self._appearing(self._path(name), durable) as (file, _):
+        with self._create_object(self._path(name), durable) as (file, _):
             view = memoryview(data).cast("B")
             while view:
                 view = view[os.write(file, view) :]
@@ -43,7 +43,7 @@ class LocalFiles:
     @contextmanager
     def open_output(self, name: str) -> Iterator[pa.NativeFile]:
         with (
-            self._appearing(self._path(name), durable=True) as (_, temporary),
+            self._create_object(self._path(name), durable=True) as (_, temporary),
             pa.OSFile(temporary, "w") as sink,
         ):
             yield sink
@@ -80,7 +80,7 @@ class LocalFiles:
 
     def time_ms(self) -> int:
         # the file system's time, which may come from another machine
-        file, temporary, named = self._temporary(_Folder(self.root))
+        file, temporary, named = self._open_temporary(_Folder(self.root))
         try:
             os.write(file, b".")
             return _modified_ms_of(os.fstat(file))
@@ -102,12 +102,12 @@ class LocalFiles:
             path, below = os.path.dirname(path), path
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
-        return self._within(prefix, limit, folders=False)
+        return self._list_folder(prefix, limit, folders=False)
 
     def folders(self, prefix: str, limit: int | None = None) -> Names:
-        return self._within(prefix, limit, folders=True)
+        return self._list_folder(prefix, limit, folders=True)
 
-    def _within(self, prefix: str, limit: int | None, folders: bool) -> Names:
+    def _list_folder(self, prefix: str, limit: int | None, folders: bool) -> Names:
         folder = check_folder(prefix)
         lead = f"{folder}/" if folder else ""
         try:
@@ -169,13 +169,13 @@ class LocalFiles:
         return status if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
-    def _appearing(self, path: str, durable: bool) -> Iterator[tuple[int, str]]:
+    def _create_object(self, path: str, durable: bool) -> Iterator[tuple[int, str]]:
         """Yield a new file (descriptor, and a path to open it), which appears as `path` on a clean exit.
 
         Raises MaybeThere if the disk fails after other processes could see the file.
         """
         folder = _Folder(os.path.dirname(path))
-        file, temporary, named = self._temporary(folder)
+        file, temporary, named = self._open_temporary(folder)
         linked = False
         try:
             try:
@@ -198,7 +198,7 @@ class LocalFiles:
                 raise MaybeThere(error.errno, error.strerror, path) from error
             raise
 
-    def _temporary(self, folder: _Folder) -> tuple[int, str, bool]:
+    def _open_temporary(self, folder: _Folder) -> tuple[int, str, bool]:
         """Open a hidden file in `folder`: (descriptor, path to open it, whether that path is its name)."""
         if self._unnamed:
             try:

@@ -10,12 +10,10 @@ import errno
 import io
 import os
 import re
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +22,8 @@ from ..workers import Workers
 from .inotify import Watch
 from .objects import Data, IdentifiedObject, MaybeThere, Names, check_folder, check_name, too_large
 from .secrets import hide_secrets
+from .streamed_output import stream_output
+from .time_objects import make_time_name
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutResult
@@ -78,7 +78,7 @@ class ObjectFiles:
 
         path, mark, body = check_name(name), uuid.uuid4().hex, memoryview(data).cast("B")
         attributes: Any = {_MARK: mark} if self._has_marks else None
-        with self._put_errors(name):
+        with self._translate_put_errors(name):
             try:
                 written = obstore.put(
                     self._bulk if len(body) > _WHOLE_BYTES else self._store,
@@ -89,8 +89,8 @@ class ObjectFiles:
                     use_multipart=False,
                 )
             except (AlreadyExistsError, PreconditionError):
-                found, identity = self._read_mark(path) if self._has_marks else (None, "")
-                if found != mark:
+                stored_mark, identity = self._read_mark(path) if self._has_marks else (None, "")
+                if stored_mark != mark:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name)) from None
                 return identity
             return _identity_of(written)
@@ -104,36 +104,28 @@ class ObjectFiles:
         from obstore.exceptions import BaseError
 
         try:
-            found = obstore.get(self._store, path, options={"head": True})
+            head = obstore.get(self._store, path, options={"head": True})
         except FileNotFoundError:
             raise MaybeThere(errno.EIO, "the object was removed while it was put", self.uri(path)) from None
         except BaseError as error:
             raise _to_maybe_there(self._to_os_error(error, path)) from None
-        return found.attributes.get(_MARK), _identity_of(found.meta)
+        return head.attributes.get(_MARK), _identity_of(head.meta)
 
-    @contextmanager
-    def open_output(self, name: str) -> Iterator[pa.NativeFile]:
+    def open_output(self, name: str) -> AbstractContextManager[pa.NativeFile]:
         check_name(name)
-        # spooled to the local disk until it is complete, because an upload cannot be taken back
-        with tempfile.NamedTemporaryFile(prefix="lakemq-") as spool:
-            with pa.OSFile(spool.name, "w") as sink:
-                yield sink
-            with pa.memory_map(spool.name, "r") as written:
-                if written.size() <= _PIECE_BYTES:
-                    self.put(name, written.read_buffer())
-                    return
-            self._upload(name, Path(spool.name))
+        return stream_output(lambda body: self.put(name, body), lambda pieces: self._upload(name, pieces), _PIECE_BYTES)
 
-    def _upload(self, name: str, path: Path) -> None:
+    def _upload(self, name: str, pieces: Iterator[bytes]) -> None:
+        """Put an object in parts, several at once. It appears when the pieces end, and not at all if they fail."""
         import obstore
 
         if self.size(name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
-        with self._put_errors(name):
+        with self._translate_put_errors(name):
             obstore.put(
                 self._bulk,
                 name,
-                path,
+                pieces,
                 use_multipart=True,
                 chunk_size=_PIECE_BYTES,
                 max_concurrency=_PARTS_AT_ONCE,
@@ -146,7 +138,7 @@ class ObjectFiles:
         import obstore
 
         path = check_name(name)
-        with self._errors(name):
+        with self._translate_errors(name):
             answer = obstore.get(self._store, path)
             if limit is not None and answer.meta["size"] > limit:
                 raise too_large(self.uri(name), limit)
@@ -168,7 +160,7 @@ class ObjectFiles:
         return None if meta is None else _identity_of(meta)
 
     def time_ms(self) -> int:
-        name = f"time-{uuid.uuid4().hex}"
+        name = make_time_name()
         self.put(name, b".")
         try:
             modified_ms = self.modified_ms(name)
@@ -185,18 +177,18 @@ class ObjectFiles:
         """Do nothing, as `sync`."""
 
     def list(self, prefix: str, limit: int | None = None) -> Names:
-        folder, paths = self._within(prefix)
+        folder, paths = self._list_folder(prefix)
         return _sort_names(folder, (meta["path"] for meta in paths["objects"]), limit)
 
     def folders(self, prefix: str, limit: int | None = None) -> Names:
-        folder, paths = self._within(prefix)
+        folder, paths = self._list_folder(prefix)
         return _sort_names(folder, paths["common_prefixes"], limit)
 
-    def _within(self, prefix: str) -> tuple[str, Any]:
+    def _list_folder(self, prefix: str) -> tuple[str, Any]:
         import obstore
 
         folder = check_folder(prefix)
-        with self._errors(folder):
+        with self._translate_errors(folder):
             return folder, obstore.list_with_delimiter(self._store, folder or None)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -217,7 +209,7 @@ class ObjectFiles:
     def _delete_one(self, path: str) -> None:
         import obstore
 
-        with suppress(FileNotFoundError), self._errors(path):
+        with suppress(FileNotFoundError), self._translate_errors(path):
             obstore.delete(self._store, path)
 
     def delete_folder(self, prefix: str) -> None:
@@ -232,7 +224,7 @@ class ObjectFiles:
         import obstore
 
         path = check_name(name)
-        with self._errors(name):
+        with self._translate_errors(name):
             answer = obstore.get(self._store, path)
             if answer.meta["size"] <= _WHOLE_BYTES:
                 return pa.BufferReader(bytes(answer.bytes()))
@@ -253,7 +245,7 @@ class ObjectFiles:
     def _read_piece(self, path: str, start: int, end: int) -> bytes:
         import obstore
 
-        with self._errors(path):
+        with self._translate_errors(path):
             return bytes(obstore.get_range(self._bulk, path, start=start, end=end))
 
     def uri(self, name: str) -> str:
@@ -263,13 +255,13 @@ class ObjectFiles:
         import obstore
 
         path = check_name(name)
-        with suppress(FileNotFoundError), self._errors(name):
+        with suppress(FileNotFoundError), self._translate_errors(name):
             return obstore.head(self._store, path)
         return None
 
     @contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """Raise errors of obstore as OSError, without secrets."""
+    def _translate_errors(self, name: str) -> Iterator[None]:
+        """Raise errors of obstore as OSErrors that show no secrets."""
         from obstore.exceptions import BaseError
 
         try:
@@ -278,7 +270,7 @@ class ObjectFiles:
             raise self._to_os_error(error, name) from None
 
     @contextmanager
-    def _put_errors(self, name: str) -> Iterator[None]:
+    def _translate_put_errors(self, name: str) -> Iterator[None]:
         """Raise errors of a put as OSError; MaybeThere unless the store refused it.
 
         A refusal says only that its own attempt wrote nothing. Credentials may expire between an attempt whose answer
@@ -352,9 +344,9 @@ def _to_maybe_there(failure: OSError) -> MaybeThere:
     return MaybeThere(failure.errno, failure.strerror, failure.filename)
 
 
-def _identity_of(found: ObjectMeta | PutResult) -> str:
-    """Return the object's ETag, which stores make from its content or draw for each object, and its version."""
-    return f"{found['e_tag']}-{found['version']}"
+def _identity_of(meta: ObjectMeta | PutResult) -> str:
+    """Return the object's ETag and its version. Stores make an ETag from the content, or a new one for each object."""
+    return f"{meta['e_tag']}-{meta['version']}"
 
 
 def _to_ms(meta: ObjectMeta) -> int:

@@ -21,9 +21,9 @@ HIDDEN = "***"
 
 
 def hide_secrets(text: str, options: Mapping[str, str]) -> str:
-    """Return the text with secrets replaced by stars.
+    """Return the text with stars in place of secrets.
 
-    These are secrets among the storage options and in the environment, and signatures of requests.
+    Secrets are credentials among the storage options and in the environment, and signatures of requests.
     """
     named = [value for name, value in options.items() if _SECRET_OPTION.search(name)]
     named += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]

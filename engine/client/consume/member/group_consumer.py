@@ -8,18 +8,17 @@ from ....namespace.processes.clock import Clock
 from ....protocol.errors import FencedMemberEpoch, UnknownMemberId
 from ....protocol.values.consuming.offsets import CommitOffsets, OffsetCommit, OffsetsJudged
 from ...arguments import parse_text
-from ...attempts import ask_with_retries
 from ...fetch.fetch_result import FetchResult
 from ...fetch.planning.plan import Isolation, check_isolation
 from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
-from ...requester import Requester
+from ...requests.attempts import ask_with_retries
+from ...requests.requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
 from ..consumer import find_offsets_to_commit
-from ..consumer_lock import ConsumerLock
 from ..listener import RebalanceListener
-from ..poll_loop import PollLoop
+from ..poll_loop import ConsumerLock, PollLoop
 from ..positions.position_reader import PositionReader
 from ..positions.positions import Reset
 from ..range_fetcher import RangeFetcher

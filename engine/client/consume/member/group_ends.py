@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...offsets import TopicPartition
-from ..consumer_lock import ConsumerLock
+from ..poll_loop import ConsumerLock
 from ..range_fetcher import RangeFetcher
-from ..until_end import OWN, Ends, Left
+from ..until_end import OWN, Ends, Remainder
 from .member import Member
-from .progress import PartitionProgress, find_left_by_group
+from .progress import PartitionProgress, find_remainder_by_group
 
 _REBALANCE_MS = 30_000
 """Time for a rebalance delay of the group, a change of sequencers, and the steps in which partitions move."""
@@ -46,16 +46,16 @@ class GroupEnds:
             progress = self._member.membership.read_progress()
             return {place: (partition.topic_id, partition.end) for place, partition in progress.items()}
 
-    def find_remainder(self, ends: Ends) -> Left:
+    def find_remainder(self, ends: Ends) -> Remainder:
         with self._lock.own:
             self._member.check_open()
             membership = self._member.membership
             progress = {p: partition for p, partition in membership.read_progress().items() if p in ends}
-            remaining = find_left_by_group(ends, progress, self._list_positions(), membership.member_id)
-            if any(part.owner == OWN for part in remaining.values()):
-                return remaining
+            remainder = find_remainder_by_group(ends, progress, self._list_positions(), membership.member_id)
+            if any(part.owner == OWN for part in remainder.values()):
+                return remainder
             # Other members may be done although their commits are before the ends: see _has_messages.
-            return remaining if any(self._has_messages(place, progress[place], ends) for place in remaining) else {}
+            return remainder if any(self._has_messages(place, progress[place], ends) for place in remainder) else {}
 
     def _has_messages(self, place: TopicPartition, progress: PartitionProgress, ends: Ends) -> bool:
         """Return whether messages are left before the end.

@@ -1,7 +1,7 @@
-"""Heartbeats: one thread of a connection shows for all members in it that their process lives.
+"""Heartbeats: one thread of a connection sends them for all its group members, to show that the process lives.
 
-A heartbeat goes on a line to the leader, if there is one and the leader says that it counts. Else it is an object,
-which any leader finds. When the line is lost, the object is written at once.
+A heartbeat goes on a line to the leader, if there is one and the leader confirms that it counts. Otherwise it is an
+object, which any leader finds. When the line is lost, the object is written at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ....namespace.follow_frames import LineBeat
 from ....namespace.processes.process import start_thread
 from ....namespace.processes.process_identity import read_own_identity
 from ....protocol.codec.beat import MemberBeat, encode_beat
-from ...follow_line import FollowLine
+from ...requests.follow_line import FollowLine
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -105,10 +105,7 @@ class HeartbeatThread:
         sender.close()
 
     def _wait(self, sender: _BeatSender, until_s: float) -> None:
-        """Wait until the next heartbeat is due. A new member beats at once, and so does who has lost the line.
-
-        A member that goes does not hurry the thread, unless it is the last one.
-        """
+        """Wait until the next heartbeat is due: at once if a member is new, if the line is lost, or if none is left."""
         while (left_s := until_s - time.monotonic()) > 0 and not sender.has_lost_line():
             with self._changed:
                 most_s = min(left_s, _LOOK_AT_LINE_S) if sender.is_on_line else left_s
@@ -129,8 +126,8 @@ class HeartbeatThread:
 class _BeatSender:
     """Sends the heartbeats of one run of the thread: on a line, or as an object.
 
-    The numbers of both are one sequence, so the leader knows which is newer. While heartbeats go on the line there is
-    no object: a later leader must not take its age for a silence.
+    Both share one sequence of numbers, so the leader knows which is newer. While heartbeats go on the line there is no
+    object: a later leader could take an old one for a silent member.
     """
 
     def __init__(

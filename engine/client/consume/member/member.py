@@ -11,9 +11,9 @@ from ....protocol.errors import IllegalState, LakeMQError
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...offsets import ConsumedOffsets, TopicPartition
 from ..batch import ConsumerBatch, Ownership
-from ..consumer_lock import ConsumerLock
 from ..listener import RebalanceListener
 from ..outcome import PollOutcome
+from ..poll_loop import ConsumerLock
 from .membership import Membership
 from .membership_view import MembershipView, OwnedPartition
 from .subscription import Pattern
@@ -22,14 +22,14 @@ OwnedPartitions = Mapping[TopicPartition, OwnedPartition]
 
 
 class PartitionHolder(Protocol):
-    """Keeps what a consumer knows of its partitions: positions, or messages without an outcome."""
+    """Keeps the state that a consumer has of its partitions: `PositionHolder` or, in a queue group, `TrackerHolder`."""
 
     def join(self) -> None:
         """Join the group: at first, after the member was lost, or after the consumer has unsubscribed."""
         ...
 
     def note_joined(self) -> None:
-        """Note that the group knows the member, which may have joined although the answer to that was lost."""
+        """Note that the group knows the member. It may have joined although the answer to its request was lost."""
         ...
 
     def list_lost_with_member(self) -> Sequence[TopicPartition]:
@@ -37,23 +37,23 @@ class PartitionHolder(Protocol):
         ...
 
     def lose(self, place: TopicPartition) -> bool:
-        """Drop a partition that the member has no longer; return whether that is news to the user."""
+        """Drop a partition that the member has no longer, and return whether the user must be told."""
         ...
 
     def find_revoked(self, owned: OwnedPartitions) -> Sequence[TopicPartition]:
-        """Return the partitions that the group wants back, and of which the user does not know that yet."""
+        """Return the partitions that the group wants back, and that are not reported to the user yet."""
         ...
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
-        """Do what follows once the user was told that the group wants these partitions back."""
+        """Give up partitions that the group wants back, after the user was told. reported: those just reported."""
         ...
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        """Return the partitions of which the user is to be told that they are new."""
+        """Return the partitions to report to the user as new."""
         ...
 
     def take(self, new: OwnedPartitions) -> None:
-        """Take new partitions, before the user is told of them."""
+        """Begin to keep these partitions. The user is told of them afterwards."""
         ...
 
     def drop_all(self) -> None:
@@ -62,7 +62,7 @@ class PartitionHolder(Protocol):
 
 
 class Member:
-    """One consumer as a member of its group. The consumer holds its lock for every call.
+    """A consumer as a member of its group. The consumer holds its lock for every call.
 
     The user is told of changes in this order: lost, revoked, new partitions.
     """
@@ -79,8 +79,8 @@ class Member:
         self._listener, self._on_closed = listener or RebalanceListener(), closed
         self.partitions: dict[TopicPartition, OwnedPartition] = {}
         """Partitions that the listener knows of, as they were assigned. A revoked one leaves after `on_revoked`."""
-        self.may_get_some = True
-        """Whether the group was moving partitions at the last poll, so that this member may get some soon."""
+        self.is_rebalancing = True
+        """Whether the group was moving partitions at the last poll. This member may then get some soon."""
         self.generation: int | None = None
         """Generation of a classic group in which the partitions were assigned."""
         self.is_subscribed = True
@@ -150,15 +150,19 @@ class Member:
 
     # -- the partitions ---------------------------------------------------------------------------------
 
-    def update(self, holder: PartitionHolder) -> MembershipView | None:
+    def update(self, holder: PartitionHolder, newest: bool) -> MembershipView | None:
         """Take in what the group has decided since the last poll: joining again, lost, revoked and new partitions.
+
+        Args:
+            holder: keeps what the consumer knows of its partitions.
+            newest: whether to look for newer steps. False: none was decided since the last look.
 
         Returns:
             The view that was taken in; None if the user was told of changes, because a listener may do anything.
         """
         self.check_open()
         self.membership.note_poll()
-        view = self.membership.read_view()
+        view = self.membership.read_view(newest)
         if view.is_replaced:
             self._lock.is_closed = True
             self._on_closed()
@@ -170,7 +174,7 @@ class Member:
             self.check_open()  # the listener may have closed the consumer
             holder.join()
             view = self.membership.read_view()
-        self.may_get_some = not view.is_stable
+        self.is_rebalancing = not view.is_stable
         return None if self._apply_view(view, holder) else view
 
     def _apply_view(self, view: MembershipView, holder: PartitionHolder) -> bool:
@@ -259,11 +263,11 @@ class Member:
 
     def waits_for_partitions(self) -> bool:
         """Return whether the member has no partitions yet, and is about to get some. Needs no lock."""
-        return not self.partitions and self.may_get_some
+        return not self.partitions and self.is_rebalancing
 
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         """Return why a poll brought nothing. is_behind: whether something is left in the member's partitions."""
-        view = self.membership.read_view()
+        view = self.membership.read_view(newest=False)
         if not view.is_member or not view.is_stable:
             return PollOutcome.NOT_ASSIGNED
         if is_behind():

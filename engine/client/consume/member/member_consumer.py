@@ -12,9 +12,8 @@ from ...arguments import parse_topic_names
 from ...offsets import TopicPartition
 from ..batch import ConsumerBatch
 from ..consumer import Consumer
-from ..consumer_lock import ConsumerLock
 from ..partition_reader import PartitionReader
-from ..poll_loop import PollLoop
+from ..poll_loop import ConsumerLock, PollLoop
 from .group_ends import GroupEnds
 from .member import Member, PartitionHolder
 from .subscription import Pattern
@@ -99,9 +98,9 @@ class MemberConsumer(Consumer):
         with self._lock.own:
             self._member.unsubscribe(self._holder)
 
-    def may_get_some(self) -> bool:
-        """Return whether the group was moving partitions at the last `poll`, so that this member may get some soon."""
-        return self._member.may_get_some
+    def is_rebalancing(self) -> bool:
+        """Return whether the group was moving partitions at the last `poll`. This member may then get some soon."""
+        return self._member.is_rebalancing
 
     def group_lag(self) -> dict[TopicPartition, int]:
         """Return the number of offsets that the group is not done with, in all partitions of this member's topics.

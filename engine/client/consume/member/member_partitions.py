@@ -9,8 +9,8 @@ from ....protocol.values.consuming.offsets import OffsetCommit
 from ...fetch.planning.plan import Bounds
 from ...offsets import ConsumedOffsets, TopicPartition
 from ..batch import Ownership
-from ..consumer_lock import ConsumerLock
 from ..outcome import PollOutcome
+from ..poll_loop import ConsumerLock
 from ..positions.position_reader import PositionReader
 from ..positions.positions import Positions, ReadPosition
 from .member import Member, OwnedPartitions
@@ -24,15 +24,15 @@ class MemberPartitions:
         self._lock, self._member = lock, member
         self.revoked: AbstractSet[TopicPartition] = frozenset()
 
-    def update(self, reader: PositionReader) -> None:
-        self._member.update(PositionHolder(self._lock, self._member, reader))
+    def update(self, reader: PositionReader, newest: bool) -> None:
+        self._member.update(PositionHolder(self._lock, self._member, reader), newest)
 
-    def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
-        """Return the bounds as of now of reported partitions that the member still has.
+    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of reported partitions that the member still has.
 
         The positions of others stay until they are reported as lost, because they may still be committed.
         """
-        partitions, current = self._member.partitions, self._member.membership.read_view().owned
+        partitions, current = self._member.partitions, self._member.membership.read_view(newest).owned
         owned = {p: current[p] for p, old in partitions.items() if p in current and current[p].epoch == old.epoch}
         self.revoked = {place for place, partition in owned.items() if partition.is_paused}
         for place, partition in owned.items():

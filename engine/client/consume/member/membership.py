@@ -18,10 +18,10 @@ from ...fetch.planning.plan import Isolation
 from ...groups.queue_stalls import find_queue_stalls
 from ...groups.stall import Stall
 from ...offsets import TopicPartition
-from ...requester import Requester
+from ...requests.requester import Requester
 from ..beginnings import find_beginnings, find_new_topics, log_beginnings
 from .heartbeats import Heartbeat, HeartbeatThread
-from .membership_view import MembershipView, OwnedPartition, build_view
+from .membership_view import MembershipView, OwnedPartition, ViewBuilder
 from .progress import GroupProgress, read_progress
 from .subscription import Pattern, Subscription
 
@@ -34,9 +34,12 @@ T = TypeVar("T")
 
 
 class QueryGroups(Protocol):
-    """Returns what a function takes from the state as of the newest step, groups included."""
+    """Returns what a function takes from the state as of the newest step, groups included.
 
-    def __call__(self, query: Callable[[State], T], /) -> T: ...
+    newest: whether to read newer steps first. False: as of the step that was read last.
+    """
+
+    def __call__(self, query: Callable[[State], T], /, newest: bool = True) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Membership:
         self._requester, self._heartbeats, self._new_id = requester, heartbeats, new_id
         self._query_groups = query_groups
         self.group, self._isolation, self.options = group, isolation, options
+        self._views = ViewBuilder(group, isolation)
         self.member_id = ""
         self.answered_count = 0
         """How many of the requests were answered that the member did not wait for."""
@@ -180,51 +184,52 @@ class Membership:
         return list(self._subscription.topics)
 
     def find_stalls(self) -> list[Stall]:
-        """Return what holds up deliveries to this member of a queue group."""
+        """Return what holds up deliveries to this member of a queue group, as of the step that was read last."""
 
         def find(state: State) -> list[Stall]:
             group = state.groups.get(self.group)
             return [] if group is None else find_queue_stalls(state, group, self.member_id)
 
-        return self._query_groups(find)
+        return self._query_groups(find, newest=False)
 
     def note_poll(self) -> None:
         """Show the group with the next heartbeat that the consumer polls."""
         if self._heartbeat is not None:
             self._heartbeat.note_poll()
 
-    def read_view(self) -> MembershipView:
-        """Return the view of this member as of the newest step.
+    def read_view(self, newest: bool = True) -> MembershipView:
+        """Return the view of this member, as of the newest step. newest=False: as of the step that was read last.
 
         If the member's pattern matches other topics than the group knows of, this asks for those, without waiting.
         """
-        view = self._query_groups(self._follow)
-        if view.is_member and list(view.topics) != self._subscription.topics and self._may_request_topics():
+        # Look at the request before the group: what is decided between the two is not in the view yet.
+        is_answered = self._topics_request is None or self._topics_request.done()
+        view = self._query_groups(self._follow, newest)
+        has_other_topics = view.is_member and list(view.topics) != self._subscription.topics
+        if has_other_topics and is_answered and self._may_request_topics(newest):
             self._requested_topics = self._subscription.topics
             self._topics_request = self._requester.submit(self._build_join_request(self.member_id, is_member=True))
             self._topics_request.add_done_callback(self._count_answer)
         return view
 
-    def _may_request_topics(self) -> bool:
-        """Return whether to ask for the topics (again).
+    def _may_request_topics(self, newest: bool) -> bool:
+        """Return whether to ask for the topics, now that no request is on its way.
 
-        A request without an answer is repeated. A refused one is repeated only after the topics have changed, because
-        it would be refused again.
+        The same topics are asked for again only if the newest step lacks them, and unless the group refused them for
+        good. newest: whether the view is as of that step.
         """
-        if self._topics_request is None:
+        if self._topics_request is None or self._requested_topics != self._subscription.topics:
             return True
-        if not self._topics_request.done():
-            return False
         error = self._topics_request.exception()
-        is_refused = isinstance(error, LakeMQError) and not error.retriable
-        return not is_refused or self._requested_topics != self._subscription.topics
+        return newest and not (isinstance(error, LakeMQError) and not error.retriable)
 
     def _follow(self, state: State) -> MembershipView:
-        self._subscription.follow(state)
+        if self.options.pattern is not None:
+            self._subscription.follow(state)
         return self._build_view(state)
 
     def _build_view(self, state: State) -> MembershipView:
-        return build_view(self.group, self.member_id, self.options.instance_id, self._isolation, state)
+        return self._views.build(self.member_id, self.options.instance_id, state)
 
     def read_progress(self) -> GroupProgress:
         """Return how far the group has come in all partitions of the topics that this member asks for."""

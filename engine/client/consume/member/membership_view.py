@@ -1,4 +1,4 @@
-"""One member in the group's state: the partitions it has, and how its group works."""
+"""Views of the group's state for one member: the partitions it has, and how its group works."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 from ....protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, Place
 from ....protocol.values.consuming.offsets import CommittedOffset
@@ -75,6 +76,26 @@ class QueueSettings:
 
 
 @dataclass(frozen=True)
+class GroupSettings:
+    """The settings of a group that its members need.
+
+    Attributes:
+        config: the group's own settings, from which the others were read.
+        is_classic: members give up all partitions before any are assigned again.
+        queue: None unless the group is a queue group.
+    """
+
+    config: Mapping[str, Any]
+    is_classic: bool
+    queue: QueueSettings | None
+
+    @classmethod
+    def of(cls, group: Group) -> GroupSettings:
+        """Return the settings of a group."""
+        return cls(group.config, group.is_classic, QueueSettings.of(group))
+
+
+@dataclass(frozen=True)
 class MembershipView:
     """The group's view of a member, as of one step.
 
@@ -101,41 +122,45 @@ class MembershipView:
     partition_count: int = 0
 
 
-def build_view(
-    name: str, member_id: str, instance_id: str | None, isolation: Isolation, state: State
-) -> MembershipView:
-    """Return the view of a member of the group `name`.
+class ViewBuilder:
+    """Builds the views of one member. Not thread-safe: one thread at a time has the state."""
 
-    Args:
-        name: of the group.
-        member_id: of the member.
-        instance_id: of a static member.
-        isolation: of the member; a queue group has its own.
-        state: as of the newest step.
-    """
-    group = state.groups.get(name)
-    if group is None or member_id not in group.members:
-        is_replaced = group is not None and instance_id is not None and instance_id in group.instances
-        return MembershipView(is_replaced=is_replaced)
-    queue_settings = QueueSettings.of(group)
-    isolation = isolation if queue_settings is None else queue_settings.isolation
-    topics = group.members[member_id].topics
-    topic_ids = (state.topic_ids.get(topic, -1) for topic in topics)
-    return MembershipView(
-        is_member=True,
-        topics=topics,
-        owned=_find_owned_partitions(state, group, member_id, isolation),
-        step=state.step,
-        now_ms=state.now_ms,
-        queue_settings=queue_settings,
-        generation=group.generation if group.is_classic else None,
-        is_stable=group.status is GroupStatus.STABLE,
-        partition_count=sum(group.partition_counts.get(topic_id, 0) for topic_id in topic_ids),
-    )
+    def __init__(self, group: str, isolation: Isolation) -> None:
+        """isolation: of the member; a queue group has its own."""
+        self._group, self._isolation = group, isolation
+        self._settings: GroupSettings | None = None
+
+    def build(self, member_id: str, instance_id: str | None, state: State) -> MembershipView:
+        """Return the view of the member as of this state. instance_id: of a static member."""
+        group = state.groups.get(self._group)
+        if group is None or member_id not in group.members:
+            is_replaced = group is not None and instance_id is not None and instance_id in group.instances
+            return MembershipView(is_replaced=is_replaced)
+        settings = self._read_settings(group)
+        isolation = self._isolation if settings.queue is None else settings.queue.isolation
+        topics = group.members[member_id].topics
+        return MembershipView(
+            is_member=True,
+            topics=topics,
+            owned=_find_owned_partitions(state, group, member_id, isolation, settings.queue is not None),
+            step=state.step,
+            now_ms=state.now_ms,
+            queue_settings=settings.queue,
+            generation=group.generation if settings.is_classic else None,
+            is_stable=group.status is GroupStatus.STABLE,
+            partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
+        )
+
+    def _read_settings(self, group: Group) -> GroupSettings:
+        """Return the group's settings; those read before, unless they were altered since."""
+        # A group whose settings are altered gets another mapping, which is kept here: no later one can be it.
+        if self._settings is None or self._settings.config is not group.config:
+            self._settings = GroupSettings.of(group)
+        return self._settings
 
 
 def _find_owned_partitions(
-    state: State, group: Group, member_id: str, isolation: Isolation
+    state: State, group: Group, member_id: str, isolation: Isolation, is_queue: bool
 ) -> dict[TopicPartition, OwnedPartition]:
     committed = state.offsets.get(group.group, {})
     owned = {}
@@ -152,16 +177,14 @@ def _find_owned_partitions(
                 assignment.start_offset,
                 assignment.status is PartitionStatus.PAUSED,
                 committed.get((topic_id, partition)),
-                _copy_deliveries(state, group, (topic_id, partition)),
+                _copy_deliveries(state, group, (topic_id, partition)) if is_queue else None,
                 assignment.since_ms,
             )
     return owned
 
 
-def _copy_deliveries(state: State, group: Group, place: Place) -> Deliveries | None:
-    """Return a copy, because later steps change the state; None unless the group is a queue group."""
-    if not group.is_queue:
-        return None
+def _copy_deliveries(state: State, group: Group, place: Place) -> Deliveries:
+    """Return a copy of the deliveries of a queue group's partition, because later steps change the state."""
     deliveries, committed = state.find_deliveries(group.group, place), state.offsets.get(group.group, {}).get(place)
     if deliveries is not None:
         return deliveries.copy()

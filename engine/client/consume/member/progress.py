@@ -1,4 +1,4 @@
-"""How far a group has come in its partitions, whichever members have them, according to the journal."""
+"""How far a group has come in its partitions, whichever members have them, as of the newest step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....protocol.values.queues.partition_deliveries import Deliveries
 from ....protocol.values.state import State
 from ...fetch.planning.plan import Isolation, read_bounds
 from ...offsets import TopicPartition
-from ..until_end import OWN, Ends, PartitionLeft
+from ..until_end import OWN, Ends, PartitionRemainder
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def _read_partition(state: State, group: Group, place: Place, isolation: Isolati
     )
 
 
-def find_left_by_group(
+def find_remainder_by_group(
     ends: Ends, progress: GroupProgress, own_positions: Mapping[TopicPartition, int], member_id: str
-) -> dict[TopicPartition, PartitionLeft]:
+) -> dict[TopicPartition, PartitionRemainder]:
     """Return what the group has not read before these ends.
 
     Args:
@@ -77,18 +77,18 @@ def find_left_by_group(
         own_positions: of the member. Its own partitions are judged by these, because it may not have committed yet.
         member_id: of the member.
     """
-    remaining = {
-        place: PartitionLeft(count, _name_owner(partition.owner, member_id))
+    remainder = {
+        place: PartitionRemainder(count, _name_owner(partition.owner, member_id))
         for place, partition in progress.items()
         if partition.topic_id == ends[place][0] and (count := partition.count_remaining(ends[place][1]))
     }
-    for place in remaining.keys() & own_positions.keys():
+    for place in remainder.keys() & own_positions.keys():
         count = ends[place][1] - own_positions[place]
         if count > 0:
-            remaining[place] = PartitionLeft(count, OWN)
+            remainder[place] = PartitionRemainder(count, OWN)
         else:
-            del remaining[place]
-    return remaining
+            del remainder[place]
+    return remainder
 
 
 def _name_owner(owner: str | None, member_id: str) -> str:

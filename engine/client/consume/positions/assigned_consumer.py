@@ -11,14 +11,13 @@ from ...fetch.fetch_result import FetchResult
 from ...fetch.planning.plan import Isolation, check_isolation
 from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
-from ...requester import Requester
+from ...requests.requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
 from ..consumer import Consumer, find_offsets_to_commit
-from ..consumer_lock import ConsumerLock
-from ..poll_loop import PollLoop
+from ..poll_loop import ConsumerLock, PollLoop
 from ..range_fetcher import RangeFetcher
-from ..until_end import Ends, Left, find_left_by_positions
+from ..until_end import Ends, Remainder, find_remainder_by_positions
 from .assigned_partitions import AssignedPartitions, FindBounds
 from .position_reader import PositionReader
 from .positions import Reset
@@ -170,7 +169,7 @@ class _PositionEnds:
             self._lock.check_open()
             return {place: (bounds.topic_id, bounds.end) for place, bounds in self._reader.read_bounds().items()}
 
-    def find_remainder(self, ends: Ends) -> Left:
+    def find_remainder(self, ends: Ends) -> Remainder:
         with self._lock.own:
             self._lock.check_open()
-            return find_left_by_positions(ends, *self._reader.positions.settle())
+            return find_remainder_by_positions(ends, *self._reader.positions.settle())

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 from ....namespace.processes.clock import Clock
-from ....protocol.errors import ThrottlingQuotaExceeded, UnknownTopicOrPartition, UnstableOffsetCommit
+from ....protocol.errors import ThrottlingQuotaExceeded, UnstableOffsetCommit
 from ....protocol.values.consuming.offsets import FetchOffsets, OffsetCommit, OffsetsFetched
-from ...fetch.planning.plan import Bounds, Isolation
+from ...fetch.planning.plan import Bounds, Isolation, unknown_partition
 from ...offsets import ConsumedOffsets, TopicPartition
-from ...requester import Requester
+from ...requests.requester import Requester
 from ..batch import Ownership
-from ..consumer_lock import ConsumerLock
 from ..outcome import PollOutcome
+from ..poll_loop import ConsumerLock
 from .position_reader import PositionReader
 from .positions import Positions
 
 _RETRY_MS = 20
 
-FindBounds = Callable[[Iterable[str], Isolation], Mapping[TopicPartition, Bounds]]
-"""Returns the bounds of all partitions of some topics, as of now."""
+
+class FindBounds(Protocol):
+    """Returns the bounds of all partitions of some topics; newest=False: as of the step that was read last."""
+
+    def __call__(
+        self, topics: Iterable[str], isolation: Isolation, newest: bool = True
+    ) -> Mapping[TopicPartition, Bounds]: ...
 
 
 class AssignedPartitions:
@@ -45,15 +51,16 @@ class AssignedPartitions:
         self.revoked: AbstractSet[TopicPartition] = frozenset()
         self._has_begun = False
 
-    def update(self, reader: PositionReader) -> None:
+    def update(self, reader: PositionReader, newest: bool) -> None:
         self._lock.check_open()
+        self._find_bounds((), self._isolation, newest)
 
-    def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions as of now. Raises UnknownTopicOrPartition: one of them is not there."""
+    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions. Raises UnknownTopicOrPartition: one of them is not there."""
         topics = sorted({*self._topics, *(topic for topic, _ in self._assigned)})
-        existing = self._find_bounds(topics, self._isolation)
+        existing = self._find_bounds(topics, self._isolation, newest)
         for topic, partition in self._assigned - existing.keys():
-            raise UnknownTopicOrPartition(f"{topic} has no such partition.", found=partition)
+            raise unknown_partition(topic, partition, sum(name == topic for name, _ in existing))
         bounds = {p: of for p, of in existing.items() if p[0] in self._topics or p in self._assigned}
         positions.follow(bounds, are_new=self._has_begun)
         self._has_begun = True

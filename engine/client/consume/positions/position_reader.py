@@ -16,9 +16,7 @@ from ...offsets import ConsumedOffsets, TopicPartition
 from ..batch import ConsumerBatch, Ownership
 from ..outcome import PollOutcome
 from ..partition_reader import Moves
-from ..poll_parts import cut_to_messages, fetch_parts
-from ..poll_sizes import poll_sizes
-from ..range_fetcher import RangeFetcher
+from ..range_fetcher import RangeFetcher, cut_to_messages, divide_room
 from .positions import Positions, Reset, check_assignment
 from .unseen_positions import UnseenPositions
 
@@ -34,12 +32,18 @@ class Partitions(Protocol):
 
     revoked: AbstractSet[TopicPartition]
 
-    def update(self, reader: PositionReader) -> None:
-        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed."""
+    def update(self, reader: PositionReader, newest: bool) -> None:
+        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
         ...
 
-    def read_bounds(self, positions: Positions) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of the partitions as of now, and add and drop positions as needed."""
+    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of the partitions, and add and drop positions as needed.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
         ...
 
     def read_committed(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
@@ -84,6 +88,8 @@ class PositionReader:
         self._partitions, self._waiter = partitions, waiter
         self.positions = Positions(group, reset, self.read_bounds, self._read_committed)
         self.paused_by_user: set[TopicPartition] = set()
+        self._has_looked = False
+        """Whether a poll has begun by looking for steps, and has not used yet what it found."""
 
     # -- the partitions ---------------------------------------------------------------------------------
 
@@ -91,9 +97,12 @@ class PositionReader:
         """Return the partitions that have a position."""
         return self.positions.by_place
 
-    def read_bounds(self) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these."""
-        return self._partitions.read_bounds(self.positions)
+    def read_bounds(self, newest: bool = True) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
+        return self._partitions.read_bounds(self.positions, newest)
 
     def _read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
         return self._partitions.read_committed(list(self.positions.by_place))
@@ -110,8 +119,9 @@ class PositionReader:
 
     # -- reading ----------------------------------------------------------------------------------------
 
-    def begin_poll(self) -> None:
-        self._partitions.update(self)
+    def begin_poll(self, newest: bool) -> None:
+        self._partitions.update(self, newest)
+        self._has_looked = True
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> ConsumerBatch | None:
         """Read the next messages and move the positions; return None to be called again.
@@ -119,16 +129,17 @@ class PositionReader:
         A stretch of expired or aborted messages may be long, so each look takes four times as many offsets as the one
         before (`read_ahead`).
         """
-        bounds, offsets = self.positions.settle()
-        resting = self._find_resting()
-        behind = {place: bounds[place].end - offset for place, offset in offsets.items() if place not in resting}
-        sizes = poll_sizes(behind, max(max_records, read_ahead))
+        bounds, offsets = self.positions.settle(newest=not self._has_looked)
+        self._has_looked = False
+        excluded = self._find_exclusions()
+        behind = {place: bounds[place].end - offset for place, offset in offsets.items() if place not in excluded}
+        sizes = divide_room(behind, max(max_records, read_ahead))
         ends = {place: offsets[place] + count for place, count in sizes.items() if count}
         topic_ids = self._list_topic_ids()
-        parts = fetch_parts(self.fetcher.try_to_fetch, offsets, ends, topic_ids, offsets)
+        parts = self.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
         if read_ahead and parts is not None and (cut := cut_to_messages(ends, parts, max_records)) != ends:
             ends = {place: end for place, end in cut.items() if end > offsets[place]}
-            parts = fetch_parts(self.fetcher.try_to_fetch, offsets, ends, topic_ids, offsets)
+            parts = self.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
         if parts is None:
             return None
         self._move(ends, moves)
@@ -152,7 +163,7 @@ class PositionReader:
                 self.positions.by_place[place] = before
 
     def mark_unseen(self, batch: ConsumerBatch) -> UnseenPositions:
-        return UnseenPositions(batch, lambda: self.positions.by_place, self._find_resting)
+        return UnseenPositions(batch, lambda: self.positions.by_place, self._find_exclusions)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         batch.outcome = self._partitions.find_outcome(self._is_behind)
@@ -166,15 +177,15 @@ class PositionReader:
     def rest(self, poll_ms: int, most_ms: int) -> None:
         self._waiter.wait(poll_ms, most_ms)
 
-    def _find_resting(self) -> set[TopicPartition]:
+    def _find_exclusions(self) -> set[TopicPartition]:
         return self.paused_by_user | self._partitions.revoked
 
     def _list_topic_ids(self) -> dict[str, int]:
         return {topic: position.topic_id for (topic, _), position in self.positions.by_place.items()}
 
     def _is_behind(self) -> bool:
-        """Return whether something is left before the ends of the partitions."""
-        bounds = self.read_bounds()
+        """Return whether something is left before the ends of the partitions, as of the step that was read last."""
+        bounds = self.read_bounds(newest=False)
         offsets = {place: position.offset for place, position in self.positions.by_place.items() if place in bounds}
         return any(offset is None or offset < bounds[place].end for place, offset in offsets.items())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from ....protocol.errors import IllegalState, NoOffsetForPartition, OffsetOutOfRange
 from ....protocol.values.consuming.offsets import OffsetCommit
@@ -34,6 +34,12 @@ class ReadPosition:
     is_group_start: bool = False
 
 
+class ReadBounds(Protocol):
+    """Returns bounds of partitions as of the newest step; newest=False: of the step that was read last."""
+
+    def __call__(self, newest: bool) -> Mapping[TopicPartition, Bounds]: ...
+
+
 class Positions:
     """The positions of a consumer, which holds its lock for every call. The partition read longest ago comes first.
 
@@ -45,10 +51,10 @@ class Positions:
         self,
         group: str,
         reset: Reset,
-        read_bounds: Callable[[], Mapping[TopicPartition, Bounds]],
+        read_bounds: ReadBounds,
         read_committed: Callable[[], Mapping[TopicPartition, OffsetCommit]],
     ) -> None:
-        """read_bounds: returns the bounds of the consumer's partitions now, and adds and drops positions as needed;
+        """read_bounds: returns the bounds of the consumer's partitions, and adds and drops positions as needed;
         read_committed: returns the committed offsets of these partitions, and may wait for them.
         """
         self._group, self._reset = group, reset
@@ -65,15 +71,17 @@ class Positions:
                 self.by_place[place] = ReadPosition(partition.topic_id, is_new=are_new)
 
     def settle(
-        self, only: TopicPartition | None = None
+        self, only: TopicPartition | None = None, newest: bool = True
     ) -> tuple[Mapping[TopicPartition, Bounds], dict[TopicPartition, int]]:
         """Return the bounds of all partitions, and the next offset to read in all of them or in one.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
 
         Raises:
             IllegalState: `only` is not assigned.
             NoOffsetForPartition, OffsetOutOfRange: a position is unknown or not in the log, and the reset is `none`.
         """
-        bounds, asked_topic_ids = self._read_bounds(), dict[TopicPartition, int]()
+        bounds, asked_topic_ids = self._read_bounds(newest), dict[TopicPartition, int]()
         # Partitions may come, or belong to a topic that is created again, while the committed offsets are read.
         while any(asked_topic_ids.get(place) != self.by_place[place].topic_id for place in self._find_unknown(only)):
             asked_topic_ids = {place: position.topic_id for place, position in self.by_place.items()}
@@ -82,7 +90,7 @@ class Positions:
                 if position.offset is None and commit.topic_id == position.topic_id:
                     position.offset = commit.offset
             # Read the bounds after the commits: another consumer may have read on and committed meanwhile.
-            bounds = self._read_bounds()
+            bounds = self._read_bounds(newest=True)
         if only is not None:
             check_assignment(only, bounds)
         places = bounds if only is None else [only]

@@ -22,24 +22,24 @@ class UnseenPositions:
         self,
         batch: ConsumerBatch,
         positions: Callable[[], dict[TopicPartition, ReadPosition]],
-        resting: Callable[[], Container[TopicPartition]],
+        excluded: Callable[[], Container[TopicPartition]],
     ) -> None:
         """Move the positions back to where the poll began.
 
         Args:
             batch: the messages of the poll.
             positions: returns the consumer's positions now.
-            resting: returns the partitions now that are paused, or are being given up.
+            excluded: returns the partitions that are not read now: paused, or being given up.
         """
         self.messages = list(batch)
-        self._positions, self._resting = positions, resting
+        self._positions, self._excluded = positions, excluded
         self._ends, self._next = batch.offsets, batch.starts
         for place, start in self._next.items():
             self._move(place, start)
 
     def show(self, message: Message) -> bool:
         place = (message.topic, message.partition)
-        if not self._is_in_step(place) or place in self._resting():
+        if not self._is_in_step(place) or place in self._excluded():
             self._next.pop(place, None)
             return False
         self._next[place] = message.offset + 1
@@ -49,7 +49,7 @@ class UnseenPositions:
     def end(self) -> None:
         """Move the positions past the offsets at the end that hold no message for this reader."""
         for place in self._next:
-            if self._is_in_step(place) and place not in self._resting():
+            if self._is_in_step(place) and place not in self._excluded():
                 self._move(place, self._ends[place])
 
     def _is_in_step(self, place: TopicPartition) -> bool:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
 
 from ....namespace.processes.clock import Clock
-from ....protocol.errors import ClientEnded, LakeMQError, NoOffsetForPartition, RequestTimedOut, UnknownMemberId
+from ....protocol.errors import (
+    ClientEnded,
+    FencedMemberEpoch,
+    InvalidRecordState,
+    LakeMQError,
+    NoOffsetForPartition,
+    RequestTimedOut,
+    UnknownMemberId,
+)
 from ....protocol.values.queues.deliveries import (
     MAX_RANGES,
     Acknowledgement,
@@ -19,17 +28,59 @@ from ....protocol.values.queues.deliveries import (
     WantedMessages,
 )
 from ...offsets import TopicPartition
-from ..consumer_lock import ConsumerLock
+from ...spans import Span, Spans
 from ..member.membership import Membership
+from ..poll_loop import ConsumerLock
 from .ack_tracker import AckTracker
-from .refusals import Refusals
 
 LONGEST_WAIT_MS = 60_000
-"""Of one call of `wait`, because the operating system refuses very large timeouts."""
+"""Longest timeout of one call of `wait`: the operating system refuses very large ones."""
 SILENCE_MS = 2_000
 """A request that is open for longer is reported. A sequencer answers in milliseconds, a busy one in a second."""
 _PAUSE_MS = 5
 """How long a flush sleeps before it repeats requests without an answer."""
+_MOST_SPANS = 10
+"""Ranges of offsets that an error names per partition: a reader needs an example, not thousands."""
+
+
+class Refusals:
+    """Acknowledgements that the group refused after the call that made them. Not thread-safe.
+
+    Each is kept until a call can raise the error, and is raised once.
+    """
+
+    def __init__(self) -> None:
+        self._fenced: dict[str, None] = {}
+        self._invalid: dict[str, Spans] = {}
+        self._others: dict[str, LakeMQError] = {}
+
+    def note_fence(self, partitions: Iterable[str]) -> None:
+        """Keep that these partitions belonged to another member when the acknowledgements arrived."""
+        self._fenced.update(dict.fromkeys(partitions))
+
+    def note_invalid(self, partition: str, spans: Iterable[Span]) -> None:
+        """Keep that the member did not have these messages."""
+        for span in spans:
+            self._invalid.setdefault(partition, Spans()).add(*span)
+
+    def note_error(self, error: LakeMQError) -> None:
+        """Keep the error with which a whole request was refused."""
+        self._others.setdefault(str(error), error)
+
+    def raise_all(self) -> None:
+        """Raise and forget all refusals. Of several errors, each is the `__cause__` of the one before it."""
+        fenced = [FencedMemberEpoch(found=[partition]) for partition in self._fenced]
+        errors = [*fenced, *self._take_invalid(), *self._others.values()]
+        self._fenced, self._others = {}, {}
+        raise_chain(errors)
+
+    def raise_invalid(self) -> None:
+        """Raise and forget the refusals of messages that the member did not have; keep the others."""
+        raise_chain(self._take_invalid())
+
+    def _take_invalid(self) -> list[LakeMQError]:
+        invalid, self._invalid = self._invalid, {}
+        return [invalid_error(partition, spans) for partition, spans in invalid.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +158,14 @@ class AckSender:
         if wanted:
             self._acquire_request = futures[-1]
 
-    def collect_answers(self) -> None:
-        """Take in the answers that have come.
+    def collect_answers(self) -> bool:
+        """Take in the answers that have come. Return whether there were any.
 
         Raises:
             NoOffsetForPartition: the group has committed nothing, and `auto_offset_reset` is `none`.
         """
         self._note_silence()
+        has_answers = False
         for request in list(self._unanswered):
             if not request.answer.done():
                 continue
@@ -124,10 +176,13 @@ class AckSender:
             else:
                 self._apply_answer(request.answer.result(), request.acknowledgements)
             self._unanswered.remove(request)  # last: an interrupt before would lose the outcomes
+            has_answers = True
         if self._acquire_request is not None and self._acquire_request.done():
             request_for_messages, self._acquire_request = self._acquire_request, None
+            has_answers = True
             if isinstance(error := request_for_messages.exception(), NoOffsetForPartition):
                 raise error
+        return has_answers
 
     def _note_silence(self) -> None:
         """Note since when no request has been answered. A request that timed out was not answered either."""
@@ -268,3 +323,18 @@ def split_into_requests(acknowledgements: Sequence[Acknowledgement]) -> list[lis
             requests[-1].append(part)
             room -= len(part.ranges)
     return requests
+
+
+def invalid_error(partition: str, spans: Iterable[Span]) -> InvalidRecordState:
+    """Return the error that names these messages of a partition."""
+    sorted_spans = sorted(spans)
+    names = ", ".join(f"{first} to {end - 1}" for first, end in sorted_spans[:_MOST_SPANS])
+    return InvalidRecordState(found=f"{partition}, offsets {names}{', ...' if len(sorted_spans) > _MOST_SPANS else ''}")
+
+
+def raise_chain(errors: list[LakeMQError]) -> None:
+    """Raise the first error, if there is one; each next one is the cause of the one before it."""
+    for error, following in pairwise(errors):
+        error.__cause__ = following
+    if errors:
+        raise errors[0]

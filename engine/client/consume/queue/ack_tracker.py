@@ -27,7 +27,7 @@ class PendingOutcome(NamedTuple):
         deliveries: delivery count of the messages that it is about.
         delay_ms: how long released messages wait; None: as the group's settings say.
         error: text for the dead letter.
-        is_again: it was sent before without an answer. Such outcomes travel apart from new ones.
+        is_again: it was sent before, without an answer. Such outcomes are sent apart from new ones.
     """
 
     outcome: AckOutcome
@@ -55,7 +55,7 @@ class AckTracker:
         self.single_acks: list[int] = []
         """Offsets accepted one by one on their first delivery, and not recorded yet. Any thread may append."""
         self._shown: dict[int, Spans] = {}
-        """Delivery count -> offsets that were shown. An offset stands under its newest delivery only."""
+        """Delivery count -> offsets that were shown with it. Each offset is listed under its newest delivery only."""
         self._open = Spans()
         """Shown, without an outcome."""
         self._accepted = Spans()
@@ -82,15 +82,20 @@ class AckTracker:
         """True if the group refused outcomes since the last `follow`."""
         return bool(self._refused)
 
-    def open_spans(self) -> list[Span]:
+    @property
+    def brought_end(self) -> int:
+        """The offset after the last message that is open or accepted; 0 if there is none."""
+        return max((end for spans in (self._open, self._accepted) for _, end in spans), default=0)
+
+    def list_open_spans(self) -> list[Span]:
         return list(self._open)
 
     def find_unshown(self, acquired: Iterable[Stretch]) -> list[Stretch]:
         """Return the parts of the acquired stretches that were not shown since their newest delivery."""
         unshown = []
         for stretch in acquired:
-            shown = self._shown.get(stretch.deliveries)
-            gaps = [stretch.span] if shown is None else shown.missing(*stretch.span)
+            span, shown = stretch.span, self._shown.get(stretch.deliveries)
+            gaps = [span] if shown is None else shown.missing(*span)
             unshown += [stretch.cut(first, end) for gap in gaps for first, end in self._returning.missing(*gap)]
         return unshown
 
@@ -101,12 +106,12 @@ class AckTracker:
         return min((offset for offset in candidates if offset is not None), default=None)
 
     def return_unseen(self, stretches: Iterable[Stretch]) -> None:
-        """Return messages that the user was not shown to the group. Their delivery does not count."""
+        """Give messages that were never shown back to the group. Their delivery does not count."""
         for stretch in stretches:
             self._add_outcome(PendingOutcome(AckOutcome.UNSEEN, stretch.deliveries), stretch.first, stretch.end)
 
     def note_answer(self, acknowledgement: Acknowledgement) -> None:
-        """Note that the group has decided on an acknowledgement, or never will.
+        """Note that the group has answered an acknowledgement, or never will.
 
         From now on the group's state shows whether these messages are still acquired.
         """
@@ -124,14 +129,15 @@ class AckTracker:
             expired: offsets whose message has expired.
         """
         for stretch in stretches:
+            span = stretch.span
             for shown in self._shown.values():
-                shown.remove(stretch.first, stretch.end)
-            self._shown.setdefault(stretch.deliveries, Spans()).add(stretch.first, stretch.end)
-            self._accepted.remove(stretch.first, stretch.end)
-            self._unconfirmed.remove(stretch.first, stretch.end)
-            for first, end in messages.within(stretch.first, stretch.end):
+                shown.remove(*span)
+            self._shown.setdefault(stretch.deliveries, Spans()).add(*span)
+            self._accepted.remove(*span)
+            self._unconfirmed.remove(*span)
+            for first, end in messages.within(*span):
                 self._open.add(first, end)
-            for gap in messages.missing(stretch.first, stretch.end):
+            for gap in messages.missing(*span):
                 for first, end in expired.within(*gap):
                     self._add_outcome(PendingOutcome(AckOutcome.EXPIRE, stretch.deliveries), first, end)
                 for first, end in expired.missing(*gap):
@@ -140,9 +146,10 @@ class AckTracker:
     def hide(self, stretches: Iterable[Stretch]) -> None:
         """Undo `show` for messages that the user has not seen."""
         for stretch in stretches:
-            self._open.remove(stretch.first, stretch.end)
+            span = stretch.span
+            self._open.remove(*span)
             if shown := self._shown.get(stretch.deliveries):
-                shown.remove(stretch.first, stretch.end)
+                shown.remove(*span)
 
     def find_open(self, spans: Iterable[DeliverySpan]) -> list[tuple[int, int, int]]:
         """Return the open parts of the spans: first offset, end offset (exclusive), delivery count."""
@@ -210,6 +217,11 @@ class AckTracker:
             for pending, spans in self._pending.items()
         ]
 
+    def build_acknowledgement(self, outcome: AckOutcome, stretch: Stretch, spans: Iterable[Span]) -> Acknowledgement:
+        """Return the acknowledgement of the messages of a stretch that lie in `spans`. It is not recorded."""
+        ranges = [(first, end - first) for first, end in spans]
+        return Acknowledgement(self.topic_id, self.partition, self.epoch, outcome, ranges, None, stretch.deliveries)
+
     def note_sending(self) -> None:
         """Note that all recorded outcomes are on their way to the group."""
         self._pending = {}
@@ -250,7 +262,7 @@ class AckTracker:
                 self._open.remove(stretch.first, stretch.end)
             if stretch.status is DeliveryStatus.ACKNOWLEDGED:
                 self._accepted.add(stretch.first, stretch.end)
-        for stretch in deliveries.acquired_stretches() if self._refused else ():
+        for stretch in deliveries.list_acquired_stretches() if self._refused else ():
             shown = self._shown.get(stretch.deliveries, Spans())
             for refused in self._refused.within(stretch.first, stretch.end):
                 for span in shown.within(*refused):

@@ -1,21 +1,18 @@
-"""Record what a user says of messages of a queue group, for the partitions that the member still has."""
+"""Record the outcomes that a user gives to messages of a queue group: accept, release or reject."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
 from ....protocol.errors import FencedMemberEpoch, LakeMQError
-from ....protocol.values.queues.deliveries import MAX_ERROR_LENGTH, Acknowledgement, AckOutcome
-from ....protocol.values.queues.stretches import Stretch
+from ....protocol.values.queues.deliveries import MAX_ERROR_LENGTH, AckOutcome
 from ...arguments import invalid_argument
 from ...offsets import ConsumedOffsets, TopicPartition
-from ...spans import Span
 from ..batch import ConsumerBatch
 from ..member.membership_view import OwnedPartition
-from .ack_sender import AckSender
+from .ack_sender import AckSender, invalid_error, raise_chain
 from .ack_tracker import AckTracker, DeliverySpan
 from .queue_batch import Messages, spans_of_messages
-from .refusals import invalid_error, raise_chain
 
 
 class MessageOutcomes:
@@ -29,7 +26,7 @@ class MessageOutcomes:
     ) -> None:
         """read_owned: returns the member's partitions that have a tracker, as of the newest step."""
         self._trackers, self._sender, self._read_owned_partitions = trackers, sender, read_owned
-        self.returned_count = 0
+        self.given_back_count = 0
         """How often the user has given messages back."""
 
     def record(self, outcome: AckOutcome, messages: Messages, delay_ms: int | None = None, error: str = "") -> None:
@@ -48,7 +45,7 @@ class MessageOutcomes:
         """
         spans, batch = spans_of_messages(messages), messages if isinstance(messages, ConsumerBatch) else None
         trackers, errors = self.find_trackers(spans, batch.offsets if batch else None)
-        self.returned_count += outcome is AckOutcome.RELEASE
+        self.given_back_count += outcome is AckOutcome.RELEASE
         self._sender.collect_single_acks()
         for place, tracker in trackers.items():
             to_record = spans[place] if batch is None else tracker.find_open(spans[place])
@@ -62,7 +59,7 @@ class MessageOutcomes:
 
         Args:
             ends: (topic, partition) -> end offset (exclusive).
-            read: the offsets of the batch that is meant, if it is one.
+            read: the offsets of the batch, if the user named one.
 
         Raises:
             FencedMemberEpoch: some partitions belong to other members by now. The others are recorded.
@@ -71,7 +68,7 @@ class MessageOutcomes:
         self._sender.collect_single_acks()
         for place, tracker in trackers.items():
             end = ends[place]
-            spans = [(first, min(until, end), None) for first, until in tracker.open_spans() if first < end]
+            spans = [(first, min(until, end), None) for first, until in tracker.list_open_spans() if first < end]
             tracker.record(AckOutcome.ACCEPT, spans)
         self._sender.send()
         raise_chain(errors)
@@ -80,7 +77,7 @@ class MessageOutcomes:
         self, spans: Mapping[TopicPartition, Iterable[DeliverySpan]], owned: Mapping[TopicPartition, OwnedPartition]
     ) -> None:
         """Give back the open messages of these spans. owned: partitions that the member has."""
-        self.returned_count += 1
+        self.given_back_count += 1
         for place, place_spans in spans.items():
             if (deliveries := owned[place].deliveries) is not None:
                 tracker = self._trackers[place]
@@ -121,13 +118,3 @@ def shorten_error(error: object) -> str:
     if not isinstance(error, str):
         raise invalid_argument("error", error, "text")
     return error.encode(errors="backslashreplace").decode()[:MAX_ERROR_LENGTH]
-
-
-def build_acknowledgement(
-    tracker: AckTracker, outcome: AckOutcome, stretch: Stretch, spans: Iterable[Span]
-) -> Acknowledgement:
-    """Return the acknowledgement of the messages of a stretch that lie in `spans`."""
-    ranges = [(first, end - first) for first, end in spans]
-    return Acknowledgement(
-        tracker.topic_id, tracker.partition, tracker.epoch, outcome, ranges, None, stretch.deliveries
-    )

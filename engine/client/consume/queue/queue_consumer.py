@@ -1,9 +1,9 @@
 """A consumer of a `queue` group: it gets messages, and gives each an outcome: accept, release or reject.
 
-How a poll works. The group's state says which messages this member has acquired; the consumer reads it from the
-journal, like everything else. `poll` shows acquired messages that were not shown before, requests (`Acquire`) the
-messages of the next poll, and sends outcomes that were recorded meanwhile. A poll that has messages to show waits for
-no answer: the next poll reads the newly acquired messages from the journal. So messages are usually there when the user
+How a poll works. The group's state says which messages this member has acquired, and the consumer follows the state
+step by step. `poll` does three things: it shows acquired messages that were not shown before, it requests (`Acquire`)
+the messages of the next poll, and it sends outcomes that were recorded meanwhile. A poll that has messages to show does
+not wait for an answer. The next poll sees in the steps what was acquired, so messages are usually there when the user
 polls. A poll without messages waits for the request that is under way, up to a second beyond its timeout.
 
 What it keeps. One `AckTracker` per partition knows which messages were shown, and which outcomes the user has recorded.
@@ -26,22 +26,20 @@ from ...offsets import ConsumedOffsets, TopicPartition
 from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
 from ..consumer import find_offsets_to_commit
-from ..consumer_lock import ConsumerLock
 from ..listener import RebalanceListener
 from ..member.group_ends import GroupEnds
 from ..member.member import Member
 from ..member.member_consumer import MemberConsumer
 from ..member.membership import Membership
-from ..poll_loop import PollLoop
+from ..poll_loop import ConsumerLock, PollLoop
 from ..positions.positions import check_assignment
 from ..range_fetcher import RangeFetcher
 from .ack_sender import AckSender, flush_acknowledgements
 from .ack_tracker import AckTracker
 from .message_outcomes import MessageOutcomes, fenced_error, shorten_error
 from .queue_batch import Messages, QueueBatch, spans_of_messages
-from .queue_partitions import QueuePartitions
 from .queue_poll import QueuePoller
-from .queue_reader import QueueReader
+from .queue_reader import QueueReader, TrackerHolder
 
 _SEND_EVERY_MS = 50
 """How long acknowledgements of single messages gather before they are sent."""
@@ -87,25 +85,25 @@ class QueueConsumer(MemberConsumer):
         member = Member(lock, membership, listener, lambda: closed(self))
         poller = QueuePoller(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
-        self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, poller, fetcher)
-        self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
+        self._tracker_holder = TrackerHolder(member, self._trackers, self._ack_sender, poller, fetcher)
+        self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._tracker_holder.read_owned)
         waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
         reader = QueueReader(
             group,
             lock,
             member,
-            self._partitions,
+            self._tracker_holder,
             self._trackers,
             self._ack_sender,
             poller,
             fetcher,
             clock,
             waiter,
-            lambda: self._outcomes.returned_count,
+            lambda: self._outcomes.given_back_count,
         )
         # A queue consumer has no positions: the group's state says what is done.
         ends = GroupEnds(lock, member, dict, fetcher)
-        super().__init__(group, lock, member, self._partitions, reader, ends, clock, consumer_timeout_ms)
+        super().__init__(group, lock, member, self._tracker_holder, reader, ends, clock, consumer_timeout_ms)
         self._loop = PollLoop(lock, reader, clock, waiter)
         membership.join()
 
@@ -227,7 +225,7 @@ class QueueConsumer(MemberConsumer):
             Whether all partitions of the batch still belong to the consumer.
         """
         with self._lock.own:
-            owned = self._partitions.read_owned()
+            owned = self._tracker_holder.read_owned()
             still_owned = [place for place in self._member.find_still_owned(batch) if place in owned]
             spans = spans_of_messages(batch)
             self._outcomes.release_open({p: spans[p] for p in spans if p in still_owned}, owned)
@@ -269,16 +267,21 @@ class QueueConsumer(MemberConsumer):
         if metadata is not None:
             raise InvalidRequest("A queue group notes no metadata.", found="metadata")
         offsets = find_offsets_to_commit(what, self._lock, self._find_consumed_offsets)
-        self.ack_through(what if isinstance(what, ConsumerBatch) else offsets)
+        self.ack_through(offsets if what is None else what)
         self.flush()
         return offsets
 
     def _find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
-        """Return the offsets that the user named, or the ends of all open messages."""
-        if named is not None:
-            return self._member.build_offsets(parse_partition_offsets("what", named), {})
-        open_spans = {place: tracker.open_spans() for place, tracker in self._trackers.items()}
-        return self._member.build_offsets({place: spans[-1][1] for place, spans in open_spans.items() if spans}, {})
+        """Return the ends of all open messages; or the named offsets, but none past the messages that were brought."""
+        if named is None:
+            open_spans = {place: tracker.list_open_spans() for place, tracker in self._trackers.items()}
+            ends = {place: spans[-1][1] for place, spans in open_spans.items() if spans}
+        else:
+            ends = {
+                place: min(offset, self._trackers[place].brought_end) if place in self._trackers else offset
+                for place, offset in parse_partition_offsets("what", named).items()
+            }
+        return self._member.build_offsets(ends, {})
 
     # -- where it is ------------------------------------------------------------------------------------
 
@@ -290,7 +293,7 @@ class QueueConsumer(MemberConsumer):
     def position(self, topic: str, partition: int) -> int:
         """Return the first offset of the partition that was never delivered."""
         with self._lock.own:
-            owned = self._partitions.read_owned()
+            owned = self._tracker_holder.read_owned()
             check_assignment((topic, partition), owned)
             deliveries = owned[topic, partition].deliveries
             assert deliveries is not None
@@ -305,4 +308,4 @@ class QueueConsumer(MemberConsumer):
             (topic, partition) -> offsets.
         """
         with self._lock.own:
-            return {place: partition.left_count for place, partition in self._partitions.read_owned().items()}
+            return {place: partition.left_count for place, partition in self._tracker_holder.read_owned().items()}

@@ -1,29 +1,151 @@
-"""Read the messages that a member of a queue group has acquired, and acquire those of the next poll."""
+"""The partitions of a member of a queue group: read the messages it has acquired, acquire those of the next poll."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ....namespace.processes.clock import Clock
-from ....protocol.errors import IllegalState
+from ....protocol.errors import IllegalState, LakeMQError
+from ....protocol.values.consuming.groups import Assigned
 from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome, WantedMessages
+from ...fetch.planning.plan import Bounds
 from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedMessages, TopicPartition
 from ..batch import ConsumerBatch
-from ..consumer_lock import ConsumerLock
-from ..member.member import Member
+from ..member.member import Member, OwnedPartitions
 from ..member.membership_view import MembershipView, OwnedPartition
 from ..partition_reader import Moves
-from ..poll_parts import fetch_parts
+from ..poll_loop import ConsumerLock
 from ..range_fetcher import RangeFetcher
 from .ack_sender import LONGEST_WAIT_MS, AckSender
 from .ack_tracker import AckTracker
 from .queue_batch import QueueBatch
-from .queue_partitions import ANSWER_MS, QueuePartitions
 from .queue_poll import QueuePoller
 from .unseen_deliveries import UnseenDeliveries
+
+log = logging.getLogger("lakemq.consumer")
+
+ANSWER_MS = 1_000
+"""How long to wait for the answer to a request for messages that is under way."""
+
+
+class TrackerHolder:
+    """Keeps an `AckTracker` for each partition of a member. The consumer holds its lock for every call.
+
+    Unlike `PositionHolder`, it does not release revoked partitions: the group moves a partition when all its messages
+    have an outcome. So it also takes a partition that is revoked already, because its messages need an outcome.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        trackers: dict[TopicPartition, AckTracker],
+        ack_sender: AckSender,
+        poller: QueuePoller,
+        fetcher: RangeFetcher,
+    ) -> None:
+        """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
+        self._member, self._trackers, self._ack_sender = member, trackers, ack_sender
+        self._poller, self._fetcher = poller, fetcher
+        self.paused_by_user: set[TopicPartition] = set()
+
+    def read_owned(self, newest: bool = True) -> dict[TopicPartition, OwnedPartition]:
+        """Return the partitions that have a tracker and that the member still has.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
+        return self.find_owned(self._member.membership.read_view(newest))
+
+    def find_owned(self, view: MembershipView) -> dict[TopicPartition, OwnedPartition]:
+        """Return the partitions that have a tracker and that the member still has, as of the step of this view."""
+        self._poller.note_view(view)
+        if view.queue_settings is not None:
+            self._fetcher.isolation = view.queue_settings.isolation
+        trackers = self._trackers
+        return {p: owned for p, owned in view.owned.items() if p in trackers and trackers[p].epoch == owned.epoch}
+
+    def read_bounds(self) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of these partitions."""
+        return {place: partition.bounds for place, partition in self.read_owned().items()}
+
+    # -- what the group decides ---------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Join the group. A member that was lost takes back the partitions that no other member has yet."""
+        bound = [Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self._trackers.values()]
+        self._member.membership.join(bound)
+        self._ack_sender.note_rejoin()
+
+    def note_joined(self) -> None:
+        if self._ack_sender.is_lost:
+            self._ack_sender.note_rejoin()
+
+    def list_lost_with_member(self) -> Sequence[TopicPartition]:
+        """Return no partitions: those that other members have by now are found after the member has joined again."""
+        return []
+
+    def lose(self, place: TopicPartition) -> bool:
+        """Drop a partition, and return whether the user must be told.
+
+        A partition that was reported as revoked, and whose messages all had an outcome, has moved as announced.
+        """
+        self.paused_by_user.discard(place)
+        self._poller.forget(place)
+        tracker = self._trackers.pop(place, None)
+        if tracker is None:
+            return False
+        if not tracker.is_sent:
+            self._ack_sender.note_move(place)
+        return not tracker.is_paused or tracker.open_count > 0
+
+    def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
+        """Return the partitions that are paused since the last poll, and mark them as paused."""
+        revoked = [
+            place
+            for place in sorted(owned)
+            if owned[place].is_paused and place in self._trackers and not self._trackers[place].is_paused
+        ]
+        for place in revoked:
+            self._trackers[place].is_paused = True
+        return revoked
+
+    def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
+        pass
+
+    def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
+        return {place: partition for place, partition in owned.items() if place not in self._member.partitions}
+
+    def take(self, new: OwnedPartitions) -> None:
+        for (topic, number), partition in new.items():
+            self._trackers[topic, number] = AckTracker(
+                f"{topic}-{number}", partition.bounds.topic_id, number, partition.epoch
+            )
+
+    def drop_all(self) -> None:
+        """Send all recorded outcomes, and return prefetched messages that the user has not seen."""
+        if (request := self._ack_sender.acquire_request) is not None:
+            wait([request], ANSWER_MS / 1000)  # its messages would count as delivered to a member that has gone
+        owned = self.read_owned()
+        unseen = [
+            tracker.build_acknowledgement(AckOutcome.UNSEEN, stretch, [stretch.span])
+            for place, tracker in self._trackers.items()
+            if place in owned and (deliveries := owned[place].deliveries) is not None
+            for stretch in tracker.find_unshown(deliveries.list_acquired_stretches())
+        ]
+        for step in self._ack_sender.collect_answers, partial(self._ack_sender.send, unseen=unseen):
+            with suppress(LakeMQError):  # a closing consumer has no more use for the messages
+                step()
+        self._trackers.clear()
+        self.paused_by_user.clear()
+        try:
+            self._ack_sender.refusals.raise_all()
+        except LakeMQError as error:
+            log.warning("Acknowledgements were refused before the consumer closed: %s", error)
 
 
 class QueueReader:
@@ -32,7 +154,6 @@ class QueueReader:
     Attributes:
         accepts_previous: a poll has begun, and has not yet acknowledged the messages of the poll before it (ack.mode
             auto).
-        returned_count: returns how often the user has given messages back.
     """
 
     def __init__(
@@ -40,21 +161,21 @@ class QueueReader:
         group: str,
         lock: ConsumerLock,
         member: Member,
-        partitions: QueuePartitions,
+        holder: TrackerHolder,
         trackers: Mapping[TopicPartition, AckTracker],
         ack_sender: AckSender,
         poller: QueuePoller,
         fetcher: RangeFetcher,
         clock: Clock,
         waiter: Waiter,
-        returned_count: Callable[[], int],
+        given_back_count: Callable[[], int],
     ) -> None:
-        """Share the parts of one consumer."""
-        self._group, self._lock, self._member, self._partitions = group, lock, member, partitions
+        """Share the parts of one consumer. given_back_count: returns how often the user has given messages back."""
+        self._group, self._lock, self._member, self._holder = group, lock, member, holder
         self._trackers, self._ack_sender, self._poller = trackers, ack_sender, poller
         self.fetcher, self._clock, self._waiter = fetcher, clock, waiter
-        self._returned_count = returned_count
-        self.paused_by_user = partitions.paused_by_user
+        self._given_back_count = given_back_count
+        self.paused_by_user = holder.paused_by_user
         self.accepts_previous = False
         self._view: MembershipView | None = None
         """The view with which the poll has begun, until it is used."""
@@ -62,13 +183,13 @@ class QueueReader:
     def list_places(self) -> Container[TopicPartition]:
         return self._trackers
 
-    def begin_poll(self) -> None:
+    def begin_poll(self, newest: bool) -> None:
         """Take in answers, and then what the group has decided.
 
         This order matters: the state then includes what the answers brought, so that nothing is requested twice.
         """
-        self._ack_sender.collect_answers()
-        self._view = self._member.update(self._partitions)
+        has_answers = self._ack_sender.collect_answers()
+        self._view = self._member.update(self._holder, newest or has_answers)
 
     def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> QueueBatch | None:
         """Look once for messages to show, and request those of the next poll; return None to be called again.
@@ -80,11 +201,11 @@ class QueueReader:
         owned = self._find_owned()
         if self.accepts_previous and self._poller.is_auto_ack:
             for tracker in self._trackers.values():
-                tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.open_spans()])
+                tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.list_open_spans()])
         self.accepts_previous = False
         selection = self._poller.select(owned, max_records, self.paused_by_user)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
-        parts = fetch_parts(self.fetcher.try_to_fetch, selection.starts, selection.ends, topic_ids, owned)
+        parts = self.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
         if parts is None:
             return None
         shown, acceptances = self._poller.show(selection, parts, owned, moves)
@@ -103,9 +224,9 @@ class QueueReader:
         """Return the member's partitions: as `begin_poll` has just read them, if nothing has happened since."""
         view, self._view = self._view, None
         if view is not None:
-            return self._partitions.find_owned(view)
+            return self._holder.find_owned(view)
         self._ack_sender.collect_answers()
-        return self._partitions.read_owned()
+        return self._holder.read_owned()
 
     def _has_open(self, acceptances: Sequence[Acknowledgement]) -> bool:
         """Return whether some of these messages have no outcome yet.
@@ -122,13 +243,13 @@ class QueueReader:
             return False
 
     def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
-        """Hide the messages again that a poll that failed has marked as shown."""
+        """Hide the messages again that a poll has marked as shown before it failed."""
         for place, (tracker, stretches) in moves.items():
             if place in self._trackers and self._trackers[place] is tracker:
                 tracker.hide(stretches)
 
     def mark_unseen(self, batch: QueueBatch) -> UnseenDeliveries:
-        return UnseenDeliveries(batch, lambda: self._trackers, lambda: self.paused_by_user, self._returned_count)
+        return UnseenDeliveries(batch, lambda: self._trackers, lambda: self.paused_by_user, self._given_back_count)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
@@ -145,7 +266,7 @@ class QueueReader:
         batch.outcome = self._member.find_outcome(self._is_behind)
 
     def _is_behind(self) -> bool:
-        return any(partition.left_count for partition in self._partitions.read_owned().values())
+        return any(partition.left_count for partition in self._holder.read_owned(newest=False).values())
 
     def waits_for_partitions(self) -> bool:
         return self._member.waits_for_partitions()
@@ -154,7 +275,7 @@ class QueueReader:
         return self._ack_sender.acquire_request is not None and self._clock.steady_ms() < deadline_ms + ANSWER_MS
 
     def rest(self, poll_ms: int, most_ms: int) -> None:
-        """Sleep, or until the messages that were requested are there, if that is sooner."""
+        """Sleep until polling again is worthwhile: at the latest when the requested messages are there."""
         if (request := self._ack_sender.acquire_request) is None:
             self._waiter.wait(poll_ms, most_ms)
         else:

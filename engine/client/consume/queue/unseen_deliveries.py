@@ -23,20 +23,20 @@ class UnseenDeliveries:
         self,
         batch: QueueBatch,
         trackers: Callable[[], Mapping[TopicPartition, AckTracker]],
-        resting: Callable[[], Container[TopicPartition]],
-        returned_count: Callable[[], int],
+        paused_by_user: Callable[[], Container[TopicPartition]],
+        given_back_count: Callable[[], int],
     ) -> None:
         """Hide the messages from the trackers.
 
         Args:
             batch: the messages of the poll.
             trackers: returns the consumer's trackers now.
-            resting: returns the partitions now that the user has paused.
-            returned_count: grows when the member gives messages back.
+            paused_by_user: returns the partitions that the user has paused, as of now.
+            given_back_count: grows when the member gives messages back.
         """
         self.messages = list(batch)
-        self._trackers, self._resting, self._returned_count = trackers, resting, returned_count
-        self._returned_before = returned_count()
+        self._trackers, self._paused_by_user, self._given_back_count = trackers, paused_by_user, given_back_count
+        self._given_back_before = given_back_count()
         self._trackers_at_poll = {place: trackers()[place] for place in batch.shown}
         self._stretches = {
             (*place, offset): stretch.cut(offset, offset + 1)
@@ -50,9 +50,9 @@ class UnseenDeliveries:
     def show(self, message: Message) -> bool:
         place, stretch = (message.topic, message.partition), self._stretch_of(message)
         tracker = self._trackers().get(place)
-        if tracker is None or tracker is not self._trackers_at_poll[place] or place in self._resting():
+        if tracker is None or tracker is not self._trackers_at_poll[place] or place in self._paused_by_user():
             return False
-        if self._returned_count() != self._returned_before or not tracker.find_unshown([stretch]):
+        if self._given_back_count() != self._given_back_before or not tracker.find_unshown([stretch]):
             return False
         tracker.show([stretch], Spans([stretch.span]), Spans())
         return True

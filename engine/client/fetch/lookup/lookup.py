@@ -1,4 +1,4 @@
-"""Look-ups of segments for a fetch, in the table and in the journal's tail.
+"""Look-ups of segments for a fetch, in the table and in the tail.
 
 It needs the data segments of its ranges; and for committed reads also the aborts that may end transactions in them.
 """
@@ -139,7 +139,7 @@ def is_kind(segments: pa.Table, kind: str) -> Mask:
     return mask
 
 
-def segments_of_steps(steps: Iterable[Step]) -> pa.Table:
+def collect_segments(steps: Iterable[Step]) -> pa.Table:
     """Return the segments of steps with LOOKUP_SCHEMA. They are one table, which costs little more than one segment."""
     parts = [(step.step, entry.segments) for step in steps for entry in step.entries if len(entry.segments)]
     segments = segments_to_table(part for _, part in parts)

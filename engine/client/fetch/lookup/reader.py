@@ -33,7 +33,7 @@ from ....protocol.values.state import State
 from ....protocol.values.topics import Topic
 from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, is_kind
 from .stored_segments import StoredSegments
-from .tail import JournalParts, JournalRows, TailSegments
+from .tail import StepRowsByFile, TailRows, TailSegments
 
 REBASE_MS = 15_000
 """Age at which a reader moves to a newer watermark, so that its tail stays short."""
@@ -53,11 +53,15 @@ _TRANSACTION = ["partition", "producer_id", "producer_epoch"]
 class Reader:
     """Follows a namespace. Not thread-safe. After any exception, also an interrupt, it loads the namespace again."""
 
-    def __init__(self, store: Store, clock: Clock, tables: Sequence[str] = READERS) -> None:
-        """tables: from which the state is loaded: READERS, MEMBERS or WHOLE. Of other tables the state has only what
-        came since.
+    def __init__(self, store: Store, clock: Clock, tables: Sequence[str] = READERS, namespace_id: str = "") -> None:
+        """Create a reader that has read nothing yet.
+
+        Args:
+            tables: from which the state is loaded: READERS, MEMBERS or WHOLE. Of other tables the state has only what
+                came since.
+            namespace_id: of the namespace that it must find. Empty: whichever is there.
         """
-        self._store, self._clock, self._tables = store, clock, tables
+        self._store, self._clock, self._tables, self._namespace_id = store, clock, tables, namespace_id
         self._based_at_ms: int | None = None
         self._refreshed_at_ms = 0
         self._view: _View
@@ -87,6 +91,7 @@ class Reader:
 
         Raises:
             StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
+            InconsistentClusterId: another namespace is there.
         """
         now_ms = self._clock.steady_ms()
         # Unset until the refresh has worked. An interrupt may come while a step is half folded into the state, or when
@@ -97,10 +102,12 @@ class Reader:
         try:
             if based_at_ms is None or not is_close or not self._view.follow():
                 self._load()
-            elif now_ms - based_at_ms > REBASE_MS:
+            elif now_ms - based_at_ms <= REBASE_MS:
+                self._based_at_ms = based_at_ms
+            elif self._view.has_tail:
                 self._rebase()
             else:
-                self._based_at_ms = based_at_ms
+                self._based_at_ms = now_ms
         except Exception:  # the context managers are entered here, so that a read that works costs nothing more
             with store_errors(), report_damage(self._store):
                 raise
@@ -142,7 +149,7 @@ class Reader:
 
     def _try_to_load(self) -> _View | None:
         """Return a view of the namespace of now; None if housekeeping overtook the reader."""
-        watermark, steps = follow_from_watermark(self._store, self._clock.steady_ms)
+        watermark, steps = follow_from_watermark(self._store, self._clock.steady_ms, self._namespace_id)
         segments = self._store.open(SEGMENTS)
         if segments.floor() > watermark.step:  # a merge went beyond the watermark, see _rebase
             return None
@@ -188,9 +195,9 @@ class Reader:
                 raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
             return self._view.find(self.state.topics[topic.topic_id], lookup)
 
-    def find_journal_parts(self, segments: pa.Table) -> JournalParts:
-        """Return the rows of these segments (PLAN_SCHEMA) that the journal's tail has."""
-        return self._view.journal_rows.find_parts(segments)
+    def find_step_rows(self, segments: pa.Table) -> StepRowsByFile:
+        """Return the rows of these segments (PLAN_SCHEMA) that steps of the tail hold."""
+        return self._view.tail_rows.find_parts(segments)
 
 
 def _drop_aborted_segments(segments: pa.Table) -> pa.Table:
@@ -212,18 +219,23 @@ def _sort(segments: pa.Table) -> pa.Table:
 class _View:
     """A load of a namespace, and the steps that were followed since.
 
-    `journal_rows` are the message rows of these steps. `decided_step` is the last of them that changed more than the
-    lease; 0 if none did.
+    `tail_rows` are the message rows of these steps. `decided_step` is the last of them that changed more than the
+    lease; 0 if none did. The tables are read as of the base step.
     """
 
     def __init__(
         self, store: Store, watermark_step: int, state: State, segments: TableHandle, steps: StepReader
     ) -> None:
         self.state, self._steps = state, steps
-        self.decided_step = 0
-        self._tail, self._stored, self.journal_rows = TailSegments(), StoredSegments(store), JournalRows(store.files)
+        self.decided_step, self._base_step = 0, watermark_step
+        self._tail, self._stored, self.tail_rows = TailSegments(), StoredSegments(store), TailRows(store.files)
         self._table_id = segments.table_id
         self._stored.move_to(segments, watermark_step)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether steps behind the watermark changed more than the lease, so that a newer one shortens the tail."""
+        return self.decided_step > self._base_step
 
     def follow(self) -> bool:
         """Fold the steps that have come since; return False if some of them are gone."""
@@ -235,7 +247,7 @@ class _View:
             return True
         machine.follow(self.state, steps)
         self.decided_step = next((step.step for step in reversed(steps) if not is_renewal(step)), self.decided_step)
-        self.journal_rows.add(steps)
+        self.tail_rows.add(steps)
         self._tail.add(steps)
         return True
 
@@ -248,13 +260,14 @@ class _View:
         if segments.table_id != self._table_id or not self.follow() or self.state.step < watermark_step:
             return False
         self._stored.move_to(segments, watermark_step)
+        self._base_step = watermark_step
         self._tail.forget(watermark_step)
-        self.journal_rows.forget(watermark_step)
+        self.tail_rows.forget(watermark_step)
         return True
 
     def find(self, topic: Topic, lookup: Lookup) -> pa.Table:
         """Return the segments that are looked up (LOOKUP_SCHEMA): those of the table, then those of the tail."""
-        tail, begins = self._tail.find(lookup), self._tail.begins(topic)
+        tail, begins = self._tail.find(lookup), self._tail.find_begins(topic)
         if any(range_.start < begins[range_.partition] for range_ in lookup.ranges):
             return pa.concat_tables([self._stored.find(lookup), tail])
         return tail

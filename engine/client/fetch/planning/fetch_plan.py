@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from ..lookup.lookup import OffsetRange
-    from ..lookup.tail import JournalParts
+    from ..lookup.tail import StepRowsByFile
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 
@@ -22,7 +22,7 @@ class FetchPlan:
     Attributes:
         segments: row ranges of data files (PLAN_SCHEMA), by partition and offset.
         ranges: the offsets that were asked for.
-        journal_parts: rows of the segments that may not be in a data file yet, and are in steps.
+        step_rows: rows of the segments that are in steps, and may not be in a data file yet.
         now_ms: messages that have expired by this time are not shown; None: all are shown.
     """
 
@@ -31,7 +31,7 @@ class FetchPlan:
     step: int
     segments: pa.Table
     ranges: tuple[OffsetRange, ...]
-    journal_parts: JournalParts
+    step_rows: StepRowsByFile
     isolation: Isolation
     now_ms: int | None = None
 

@@ -1,8 +1,10 @@
 """Plan a fetch: from ranges of offsets to row ranges of data files.
 
-A fetch has three parts. It plans: words, offsets and times become ranges of offsets, as of a reader's step. It looks
-the ranges up among the segments (`lookup.py`, `stored_segments.py`, `tail.py`). It reads the rows of the segments, in
-Arrow (`arrow.py`) or in Spark (`spark.py`); one plan serves both.
+A fetch has three parts:
+
+1. Plan: positions (`earliest`, `latest`, offsets, times) become ranges of offsets, as of a reader's step.
+2. Look up: the ranges become segments, which name rows of files (`lookup.py`, `stored_segments.py`, `tail.py`).
+3. Read: the rows of the segments become messages, in Arrow (`arrow.py`) or in Spark (`spark.py`). One plan serves both.
 """
 
 from __future__ import annotations
@@ -63,12 +65,12 @@ def plan_fetch(
     is_committed = isolation == "read_committed"
     limits = topic.last_stable_offsets if is_committed else topic.high_watermarks
     for range_ in ranges:
-        first, last = int(topic.log_starts[range_.partition]), int(limits[range_.partition])
-        if not first <= range_.start or range_.end > last:
+        begin, end = int(topic.log_starts[range_.partition]), int(limits[range_.partition])
+        if range_.start < begin or range_.end > end:
             raise OffsetOutOfRange(
                 f"{topic.topic}-{range_.partition} does not hold this range.",
                 found=f"{range_.start} to {range_.end}",
-                expected=f"{first} to {last}",
+                expected=f"{begin} to {end}",
             )
     segments = reader.find_segments(topic, [range_ for range_ in ranges if range_.end > range_.start], is_committed)
     return FetchPlan(
@@ -77,7 +79,7 @@ def plan_fetch(
         step=reader.state.step,
         segments=segments,
         ranges=ranges,
-        journal_parts=reader.find_journal_parts(segments),
+        step_rows=reader.find_step_rows(segments),
         isolation=isolation,
         now_ms=None if include_expired else reader.state.now_ms,
     )
@@ -233,7 +235,7 @@ def _resolve(
 def plan_tail(
     reader: Reader, topic_name: str, topic_id: int, isolation: Isolation, position: Mapping[int, int]
 ) -> FetchPlan:
-    """Return the plan of what came behind a position; it has no range for partitions in which nothing came.
+    """Return the plan of the messages after a position. It has no range for partitions without new offsets.
 
     If the offsets at the position were deleted, the partition goes on at the start of its log. A partition that the
     position does not name is new, and is read from its start.
@@ -266,7 +268,14 @@ def offsets_for_times(
 
 def _check_partitions(topic: Topic, partitions: Iterable[int]) -> None:
     if unknown := [partition for partition in partitions if not 0 <= partition < topic.log_count]:
-        raise UnknownTopicOrPartition(f"{topic.topic} has no such partition.", found=unknown[0])
+        raise unknown_partition(topic.topic, unknown[0], topic.log_count)
+
+
+def unknown_partition(topic: str, partition: int, partition_count: int) -> UnknownTopicOrPartition:
+    """Return the error for a partition that the topic does not have."""
+    return UnknownTopicOrPartition(
+        f"{topic} has no such partition.", found=partition, expected=f"0 to {partition_count - 1}"
+    )
 
 
 def _find_by_times(
@@ -278,7 +287,7 @@ def _find_by_times(
     """
     ranges = [OffsetRange(p, int(topic.log_starts[p]), int(topic.high_watermarks[p])) for p in times_us]
     segments = reader.find_segments(topic, [range_ for range_ in ranges if range_.end > range_.start], committed=False)
-    journal_parts = reader.find_journal_parts(segments)
+    step_rows = reader.find_step_rows(segments)
     messages: dict[int, tuple[int, int] | None] = {}
     for range_ in ranges:
         time_us = times_us[range_.partition]
@@ -293,7 +302,7 @@ def _find_by_times(
                 step=reader.state.step,
                 segments=candidates.slice(i, 1),
                 ranges=(range_,),
-                journal_parts=journal_parts,
+                step_rows=step_rows,
                 isolation="read_uncommitted",
             )
             if message := find_first_at_or_after(files, plan, time_us):

@@ -87,12 +87,13 @@ def _index_messages(sources: Sequence[RangeRows], plan: FetchPlan) -> tuple[pa.T
 def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.Table:
     """Return the messages (FETCHED) without expired ones. rows: of these segments of the plan, in order."""
     counts = segments.column("record_count").to_numpy()
-    append_times = np.repeat(segments.column("append_time_ms").fill_null(_NO_TIME).to_numpy(), counts)
-    has_append_time = append_times != _NO_TIME
-    timestamps = rows.column("timestamp")
-    if has_append_time.any():
+    timestamps, timestamp_types = rows.column("timestamp"), np.zeros(rows.num_rows, np.int32)
+    if segments.column("append_time_ms").null_count < segments.num_rows:
+        append_times = np.repeat(segments.column("append_time_ms").fill_null(_NO_TIME).to_numpy(), counts)
+        has_append_time = append_times != _NO_TIME
         by_sequencer = pa.array(append_times * 1000).cast(TIME)
         timestamps = pc.if_else(pa.array(has_append_time), by_sequencer, timestamps)
+        timestamp_types = has_append_time.astype(np.int32)
     headers = rows.column("headers")
     if segments.column("dead_letter").null_count < segments.num_rows:
         headers = append_cause_headers(headers, segments)
@@ -103,7 +104,7 @@ def _build_messages(plan: FetchPlan, segments: pa.Table, rows: pa.Table) -> pa.T
         pa.array(np.repeat(segments.column("partition").to_numpy(), counts), pa.int32()),
         pa.array(count_up_per_row(segments, segments.column("base_offset").to_numpy())),
         timestamps,
-        pa.array(has_append_time.astype(np.int32)),
+        pa.array(timestamp_types),
         headers,
     ]
     table = pa.table(columns, schema=FETCHED)

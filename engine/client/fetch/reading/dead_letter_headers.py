@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.messages import HEADERS
 
 from ....protocol.values.queues.dead_letters import Cause, decode_cause
+from .rows import segment_index_per_row
 
 Numbers = npt.NDArray[np.int64]
 
@@ -29,11 +30,6 @@ def build_cause_headers(segments: pa.Table) -> pa.Array:
 def _build_headers(text: str) -> list[tuple[str, bytes]]:
     cause = decode_cause(text)
     return [(key, str(getattr(cause, name)).encode()) for key, name in _FIELDS.items()]
-
-
-def segment_index_per_row(segments: pa.Table) -> Numbers:
-    """Return the index of its segment for each message of the segments, in order."""
-    return np.repeat(np.arange(segments.num_rows), segments.column("record_count").to_numpy())
 
 
 def compute_source_offsets(segments: pa.Table, segment_indices: Numbers) -> pa.ChunkedArray:

@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..planning.fetch_plan import FetchPlan
-from .dead_letter_headers import segment_index_per_row
 from .row_group_cache import RowGroupCache
-from .rows import count_up_per_row, read_sources
+from .rows import count_up_per_row, read_sources, segment_index_per_row
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]

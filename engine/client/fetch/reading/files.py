@@ -31,7 +31,7 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
     Args:
         files: the data files.
         file_id: of the file.
-        footer_hash: as its segments have it; None for rows that rode in the journal. The digest in their file's
+        footer_hash: as its segments have it; None for rows that were in steps first. The digest in their file's
             metadata verifies these.
 
     Raises:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import pyarrow as pa
 
 MOST_BYTES = 160 << 20
-"""Room for two of the largest row groups that publishers write (64 MiB of rows), because a poll may lie in two."""
+"""Room for two row groups of 64 MiB, because a poll may lie in two. Publishers write about half as much at a time."""
 
 
 class RowGroupCache:

@@ -1,4 +1,4 @@
-"""Read the rows of a plan, once per file for all its ranges: from the journal's tail if it has them, else the file."""
+"""Read the rows of a plan, once per file for all its ranges: from the newest steps if they have them, else the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .files import open_data_file
 from .row_group_cache import RowGroupCache
 
 if TYPE_CHECKING:
-    from ..lookup.tail import JournalPart
+    from ..lookup.tail import StepRows
 
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
@@ -69,12 +69,12 @@ def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = No
     # With a cache the time to live is always read, because a later read of the row group may ask for it.
     columns = [*_SHOWN, _TTL] if cache is not None or plan.expirable.num_rows else _SHOWN
     for ranges in _group_by_file(plan):
-        parts = plan.journal_parts.get(ranges.file_id, ())
-        in_journal = _are_in_journal(parts, ranges)
-        if in_journal.any():
-            yield _take_from_journal(parts, ranges.select(in_journal), columns)
-        if not in_journal.all():
-            in_file = ranges.select(~in_journal)
+        parts = plan.step_rows.get(ranges.file_id, ())
+        in_steps = _are_in_steps(parts, ranges)
+        if in_steps.any():
+            yield _take_from_steps(parts, ranges.select(in_steps), columns)
+        if not in_steps.all():
+            in_file = ranges.select(~in_steps)
             footer_hash = plan.segments.column("footer_hash")[int(in_file.indices[0])].as_py()
             yield _read_from_file(files, footer_hash, in_file, columns, cache)
 
@@ -88,7 +88,7 @@ def _group_by_file(plan: FetchPlan) -> Iterator[_FileRanges]:
         yield _FileRanges(int(file_ids[indices[0]]), indices, first_rows[indices], ends[indices])
 
 
-def _are_in_journal(parts: Sequence[JournalPart], ranges: _FileRanges) -> npt.NDArray[np.bool_]:
+def _are_in_steps(parts: Sequence[StepRows], ranges: _FileRanges) -> npt.NDArray[np.bool_]:
     """Return a mask of the ranges that lie in parts which follow one another without a gap."""
     if not parts:
         return np.zeros(len(ranges.first_rows), np.bool_)
@@ -107,7 +107,12 @@ def count_up_per_row(segments: pa.Table, first: Numbers) -> Numbers:
     return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
-def _take_from_journal(parts: Sequence[JournalPart], ranges: _FileRanges, columns: list[str]) -> RangeRows:
+def segment_index_per_row(segments: pa.Table) -> Numbers:
+    """Return the index of its segment for each message of the segments, in order."""
+    return np.repeat(np.arange(segments.num_rows), segments.column("record_count").to_numpy())
+
+
+def _take_from_steps(parts: Sequence[StepRows], ranges: _FileRanges, columns: list[str]) -> RangeRows:
     part_begins = np.array([part.first_row for part in parts])
     table_begins = np.cumsum([0, *(part.record_count for part in parts)])
     rows = pa.concat_tables([part.rows.select(columns) for part in parts])

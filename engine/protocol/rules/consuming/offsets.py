@@ -38,7 +38,7 @@ from ...values.segments import Segments
 from ...values.state import State
 from ..registries import Folds, Rules
 from ..timers import Timers
-from ..transactions import join_transaction, open_transaction
+from ..transactions import build_join_entries, check_can_join
 from . import group_operations
 
 _OFFSET_BYTES = 64
@@ -58,7 +58,7 @@ def decide_commit(state: State, request: CommitOffsets, inputs: DecisionInputs) 
     """
     ref = request.transaction
     if ref is not None:
-        open_transaction(state, ref)
+        check_can_join(state, ref)
     check_group(request.group)
     topic_ids = check_commits(state, request.offsets)
     fenced = _find_fenced_offsets(state, request, topic_ids)
@@ -75,7 +75,7 @@ def decide_commit(state: State, request: CommitOffsets, inputs: DecisionInputs) 
         [request.offsets[i] for i in accepted],
         None if ref is None else ref.transactional_id,
     )
-    begun = [] if ref is None else join_transaction(state, ref, groups=[request.group])
+    begun = [] if ref is None else build_join_entries(state, ref, groups=[request.group])
     return Decision(result, (*begun, JournalEntry(record)))
 
 

@@ -54,7 +54,7 @@ from ...values.state import State
 from ..consuming.reconciling import find_start_offset
 from ..registries import Folds, Rules
 from ..timers import Timers
-from ..transactions import join_transaction, open_transaction
+from ..transactions import build_join_entries, check_can_join
 from .redelivery import give_back, let_die
 
 # -- acquiring ------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     """
     ref = request.transaction
     if ref is not None:
-        open_transaction(state, ref)
+        check_can_join(state, ref)
     group = _find_queue(state, request.group, request.member_id)
     _check_parts(request)
     fenced: list[int] = []
@@ -187,7 +187,7 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     if not parts:
         return Decision(result)
     settled = MessagesSettled(request.group, BY_MEMBER, parts, ref.transactional_id if ref else None)
-    begun = [] if ref is None else join_transaction(state, ref, groups=[request.group])
+    begun = [] if ref is None else build_join_entries(state, ref, groups=[request.group])
     return Decision(result, (*begun, JournalEntry(settled)))
 
 

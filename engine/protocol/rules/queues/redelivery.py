@@ -44,7 +44,7 @@ def give_back_partitions(state: State, group: Group, places: Iterable[Place], re
         part
         for place in places
         if place in deliveries
-        for part in give_back(group, place, deliveries[place].acquired_stretches())
+        for part in give_back(group, place, deliveries[place].list_acquired_stretches())
     ]
     return [MessagesSettled(group.group, reason, parts)] if parts else []
 

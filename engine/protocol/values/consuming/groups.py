@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ..base import Count, Number, Record, Request
+from ..base import Count, GroupRecord, Number, Request
 from .assignments import PARTITION_EVENTS, InPartition, PartitionEvent, PartitionStatus, Place
 
 # -- bounds of what a member may ask for
@@ -114,29 +114,23 @@ class TargetComputed(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-class GroupConfigured(Record, frozen=True, tag="group_configured"):
+class GroupConfigured(GroupRecord, frozen=True, tag="group_configured"):
     """The group has these settings from now on. This is the first record of each group.
 
     by_member: the settings came with its first member, which would send them again.
     """
 
-    group: str
     config: dict[str, Any]
     by_member: bool = False
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class MemberJoined(Record, frozen=True, tag="member_joined"):
+class MemberJoined(GroupRecord, frozen=True, tag="member_joined"):
     """A member with its present wishes.
 
     replaces: the member that had its instance id before. assignors: those that it supports, the best first; none if it
     supports all.
     """
 
-    group: str
     member_id: str
     topics: list[str]
     pattern: str | None
@@ -150,84 +144,55 @@ class MemberJoined(Record, frozen=True, tag="member_joined"):
     process_id: int | None = None
     assignors: list[str] = []
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class MemberLeft(Record, frozen=True, tag="member_left"):
+class MemberLeft(GroupRecord, frozen=True, tag="member_left"):
     """A member left (left), was silent for its session (session), or did not poll (poll), by reason."""
 
-    group: str
     member_id: str
     reason: str
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class MemberMissed(Record, frozen=True, tag="member_missed"):
+class MemberMissed(GroupRecord, frozen=True, tag="member_missed"):
     """A static member did not give up its partitions in time. It stays a member, and becomes the last one in order."""
 
-    group: str
     member_id: str
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class PartitionsAdded(Record, frozen=True, tag="partitions_added"):
+class PartitionsAdded(GroupRecord, frozen=True, tag="partitions_added"):
     """The group gets partitions of a topic, from the number `first` on.
 
     start_offsets: where the group starts if it has committed nothing; null: not decided yet.
     """
 
-    group: str
     topic_id: int
     topic: str
     start_offsets: list[int | None]
     first: int = 0
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class PartitionsGone(Record, frozen=True, tag="partitions_gone"):
+class PartitionsGone(GroupRecord, frozen=True, tag="partitions_gone"):
     """The group loses the topic's partitions from the number `first` on, because they, the topic or the group ended.
 
     partitions: how many it had.
     """
 
-    group: str
     topic_id: int
     topic: str
     partitions: int
     first: int = 0
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class TargetSet(Record, frozen=True, tag="target_set"):
+class TargetSet(GroupRecord, frozen=True, tag="target_set"):
     """The new targets of partitions, for the group as it was in this epoch. Only changes are listed.
 
     changed: member_id -> (topic_id, partition). dropped: partitions without a target.
     """
 
-    group: str
     group_epoch: int
     assignor: str
     changed: dict[str, list[Place]]
     dropped: list[Place] = []
     problem: str | None = None
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
 
 class Move(InPartition, frozen=True, array_like=True):
@@ -250,50 +215,30 @@ class Move(InPartition, frozen=True, array_like=True):
         return PARTITION_EVENTS[self.status]
 
 
-class PartitionsMoved(Record, frozen=True, tag="partitions_moved"):
+class PartitionsMoved(GroupRecord, frozen=True, tag="partitions_moved"):
     """Partitions change their status or owner. reason: why, for example balance, left or session."""
 
-    group: str
     reason: str
     moves: list[Move]
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class RebalanceDelayed(Record, frozen=True, tag="rebalance_delayed"):
+class RebalanceDelayed(GroupRecord, frozen=True, tag="rebalance_delayed"):
     """Lost partitions stay until this time; 0: the delay is over."""
 
-    group: str
     not_before_ms: int
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class RebalanceCompleted(Record, frozen=True, tag="rebalance_completed"):
+class RebalanceCompleted(GroupRecord, frozen=True, tag="rebalance_completed"):
     """Each partition is with its target."""
 
-    group: str
     generation: int
     group_epoch: int
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class GroupForgotten(Record, frozen=True, tag="group_forgotten"):
+class GroupForgotten(GroupRecord, frozen=True, tag="group_forgotten"):
     """The group does not exist any more. reason: deleted or expired."""
 
-    group: str
     reason: str
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
 
 REQUESTS = (JoinGroup, LeaveGroup, ReleasePartitions, ConfigureGroup, DeleteGroup)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from ..base import Number, Record, Request, Result
+from ..base import GroupRecord, Number, Request, Result
 from ..producers import TransactionRef
 
 MAX_OFFSETS = 100_000
@@ -118,34 +118,24 @@ class OffsetsChanged(Result, frozen=True, tag="offsets_changed"):
     changes: list[CommittedChange]
 
 
-class OffsetsCommitted(Record, frozen=True, tag="offsets_committed"):
+class OffsetsCommitted(GroupRecord, frozen=True, tag="offsets_committed"):
     """A group has committed offsets. With a transactional id they count when that transaction commits.
 
     topic_ids: the topics of `offsets`, in the same order. reason: `reset` for an operator's change.
     """
 
-    group: str
     topic_ids: list[int]
     offsets: list[OffsetCommit]
     transactional_id: str | None = None
     reason: str | None = None
 
-    @property
-    def subject(self) -> str:
-        return self.group
 
-
-class OffsetsRemoved(Record, frozen=True, tag="offsets_removed"):
+class OffsetsRemoved(GroupRecord, frozen=True, tag="offsets_removed"):
     """The offsets that a group had committed in these partitions are forgotten."""
 
-    group: str
     topic_id: int
     topic: str
     partitions: list[int]
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
 
 @dataclass(frozen=True)

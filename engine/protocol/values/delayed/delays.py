@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base import Count, DueMillis, FileId, Number, Record, Request, Result
+from ..base import Count, DueMillis, FileId, Number, Record, Request, Result, TransactionRecord
 from ..transitions import Transitions
 
 
@@ -290,23 +290,18 @@ class DelaysReleased(Record, frozen=True, tag="delays_released"):
     late_ms: int = 0
 
 
-class DelaysSettled(Record, frozen=True, tag="delays_settled"):
+class DelaysSettled(TransactionRecord, frozen=True, tag="delays_settled"):
     """The transaction with this producer id and epoch has ended: its rows wait from now on, or are dropped.
 
     topic_id, file_id, first_row: ranges that wait. aborted: ranges that are dropped.
     """
 
-    transactional_id: str
     producer_id: int
     producer_epoch: int
     topic_id: list[int] = []
     file_id: list[int] = []
     first_row: list[int] = []
     aborted: DelayedRanges = msgspec.field(default_factory=DelayedRanges)
-
-    @property
-    def subject(self) -> str:
-        return self.transactional_id
 
 
 class DelaysDropped(Record, frozen=True, tag="delays_dropped"):

@@ -136,8 +136,8 @@ class Block:
         if not maybe.any():
             return np.empty(0, np.int64)
         if np.count_nonzero(maybe) <= _FEW_KEYS:
-            found = [self._find_key([int(column[i]) for column in keys]) for i in np.flatnonzero(maybe)]
-            return np.unique(np.concatenate(found))
+            numbers = [self._find_key([int(column[i]) for column in keys]) for i in np.flatnonzero(maybe)]
+            return np.unique(np.concatenate(numbers))
         columns = [self.column(name) for name in KEY]
         rows = np.flatnonzero(np.isin(hash_keys(columns), hashes[maybe]) & self._remaining_mask())
         if not len(rows):

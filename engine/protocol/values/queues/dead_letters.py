@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ..base import Count, Number, Record, Request, Result
+from ..base import Count, GroupRecord, Number, Request, Result, TopicRecord
 from ..transitions import Transitions
 from .deliveries import SettledMessages
 from .stretches import DeliveryStatus, Range
@@ -92,17 +92,12 @@ class DeadLettersJudged(Result, frozen=True, tag="dead_letters_judged"):
 # -- records --------------------------------------------------------------------------------------------
 
 
-class MessagesDeadLettered(Record, frozen=True, tag="messages_dead_lettered"):
+class MessagesDeadLettered(GroupRecord, frozen=True, tag="messages_dead_lettered"):
     """Messages became dead letters, and the group has finished them. Their segments travel beside the JSON."""
 
-    group: str
     topic: str
     dead_letter_topic: str
     parts: list[SettledMessages]
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
 
 class RedriveEvent(str, Enum):
@@ -129,20 +124,14 @@ ASKED_FOR, REDRIVEN, PURGED = "asked for", "redriven", "purged"
 """Reasons for which dead letters change their state, as the journal has them."""
 
 
-class DeadLettersSettled(Record, frozen=True, tag="dead_letters_settled"):
+class DeadLettersSettled(TopicRecord, frozen=True, tag="dead_letters_settled"):
     """Dead letters are to go back (dying), or have gone back or are purged (acknowledged).
 
     Segments of redriven dead letters travel beside the JSON, as columns.
     """
 
-    topic_id: int
-    topic: str
     reason: str
     parts: list[SettledMessages]
-
-    @property
-    def subject(self) -> str:
-        return self.topic
 
     @property
     def event(self) -> RedriveEvent:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..base import Count, Number, Record, Request, Result
+from ..base import Count, GroupRecord, Number, Request, Result
 from ..consuming.assignments import InPartition, Place
 from ..consuming.groups import Assigned
 from ..producers import TransactionRef
@@ -94,16 +94,11 @@ class MessageRanges(InPartition, frozen=True, array_like=True):
     ranges: list[Range]
 
 
-class MessagesAcquired(Record, frozen=True, tag="messages_acquired"):
+class MessagesAcquired(GroupRecord, frozen=True, tag="messages_acquired"):
     """Messages are delivered to a member. The first ones of a partition set where the group starts in it."""
 
-    group: str
     member_id: str
     taken: list[MessageRanges]
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
 
 class SettledMessages(InPartition, frozen=True, array_like=True):
@@ -128,20 +123,15 @@ DEAD_LETTERS, NO_MESSAGES = "dead letters", "no messages"
 """Reasons for which dying messages are finished: they became dead letters, or their offsets hold no messages."""
 
 
-class MessagesSettled(Record, frozen=True, tag="messages_settled"):
+class MessagesSettled(GroupRecord, frozen=True, tag="messages_settled"):
     """Delivered messages change their state. reason: one of those above, or why the member lost them.
 
     transactional_id: the transaction in which they are pending.
     """
 
-    group: str
     reason: str
     parts: list[SettledMessages]
     transactional_id: str | None = None
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
     def find_event(self, part: SettledMessages) -> DeliveryEvent:
         """Return the event that changes the state of a part's messages."""
@@ -165,17 +155,12 @@ _EVENTS = {
 """The events for all other reasons."""
 
 
-class MessagesPassed(Record, frozen=True, tag="messages_passed"):
+class MessagesPassed(GroupRecord, frozen=True, tag="messages_passed"):
     """Messages before this offset are deleted, and the group skips them."""
 
-    group: str
     topic_id: int
     partition: int
     offset: int
-
-    @property
-    def subject(self) -> str:
-        return self.group
 
     @property
     def place(self) -> Place:

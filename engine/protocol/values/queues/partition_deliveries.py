@@ -95,14 +95,14 @@ class Deliveries:
         done = (stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACKNOWLEDGED)
         return max(0, end - self.start) - sum(max(0, min(stretch.end, end) - stretch.first) for stretch in done)
 
-    def acquired_stretches(self) -> list[Stretch]:
-        """Return what the owner has and has not settled."""
+    def list_acquired_stretches(self) -> list[Stretch]:
+        """Return the stretches that the owner has acquired and not settled."""
         if not self.held_count:
             return []
         return [stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACQUIRED]
 
-    def dying_stretches(self) -> list[Stretch]:
-        """Return what becomes dead letters."""
+    def list_dying_stretches(self) -> list[Stretch]:
+        """Return the stretches that become dead letters."""
         if not self.dying_count:
             return []
         return [stretch for stretch in self.stretches if stretch.status is DeliveryStatus.DYING]

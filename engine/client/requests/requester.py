@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
 from lakemq.tables.storage.object_stores.objects import MaybeThere
 
-from ..namespace.processes import crash, process
-from ..namespace.processes.clock import Clock
-from ..namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
-from ..namespace.processes.process import start_thread
-from ..namespace.storage_error import storage_error
-from ..protocol.codec.few_rows import Rows, concatenate_rows
-from ..protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter
-from ..protocol.codec.request import encode_request
-from ..protocol.errors import (
+from ...namespace.processes import crash, process
+from ...namespace.processes.clock import Clock
+from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
+from ...namespace.processes.process import start_thread
+from ...namespace.storage_error import storage_error
+from ...protocol.codec.few_rows import Rows, concatenate_rows
+from ...protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter, encode_request
+from ...protocol.errors import (
     ClientEnded,
     IllegalState,
     InvalidRequest,
@@ -39,7 +38,7 @@ from ..protocol.errors import (
     RequestTimedOut,
     error_from_refusal,
 )
-from ..protocol.values.kinds import AnyRequest, AnyResult
+from ...protocol.values.kinds import AnyRequest, AnyResult
 from .direct_line import DirectLine
 
 log = logging.getLogger(__name__)
@@ -58,14 +57,14 @@ _QUIET_MS = 10_000
 """Waiting time after which a warning is logged. A lease of ten seconds may have to run out before a take-over."""
 
 _POLL_MS = (0.5, 1, 2, 4, 8, 16)
-"""Pauses between looks for an answer where the file system does not notify us; longer after every 20 looks."""
+"""Pauses between polls for an answer where the file system does not notify us. The pause grows after every 20 polls."""
 
 _UNSEEN_SHARE = 0.75
-"""Share of the usual time to an answer during which we do not look for one where every look is a request to a store."""
+"""Share of the expected time to an answer before the first poll for it, where each poll is a request to a store."""
 
 _QUICK_LOOKS = 4
-"""Looks that follow each other at once, because the answer is due. Later ones take at most half of the time: where a
-look is a request to a store, an answer that does not come should not cost many."""
+"""Polls without extra pauses, because the answer is due. After these, polls take at most half of the time: where each
+is a request to a store, an answer that does not come should not cost many."""
 
 
 @dataclass
@@ -86,7 +85,7 @@ class PendingRequest:
             raise InvalidRequest(
                 f"{type(request).__name__} is too large for a letter.",
                 found=f"{pending.size_bytes} bytes",
-                expected=f"at most {MAX_REQUEST_BYTES} with the rows that ride in it",
+                expected=f"at most {MAX_REQUEST_BYTES} with the rows that travel with it",
             )
         return pending
 
@@ -121,14 +120,14 @@ class Requester:
         self._read_numbers: list[int] = []
         """Numbers of the letters whose replies were read and are still stored."""
         self._waiter = self._new_waiter()
-        self._usual_wait_ms = 0
-        """How long the last answer in the mailbox took."""
+        self._expected_wait_ms = 0
+        """How long an answer takes in the mailbox: as long as the last one, but at most twice the value before."""
         self._queue: deque[PendingRequest] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._waits_since_ms: float | None = None
-        """When the present silence began, over all attempts; None: the last letter was answered."""
+        """Since when no letter was answered, over all attempts; None: the last letter was answered."""
         self._has_warned = False
         self._unanswered: dict[Future[AnyResult], float] = {}
         """When each request was submitted, the oldest first."""
@@ -170,7 +169,7 @@ class Requester:
         return [pending.future for pending in waiting]
 
     def waited_ms(self) -> float | None:
-        """Return how long the oldest request without an answer has waited; None: all are answered."""
+        """Return how long the oldest unanswered request has waited; None: all are answered."""
         oldest = min(list(self._unanswered.values()), default=None)
         return None if oldest is None else self._clock.steady_ms() - oldest
 
@@ -257,7 +256,7 @@ class Requester:
     def _put_letter(self, body: bytes, was_sent: bool) -> str:
         """Put the letter of the last number into the mailbox, and return its name.
 
-        The number is given back only if it is certain that nobody has the letter.
+        The number is used again only if it is certain that no sequencer can have the letter.
         """
         now_ms, self._has_used_mailbox = self._clock.now_ms(), True
         try:
@@ -293,7 +292,7 @@ class Requester:
         self._forget_read_replies()
         if not self._waiter.is_notified:
             passed_ms = self._clock.steady_ms() - begun_ms
-            self._clock.sleep(max(0, _UNSEEN_SHARE * self._usual_wait_ms - passed_ms))
+            self._clock.sleep(max(0, _UNSEEN_SHARE * self._expected_wait_ms - passed_ms))
         while True:
             self._waiter.reset()
             looked_at_ms = self._clock.steady_ms()
@@ -314,8 +313,8 @@ class Requester:
 
     def _note_wait(self, waited_ms: int) -> None:
         # After a long wait, such as for a take-over, the next answer may come fast again. A wait may double each time.
-        longest_ms = min(LOOK_MS, 2 * self._usual_wait_ms or LOOK_MS)
-        self._usual_wait_ms = min(waited_ms, longest_ms)
+        longest_ms = min(LOOK_MS, 2 * self._expected_wait_ms or LOOK_MS)
+        self._expected_wait_ms = min(waited_ms, longest_ms)
 
     def _warn_of_silence(self) -> None:
         """Log once per silence that no answer comes: callers that retry may wait for minutes."""
@@ -332,7 +331,7 @@ class Requester:
             )
 
     def _poll(self, number: int) -> list[AnyResult] | None:
-        """Return the answer; None if there is none yet, or it was damaged by a loss of power."""
+        """Return the results; None if there is no answer yet, or a loss of power has damaged it."""
         try:
             answer = self._mailbox.poll_reply(self._client_id, number)
             if answer is None:
@@ -356,16 +355,16 @@ class Requester:
                 pending.future.set_result(result)
 
     def _start_over(self) -> None:
-        """Become a new client, because the last letter's outcome is unknown, or the sequencer forgets us soon."""
+        """Become a new client: the last letter's outcome is unknown, or the sequencer soon forgets this client."""
         self._forget_replies()
         self._client_id, self._number = self._new_id(), 0
         self._waiter.close()
         self._waiter = self._new_waiter()
 
     def _forget_read_replies(self) -> None:
-        """Delete the replies that were read, but the newest, while an answer is awaited: nobody waits for the store.
+        """Delete the replies that were read, except the newest. This thread waits for an answer anyway.
 
-        One stays, because gateways to disks remove an empty folder, maybe while the next reply is put into it.
+        The newest stays, because gateways to disks remove an empty folder, maybe while the next reply is put into it.
         """
         for number in self._read_numbers[:-1]:
             with suppress(OSError):

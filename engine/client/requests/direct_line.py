@@ -6,6 +6,7 @@ mailbox, under the same number. The letter's number makes sure that it is decide
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -14,23 +15,24 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from lakemq.tables.storage.coordination.line_objects import find_newest_line
+from lakemq.tables.storage.coordination.line_objects import MAX_LINE_BYTES, list_lines
 from lakemq.tables.storage.coordination.line_proofs import remove_proof
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
-from ..namespace.line_frames import (
+from ...namespace.line_frames import (
     MAX_FRAME_BYTES,
     Frame,
     FrameKind,
     FrameReader,
     Hello,
+    LineAddress,
     decode_address,
     encode_hello,
     encode_letter_frame,
 )
-from ..namespace.processes.clock import Clock
-from ..protocol.codec.letter import decode_answer
-from ..protocol.values.clients import Answer
+from ...namespace.processes.clock import Clock
+from ...protocol.codec.letter import decode_answer
+from ...protocol.values.clients import Answer
 from .line_connector import connect_to_leader
 
 log = logging.getLogger(__name__)
@@ -39,13 +41,15 @@ PATIENCE_MS = 2_000
 """Time after which a letter without an answer also goes into the mailbox: the leader's process may be stopped."""
 GREETING_MS = 1_000
 FIND_LEADER_INTERVAL_MS = 200
-"""Time between two looks for a leader that listens."""
+"""Time between two searches for a leader that listens."""
 BAD_LINE_MS = 2_000
-"""Time without a line after one that has failed. The leader may be gone, and its successor not there yet."""
+"""Time until the next try after a line has failed. The leader may be gone, and the next one not there yet."""
 LONGEST_PAUSE_MS = 60_000
-"""Longest time without a line where trying costs requests to a store. It doubles with each try that fails."""
+"""Longest time until the next try where a try costs requests to a store. The time doubles with each failed try."""
 
 _RECEIVED_BYTES = 64 << 10
+_MOST_ADDRESSES = 3
+"""Most objects that a client reads to find the leader's. Each costs a request, and there is usually one."""
 
 
 class DirectLine:
@@ -56,7 +60,7 @@ class DirectLine:
         self._connection: socket.socket | None = None
         self._reader = FrameReader(MAX_FRAME_BYTES)
         self._client_id = ""
-        self._look_at_ms: float = clock.steady_ms()
+        self._next_try_ms: float = clock.steady_ms()
         self._failures = 0
         """Tries in a row without a line."""
         _open_lines.add(self)
@@ -66,8 +70,10 @@ class DirectLine:
     ) -> tuple[bool, Answer | None]:
         """Send a letter, and wait for its answer.
 
-        timeout_ms: for the whole request. The line gets at most half of it.
-        sent: called when the letter is on its way.
+        Args:
+            client_id, number, body: the letter.
+            timeout_ms: for the whole request. The line gets at most half of it.
+            sent: called when the letter is on its way.
 
         Returns:
             Whether anything may have been sent, and the answer. None: the letter must go through the mailbox.
@@ -120,7 +126,7 @@ class DirectLine:
 
     def _give_up(self) -> None:
         self.close()
-        self._look_at_ms = self._clock.steady_ms() + self._next_pause_ms(BAD_LINE_MS)
+        self._next_try_ms = self._clock.steady_ms() + self._next_pause_ms(BAD_LINE_MS)
 
     def _next_pause_ms(self, on_disk_ms: int) -> float:
         """Return the time until the next try. on_disk_ms: where trying costs no requests to a store."""
@@ -136,25 +142,53 @@ class DirectLine:
             return self._connection
         self.close()
         now_ms = self._clock.steady_ms()
-        if now_ms < self._look_at_ms:
+        if now_ms < self._next_try_ms:
             return None
-        name = find_newest_line(self._files)
-        if name is None:
-            self._look_at_ms = now_ms + self._next_pause_ms(FIND_LEADER_INTERVAL_MS)
+        address = self._find_leader()
+        if address is None:
+            self._next_try_ms = now_ms + self._next_pause_ms(FIND_LEADER_INTERVAL_MS)
             return None
-        address = decode_address(self._files.get(name))
-        if address.namespace_id != self._namespace_id:
-            raise ValueError(f"the leader of the namespace {address.namespace_id}, expected {self._namespace_id}")
         timeout_s = self._seconds_until(deadline_ms)
         unix_timeout_s = min(timeout_s, GREETING_MS / 1000)
         reached = connect_to_leader(self._files, address, client_id, unix_timeout_s, timeout_s)
         if reached is None:
-            self._look_at_ms = now_ms + self._next_pause_ms(BAD_LINE_MS)
+            self._next_try_ms = now_ms + self._next_pause_ms(BAD_LINE_MS)
             return None
         self._connection, hello = reached
         self._client_id, self._reader = client_id, FrameReader(MAX_FRAME_BYTES)
         self._greet(self._connection, hello, deadline_ms if hello.proof else min(deadline_ms, now_ms + GREETING_MS))
         return self._connection
+
+    def _find_leader(self) -> LineAddress | None:
+        """Return the address of the newest leader; None if no leader listens.
+
+        Objects of other namespaces are skipped. A namespace that was here before may have left one, with a higher epoch
+        than the present leader has.
+
+        Raises:
+            OSError: the store failed, or the object is gone.
+            ValueError: there are only objects of others.
+        """
+        failure: ValueError | None = None
+        for name in list_lines(self._files)[:_MOST_ADDRESSES]:
+            try:
+                return self._read_address(name)
+            except ValueError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return None
+
+    def _read_address(self, name: str) -> LineAddress:
+        try:
+            address = decode_address(self._files.get(name, MAX_LINE_BYTES))
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise ValueError(f"{name} is too large for an address") from error
+        if address.namespace_id != self._namespace_id:
+            raise ValueError(f"the leader of the namespace {address.namespace_id}, expected {self._namespace_id}")
+        return address
 
     def _greet(self, connection: socket.socket, hello: Hello, deadline_ms: float) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Connect to the leader in the way that its line object says: over the Unix socket, or over TCP.
+"""Connect to the leader at the address in its line object: over a Unix socket, or over TCP.
 
 Over TCP a client trusts the leader by the fingerprint of its certificate, before it sends anything. Without TLS it
 connects to addresses of its own machine only. The leader trusts the client because of a proof in the mailbox.
@@ -19,8 +19,8 @@ from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
 from lakemq.tables.storage.coordination.line_proofs import put_proof
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
-from ..namespace.line_frames import Hello, LineAddress, compute_proof
-from ..namespace.line_settings import is_loopback
+from ...namespace.line_frames import Hello, LineAddress, compute_proof
+from ...namespace.line_settings import is_loopback
 
 _SECRET_BYTES = 32
 

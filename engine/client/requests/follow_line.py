@@ -1,7 +1,6 @@
 """A client's end of a line that carries no letters: it waits for new steps, or sends heartbeats.
 
-Such a line only saves time and requests. Without one, who waits looks into the store again and again, and heartbeats
-are objects.
+Such a line only saves time and requests. Without one, a waiting consumer polls the store, and heartbeats are objects.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..namespace.follow_frames import (
+from ...namespace.follow_frames import (
     MAX_LINE_BEAT_BYTES,
     FollowFrameKind,
     LineBeat,
@@ -22,8 +21,8 @@ from ..namespace.follow_frames import (
     encode_beat_frame,
     encode_number_frame,
 )
-from ..namespace.line_frames import FrameReader
-from ..namespace.processes.clock import Clock
+from ...namespace.line_frames import FrameReader
+from ...namespace.processes.clock import Clock
 from .direct_line import PATIENCE_MS, DirectLine
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class FollowLine:
             connection.close()
 
     def await_step(self, step: int, most_ms: float | None = None) -> bool:
-        """Have the leader tell when a step after this one is there. Return False if there is no line.
+        """Ask the leader for a hint when there is a step after this one. Return False if there is no line.
 
         most_ms: how long the caller waits at most. Opening the line takes no longer, except for SHORTEST_DIAL_MS.
         """
@@ -85,11 +84,15 @@ class FollowLine:
         return True
 
     def wait_for_hint(self, timeout_ms: float) -> bool:
-        """Wait until the leader has told of the awaited step, or the line is lost. Return whether that is so."""
+        """Wait for the leader's hint. Return True if it has come or the line is lost, False if the time is over."""
         number = self._receive(FollowFrameKind.STEP, timeout_ms)
         if number is not None:
             self._awaited_step = None
         return number is not None or self._connection is None
+
+    def owes_hint(self) -> bool:
+        """Return whether the leader was asked for a hint that has not come. This neither waits nor opens the line."""
+        return self._awaited_step is not None and not self.wait_for_hint(0)
 
     def send_beat(self, beat: LineBeat) -> bool:
         """Send a heartbeat, and wait until the leader counts it. Return False if it must be written as an object."""

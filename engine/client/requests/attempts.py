@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..namespace.processes.clock import Clock
-from ..protocol.errors import (
+from ...namespace.processes.clock import Clock
+from ...protocol.errors import (
     ClientEnded,
     IllegalState,
     LakeMQError,

@@ -1,0 +1,95 @@
+"""Notice that the namespace was deleted under its sequencer, and remove the steps that this left behind.
+
+A leader learns of the deletion when the step before its own is gone, or when it cannot project. By then it may have put
+steps where the namespace was: on a disk a put makes its folder again, and deleting a prefix of a store misses what is
+put meanwhile. With such steps the path looks like a namespace that has lost its journal, and none can be created there.
+
+A step is removed only if nobody can need it:
+
+- No table of the namespace has a log. So nobody can load the state that the step goes on from.
+- All steps that are there were put by this sequencer in its last term. Otherwise somebody is still deleting, or copies
+  a namespace here. A look at the next error decides.
+
+As long as our step is there, a new namespace cannot have a step of the same name. The look at a step and its removal
+are two requests, without a fence. A step of others could only be hit if, between these two, somebody deletes ours,
+creates a namespace and decides as many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.storage.coordination.step_objects import StepsGone, list_steps, step_name
+from lakemq.tables.storage.delta.delta_log import DeltaLog
+from lakemq.tables.storage.object_stores.files import Files
+
+from ..protocol.codec.step_object import decode_head
+from ..protocol.errors import NamespaceError, NewerFormat, NotLeader, StepTooOld, StorageError, TableDamaged
+from .storage_error import is_unreachable
+from .store_errors import store_errors
+
+_STORE_FAILED = "The sequencer cannot read or write what it must."
+_SIGNS = (NotLeader, StepTooOld, StepsGone, StorageError, TableDamaged)
+"""Errors that a deleted namespace can cause."""
+
+
+class RemovedNamespace:
+    """Explains errors of one sequencer by the deletion of its namespace. For the sequencer's thread."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._term: tuple[str, int] | None = None
+
+    def note_term(self, namespace_id: str, epoch: int) -> None:
+        """Note the term that has begun. Its steps, and no others, carry these values."""
+        self._term = namespace_id, epoch
+
+    @contextmanager
+    def explain_errors(self) -> Iterator[None]:
+        """Turn errors of the store in this block into errors that users know.
+
+        Raises:
+            NamespaceError: the namespace is gone.
+            StorageError: the store failed.
+        """
+        try:
+            with store_errors(_STORE_FAILED):
+                yield
+        except _SIGNS as error:
+            # a store that gives no answer would only take more time
+            if is_unreachable(error) or not self._clear_leftovers():
+                raise
+            raise NamespaceError(
+                f"The namespace {self._files.root} is gone: none of its tables is there. It was deleted, or its disk is"
+                " not mounted.",
+                expected="that you stop this sequencer, or create the namespace again",
+            ) from error
+
+    def _clear_leftovers(self) -> bool:
+        """Return whether the namespace is gone. Remove what the last term has left of it."""
+        try:
+            if not _has_no_table(self._files):
+                return False
+            self._remove_own_steps()
+        except OSError:
+            return False
+        return True
+
+    def _remove_own_steps(self) -> None:
+        steps = list_steps(self._files)
+        if all(map(self._is_own, steps)):
+            self._files.delete(map(step_name, steps))
+
+    def _is_own(self, step: int) -> bool:
+        try:
+            head = decode_head(self._files.get(step_name(step)))
+        except (FileNotFoundError, NewerFormat, ValueError):
+            return False
+        return (head.namespace_id, head.leader_epoch) == self._term
+
+
+def _has_no_table(files: Files) -> bool:
+    tables = {spec.name for spec in TABLES}
+    return not any(DeltaLog(files, name).exists() for name in files.folders("") if name in tables)

@@ -1,0 +1,77 @@
+"""Mistakes of a first hour: the answer says what was found, and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from unit.served import new_topic
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.errors import InvalidRecord, LakeMQError, NamespaceError
+
+
+@pytest.mark.parametrize("path", ["", "s3:/bucket/mq", "dbfs:/mq", "hdfs:/mq"])
+def test_a_uri_with_one_slash_is_not_a_local_folder(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NamespaceError, match=r"expected a path or a URI.*\. Expected"):
+        lakemq.connect(path, create=True)
+    assert not list(tmp_path.iterdir())
+
+
+MISTAKES: list[tuple[Callable[[Connection, str], object], str]] = [
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"id": [1], "vlaue": ["a"]})),
+        r"no column for the value. Found \['id', 'vlaue'\]. Expected value, or value=.",
+    ),
+    (lambda mq, topic: mq.publish(topic, pd.DataFrame([[1, 2]])), r"no column for the value. Found \['0', '1'\]"),
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"value": [1]})),
+        r"value is not usable: neither text nor bytes. Found 'int64'. Expected string or binary.",
+    ),
+    (
+        lambda mq, topic: mq.publish(topic, pd.DataFrame({"value": ["a", 1]})),
+        r"Arrow: Conversion failed for column value with type object: Expected bytes, got a 'int' object. Found",
+    ),
+    (lambda mq, topic: mq.fetch(topic, partitions=[9]).to_arrow(), "no such partition. Found 9. Expected 0 to 1."),
+    (lambda mq, topic: mq.consumer("g", assign=[(topic, 9)]).poll(), "no such partition. Found 9. Expected 0 to 1."),
+    (lambda mq, topic: mq.topics.create("new", config={"ttl.ms": None}), "ttl.ms is not valid. Found 'None'. Exp"),
+    (lambda mq, topic: mq.sql("SELECT 1", as_of="yesterday"), "Found 'yesterday'. Expected the number of a step, or a"),  # type: ignore[arg-type]
+    (lambda mq, topic: mq.topics.create(topic, 7, exist_ok=True), r"topics\.alter\.$"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "answer"), MISTAKES)
+def test_the_answer_names_what_was_found_and_expected(
+    mq: Connection, mistake: Callable[[Connection, str], object], answer: str
+) -> None:
+    topic = new_topic(mq, 2)
+    mq.publish(topic, pa.table({"value": ["a"]}))
+    with pytest.raises(LakeMQError, match=answer):
+        mistake(mq, topic)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ({"headers": {"k": 5}}, "value is not bytes. Found 'int'. Expected bytes or None."),
+        ({"headers": [(b"k", b"v")]}, r"Found '\(bytes, bytes\)'. Expected \(text, bytes\)."),
+        ({"deliver_at": "tomorrow"}, "Found 'tomorrow'. Expected epoch milliseconds as a whole number, or a datetime."),
+        ({"deliver_at": 1795741039.5}, "Expected epoch milliseconds as a whole number, or a datetime."),
+        ({"deliver_at": date(2026, 1, 1)}, "Expected epoch milliseconds as a whole number, or a datetime."),
+    ],
+)
+def test_a_record_is_refused_with_the_type_that_its_part_must_have(
+    mq: Connection, arguments: dict[str, Any], answer: str
+) -> None:
+    topic = new_topic(mq)
+    with mq.producer() as producer, pytest.raises(LakeMQError, match=answer):
+        producer.send(topic, "value", **arguments)
+    with pytest.raises(InvalidRecord, match="not a pair"), mq.producer() as producer:
+        producer.send(topic, "value", headers=["k", "v"])  # type: ignore[list-item]

@@ -1,0 +1,97 @@
+"""Publishes of many bytes: cut into files and row groups of a bounded size, with all rows in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from unit.served import new_topic, served
+
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.reading.row_group_cache import MOST_BYTES
+from lakemq.engine.client.publish import arrow
+from lakemq.engine.client.rows.placing import SortedRows
+from lakemq.engine.namespace.data_file import file_name
+
+
+@pytest.fixture
+def mq(tmp_path: Path) -> Iterator[Connection]:
+    with served(tmp_path) as connection:
+        yield connection
+
+
+def read_footers(mq: Connection, topic: str) -> list[pq.FileMetaData]:
+    file_ids = sorted(set(mq.fetch(topic).plan.segments["file_id"].to_pylist()))
+    return [pq.read_metadata(Path(mq.namespace.files.root, file_name(file_id))) for file_id in file_ids]
+
+
+def read_values(mq: Connection, topic: str) -> dict[int, list[int]]:
+    """Return the values of each partition in the order of offsets."""
+    values: dict[int, list[int]] = {}
+    for row in mq.fetch(topic).to_arrow().sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist():
+        values.setdefault(row["partition"], []).append(int(row["value"]))
+    return values
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_row_groups_change_neither_order_nor_segments(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, partitions: int, chunks: int
+) -> None:
+    rows = 2_000
+    whole, cut = new_topic(mq, partitions), new_topic(mq, partitions)
+    values = np.array_split(np.arange(rows), chunks)
+    table = pa.concat_tables(
+        [
+            pa.table({"value": [b"%0100d" % i for i in part], "key": [b"k%d" % (i % 37) for i in part]})
+            for part in values
+        ]
+    )
+    mq.publish(whole, table)
+    monkeypatch.setattr(arrow, "ROW_GROUP_BYTES", table.nbytes // 5)
+    mq.publish(cut, table)
+    expected = read_values(mq, whole)
+    assert sorted(value for part in expected.values() for value in part) == list(range(rows))
+    assert all(part == sorted(part) for part in expected.values())
+    assert read_values(mq, cut) == expected
+    assert mq.fetch(cut).plan.segments.num_rows == mq.fetch(whole).plan.segments.num_rows == len(expected)
+    (whole_footer,), (cut_footer,) = read_footers(mq, whole), read_footers(mq, cut)
+    assert whole_footer.num_row_groups == 1
+    assert cut_footer.num_row_groups >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_more_rows_than_a_column_of_arrow_holds_are_published(mq: Connection) -> None:
+    """They were sorted together, for which pyarrow would have joined the chunks to a column of more than 2 GiB."""
+    topic, value_bytes, rows = new_topic(mq, 3), 1_000_000, 2_200
+    part = pa.array([bytes(value_bytes)] * 10, pa.binary())
+    keys = pa.array([b"k%d" % i for i in range(rows)])
+    table = pa.table({"key": keys, "value": pa.chunked_array([part] * (rows // 10))})
+    assert mq.publish(topic, table).record_count == rows
+    footers = read_footers(mq, topic)
+    assert sum(footer.num_rows for footer in footers) == rows
+    for footer in footers:
+        assert footer.num_rows * value_bytes <= arrow.SLICE_BYTES
+        groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
+        assert all(group.num_rows * value_bytes <= MOST_BYTES // 2 for group in groups)
+
+
+@pytest.mark.parametrize("order", [None, [2, 0, 4, 1, 3]])
+@pytest.mark.parametrize("piece_bytes", [1, 30, 1 << 20])
+def test_pieces_are_the_whole_table_in_order(order: list[int] | None, piece_bytes: int) -> None:
+    table = pa.table({"value": pa.chunked_array([[b"a", b"b"], [], [b"c" * 30, None], [b"e"]])})
+    rows = SortedRows(table, None if order is None else pa.array(order))
+    pieces = list(rows.cut(piece_bytes))
+    expected = [table["value"][i].as_py() for i in order or range(5)]
+    assert rows.to_table()["value"].to_pylist() == expected
+    assert pa.concat_tables(pieces)["value"].to_pylist() == expected
+    assert len(pieces) == {1: 5, 30: 3, 1 << 20: 1}[piece_bytes]
+
+
+def test_no_rows_are_no_pieces() -> None:
+    assert list(SortedRows(pa.table({"value": pa.array([], pa.binary())}), None).cut(10)) == []

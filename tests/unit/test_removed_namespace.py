@@ -1,0 +1,141 @@
+"""A namespace is deleted under its running leader: the leader notices, and the path is free for another one."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from clocks import HastyClock
+from s3_server import S3Server
+from unit.served import until
+
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.sequencer.projection.background_projection import RENEWALS_INTERVAL_MS
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.errors import NamespaceError, NotLeader, TableDamaged
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
+from lakemq.tables.storage.delta.commits import CommitConflict
+from lakemq.tables.storage.delta.delta_log import log_folder
+
+pytestmark = pytest.mark.slow
+
+RENEWAL_MS = 4_000
+"""More than a third of the lease, and less than the time after which a leader looks before its put."""
+
+
+class Led:
+    """A namespace with a leader that renews its lease when it is told to. All that it has decided is projected."""
+
+    def __init__(self, mq: Connection) -> None:
+        self.mq, self.clock, self.files = mq, HastyClock(), mq.namespace.files
+        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, iter(range(1, 1000)).__next__)
+        assert self.sequencer.try_lead()
+        assert self.sequencer._term is not None
+        self.background = self.sequencer._term.background
+        self.background.drain(self.sequencer.state)
+
+    def renew(self, after_ms: int = RENEWAL_MS) -> None:
+        self.clock.ahead_ms += after_ms
+        self.sequencer.step()
+
+    def delete_tables(self) -> None:
+        for spec in TABLES:
+            self.files.delete([*self.files.list(log_folder(spec.name)), *self.files.list(spec.name)])
+
+    def delete_steps(self, up_to: int) -> None:
+        self.files.delete([step_name(step) for step in list_steps(self.files) if step <= up_to])
+
+
+@contextmanager
+def led(path: str, storage_options: dict[str, str] | None = None) -> Iterator[Led]:
+    with lakemq.connect(path, create=True, storage_options=storage_options) as mq:
+        leader = Led(mq)
+        yield leader
+        with suppress(NamespaceError):
+            leader.sequencer.resign()
+
+
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.extended)])
+def leader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Led]:
+    path, options = str(tmp_path / "mq"), None
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        path, options = server.path(uuid.uuid4().hex), server.options
+    with led(path, options) as opened:
+        yield opened
+
+
+def create_again(leader: Led) -> None:
+    """Create a namespace at the path, and use it."""
+    path, options = leader.mq.namespace.path, leader.mq.namespace.storage_options
+    with lakemq.connect(path, create=True, storage_options=options) as mq:
+        assert list_steps(mq.namespace.files) == [0]
+        with mq.serving():
+            mq.topics.create("t")
+            assert [topic.topic for topic in mq.topics.list()] == ["t"]
+
+
+def test_a_leader_whose_folder_is_gone_leaves_no_step_there(tmp_path: Path) -> None:
+    with led(str(tmp_path / "mq")) as leader:
+        leader.renew()
+        shutil.rmtree(tmp_path / "mq")
+        with pytest.raises(NamespaceError, match="is gone: none of its tables is there"):
+            leader.renew()
+        assert list_steps(leader.files) == []
+        create_again(leader)
+
+
+def test_a_step_that_follows_a_deleted_one_goes_when_the_tables_have_gone(leader: Led) -> None:
+    leader.renew()
+    leader.delete_steps(leader.sequencer.state.step)
+    with pytest.raises(NotLeader):
+        leader.renew()
+    left_over = list_steps(leader.files)
+    assert len(left_over) == 1
+    with pytest.raises(TableDamaged):  # its tables may come back: nothing is removed
+        leader.sequencer.try_lead()
+    assert list_steps(leader.files) == left_over
+    leader.delete_tables()
+    with pytest.raises(NamespaceError, match="is gone"):
+        leader.sequencer.try_lead()
+    create_again(leader)
+
+
+def test_steps_that_a_deletion_missed_do_not_go_on_without_tables(leader: Led) -> None:
+    """The listing of the deletion was older than the newest steps, which go on from each other."""
+    listed = leader.sequencer.state.step
+    leader.renew()
+    leader.delete_steps(listed)
+    leader.delete_tables()
+    leader.renew(RENEWALS_INTERVAL_MS)
+    until(lambda: leader.background._running is None or leader.background._running.done())
+    with pytest.raises(NamespaceError, match="is gone"):
+        leader.renew()
+    create_again(leader)
+
+
+def test_steps_of_others_are_not_removed(leader: Led) -> None:
+    leader.renew()
+    leader.delete_steps(leader.sequencer.state.step)
+    leader.delete_tables()
+    leader.files.put(step_name(1), b"copied here")
+    with pytest.raises(NamespaceError, match="is gone"):
+        leader.renew()
+    assert step_name(1) in leader.files.list("steps")
+    with pytest.raises(NamespaceError, match="without its journal"):
+        create_again(leader)
+
+
+def test_a_commit_to_a_deleted_table_leaves_no_log_there(leader: Led) -> None:
+    handle = leader.mq.namespace.store.open(WATERMARKS)
+    leader.delete_tables()
+    with pytest.raises(CommitConflict):
+        handle.claim()
+    assert leader.files.list(log_folder(WATERMARKS.name)) == []
