@@ -87,11 +87,14 @@ def flood(mq: Connection) -> None:
     tell_ready()
 
 
+# How long the programs wait for a sequencer that a test stops, and for the commands that the test runs meanwhile.
+SETTINGS = {"request.timeout.ms": 600_000}
+
 ROLES: dict[str, Callable[[Connection], None]] = {
     role.__name__: role for role in (work, hang, refuse, lag, leave_open, flood)
 }
 
 
 if __name__ == "__main__":
-    with lakemq.connect(sys.argv[2]) as connection:
+    with lakemq.connect(sys.argv[2], config=SETTINGS) as connection:
         ROLES[sys.argv[1]](connection)
