@@ -24,7 +24,6 @@ from threading import Lock
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import MESSAGES, SEQUENCERS_FILES, file_stem
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
@@ -32,6 +31,7 @@ from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.parquet import open_parquet
 
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
@@ -262,7 +262,7 @@ class DataFileMerger:
         if file_id in footers and not is_expected_file(footers[file_id], facts.footer_hash, facts.is_journaled):
             raise ValueError("rewritten or damaged")
         with self._files.open_input(file_name(file_id)) as source:
-            parquet = pq.ParquetFile(source)
+            parquet = open_parquet(source)
             groups = range(parquet.metadata.num_row_groups)
             if sum(parquet.metadata.row_group(i).total_byte_size for i in groups) > _UNPACKED_BYTES:
                 raise ValueError("too large once it is unpacked")

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.parquet import open_parquet
 from lakemq.tables.storage.workers import Workers
 
 from ..namespace.data_file import file_name, is_expected_file, look
@@ -92,8 +92,11 @@ def find_range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing]
     for file_id, indexes in _group_by_file(columns["file_id"]):
         if flaws[f"{file_stem(file_id)}.parquet"]:
             continue
-        with files.open_input(file_name(file_id)) as source:
-            rows = pq.ParquetFile(source).read(_COLUMNS)
+        try:
+            with files.open_input(file_name(file_id)) as source:
+                rows = open_parquet(source).read(_COLUMNS)
+        except (OSError, pa.ArrowException):
+            continue
         first, counts, partition, placed = (
             columns[name][indexes] for name in ("first_row", "record_count", "file_partition", "placed")
         )

@@ -37,7 +37,10 @@ def write_merged_pieces(
     if first is None:
         return ()
     name, statistics = f"{spec.name}/{path}", list[dict[str, Any]]()
-    with files.open_output(name) as sink, pq.ParquetWriter(sink, first.schema, compression="zstd") as writer:
+    with (
+        files.open_output(name) as sink,
+        pq.ParquetWriter(sink, first.schema, compression="zstd", write_page_checksum=True) as writer,
+    ):
         for rows in chain([first], filled):
             writer.write_table(rows, row_group_size=GROUP_ROWS)
             statistics.append(compute_statistics(rows))

@@ -139,6 +139,7 @@ def new_data_file(files: Files, file_id: int, mark: Mapping[str, str] | None = N
             column_encoding=_ENCODINGS,
             write_statistics=["file_id", "row", "topic", "partition", "timestamp"],
             store_schema=False,
+            write_page_checksum=True,
         ) as writer:
             data_file = DataFileWriter(writer, file_id)
             yield data_file

@@ -20,8 +20,8 @@ from lakemq.engine.client.delayed.releases import Releases
 from lakemq.engine.client.fetch.lookup.lookup import OffsetRange
 from lakemq.engine.client.fetch.lookup.reader import Reader
 from lakemq.engine.client.fetch.planning.plan import beginning_offsets
-from lakemq.engine.client.fetch.reading.files import verify_files
 from lakemq.engine.client.observer import Observation, Observer
+from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.sequencer.letters.quarantine import FOLDER as ASIDE

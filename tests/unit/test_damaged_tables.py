@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -73,6 +74,20 @@ def test_a_value_that_was_never_written_is_named(
     with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
         reader.topics.list()
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
+
+
+def test_a_bit_that_flips_in_a_page_of_a_table_is_told_with_the_file(path: Path) -> None:
+    (file,) = map(Path, DeltaTable(str(path / "topics")).file_uris())
+    column = pq.read_metadata(file).row_group(0).column(0)
+    content = bytearray(file.read_bytes())
+    content[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(content)
+    with (
+        lakemq.connect(str(path)) as mq,
+        pytest.raises(TableDamaged, match=rf"topics/{file.name} is damaged.*CRC") as damaged,
+    ):
+        mq.topics.list()
+    assert not damaged.value.retriable
 
 
 TOPIC_T = {"topic_id": 1, "topic": "t"}

@@ -13,6 +13,7 @@ from unit.served import new_topic, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import BODY, file_name, look, new_file_id, read_footer, write_data_file
+from lakemq.engine.namespace.data_file_reader import open_data_file
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
@@ -180,6 +181,45 @@ def test_pages_that_cannot_be_decoded_are_told_as_damage(mq: Connection) -> None
     with pytest.raises(FileTruncated, match=f"{file.stem} is damaged") as error_info:
         mq.fetch(topic).to_arrow()
     assert not error_info.value.retriable
+
+
+def flip_bit_of_value(file: Path) -> None:
+    """Change one bit in a page of values. A page without a checksum would be delivered with another text."""
+    column = pq.read_metadata(file).row_group(0).column(MESSAGES.schema.names.index("value"))
+    data = bytearray(file.read_bytes())
+    place = data.rindex(b"message", column.data_page_offset, column.data_page_offset + column.total_compressed_size)
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+def test_one_bit_that_flips_in_a_page_is_told_as_damage(mq: Connection) -> None:
+    topic, file = create_filled_topic(mq)
+    flip_bit_of_value(file)
+    with pytest.raises(FileTruncated, match=f"{file.stem} is damaged.*CRC") as error_info:
+        mq.fetch(topic).to_arrow()
+    assert not error_info.value.retriable
+
+
+def test_no_byte_of_a_page_can_change_unseen(tmp_path: Path) -> None:
+    """A bit of another byte is flipped in each of 1,200 copies. Some are in facts of a page that no reader uses."""
+    files = LocalFiles(str(tmp_path))
+    columns = {"partition": 0, "timestamp": 3, "key": b"key", "value": bytes(range(256)) * 2}
+    rows = pa.table([pa.array([columns.get(f.name)] * 3, f.type) for f in BODY_SCHEMA], BODY_SCHEMA)
+    written = write_data_file(files, FINE, rows)
+    path = tmp_path / file_name(FINE)
+    content = path.read_bytes()
+    pages = range(len(content) - int.from_bytes(content[-8:-4], "little") - 8)
+    refused = 0
+    for place in pages:
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            with open_data_file(files, FINE, written.footer_hash) as file:
+                assert file.read(BODY).equals(rows), place
+        except FileTruncated:
+            refused += 1
+    assert refused > len(pages) / 2
 
 
 def test_a_file_that_this_user_may_not_read_is_worth_another_try(

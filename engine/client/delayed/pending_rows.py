@@ -8,18 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakemq.tables.specs.delayed import DELAYED
-from lakemq.tables.specs.messages import HEADERS, file_stem
+from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import BINARY, INT32, TEXT, TIME
 from lakemq.tables.storage.delta.changelog import select_newest
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files
 
-from ...namespace.data_file import file_name, is_expected_file, look
+from ...namespace.data_file_reader import open_data_file
 from ...namespace.loading.load import read_delayed_rows
-from ...protocol.errors import FileTruncated
+from ...protocol.errors import FileTruncated, StorageError
 from ...protocol.values.delayed.delays import DelayStatus
 
 PLACE = ("topic_id", "file_id", "first_row", "row", "reschedules")
@@ -37,9 +36,10 @@ Numbers = npt.NDArray[np.int64]
 
 
 def read_pending_rows(store: Store, topic: str | None, unread: bool = False) -> Iterator[pa.Table]:
-    """Yield the waiting rows of the topic, or of all, with columns of SHOWN and PLACE. Raises FileTruncated, OSError.
+    """Yield the waiting rows of the topic, or of all, with columns of SHOWN and PLACE.
 
-    unread: yield rows of unreadable files, too, with nulls for their contents.
+    unread: yield rows of unreadable files, too, with nulls for their contents. Else such a file raises FileTruncated
+    or StorageError.
     """
     ranges = select_newest(read_delayed_rows(store.open(DELAYED)), DELAYED.keys)
     ranges = ranges.filter(~pc.field("removed") & (pc.field("state") == DelayStatus.WAITING.value))
@@ -60,9 +60,11 @@ def _read_file_rows(files: Files, ranges: pa.Table, unread: bool) -> pa.Table:
     member, row = _find_waiting_rows(ranges)
     of_range = ranges.select([*_OF_RANGE, "first_due_ms"]).take(pa.array(member))
     try:
-        stored = _read_data_file(files, ranges.column("file_id")[0].as_py(), ranges.column("footer_hash")[0].as_py())
+        place = (ranges.column(name)[0].as_py() for name in ("file_id", "footer_hash"))
+        with open_data_file(files, *place) as parquet:
+            stored = parquet.read(_READ)
         rows = _take_rows(stored, of_range.column("first_row").to_numpy() + row)
-    except (FileTruncated, OSError, pa.ArrowException):
+    except (FileTruncated, StorageError):
         if not unread:
             raise
         rows = pa.table({name: pa.nulls(len(row), SHOWN.field(name).type) for name in _READ})
@@ -98,12 +100,3 @@ def _find_waiting_rows(ranges: pa.Table) -> tuple[Numbers, Numbers]:
     gone = pc.list_parent_indices(cancelled).to_numpy() * span + pc.list_flatten(cancelled).to_numpy()
     waits = ~np.isin(member * span + row, gone)
     return member[waits], row[waits]
-
-
-def _read_data_file(files: Files, file_id: int, footer_hash: int | None) -> pa.Table:
-    facts = look(files, file_id)
-    if facts is None or facts.flaw or not is_expected_file(footer_hash, facts.footer_hash, facts.is_journaled):
-        state = "no file" if facts is None else facts.flaw or f"footer {facts.footer_hash}"
-        raise FileTruncated(f"Data file {file_stem(file_id)} is gone or damaged.", found=state)
-    with files.open_input(file_name(file_id)) as source:
-        return pq.ParquetFile(source).read(_READ)

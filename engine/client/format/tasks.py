@@ -22,10 +22,10 @@ from lakemq.tables.storage.object_stores.files import Files, open_files
 from lakemq.tables.storage.workers import Workers
 
 from ...namespace.data_file import file_name
+from ...namespace.data_file_reader import open_data_file
 from ...protocol.errors import FileTruncated
 from ..fetch.planning.fetch_plan import FetchPlan
 from ..fetch.reading.arrow import FETCHED, fetch_arrow
-from ..fetch.reading.files import open_data_file
 from ..fetch.reading.parsed import append_parsed
 from ..fetch.reading.pieces import slice_plan
 from ..schemas.schema_rule import SchemaRule

@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from msgspec import MsgspecError
 
+from lakemq.tables.storage.delta.datasets import DamagedFile
 from lakemq.tables.storage.delta.foreign import find_foreign_commits
 from lakemq.tables.storage.delta.store import Store
 
@@ -27,7 +28,8 @@ def report_damage(store: Store) -> Iterator[None]:
     try:
         yield
     except (LookupError, ValueError, OverflowError, MsgspecError, pa.ArrowTypeError) as error:
-        raise make_damage_error(store, f"{type(error).__name__}: {error}") from error
+        found = str(error) if isinstance(error, DamagedFile) else f"{type(error).__name__}: {error}"
+        raise make_damage_error(store, found) from error
 
 
 def make_damage_error(store: Store, what: str) -> TableDamaged:

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.object_stores.files import Files
 
+from ...protocol.errors import FileTruncated, StorageError
 from ...protocol.values.delayed.delays import DelayedRange
-from ..data_file import file_name, is_expected_file, look
+from ..data_file_reader import open_data_file
 
 Numbers = npt.NDArray[np.int64]
 
@@ -40,7 +40,7 @@ def read_due_runs(files: Files, ranges: Sequence[DelayedRange]) -> list[DueRuns]
         of_file = list(members)
         try:
             due_ms: Numbers | Exception = _read_due_times(files, ranges[of_file[0]])
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (FileTruncated, StorageError, pa.ArrowException) as error:
             due_ms = error
         for i in of_file:
             runs[i] = due_ms if isinstance(due_ms, Exception) else _find_runs(ranges[i], due_ms)
@@ -49,13 +49,8 @@ def read_due_runs(files: Files, ranges: Sequence[DelayedRange]) -> list[DueRuns]
 
 def _read_due_times(files: Files, range_: DelayedRange) -> Numbers:
     """Return the due times of all rows of the range's file, in milliseconds. 0: the row does not wait."""
-    facts = look(files, range_.file_id)
-    if facts is None or facts.flaw:
-        raise ValueError("gone" if facts is None else facts.flaw)
-    if not is_expected_file(range_.footer_hash, facts.footer_hash, facts.is_journaled):
-        raise ValueError("rewritten or damaged")
-    with files.open_input(file_name(range_.file_id)) as source:
-        column = pq.ParquetFile(source).read(["deliver_at"]).column("deliver_at")
+    with open_data_file(files, range_.file_id, range_.footer_hash) as parquet:
+        column = parquet.read(["deliver_at"]).column("deliver_at")
     times_us: Numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
     return -(-times_us // 1000)
 

@@ -17,13 +17,11 @@ import pyarrow.dataset as ds
 
 from lakemq.tables.specs.delayed import DELAYED
 from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.datasets import Bounds, make_filter
 from lakemq.tables.storage.delta.store import TableHandle
 
 from ...protocol.projection import RESTORED_COLUMNS
 from ...protocol.values.delayed.packed_columns import KEY, Hashes, hash_keys
-
-Bounds = Mapping[str, tuple[Any, Any]]
-"""Lowest and highest value of columns. None: unbounded."""
 
 _PIECE_ROWS = 1 << 16
 """Neighbouring row groups are read together up to this size. Each read costs about a millisecond."""
@@ -172,8 +170,9 @@ class WaitingRows:
             for name in needed
         ]
         rows = pa.Table.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in needed]))
-        if open_bounds:
-            rows = rows.filter(_make_filter(open_bounds))
+        is_within = make_filter(open_bounds)
+        if is_within is not None:
+            rows = rows.filter(is_within)
         if rows.num_rows:
             yield rows.select(names)
 
@@ -236,22 +235,6 @@ def _add_statistics(column: Any, constants: dict[str, Any], ranges: dict[str, tu
             ranges[name] = least, most
             if least == most:
                 constants[name] = least
-
-
-def _make_filter(bounds: Bounds) -> pc.Expression:
-    tests = [
-        test
-        for name, (low, high) in bounds.items()
-        for test in (
-            None if low is None else pc.field(name) >= low,
-            None if high is None else pc.field(name) <= high,
-        )
-        if test is not None
-    ]
-    combined = tests[0]
-    for test in tests[1:]:
-        combined &= test
-    return combined
 
 
 def _find_shared_hashes(there: Hashes, gone: Hashes) -> Hashes:

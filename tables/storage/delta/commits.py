@@ -52,7 +52,7 @@ def write_rows(files: Files, table: str, rows: pa.Table, now_ms: int) -> NewFile
     """
     path = f"part-{uuid.uuid4().hex}.parquet"
     with files.open_output(f"{table}/{path}") as sink:
-        pq.write_table(rows, sink, GROUP_ROWS, compression="snappy")
+        pq.write_table(rows, sink, GROUP_ROWS, compression="snappy", write_page_checksum=True)
         size_bytes = sink.tell()
     return NewFile(path, size_bytes, now_ms, compute_statistics(rows))
 

@@ -25,6 +25,7 @@ from ..object_stores.files import Files, LocalFiles
 from ..object_stores.secrets import hide_secrets
 from ..object_stores.store_options import DELTA_DEFAULTS
 from .commits import CommitConflict, NewFile, StoredFile, write_rows
+from .datasets import make_filter, open_dataset, report_damaged_file
 from .delta_log import DeltaLog
 from .log_entry import WRITER_VERSION, encode_entry, read_clock_ms
 
@@ -240,16 +241,11 @@ class TableHandle:
         """
         chosen = self.files(**bounds) if files is None else files
         names = list(columns) if columns is not None else self.spec.stored_schema.names
-        for column, (low, high) in bounds.items():
-            for test in (
-                None if low is None else pc.field(column) >= low,
-                None if high is None else pc.field(column) <= high,
-            ):
-                if test is not None:
-                    where = test if where is None else where & test
         if not chosen:
             return pa.schema([self.spec.stored_schema.field(n) for n in names]).empty_table()
-        return self._store.dataset(self.spec, chosen).to_table(columns=names, filter=where, use_threads=len(chosen) > 4)
+        dataset, within = self._store.dataset(self.spec, chosen), make_filter(bounds, where)
+        with report_damaged_file(self._store.files, dataset.files):
+            return dataset.to_table(columns=names, filter=within, use_threads=len(chosen) > 4)
 
     def dataset(self, without: Collection[str] = ()) -> ds.Dataset:
         """Return a dataset of all live rows at this version, with the columns of `stored_schema`.
@@ -392,7 +388,7 @@ class Store:
         if not files:
             return ds.dataset(spec.empty())
         paths = [f"{spec.name}/{unquote(f.path)}" for f in files]
-        return ds.dataset(paths, schema=spec.stored_schema, format="parquet", filesystem=self.filesystem)
+        return open_dataset(paths, spec.stored_schema, self.filesystem)
 
 
 def _name_notes(last_step: int | None, floor: int | None = None) -> dict[str, int]:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.parquet import open_parquet
 
 from .lookup import LOOKUP_SCHEMA, Lookup, Mask, Numbers, filter_rows
 
@@ -82,7 +83,7 @@ class StoredSegments:
         footer = self._footers.get(file.path)
         with (
             self._store.files.open_input(f"{SEGMENTS.name}/{unquote(file.path)}") as source,
-            pq.ParquetFile(source, metadata=footer.metadata if footer else None) as parquet,
+            open_parquet(source, footer.metadata if footer else None) as parquet,
         ):
             if not parquet.schema_arrow.equals(SEGMENTS.stored_schema):  # another engine, such as Spark, has merged it
                 filter_ = lookup.build_filter() if lookup else None

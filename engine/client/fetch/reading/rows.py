@@ -13,9 +13,9 @@ import pyarrow as pa
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.object_stores.files import Files
 
+from ....namespace.data_file_reader import open_data_file
 from ....protocol.errors import FileTruncated
 from ..planning.fetch_plan import FetchPlan
-from .files import open_data_file
 from .row_group_cache import RowGroupCache
 
 if TYPE_CHECKING:

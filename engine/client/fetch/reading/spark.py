@@ -15,6 +15,7 @@ from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.storage.delta.catalog import columns_ddl
 
 from ....namespace.data_file import file_name
+from ....namespace.data_file_reader import verify_files
 from ....namespace.namespace import Namespace
 from ....protocol.errors import FileTruncated
 from ...schemas.ddl import to_ddl
@@ -23,13 +24,15 @@ from ...schemas.value_schema import PARSED, compile_schema
 from ..planning.plan import FetchPlan
 from .arrow import fetch_arrow
 from .dead_letter_headers import OFFSET, build_cause_headers
-from .files import verify_files
 from .parsed import AppendParsed
 
 FETCHED_DDL = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, "
     "headers array<struct<key:string,value:binary>>"
 )
+
+_VERIFYING = {"parquet.page.verify-checksum.enabled": "true"}
+"""Option of Parquet's reader in the JVM, which ignores the checksums of pages otherwise."""
 
 _BLOCK_ROWS = 1 << 14
 """Rows of a block. A publish from Spark writes the rows of a partition in runs that lie further apart, so a block of a
@@ -88,7 +91,7 @@ def _read_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
         raise FileTruncated(f"Data file {file_stem(file_id)} is {flaw}.")
     paths = [namespace.files.uri(file_name(file_id)) for file_id in sorted(needed)]
     try:
-        messages = spark.read.schema(columns_ddl(MESSAGES)).parquet(*paths)
+        messages = spark.read.options(**_VERIFYING).schema(columns_ddl(MESSAGES)).parquet(*paths)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

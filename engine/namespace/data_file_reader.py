@@ -1,7 +1,6 @@
-"""Open data files for a fetch, and verify that each is the file that was written when its offsets were assigned.
+"""Open data files, and verify that each is the file that was written when its offsets were assigned.
 
-A file that was rewritten or cut short shows in its size and its footer. Pages that were altered in place, with their
-sizes kept, show only if they cannot be decoded any more.
+A file that was rewritten or cut short shows in its size and its footer, a page that was altered in its checksum.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.parquet import open_parquet
 from lakemq.tables.storage.workers import Workers
 
-from ....namespace.data_file import file_name, is_expected_file, look, read_footer, read_journaled_digest
-from ....namespace.storage_error import storage_error
-from ....protocol.errors import FileTruncated, StorageError
+from ..protocol.errors import FileTruncated, StorageError
+from .data_file import file_name, is_expected_file, look, read_footer, read_journaled_digest
+from .storage_error import storage_error
 
 _AT_ONCE = 16
 _PIECE_BYTES = 8 << 20
@@ -35,7 +35,7 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
             metadata verifies these.
 
     Raises:
-        FileTruncated: the file is gone, or is not the one that was written.
+        FileTruncated: the file is gone, is not the one that was written, or has a damaged page.
         StorageError: the store failed.
     """
     try:
@@ -58,7 +58,7 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
                 expected="a digest of its rows" if footer_hash is None else f"footer {footer_hash}",
             )
         try:
-            yield pq.ParquetFile(source, metadata=footer.metadata)
+            yield open_parquet(source, footer.metadata)
         except (pa.ArrowMemoryError, pa.ArrowCancelled):
             raise
         except (OSError, pa.ArrowException) as error:
