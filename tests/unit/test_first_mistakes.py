@@ -40,6 +40,14 @@ MISTAKES: list[tuple[Callable[[Connection, str], object], str]] = [
         r"Arrow: Conversion failed for column value with type object: Expected bytes, got a 'int' object. Found",
     ),
     (lambda mq, topic: mq.fetch(topic, partitions=[9]).to_arrow(), "no such partition. Found 9. Expected 0 to 1."),
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"value": ["a"], "partition": [9]}), on_error="fail"),
+        r"The topic has no such partition. Expected 0 to 1.",
+    ),
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"value": ["a" * 1_048_589]}), on_error="fail"),
+        r"larger than the topic's max.message.bytes. Expected at most 1048588 bytes.",
+    ),
     (lambda mq, topic: mq.consumer("g", assign=[(topic, 9)]).poll(), "no such partition. Found 9. Expected 0 to 1."),
     (lambda mq, topic: mq.topics.create("new", config={"ttl.ms": None}), "ttl.ms is not valid. Found 'None'. Exp"),
     (lambda mq, topic: mq.sql("SELECT 1", as_of="yesterday"), "Found 'yesterday'. Expected the number of a step, or a"),  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from ...protocol.values.log import Published, Unit
 from ..publish.arrow import Body, RequestedPartitions
 from ..rows.forms import Records
 from ..rows.misfits import find_reason
-from ..rows.placing import REJECTIONS
+from ..rows.placing import Copy, describe_rejection
 from ..rows.receipts import Receipts
 from ..rows.record import check_callback
 from .failures import Failure, Failures, ThreadProgress
@@ -70,6 +70,7 @@ class Placement:
     def __init__(
         self,
         topic: str,
+        copy: Copy,
         partition: npt.NDArray[np.int32] | list[int],
         timestamps_us: Any,
         units: Sequence[Unit],
@@ -77,8 +78,8 @@ class Placement:
         receipts: Receipts | None = None,
         reasons: Sequence[str] = (),
     ) -> None:
-        """partition, due_ms, reasons: as in PreparedPublish, in the caller's order; receipts: of the delayed rows."""
-        self._receipts, self._reasons = receipts, reasons
+        """copy: that of the topic; partition, due_ms, reasons: as in PreparedPublish; receipts: of the delayed rows."""
+        self._copy, self._receipts, self._reasons = copy, receipts, reasons
         self._due_ms = due_ms
         self._topic, self._partition, self._raw_timestamps_us = topic, np.asarray(partition), timestamps_us
         self._base_offsets = {unit.partition: unit.base_offset for unit in units if unit.topic == topic}
@@ -105,7 +106,7 @@ class Placement:
 
     def _error(self, partition: int, count: int) -> LakeMQError:
         unfit = find_reason(partition, self._reasons)
-        error, reason = (SchemaMismatch.name, unfit) if unfit else REJECTIONS[-1 - partition]
+        error, reason = (SchemaMismatch.name, unfit) if unfit else describe_rejection(partition, self._copy)
         return error_from_refusal(Refusal(error, reason if count == 1 else f"{count} rows are rejected: {reason}"))
 
     @cached_property

@@ -133,6 +133,7 @@ def build_outcome(
     """Return the outcome of a batch that was published. fails_if_rejected: rejected rows are an error of the batch."""
     placement = Placement(
         prepared.route.topics[0].topic,
+        prepared.route.copies[0],
         prepared.partition,
         prepared.timestamps_us,
         published.units,

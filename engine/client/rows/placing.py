@@ -25,8 +25,11 @@ from .delay_rule import BAD, EXACT, DelayRule, DueTimes, RequestedDelays, comput
 from .misfits import find_reason, reject_misfits
 
 REJECTIONS: tuple[tuple[str, str], ...] = (
-    ("UNKNOWN_TOPIC_OR_PARTITION", "There is no such topic or partition."),
-    ("MESSAGE_TOO_LARGE", "The message is larger than the topic's max.message.bytes."),
+    ("UNKNOWN_TOPIC_OR_PARTITION", "The topic has no such partition. Expected 0 to {last_partition}."),
+    (
+        "MESSAGE_TOO_LARGE",
+        "The message is larger than the topic's max.message.bytes. Expected at most {most_bytes} bytes.",
+    ),
     ("INVALID_TIMESTAMP", "The timestamp is before 1970 or after 9999."),
     ("INVALID_RECORD", "A header has no key."),
     ("INVALID_RECORD", "The time to live is negative, or more than a hundred years."),
@@ -36,7 +39,10 @@ REJECTIONS: tuple[tuple[str, str], ...] = (
     ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
     ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is not a number of milliseconds."),
 )
-"""Error and reason of rejected rows. A row that is rejected for number n has the partition -1 - n."""
+"""Error and reason of rejected rows. A row that is rejected for number n has the partition -1 - n.
+
+`describe_rejection` fills in what the topic expects.
+"""
 
 FIRST_FAILED = -1000
 """Partition of rows that fail expectation 0 of the topic's suite; expectation n has this minus n."""
@@ -80,6 +86,12 @@ class Copy(NamedTuple):
     topics: tuple[int, ...]
     delays: DelayRule = EXACT
     schema: SchemaRule | None = None
+
+
+def describe_rejection(partition: int, copy: Copy) -> tuple[str, str]:
+    """Return error and reason of rows with this negative partition in the copy."""
+    error, reason = REJECTIONS[-1 - partition]
+    return error, reason.format(last_partition=copy.partition_count - 1, most_bytes=copy.max_message_bytes)
 
 
 class RowRun(NamedTuple):

@@ -16,7 +16,7 @@ from ...protocol.errors import ExpectationFailed, LakeMQError, Refusal, SchemaMi
 from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RejectedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
 from .misfits import find_reason
-from .placing import FIRST_FAILED, REJECTIONS, Copy, RowRun
+from .placing import FIRST_FAILED, Copy, RowRun, describe_rejection
 from .routing import Route
 
 OnError = Literal["reject", "fail"]
@@ -116,7 +116,7 @@ def build_produce_ranges(
     for file, copy, runs in parts:
         for run in runs:
             if run.partition < 0:
-                error, reason = _describe_refusal(run, expectations)
+                error, reason = _describe_refusal(run, copy, expectations)
                 rejected.append(RejectedRows(route.destination, file, run.first_row, run.record_count, error, reason))
                 continue
             for index in copy.topics:
@@ -135,11 +135,11 @@ def build_produce_ranges(
     return ranges, rejected
 
 
-def _describe_refusal(run: RowRun, expectations: Sequence[str]) -> tuple[str, str]:
+def _describe_refusal(run: RowRun, copy: Copy, expectations: Sequence[str]) -> tuple[str, str]:
     if run.reason:
         return SchemaMismatch.name, run.reason
     if run.partition > FIRST_FAILED:
-        return REJECTIONS[-1 - run.partition]
+        return describe_rejection(run.partition, copy)
     return ExpectationFailed.name, expectations[FIRST_FAILED - run.partition]
 
 
