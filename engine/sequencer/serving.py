@@ -51,8 +51,8 @@ def serve(
     """Lead when possible, step at most every engine.tick.ms, and rest longer while nothing comes, until `stopped`.
 
     Errors of the store (no space left, read-only, gone for a while) are logged. The step is tried again after a pause
-    that grows; requests wait meanwhile. An error that does not pass by itself, such as a missing file, is raised if it
-    occurs twice before any step has succeeded.
+    that grows; requests wait meanwhile. A failure that repeats has a stack trace only the first time. An error that
+    does not pass by itself, such as a missing file, is raised if it occurs twice before any step has succeeded.
 
     Args:
         stopped: returns whether to end.
@@ -64,7 +64,7 @@ def serve(
     """
     durations = durations or StepDurations()
     waiter = FolderWaiter(sequencer.watch_letters, clock, sequencer.news)
-    pace, retry_ms, has_worked, has_failed = _Pace(config), SHORTEST_RETRY_MS, False, False
+    pace, retry_ms, has_worked, last_failure = _Pace(config), SHORTEST_RETRY_MS, False, ""
     try:
         while not stopped():
             try:
@@ -79,16 +79,17 @@ def serve(
             except Exception as error:
                 # Do not give up after one failure: this process may have been stopped for long while it first read the
                 # namespace. The file that it was about to read is gone then, and the next try reads the present ones.
-                if has_failed and not has_worked and not _may_pass(error):
+                if last_failure and not has_worked and not _may_pass(error):
                     raise
-                has_failed = True
+                failure = f"{type(error).__name__}: {error}"
                 log.error(
                     "%s has failed, and tries again in %d ms: %s",
                     sequencer.name,
                     retry_ms,
                     error,
-                    exc_info=not _is_self_explanatory(error),
+                    exc_info=not _is_self_explanatory(error) and failure != last_failure,
                 )
+                last_failure = failure
                 clock.sleep(retry_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue

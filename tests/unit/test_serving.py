@@ -422,6 +422,26 @@ def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: py
         assert served.sequencer is first
 
 
+def test_a_failure_that_repeats_has_a_stack_trace_once(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    failures = iter(["first", "second", "second"])
+    began = threading.Event()
+
+    def fail(point: str) -> None:
+        if began.is_set() and point == "sequencer.letters_taken" and (text := next(failures, None)):
+            raise RuntimeError(text)
+
+    with Serving(lambda: make(mq.namespace, "s", fail), mq.namespace.config, SystemClock()):
+        assert mq.topics.create("before").partitions == 1, "a step has succeeded"
+        began.set()
+        assert mq.topics.create("t").partitions == 1
+    told = [
+        (record.getMessage().rpartition(": ")[2], bool(record.exc_info))
+        for record in caplog.records
+        if "has failed" in record.msg
+    ]
+    assert told == [("first", True), ("second", True), ("second", False)]
+
+
 END = """
 import atexit, sys, threading, time
 import lakemq, pyarrow as pa
