@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,8 @@ from lakemq.engine.client.consume import iteration
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.engine.client.fetch.fetch_result import FetchResult, Message
+from lakemq.errors import StorageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -47,6 +48,31 @@ def test_it_brings_all_messages_and_ends_when_none_has_come_for_the_timeout(
         assert [value for value in read_values if value.startswith("1.")] == [f"1.{n}" for n in range(7)]
         add(mq, topic, {0: 1}, "more ")
         assert values(consumer) == ["more 0.0"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "ack_mode"),
+    [(None, None), ("cooperative", None), ("classic", None), ("queue", "explicit"), ("queue", "auto")],
+)
+def test_messages_that_could_not_be_read_come_with_the_next_loop(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, protocol: str | None, ack_mode: str | None
+) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 5})
+    if ack_mode is not None:
+        mq.groups.create(group, {"ack.mode": ack_mode})
+    read, failures = FetchResult.__iter__, [StorageError("The store gives no answer.")]
+
+    def fail_once(fetched: FetchResult) -> Iterator[Message]:
+        if fetched.record_count and failures:
+            raise failures.pop()
+        return read(fetched)
+
+    monkeypatch.setattr(FetchResult, "__iter__", fail_once)
+    with create_consumer(mq, group, topic, protocol) as consumer:
+        with pytest.raises(StorageError):
+            list(consumer)
+        assert values(consumer) == [f"0.{n}" for n in range(5)]
 
 
 @WITH_POSITIONS

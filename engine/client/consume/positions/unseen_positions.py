@@ -31,11 +31,12 @@ class UnseenPositions:
             positions: returns the consumer's positions now.
             excluded: returns the partitions that are not read now: paused, or being given up.
         """
-        self.messages = list(batch)
         self._positions, self._excluded = positions, excluded
         self._ends, self._next = batch.offsets, batch.starts
         for place, start in self._next.items():
             self._move(place, start)
+        # last: if the store fails, the positions are back where the poll began
+        self.messages = list(batch)
 
     def show(self, message: Message) -> bool:
         place = (message.topic, message.partition)

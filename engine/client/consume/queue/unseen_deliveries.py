@@ -34,10 +34,15 @@ class UnseenDeliveries:
             paused_by_user: returns the partitions that the user has paused, as of now.
             given_back_count: grows when the member gives messages back.
         """
-        self.messages = list(batch)
         self._trackers, self._paused_by_user, self._given_back_count = trackers, paused_by_user, given_back_count
         self._given_back_before = given_back_count()
         self._trackers_at_poll = {place: trackers()[place] for place in batch.shown}
+        try:
+            self.messages = list(batch)
+        except BaseException:  # the store failed, or an interrupt came: the loop gets none of the messages
+            for place, shown in batch.shown.items():
+                self._trackers_at_poll[place].hide(shown.stretches)
+            raise
         self._stretches = {
             (*place, offset): stretch.cut(offset, offset + 1)
             for place, shown in batch.shown.items()
