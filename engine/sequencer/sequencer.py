@@ -201,9 +201,6 @@ class Sequencer:
     def _take_over(self) -> Term | None:
         """Begin a term. Return None if another sequencer has put a step meanwhile.
 
-        The take-over is itself a step: it names the new leader and a higher epoch. It fences the leader before: the
-        name of that one's next step is taken now, so it fails and steps down.
-
         Raises:
             NotLeader: another sequencer put its step first.
             StepTooOld, StepsGone: another sequencer has merged the tables or removed steps meanwhile.
@@ -211,36 +208,39 @@ class Sequencer:
         with report_damage(self._ns.store):
             term = self._term_factory.begin(self._standby.step)
         if term is not None:
-            lease_ms = self._ns.config.ms("lease.ms")
-            # hold the lock before a step names this leader: a standby that reads the name then finds the lock
-            self._locks.hold(self.name)
-            self._decider.decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
-            self._removal.note_term(term.namespace_id, term.state.leader_epoch)
-            self._reached("sequencer.elected")
-            self._locks.remove_dead()
-            remove_old_lines(self._ns.files, term.state.leader_epoch)
-            if self._has_lines:
-                lines = open_term_lines(
-                    self._ns.files,
-                    term.namespace_id,
-                    term.state.leader_epoch,
-                    lease_ms,
-                    term.current_at_ms,
-                    self.news,
-                    self._clock,
-                    self._line_settings,
-                )
-                term.use_lines(lines)
+            try:
+                self._open_term(term)
+            except BaseException:
+                term.release()
+                raise
         return term
+
+    def _open_term(self, term: Term) -> None:
+        """Take the lease, and open the lines.
+
+        The take-over is itself a step: it names the new leader and a higher epoch. It fences the leader before: the
+        name of that one's next step is taken now, so it fails and steps down.
+        """
+        lease_ms = self._ns.config.ms("lease.ms")
+        # hold the lock before a step names this leader: a standby that reads the name then finds the lock
+        self._locks.hold(self.name)
+        self._decider.decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
+        files, epoch, settings = self._ns.files, term.state.leader_epoch, self._line_settings
+        self._removal.note_term(term.namespace_id, epoch)
+        self._reached("sequencer.elected")
+        self._locks.remove_dead()
+        remove_old_lines(files, epoch)
+        if self._has_lines:
+            lines = open_term_lines(
+                files, term.namespace_id, epoch, lease_ms, term.current_at_ms, self.news, self._clock, settings
+            )
+            term.use_lines(lines)
 
     def _step_down(self) -> None:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
-            term.close_lines()
-            term.delay_queue.close()
-            term.later_ranges.stop()
-            term.background.abandon()
+            term.release()
 
     def resign(self) -> bool:
         """Project all decided steps and give the lease back, so that the next leader need not wait for it to run out.
@@ -265,9 +265,8 @@ class Sequencer:
             self._locks.release()
             self._preparer.close()
             if self._owns_executor:
-                self._executor.shutdown()
-                self._sweeper.shutdown(wait=False, cancel_futures=True)
-                self._observers.shutdown(wait=False, cancel_futures=True)
+                for executor in (self._executor, self._sweeper, self._observers):
+                    executor.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, term: Term) -> None:
         # first let clients put their letters into the mailbox: the next leader decides them

@@ -13,6 +13,7 @@ from functools import partial
 from threading import Lock
 
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.watermarks import WatermarkRow
 from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
@@ -38,6 +39,7 @@ from ..namespace.processes.process import pause_garbage_collection
 from ..namespace.processes.process_identity import new_id
 from ..protocol import machine
 from ..protocol.rules.observed_waits import ObservedWaits
+from ..protocol.values.journal import Step
 from ..protocol.values.state import State
 from .assignments.assignor_runs import PlugInThreads
 from .assignments.target_assignments import TargetAssignments
@@ -115,6 +117,13 @@ class Term:
         if lines is not None:
             lines.close()
 
+    def release(self) -> None:
+        """End what works for the term in other threads. The term is over, or has failed to begin."""
+        self.close_lines()
+        self.delay_queue.close()
+        self.later_ranges.stop()
+        self.background.abandon()
+
     def due_in_ms(self) -> float | None:
         """Return in how many ms there is work without a letter. None: nothing is known."""
         now_ms = self.time.now_ms()
@@ -167,6 +176,22 @@ class TermFactory:
         if reader.step != step or ns.store.open(JOURNAL).table_id != namespace_id:
             return None
         later = LaterRanges(Workers(1, "lakemq-later"), clock.now_ms())
+        try:
+            return self._build_term(namespace_id, watermark, reader, tail, later, steady_ms)
+        except BaseException:
+            later.stop()
+            raise
+
+    def _build_term(
+        self,
+        namespace_id: str,
+        watermark: WatermarkRow,
+        reader: StepReader,
+        tail: list[Step],
+        later: LaterRanges,
+        steady_ms: int,
+    ) -> Term:
+        ns, clock = self._ns, self._clock
         state = load_state(ns.store, watermark, later=later)
         live = read_live_state(state)
         machine.replay(state, tail)

@@ -13,13 +13,16 @@ import pytest
 from unit.served import new_topic, served, until, values
 from unit.test_waiting_rows import make_row
 
+from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.loading import later_ranges
 from lakemq.engine.namespace.loading.later_ranges import LaterRanges
 from lakemq.engine.namespace.loading.waiting_rows import WaitingRows
+from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.errors import TableDamaged
 from lakemq.engine.protocol.projection import restore_delays
 from lakemq.engine.protocol.values.state import State
-from lakemq.errors import DelayQueueFull
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.errors import DelayQueueFull, StorageError
 from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.local_files import LocalFiles
@@ -86,6 +89,22 @@ def test_what_is_due_much_later_counts_before_it_is_read(tmp_path: Path, gate: t
         threading.Timer(0.5, gate.set).start()
         with pytest.raises(DelayQueueFull):
             mq.delayed.schedule(topic, "one too many", delay_ms=DAY_MS)
+
+
+def test_a_term_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later_ranges, "MIN_ROWS", 1)
+    with served(tmp_path) as mq:
+        mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
+
+    def fail(point: str) -> None:
+        if point == "sequencer.elected":
+            raise OSError("No space left on device")
+
+    sequencer = Sequencer(mq.namespace, "unlucky", SystemClock(), new_file_id, fail)
+    with pytest.raises(StorageError, match="No space left"):
+        until(sequencer.try_lead)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("lakemq-later")])
+    sequencer.resign()
 
 
 # -- the ranges alone -------------------------------------------------------------------------------------

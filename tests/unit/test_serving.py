@@ -35,7 +35,9 @@ from lakemq.engine.protocol.values.segments import Segments
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
 from lakemq.engine.sequencer import serving as serving_module
+from lakemq.engine.sequencer.letters.quarantine import Quarantine
 from lakemq.engine.sequencer.projection import background_projection
+from lakemq.engine.sequencer.projection.projector import Projector
 from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
@@ -43,6 +45,7 @@ from lakemq.jobs.serve import serve_until_signal
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.storage.coordination.mailbox import LetterName
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -420,6 +423,36 @@ def test_the_rest_after_a_failed_step_is_no_step(mq: Connection, monkeypatch: py
         is_gone.set()
         assert mq.topics.create("t").partitions == 1
         assert served.sequencer is first
+
+
+def test_a_projection_that_hangs_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on, write = threading.Event(), threading.Event(), Projector.write
+
+    def hang(self: Projector, *arguments: Any) -> None:
+        begun.set()
+        goes_on.wait(60)
+        write(self, *arguments)
+
+    monkeypatch.setattr(Projector, "write", hang)
+    config = CONFIG | {"step.timeout.ms": 1_000}
+    with lakemq.connect(tmp_path / "mq", create=True, config=config) as mq:
+        sequencer = make(mq.namespace, "s")
+        until(sequencer.try_lead)
+        begun_s = time.monotonic()
+        with pytest.raises(StorageError, match="did not end in 1000 ms"):
+            sequencer.resign()
+        assert begun.is_set()
+        assert 1 <= time.monotonic() - begun_s < 10
+        goes_on.set()
+
+
+def test_a_letter_in_quarantine_is_refused_until_its_client_goes_on(mq: Connection) -> None:
+    """The step that refuses it may fail for another reason, and the letter comes again."""
+    quarantine, letter = Quarantine(mq.namespace.files, mq.namespace.mailbox), LetterName.of("c", 7, 0)
+    assert quarantine.find_refusal(letter) is None
+    quarantine.refuse_next_time("c", 7)
+    assert [type(quarantine.find_refusal(letter)) for _ in range(2)] == [UnknownServerError] * 2
+    assert quarantine.find_refusal(LetterName.of("c", 8, 0)) is None
 
 
 def test_a_failure_that_repeats_has_a_stack_trace_once(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:

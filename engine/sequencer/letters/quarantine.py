@@ -23,6 +23,7 @@ class Quarantine:
     def __init__(self, files: Files, mailbox: Mailbox) -> None:
         self._files, self._mailbox = files, mailbox
         self._refused_unread: set[tuple[str, int]] = set()
+        """Client and number of each. They stay: a step that refuses one may fail, and the letter comes again then."""
 
     def store_copy(self, letter: LetterName, error: Exception, body: bytes | None = None) -> None:
         """Log the error and store a copy of the letter, up to MAX_FILES copies. body: if it is not in the mailbox."""
@@ -44,7 +45,6 @@ class Quarantine:
         """Return why a letter is refused unread. None for all but a few."""
         if (letter.client_id, letter.number) not in self._refused_unread:
             return None
-        self._refused_unread.remove((letter.client_id, letter.number))
         return UnknownServerError(
             "The sequencer met an unexpected error with this request. A copy of it is in aside/.", found=letter.name
         )

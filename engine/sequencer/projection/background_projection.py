@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
+from concurrent.futures import TimeoutError as NotDone
 
 from ...maintenance.housekeeping import Housekeeping
 from ...namespace.config import EngineConfig
@@ -94,24 +95,44 @@ class BackgroundProjection:
     def _wait_for_pass(self, running: Future[None], alive: Callable[[], None]) -> None:
         timeout_ms = self._config.ms("step.timeout.ms")
         deadline_ms = self._clock.steady_ms() + timeout_ms
-        while not wait([running], _TURN_S).done:
-            if self._clock.steady_ms() > deadline_ms:
-                raise StorageError(
-                    f"A projection did not end in {timeout_ms} ms.", found=f"{len(self._tail)} steps wait"
-                )
-            alive()
+        while True:
+            try:
+                running.exception(_TURN_S)
+            except NotDone:
+                if self._clock.steady_ms() > deadline_ms:
+                    raise StorageError(
+                        f"A projection did not end in {timeout_ms} ms.", found=f"{len(self._tail)} steps wait"
+                    ) from None
+                alive()
+            else:
+                return
 
     def drain(self, state: State) -> None:
-        """Project all steps that have landed, and wait for it. Raises what it failed with, NotLeader."""
+        """Project all steps that have landed, and wait for it.
+
+        Raises what a pass failed with, NotLeader; StorageError if a pass does not end within step.timeout.ms.
+        """
         while self._tail or self._running is not None:
             if self._running is None:
                 self._begin_pass(state)
+            if self._running is not None:
+                self._wait_for_pass(self._running, lambda: None)
             self._finish_pass()
 
     def abandon(self) -> None:
-        """Wait for the running pass, if any. Its rows were decided, so they are right whoever leads now."""
+        """Wait for the running pass, if any, but no longer than step.timeout.ms.
+
+        Its rows were decided, so they are right whoever leads now.
+        """
         running, self._running = self._running, None
-        error = None if running is None else running.exception()
+        if running is None:
+            return
+        try:
+            self._wait_for_pass(running, lambda: None)
+        except StorageError as late:
+            log.error("Projecting goes on in its thread: %s", late)
+            return
+        error = running.exception()
         if error is not None and not isinstance(error, NotLeader):
             log.error("Projecting has failed: %s", error, exc_info=None if isinstance(error, OSError) else error)
 
