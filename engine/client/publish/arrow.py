@@ -166,8 +166,10 @@ class ArrowPublisher:
         ranges, rejected = build_produce_ranges(route, placed.parts, publication.expectations)
         may_be_stale = any(rows.error != ExpectationFailed.name for rows in rejected)
         if may_be_stale and not is_new:  # a partition may have been added, a limit raised: look again first
-            self._routes.forget()
-            return self._prepare(publication, body, requested, start)
+            newest = self._routes.renew(publication.destination)
+            if (newest.topics, newest.copies) != (route.topics, route.copies):
+                return self._prepare(publication, body, requested, start)
+            route = newest
         if rejected and publication.on_error == "fail":
             raise error_of_rejected_rows(rejected, placed.partition, placed.reasons)
         if publication.on_error == "leave_out":

@@ -47,6 +47,10 @@ def find_route(state: State, destination: str) -> Route:
     )
 
 
+MAX_ROUTES = 10_000
+"""Most routes that a connection keeps."""
+
+
 class RouteCache:
     """Routes from the last look-up. All publishers of a connection share them; thread-safe.
 
@@ -63,9 +67,16 @@ class RouteCache:
         routes = self._routes
         if destination in routes:
             return routes[destination], False
+        return self.renew(destination), True
+
+    def renew(self, destination: str) -> Route:
+        """Look the route up, and keep it. Raises InvalidTopic, UnknownTopicOrPartition."""
+        if len(self._routes) >= MAX_ROUTES:  # such as of a program that sends to a name per order
+            self._routes = {}
         # stored in the dict of the look-up: if `forget` runs meanwhile, it has replaced the dict, and drops the route
+        routes = self._routes
         route = routes[destination] = self._look(lambda state: find_route(state, destination))
-        return route, True
+        return route
 
     def forget(self) -> None:
         """Drop all routes, because topics have changed."""
