@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from unit.served import new_name, served, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.producer.delivery import run_callbacks
 from lakemq.errors import IllegalState, UnknownServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -47,6 +51,25 @@ def test_a_commit_that_is_interrupted_in_a_callback_leaves_nobody_waiting(mq: Co
         producer.commit_transaction()
         producer.flush()
     assert values(mq, topic) == ["0", "1", "2"]
+
+
+def test_callbacks_that_an_interrupt_leaves_are_run_by_the_next_call() -> None:
+    class Calls(deque[Callable[[], object]]):
+        """Callbacks with an interrupt before the second one."""
+
+        def popleft(self) -> Callable[[], object]:
+            if len(self) == 2 and interrupts:
+                raise interrupts.pop()
+            return super().popleft()
+
+    ran: list[int] = []
+    interrupts = [KeyboardInterrupt()]
+    calls = Calls(partial(ran.append, number) for number in range(3))
+    with pytest.raises(KeyboardInterrupt):
+        run_callbacks(calls)
+    assert ran == [0]
+    run_callbacks(calls)
+    assert ran == [0, 1, 2]
 
 
 def test_a_connection_is_closed_in_no_callback_and_closed_well_afterwards(tmp_path: Path) -> None:

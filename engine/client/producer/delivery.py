@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -265,7 +266,7 @@ class Batch:
                     self.callback_records.append((failures.progress, error_index))
                 self._callbacks.append(call)
                 return
-        run_callbacks([call])
+        run_callbacks(deque([call]))
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until the batch is settled. Raises RequestTimedOut, and IllegalState in a callback."""
@@ -289,10 +290,15 @@ class Batch:
             raise
 
 
-def run_callbacks(calls: Sequence[Callable[[], object]]) -> None:
-    """Run all callbacks, and log their errors. Raise a KeyboardInterrupt of the main thread after the last one."""
+def run_callbacks(calls: deque[Callable[[], object]]) -> None:
+    """Take all callbacks, run each, and log their errors.
+
+    A KeyboardInterrupt of the main thread is raised after the last one. If it comes between two callbacks, it is raised
+    at once, and `calls` has those that are left.
+    """
     interrupt: KeyboardInterrupt | None = None
-    for call in calls:
+    while calls:
+        call = calls.popleft()
         try:
             call()
         except BaseException as error:  # asyncio.CancelledError is not an Exception

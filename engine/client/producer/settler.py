@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...namespace.storage_error import storage_error
@@ -87,14 +88,21 @@ class BatchSettler:
         A batch that has an outcome keeps it. All steps are repeatable and run again in `finally`, so that an interrupt
         of the main thread (which commits and aborts itself) leaves no thread waiting.
         """
-        calls: list[Callable[[], object]] = []
+        calls: deque[Callable[[], object]] = deque()
         try:
-            self._record_outcomes(settled, calls)
-            with self._monitor.in_callback():
-                run_callbacks(calls)
+            self._record_and_call(settled, calls)
         finally:
-            self._record_outcomes(settled, calls)  # in case the first call was interrupted
-            self._release([batch for batch, _ in settled])
+            try:
+                self._record_and_call(settled, calls)  # in case the first call was interrupted
+            finally:
+                self._release([batch for batch, _ in settled])
+
+    def _record_and_call(
+        self, settled: Sequence[tuple[Batch, BatchOutcome]], calls: deque[Callable[[], object]]
+    ) -> None:
+        self._record_outcomes(settled, calls)
+        with self._monitor.in_callback():
+            run_callbacks(calls)
 
     def _release(self, batches: Sequence[Batch]) -> None:
         with self.lock:
@@ -104,7 +112,7 @@ class BatchSettler:
             self._monitor.changed.notify_all()
 
     def _record_outcomes(
-        self, settled: Sequence[tuple[Batch, BatchOutcome]], calls: list[Callable[[], object]]
+        self, settled: Sequence[tuple[Batch, BatchOutcome]], calls: deque[Callable[[], object]]
     ) -> None:
         """Give each batch its outcome, and add its callbacks to `calls`."""
         with self.lock:
@@ -113,7 +121,7 @@ class BatchSettler:
                     self._record_outcome(batch, outcome, calls)
             self._monitor.changed.notify_all()
 
-    def _record_outcome(self, batch: Batch, outcome: BatchOutcome, calls: list[Callable[[], object]]) -> None:
+    def _record_outcome(self, batch: Batch, outcome: BatchOutcome, calls: deque[Callable[[], object]]) -> None:
         failure, callback_records = batch.build_failure(outcome), batch.callback_records
         calls += batch.settle(outcome)
         if outcome.published is not None:
