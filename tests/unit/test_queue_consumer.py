@@ -18,6 +18,7 @@ from unit.served import new_name, new_topic, served, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
+from lakemq.engine.client.consume.queue.ack_tracker import AckTracker
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.consume.queue.queue_reader import TrackerHolder
 from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
@@ -902,6 +903,47 @@ def test_who_is_fenced_is_told_that_its_words_do_not_count(mq: Connection) -> No
         with pytest.raises(FencedMemberEpoch):
             first.flush()
         assert [(message.offset, message.delivery_count) for message in poll_messages(second, 1)] == [(0, 2)]
+
+
+def test_an_acknowledgement_of_a_partition_that_is_lost_meanwhile_is_refused(mq: Connection) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, {0: 1})
+    with member(mq, new_name("g"), topic) as consumer:
+        (message,) = poll_messages(consumer, 1)
+        trackers = consumer._trackers
+
+        class LostMeanwhile(list[int]):
+            """Acknowledged offsets of a partition that a poll in another thread loses."""
+
+            def append(self, offset: int) -> None:
+                super().append(offset)
+                del trackers[topic, 0]  # type: ignore[attr-defined]
+
+        trackers[topic, 0].single_acks = LostMeanwhile()
+        with pytest.raises(FencedMemberEpoch):
+            consumer.ack(message)
+
+
+def test_a_flush_looks_at_what_other_threads_change_only_with_the_lock(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, {0: 1})
+    with member(mq, new_name("g"), topic) as consumer:
+        (message,) = poll_messages(consumer, 1)
+        looks: list[bool] = []
+        is_sent = AckTracker.is_sent.fget
+        assert is_sent is not None
+
+        def look(tracker: AckTracker) -> bool:
+            looks.append(consumer._lock.own._is_owned())  # type: ignore[union-attr]
+            return is_sent(tracker)
+
+        monkeypatch.setattr(AckTracker, "is_sent", property(look))
+        consumer.ack(message)
+        consumer.flush()
+        assert looks
+        assert all(looks)
 
 
 def test_what_is_on_its_way_to_who_closes_was_not_delivered(mq: Connection) -> None:

@@ -18,6 +18,8 @@ _PASSING_MS = 1_000
 _SHORT_MS = 200
 """A poll with a shorter timeout always looks for new steps. It must find every message that was acknowledged before the
 call, but might end before the leader's hint arrives. With a longer timeout the hint has this time to arrive."""
+_LATE_LOOK_MS = 20
+"""Longest rest of a poll whose time is over, while the messages that it has requested are on their way."""
 _MAX_PASSED = 16_384
 """Most offsets without visible messages that one look reads past, unless `max_records` is larger."""
 
@@ -79,7 +81,8 @@ class PollLoop(Generic[Batch]):
                         reader.explain_empty(batch)
                     return batch
                 if not has_moved:
-                    reader.rest(poll_ms, max(1, deadline_ms - self._clock.steady_ms()))
+                    left_ms = deadline_ms - self._clock.steady_ms()
+                    reader.rest(poll_ms, left_ms if left_ms > 0 else _LATE_LOOK_MS)
         except BaseException:  # also an interrupt: the user has not seen these messages
             with self._lock.own:
                 reader.undo_moves(moves)

@@ -302,7 +302,8 @@ def flush_acknowledgements(
         wait(unanswered, min(left_ms, LONGEST_WAIT_MS) / 1000)
         with lock.own:
             sender.collect_answers()
-        if not all(tracker.is_sent for tracker in trackers.values()):
+            is_sent = all(tracker.is_sent for tracker in trackers.values())
+        if not is_sent:
             clock.sleep(_PAUSE_MS)
     if unanswered:
         raise RequestTimedOut("Acknowledgements were not answered in time; they are sent again.")

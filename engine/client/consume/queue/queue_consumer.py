@@ -154,6 +154,8 @@ class QueueConsumer(MemberConsumer):
             if tracker is None:
                 raise fenced_error([(what[0], what[1])])
             tracker.single_acks.append(what[2])
+            if self._trackers.get((what[0], what[1])) is not tracker:  # a poll in another thread has lost the partition
+                raise fenced_error([(what[0], what[1])])
             is_due = self._steady_ms() >= self._ack_sender.sent_at_ms + _SEND_EVERY_MS
             if is_due or len(tracker.single_acks) >= _SEND_AT_COUNT:
                 with self._lock.own:

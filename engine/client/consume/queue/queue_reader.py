@@ -195,8 +195,9 @@ class QueueReader:
         """Look once for messages to show, and request those of the next poll; return None to be called again.
 
         The order of the steps matters. With ack.mode auto, the messages of the poll before are accepted before new
-        ones are selected, because they take room. Messages are marked as shown only once they are fetched. The next
-        request comes after that. It asks for `max_records` less what is acquired already and still unshown.
+        ones are selected, because they take room. Messages are marked as shown only once their fetch is planned; their
+        bytes are read when the user asks. The next request comes after that. It asks for `max_records` less what is
+        acquired already and still unshown.
         """
         owned = self._find_owned()
         if self.accepts_previous and self._poller.is_auto_ack:
