@@ -245,7 +245,11 @@ class LogAccess:
         options = {**{name: value for name, value in named.items() if value is not None}, **unknown}
         assigned = parse_list("assign", assign)
         if assigned and (parse_list("topics", topics) or protocol is not None):
-            raise InvalidRequest("A member is given its partitions.", found="assign", expected="topics, or assign")
+            raise InvalidRequest(
+                "A member gets its partitions from the group: assign goes with no topics and no protocol.",
+                found="assign and more",
+                expected="one of topics, pattern and assign",
+            )
         if assigned:
             return self._consumers.create_for_partitions(group, assigned, options)
         member = self._consumers.create_member(group, topics, protocol, options, self._open.members.discard)

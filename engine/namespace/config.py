@@ -76,7 +76,13 @@ ENGINE = Parameters(
             pattern=_HOST + "(:[0-9]{1,5})?",
             example="mq.example.org:7788",
         ),
-        Parameter("project.interval.ms", 1000, "Least time between two projections.", 0, 3_600_000),
+        Parameter(
+            "project.interval.ms",
+            1000,
+            "Time between two projections. After a thousand steps one comes sooner.",
+            0,
+            3_600_000,
+        ),
         Parameter(
             "inline.max.bytes",
             262_144,

@@ -55,11 +55,16 @@ def open_namespace(
     create: bool = False,
     shared_with_group: bool = False,
 ) -> Namespace:
-    """The namespace at a path or URI, made first where `create` allows it.
+    """Open the namespace at a path or URI. With `create`, create it first if there is none.
 
-    shared_with_group: with `create`, all in the folder is for its group to read and write, from now on, whatever umask.
-    Raises NamespaceError (nothing there, something else there, not writable), NewerFormat; StorageError if the store
-    gives no answer; IllegalState in a process that was forked from one that has opened some.
+    Args:
+        shared_with_group: with `create`, the group of the folder may read and write everything in it, whatever umask.
+
+    Raises:
+        NamespaceError: nothing is there, or something else, or it may not be written.
+        NewerFormat: a later version of LakeMQ has written it.
+        StorageError: the store gives no answer.
+        IllegalState: this process was forked from one that has opened a namespace.
     """
     config = config or EngineConfig()
     path = os.path.expanduser(path)

@@ -16,7 +16,7 @@ member safe.
 3. Time in which the leader could not read beats counts against no member, and that observation starts again
    (`_discount_blind_time`).
 
-A member whose process has certainly ended is lost at once (`namespace.process_identity`). Static members keep their
+A member whose process has certainly ended is lost at once (`processes/process_identity.py`). Static members keep their
 session: a process that restarts under the same instance id takes the member's place within it.
 """
 

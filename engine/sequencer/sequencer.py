@@ -1,19 +1,20 @@
-"""The sequencer: take the waiting letters, decide them together, append one step to the log, write the replies.
+"""The sequencer: take the waiting letters, decide them together, append one step to the log, answer them.
 
-A step goes from letters to replies in this order:
+A step goes from letters to answers in this order:
 
-1. Take letters from the mailbox, each client's in the order of its numbers (`intake`).
+1. Take letters, from lines and from the mailbox, each client's in the order of its numbers (`intake`).
 2. Prepare: write the rows that came in letters to a data file, or keep them for the step; read the footers of
    the data files that requests name (`step_preparer`). All I/O that a decision needs happens here.
 3. Decide (`step_decider`): the pure core turns each request into records and a result, and folds the records into the
    state. Observations of the leader, timers and due messages follow in the same step.
 4. Append the step to the log, as one object. The projection gets the step too.
-5. Write the replies, then delete the letters.
+5. Answer each letter: on the line it came on, or by a reply in the mailbox, from which it is then deleted.
 6. If it is time, begin to project all steps that have landed, in another thread.
 
-Invariants. A reply is written only after its step has landed. The state in memory is the fold of all steps. If
-anything fails on the way, leadership is in doubt: the sequencer throws the state away and loads it again. A process
-may be killed anywhere: a letter without a reply is still in the mailbox. If it is taken again, its number tells
+Invariants. A letter is answered only after its step has landed: the step's object is put, and the step before it is
+still the one that was read. The state in memory is the fold of all steps. If anything fails on the way, leadership is
+in doubt: the sequencer throws the state away and loads it again. A process may be killed anywhere: a letter without a
+reply is still in the mailbox, or its client puts it there when the line ends. If it is taken again, its number tells
 whether it was decided.
 """
 
@@ -79,7 +80,7 @@ class StepReport:
     """The work of one step, and when the next one is worthwhile.
 
     Attributes:
-        step: number of the step.
+        step: number of the newest step. Without work no new one is decided.
         letters: how many letters it took and decided.
         backlog: more letters wait.
         is_watching: something is overdue, but the leader must observe it longer before it counts: the timeout of a

@@ -336,7 +336,7 @@ def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
 
 
 def test_who_wants_all_or_nothing_has_it(mq: Connection) -> None:
-    with pytest.raises(ExpectationFailed, match="1 rows are rejected, hence all"):
+    with pytest.raises(ExpectationFailed, match="Nothing was published, because 1 row is rejected"):
         mq.publish("t", orders(30, bad=1), on_error="fail")
     transaction = mq.transaction("tx")
     with pytest.raises(ExpectationFailed), transaction:

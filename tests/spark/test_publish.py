@@ -308,7 +308,7 @@ def test_on_error_fail_refuses_all(
     spark: SparkSession, mq: Connection, topic: str, row: tuple[Any, ...], error: type[Exception]
 ) -> None:
     mq.topics.create(topic, partitions=2)
-    with pytest.raises(error, match="1 rows are rejected, hence all"):
+    with pytest.raises(error, match="Nothing was published, because 1 row is rejected"):
         mq.publish(topic, frame(spark, [row[:4], *ROWS]), on_error="fail")
     assert mq.fetch(topic).record_count == 0
 

@@ -118,7 +118,9 @@ class ConsumerFactory:
         check_option_names(options, MEMBER_OPTIONS)
         options = {**self._defaults, **options}
         if bool(topics) == (options.get("pattern") is not None):
-            raise InvalidRequest("A consumer asks for topics.", expected="either topics, or assign, or pattern")
+            raise InvalidRequest(
+                "Nothing, or two things, to consume from.", expected="one of topics, pattern and assign"
+            )
         listener = options.get("listener")
         if not isinstance(listener, RebalanceListener | None):
             raise invalid_argument("listener", listener, "a RebalanceListener")

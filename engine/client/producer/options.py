@@ -23,7 +23,8 @@ PRODUCER = Parameters(
         Parameter(
             "delivery_timeout_ms",
             120_000,
-            "How long after `send` a record is sent again if there is no answer.",
+            "Time after `send` in which a record without an answer is sent again. The last answer may take"
+            " request.timeout.ms more.",
             0,
             _DAY_MS,
         ),

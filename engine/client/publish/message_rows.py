@@ -22,7 +22,7 @@ from ...protocol.errors import InvalidRecord
 from ..arguments import parse_text
 from ..quality.spark_gate import SparkGate
 from ..rows.arrow_body import COLUMN_TYPES, KEY_HEADERS
-from ..rows.delay_rule import FAR_MS
+from ..rows.delay_rule import FAR_MS, TWO_TIMES
 from ..rows.input_rows import DELAY_COLUMNS, constant_delay
 from ..rows.record import parse_ttl
 from .executor import FAILED, TOPIC
@@ -105,7 +105,7 @@ def _choose_delay_column(chosen: dict[str, Any], columns: Mapping[str, Any]) -> 
     constants = {name: delay for name, delay in delays.items() if not isinstance(delay, Column | str)}
     literals = {name: F.lit(value.as_py()) for name, value in constant_delay(constants).items()}
     if len(delays) > 1:
-        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+        raise InvalidRecord(TWO_TIMES, expected="one of them")
     return {
         name: literals.get(name, column)
         for name, column in chosen.items()

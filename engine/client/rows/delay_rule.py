@@ -26,6 +26,7 @@ NEGATIVE = NO_DUE + 1
 """Due time of a row with a negative delay."""
 BOTH = NO_DUE + 2
 """Due time of a row with both a delivery time and a delay."""
+TWO_TIMES = "A message cannot have both deliver_at and delay_ms."
 UNREADABLE = NO_DUE + 3
 """Due time of a row whose delay header is not a number."""
 

@@ -11,6 +11,7 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidRecord
 from ..arguments import invalid_argument, parse_list, parse_text
+from .delay_rule import TWO_TIMES
 from .record import parse_delay, parse_ttl
 
 
@@ -88,7 +89,7 @@ def constant_delay(columns: Mapping[str, Any]) -> dict[str, pa.Scalar]:
     """Return the delay that the call sets for all rows, by column name. Raises InvalidRecord, InvalidTimestamp."""
     at, delay = (None if isinstance(columns.get(name), str) else columns.get(name) for name in DELAY_COLUMNS)
     if sum(columns.get(name) is not None for name in DELAY_COLUMNS) > 1:
-        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+        raise InvalidRecord(TWO_TIMES, expected="one of them")
     at_us, delay_ms = parse_delay(at, delay)
     if at_us is not None:
         return {"deliver_at": pa.scalar(at_us, TIME)}

@@ -81,7 +81,11 @@ def _read_column(name: str, column: pa.ChunkedArray, type_: pa.DataType) -> pa.C
         return column.cast(type_)
     except pa.ArrowException as error:
         # Arrow's error about a value that cannot be cast repeats the value, which in headers is the payload's.
-        why = str(error) if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError) else "a value is no such"
+        why = (
+            str(error)
+            if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError)
+            else f"a value cannot be converted to {type_}"
+        )
         expected = "string or binary" if pa.types.is_binary(type_) else str(type_)
         raise InvalidRecord(f"Column {name} is not usable: {why}.", found=str(column.type), expected=expected) from None
 

@@ -21,7 +21,7 @@ from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partition_keys
 from ..schemas.schema_rule import SchemaRule
-from .delay_rule import BAD, EXACT, DelayRule, DueTimes, RequestedDelays, compute_due_ms
+from .delay_rule import BAD, EXACT, TWO_TIMES, DelayRule, DueTimes, RequestedDelays, compute_due_ms
 from .misfits import find_reason, reject_misfits
 
 REJECTIONS: tuple[tuple[str, str], ...] = (
@@ -36,7 +36,7 @@ REJECTIONS: tuple[tuple[str, str], ...] = (
     ("INVALID_TIMESTAMP", "The time of delivery is before 1970 or after 9999."),
     ("INVALID_TIMESTAMP", "The delay is negative."),
     ("DELAY_TOO_LONG", "The delay is longer than the last of the topic's delay.levels."),
-    ("INVALID_RECORD", "A message has a time of delivery, or a delay."),
+    ("INVALID_RECORD", TWO_TIMES),
     ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is not a number of milliseconds."),
 )
 """Error and reason of rejected rows. A row that is rejected for number n has the partition -1 - n.

@@ -160,7 +160,7 @@ def error_of_rejected_rows(
         marks = enumerate(np.asarray(partition).tolist())
         row, reason = next(((row, text) for row, mark in marks if (text := find_reason(mark, reasons))), (None, reason))
     count = sum(r.record_count for r in rejected)
-    text = f"{count} rows are rejected, hence all: {reason}"
+    text = f"Nothing was published, because {count} {'row is' if count == 1 else 'rows are'} rejected: {reason}"
     return error_from_refusal(Refusal(first.error, text, None if row is None else f"row {row}"))
 
 

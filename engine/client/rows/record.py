@@ -11,6 +11,7 @@ from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMES
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
 from ..arguments import parse_timestamp, parse_whole_number, to_microseconds
+from .delay_rule import TWO_TIMES
 
 Header = tuple[str, bytes | None]
 Extras = tuple[list[Header] | None, int | None, int | None, int | None, int | None, int | None]
@@ -70,7 +71,7 @@ def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int |
         delay = None if delay_ms is None else parse_whole_number("delay_ms", delay_ms, 0, _MAX_MS, InvalidTimestamp)
         return None, delay
     if delay_ms is not None:
-        raise InvalidRecord("A message has a time of delivery, or a delay.", found="both", expected="one of them")
+        raise InvalidRecord(TWO_TIMES, expected="one of them")
     at = parse_timestamp("deliver_at", deliver_at, InvalidTimestamp)
     if isinstance(at, datetime) and at.utcoffset() is None:
         raise InvalidTimestamp(

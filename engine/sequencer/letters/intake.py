@@ -60,7 +60,7 @@ class StepLetters:
     """The letters of one step.
 
     Attributes:
-        taken: letters to decide, oldest first.
+        taken: letters to decide, those of each client in order.
         repeated: letters of the mailbox that were decided before. Their replies are written again.
         backlog: there may be letters that this step has not looked at.
         undeleted: decided letters are left in the mailbox. Until they are gone no client may be forgotten: its letter
@@ -96,7 +96,7 @@ class _Retry:
 
 
 class Intake:
-    """Takes letters from the mailbox, each client's in the order of their numbers, bounded in number and bytes."""
+    """Takes letters, each client's in the order of their numbers, bounded in number and bytes."""
 
     def __init__(self, mailbox: Mailbox, config: EngineConfig, clock: Clock, pace: ListingPace | None = None) -> None:
         """pace: of listings while clients have lines. None: each step lists the mailbox."""

@@ -1,6 +1,7 @@
 """The mailbox: clients put letters with requests, and the sequencer puts replies.
 
-A letter is one object of one client process. A client id is new per process, and the client numbers its letters from 1.
+A letter is one object of one client, which numbers its letters from 1. A connection is one client after the other: it
+takes a new id when the outcome of a letter is unknown, or when it was idle for long.
 The sequencer decides a client's letters in that order, each once. It relies on the numbers and not on a listing:
 a listing names a letter again until it is discarded, and may name one that is already gone.
 

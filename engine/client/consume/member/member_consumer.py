@@ -83,7 +83,7 @@ class MemberConsumer(Consumer):
         """
         names = parse_topic_names("topics", topics)
         if bool(names) == (pattern is not None):
-            raise InvalidRequest("A consumer subscribes to topics.", expected="either topics or a pattern")
+            raise InvalidRequest("Nothing, or two things, to subscribe to.", expected="either topics or a pattern")
         compiled = None if pattern is None else Pattern(pattern)
         with self._lock.own:
             self._member.subscribe(names, compiled, self._holder)

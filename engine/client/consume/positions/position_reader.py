@@ -68,7 +68,7 @@ class Partitions(Protocol):
 
 
 class PositionReader:
-    """Reads partitions at their positions. The consumer holds its lock for every call, unless `poll_loop` says not."""
+    """Reads partitions at their positions. The lock is held for calls as `PartitionReader` says."""
 
     def __init__(self, group: str, reset: Reset, partitions: Partitions, fetcher: RangeFetcher, waiter: Waiter) -> None:
         """Begin to read; nothing is polled yet.
