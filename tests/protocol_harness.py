@@ -101,7 +101,7 @@ class Harness:
         inline = inline_file(self._letters, inline_rows) if inline_rows else None
         entries = machine.decide_letter(self.state, letter, DecisionInputs(inline=inline, facts=facts))
         answer = entries[-1].record
-        entries += machine.settle_groups(self.state)
+        entries += machine.decide_group_changes(self.state)
         if inline is None:
             self.land(entries)
         else:
@@ -144,9 +144,9 @@ class Harness:
         now_ms = machine.begin_step(self.state, self.now_ms)
         time = Time(now_ms, self.now_ms, Limits(client_ms, producer_ms, transactional_id_ms), self.waits)
         due = machine.find_due(self.state, time)
-        entries = machine.fold_time(self.state, due, time)
+        entries = machine.decide_timers(self.state, due, time)
         assert bool(due) == bool(entries)
-        entries += machine.settle_groups(self.state)
+        entries += machine.decide_group_changes(self.state)
         self.land(entries) if entries else None
         return [entry.record.kind for entry in entries]
 
@@ -181,8 +181,8 @@ class Harness:
     def see(self, *observations: MemberSilent | TargetComputed | LogOutgrown | DyingFound) -> list[str]:
         """Put a step with what the leader has noticed or computed by itself, and return the kinds of its decisions."""
         machine.begin_step(self.state, self.now_ms)
-        entries = machine.fold_observations(self.state, observations)
-        entries += machine.settle_groups(self.state)
+        entries = machine.decide_observations(self.state, observations)
+        entries += machine.decide_group_changes(self.state)
         self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
         return [entry.record.kind for entry in entries]
 

@@ -53,10 +53,6 @@ class Spans:
         if first < end:
             yield first, end
 
-    def has_all(self, first: int, end: int) -> bool:
-        """Return whether all offsets from `first` to `end` are in the set."""
-        return next(self.missing(first, end), None) is None
-
     def __iter__(self) -> Iterator[Span]:
         return iter(list(zip(self._firsts, self._ends, strict=True)))
 

@@ -1,8 +1,8 @@
 """The machine: requests and time come in, decisions come out, and decisions are folded into the state.
 
 It does no I/O, reads no clock and uses no random numbers. `decide_request` only reads the state, `evolve` only writes
-it; `decide_letter` and `fold_time` do both in turn. The registries of the subjects say what can happen: a new subject
-is added to SUBJECTS.
+it; `decide_letter` and `decide_timers` do both in turn. The registries of the subjects say what can happen: a new
+subject is added to SUBJECTS.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def find_due(state: State, time: Time, with_expiries: bool = True) -> list[DueTi
     ]
 
 
-def fold_time(
+def decide_timers(
     state: State, due: Iterable[DueTimer], time: Time, on_error: Callable[[DueTimer, Exception], None] = _raise_for
 ) -> list[JournalEntry]:
     """Decide and fold the timers that are due. This comes after the step's letters, which may have made some obsolete.
@@ -143,7 +143,9 @@ def fold_time(
     return entries
 
 
-def fold_observations(state: State, observations: Iterable[Any], on_error: ErrorHandler = _raise) -> list[JournalEntry]:
+def decide_observations(
+    state: State, observations: Iterable[Any], on_error: ErrorHandler = _raise
+) -> list[JournalEntry]:
     """Decide and fold what the leader has observed or computed itself. An outdated observation changes nothing."""
     entries: list[JournalEntry] = []
     for observation in observations:
@@ -176,7 +178,7 @@ def release_delays(
     return entries
 
 
-def settle_groups(state: State, on_error: Callable[[str, Exception], None] = _raise_for) -> list[JournalEntry]:
+def decide_group_changes(state: State, on_error: Callable[[str, Exception], None] = _raise_for) -> list[JournalEntry]:
     """Decide and fold, at the end of a step, what follows for the groups that it has touched.
 
     on_error: called with an exception that no rule expected. Its group does not change; the others are settled.

@@ -317,7 +317,7 @@ class Sequencer:
         self._reached("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
         due = self._find_due(term, letters, drained_at_ms)
-        renewal = self._decider.renew_if_quiet(term)
+        renewal = self._decider.build_renewal_if_due(term)
         now_ms = term.time.store_ms()
         outgrown = term.retention.take_outgrown(term.state, min(now_ms, term.time.now_ms()))
         findings = term.dying_search.take_findings(term.state)

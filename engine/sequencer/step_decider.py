@@ -55,7 +55,7 @@ class StepDecider:
     def make_time(self, term: Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.observed_waits)
 
-    def renew_if_quiet(self, term: Term) -> list[JournalEntry]:
+    def build_renewal_if_due(self, term: Term) -> list[JournalEntry]:
         """Return a renewal of the lease if no step has landed for a third of its time; otherwise no entry."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
         return [leader.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
@@ -76,12 +76,12 @@ class StepDecider:
         for opened, first_row in zip(letters.taken, prepared.first_rows, strict=True):
             entries += self._decide_letter(state, opened, first_row, prepared)
         entries += machine.fold(state, lease)
-        entries += machine.fold_observations(state, observations, _log_failed_observation)
-        entries += machine.fold_time(
+        entries += machine.decide_observations(state, observations, _log_failed_observation)
+        entries += machine.decide_timers(
             state, due, self.make_time(term, state.now_ms), partial(self._log_failed_due, term)
         )
         entries += self._release(term)
-        entries += machine.settle_groups(state, _log_failed_group)
+        entries += machine.decide_group_changes(state, _log_failed_group)
         if not entries:  # a step is never empty: the renewal is its only record then
             entries = machine.fold(state, [leader.decide_renew(state)])
         term.observed_waits.observe(machine.find_watched_waits(state), self._clock.steady_ms())
@@ -90,7 +90,7 @@ class StepDecider:
 
     def give_sign_of_life(self, term: Term) -> None:
         """Renew the lease in a step of its own, if that is due. Long work around a step calls this repeatedly."""
-        if renewal := self.renew_if_quiet(term):
+        if renewal := self.build_renewal_if_due(term):
             self.decide(term, StepLetters(), renewal)
 
     def yield_between_signs_of_life(self, term: Term, items: Iterable[T]) -> Iterator[T]:

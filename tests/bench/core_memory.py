@@ -103,6 +103,6 @@ class BareCore:
         entries += machine.decide_letter(state, letter, DecisionInputs(inline=inline))
         (result,) = entries[-1].record.results  # type: ignore[attr-defined]
         assert not isinstance(result, Refusal), result
-        entries += machine.settle_groups(state)
+        entries += machine.decide_group_changes(state)
         encode_steps([Step(state.step, state.now_ms, state.leader_epoch, entries, None)])
         return result

@@ -62,14 +62,14 @@ def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> No
     folder.mkdir()
     bell = FolderWaiter(lambda: inotify.watch(str(folder)), SystemClock())
     bell.reset()
-    assert bell.is_notified
+    assert bell.has_watch
     folder.rmdir()
     bell.wait(LONG_S * 1000, LONG_S * 1000)
     bell.reset()
-    assert not bell.is_notified
+    assert not bell.has_watch
     folder.mkdir()
     bell.reset()
-    assert bell.is_notified
+    assert bell.has_watch
     bell.close()
 
 
@@ -144,7 +144,7 @@ def test_one_that_rings_now_and_then_is_not_deaf(tmp_path: Path) -> None:
             until(lambda: bell._watch is not None and bell._watch.event.is_set())
         bell.wait(7)
         bell.note_arrival()
-    assert bell.is_notified
+    assert bell.has_watch
     bell.close()
 
 
@@ -154,7 +154,7 @@ def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) ->
         bell.reset()
         bell.wait(7, 2)
         bell.note_arrival()
-    assert bell.is_notified
+    assert bell.has_watch
     bell.close()
 
 
@@ -167,7 +167,7 @@ def test_what_is_told_late_makes_it_not_deaf(tmp_path: Path) -> None:
         bell.wait(7)
         bell.note_arrival()
         watch.event.set()
-    assert bell.is_notified
+    assert bell.has_watch
     bell.close()
 
 

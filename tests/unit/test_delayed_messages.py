@@ -184,7 +184,7 @@ def test_rows_with_a_delay_that_is_none_are_rejected(mq: Connection) -> None:
         mq.publish(topic, pa.table({"value": ["a"], "delay_ms": [-1]}), on_error="fail")
     two_times = pa.table({"value": ["a", "b"], "delay_ms": [1, None], "deliver_at": [1, 1]})
     assert mq.publish(topic, two_times).rejected_count == 1
-    with pytest.raises(InvalidRecord, match="or a delay"):
+    with pytest.raises(InvalidRecord, match="both deliver_at and delay_ms"):
         mq.publish(topic, two_times, on_error="fail")
 
 

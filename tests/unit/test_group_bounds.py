@@ -127,7 +127,7 @@ def test_what_a_letter_of_the_step_has_ended_is_not_due_any_more(protocol: str, 
     due = machine.find_due(mq.state, time, with_expiries=False)
     assert due
     mq.one(LeaveGroup("g", ["C1"]))
-    assert machine.fold_time(mq.state, due, time) == []
+    assert machine.decide_timers(mq.state, due, time) == []
 
 
 def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: Harness) -> None:
@@ -137,7 +137,7 @@ def test_a_group_that_somebody_joins_in_the_step_that_would_forget_it_stays(mq: 
     due = [event for event in machine.find_due(mq.state, time) if event[1] == "g"]
     assert due
     mq.one(make_join())
-    assert machine.fold_time(mq.state, due, time) == []
+    assert machine.decide_timers(mq.state, due, time) == []
     assert mq.state.offsets["g"][2, 0].offset == 0
 
 

@@ -113,7 +113,7 @@ def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monke
     monkeypatch.setattr(reconciling, "SETTLING", rules)
     machine.begin_step(mq.state, mq.now_ms)
     failed_groups: list[str] = []
-    assert machine.settle_groups(mq.state, lambda name, _: failed_groups.append(name)) == []
+    assert machine.decide_group_changes(mq.state, lambda name, _: failed_groups.append(name)) == []
     assert (failed_groups, mq.state.list_moving_groups()) == (["g"] * len(rules), set())
 
 

@@ -116,7 +116,7 @@ def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
     due = machine.find_due(mq.state, time)
     assert {key for _, key in due} == {"early", "late", "client-1", 0}
     mq.ask(mq.produce({0: 1}, producer=(0, 0)), client="early", number=2)
-    folded = machine.fold_time(mq.state, due, time)
+    folded = machine.decide_timers(mq.state, due, time)
     assert "early" in mq.state.clients
     assert 0 in mq.state.producers
     assert "late" not in mq.state.clients

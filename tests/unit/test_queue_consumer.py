@@ -20,7 +20,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
 from lakemq.engine.client.consume.queue.ack_tracker import AckTracker
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.consume.queue.queue_reader import TrackerHolder
+from lakemq.engine.client.consume.queue.queue_reader import QueuePartitions
 from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
@@ -441,15 +441,15 @@ def test_no_partition_waits_for_those_before_it_when_a_poll_has_not_room_for_all
     mq: Connection, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """is_late: an answer comes after the poll has looked at its messages, and before it requests more."""
-    look = TrackerHolder.read_owned
+    look = QueuePartitions.read_owned
 
-    def look_late(partitions: TrackerHolder) -> Any:
+    def look_late(partitions: QueuePartitions) -> Any:
         result, request = look(partitions), partitions._ack_sender.acquire_request
         if is_late and request is not None:
             wait([request], 5)
         return result
 
-    monkeypatch.setattr(TrackerHolder, "read_owned", look_late)
+    monkeypatch.setattr(QueuePartitions, "read_owned", look_late)
     topic, group = new_topic(mq, 4), new_name("g")
     add(mq, topic, dict.fromkeys(range(4), 20))
     with member(mq, group, topic) as consumer:

@@ -30,7 +30,7 @@ def test_a_group_that_cannot_be_settled_stays_as_it_is_and_no_other_does(monkeyp
         for request in (join, LeaveGroup(name, ["m"])):
             machine.fold(mq.state, list(machine.decide_request(mq.state, request).entries))
     errors: list[str] = []
-    machine.settle_groups(mq.state, lambda name, error: errors.append(f"{name}: {error}"))
+    machine.decide_group_changes(mq.state, lambda name, error: errors.append(f"{name}: {error}"))
     assert errors == ["bad: not foreseen"]
     assert {name for name, group in mq.state.groups.items() if group.target_epoch == group.group_epoch} == {"good"}
 
@@ -50,7 +50,7 @@ def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkey
     monkeypatch.setitem(machine.DECIDE, MemberSilent, raises)
     errors: list[Exception] = []
     observations = [MemberSilent(name, "m", "session") for name in ("bad", "good")]
-    entries = machine.fold_observations(mq.state, observations, errors.append)
+    entries = machine.decide_observations(mq.state, observations, errors.append)
     assert [entry.record.kind for entry in entries] == ["member_left"]
     assert list(map(str, errors)) == ["not foreseen"]
     assert (list(mq.state.groups["bad"].members), list(mq.state.groups["good"].members)) == (["m"], [])

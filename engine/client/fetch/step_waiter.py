@@ -125,7 +125,7 @@ class StepWaiter:
         if self._thread_id != threading.get_ident() or not self._busy.acquire(blocking=False):
             return True
         try:
-            if self._folder.is_notified:
+            if self._folder.has_watch:
                 return True
             if self._count_news() != self._news or not self._line.owes_hint():
                 self._waited_long = False
@@ -156,7 +156,7 @@ class StepWaiter:
             self._clock.sleep(poll_ms if most_ms is None else min(poll_ms, most_ms))
             return
         try:
-            if self._folder.is_notified or not self._line.await_step(self._step, most_ms):
+            if self._folder.has_watch or not self._line.await_step(self._step, most_ms):
                 self._folder.wait(poll_ms, LOOK_MS if most_ms is None else min(poll_ms, most_ms))
             else:
                 self._wait_on_line(most_ms)

@@ -37,7 +37,7 @@ SLICE_ROWS = 1 << 18
 SLICE_BYTES = 256 << 20
 """Rows and bytes of a data file, about; a larger body is written as several. pyarrow cannot sort a column of 2 GiB."""
 
-Part = tuple[int, Copy, Sequence[RowRun]]
+RunsOfFile = tuple[int, Copy, Sequence[RowRun]]
 """File of the request (-1: the rows that travel with it), the copy it serves, and its runs."""
 
 _STALE_RETRIES = 20
@@ -69,7 +69,7 @@ class _ArrangedBody(NamedTuple):
     """
 
     rows: Rows | None
-    parts: list[Part]
+    parts: list[RunsOfFile]
     written: list[WrittenFile]
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
@@ -205,9 +205,11 @@ class ArrowPublisher:
         if body.nbytes > self._inline_max_bytes:
             return self._write_files(route, body.to_arrow(), requested, start)
         arranged = body.arrange(route.copies, requested, start)
-        parts: list[Part] = [(-1, copy, runs) for copy, runs in arranged.runs]
-        stretches = [ArrangedSlice(0, body.num_rows, None, arranged.each)] if arranged.each else []
-        return _ArrangedBody(arranged.rows, parts, [], arranged.partition, arranged.due_ms, stretches, arranged.reasons)
+        parts: list[RunsOfFile] = [(-1, copy, runs) for copy, runs in arranged.runs]
+        arranged_slices = [ArrangedSlice(0, body.num_rows, None, arranged.per_copy)] if arranged.per_copy else []
+        return _ArrangedBody(
+            arranged.rows, parts, [], arranged.partition, arranged.due_ms, arranged_slices, arranged.reasons
+        )
 
     def _write_files(self, route: Route, body: ArrowBody, requested: RequestedPartitions, start: int) -> _ArrangedBody:
         slice_rows = max(1, min(SLICE_ROWS, body.num_rows * SLICE_BYTES // body.nbytes))
@@ -224,18 +226,20 @@ class ArrowPublisher:
         with store_errors("The rows could not be stored."), Workers(os.cpu_count() or 1, "lakemq-publish") as pool:
             slices = list(pool.map(write, range(0, body.num_rows, slice_rows)))
         self._reached("publish.file_written")
-        parts: list[Part] = [(i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs]
+        parts: list[RunsOfFile] = [
+            (i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs
+        ]
         partition, reasons = merge_marks((np.asarray(arranged.partition), arranged.reasons) for arranged, _ in slices)
         if all(arranged.due_ms is None for arranged, _ in slices):
             return _ArrangedBody(None, parts, [file for _, file in slices], partition, reasons=reasons)
-        each = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
-        stretches = [
-            ArrangedSlice(slice_rows * i, len(arranged.partition), file.file_id, arranged.each)
+        due_ms = [np.full(len(a.partition), NOT_DELAYED) if a.due_ms is None else a.due_ms for a, _ in slices]
+        arranged_slices = [
+            ArrangedSlice(slice_rows * i, len(arranged.partition), file.file_id, arranged.per_copy)
             for i, (arranged, file) in enumerate(slices)
-            if arranged.each
+            if arranged.per_copy
         ]
         files = [file for _, file in slices]
-        return _ArrangedBody(None, parts, files, partition, np.concatenate(each), stretches, reasons)
+        return _ArrangedBody(None, parts, files, partition, np.concatenate(due_ms), arranged_slices, reasons)
 
 
 def wait_for_published(future: Future[AnyResult]) -> Published:

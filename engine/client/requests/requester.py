@@ -290,7 +290,7 @@ class Requester:
         polls, begun_ms = 0, self._clock.steady_ms()
         self._waiter.reset()
         self._forget_read_replies()
-        if not self._waiter.is_notified:
+        if not self._waiter.has_watch:
             passed_ms = self._clock.steady_ms() - begun_ms
             self._clock.sleep(max(0, _UNSEEN_SHARE * self._expected_wait_ms - passed_ms))
         while True:

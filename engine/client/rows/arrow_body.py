@@ -82,7 +82,7 @@ class ArrowBody:
         rows = pa.concat_tables([copy_rows.to_table() for copy_rows in arranged.rows])
         columns = [rows.column(f.name).cast(f.type) for f in BODY_SCHEMA]
         table = pa.table(columns, schema=BODY_SCHEMA)
-        return Arranged(table, arranged.runs, arranged.partition, arranged.due_ms, arranged.each, arranged.reasons)
+        return Arranged(table, arranged.runs, arranged.partition, arranged.due_ms, arranged.per_copy, arranged.reasons)
 
     def arrange_for_file(
         self, copies: Sequence[Copy], requested: RequestedPartitions, start: int

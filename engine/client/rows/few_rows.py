@@ -198,13 +198,13 @@ def arrange_few(copies: Sequence[Copy], body: FewBody, requested: Sequence[int] 
     if body.delays is None:
         return Arranged(rows, tuple(runs), placed[: body.num_rows], reasons=reasons[0])
     n = body.num_rows
-    each = [
+    per_copy = [
         RowPlacement(np.array(placed[at : at + n], np.int32), np.array(due_ms[at : at + n], np.int64))
         for at in range(0, len(placed), n)
     ]
     deliver_at_us = [None if due_ms[row] == NOT_DELAYED else due_ms[row] * 1000 for row in order]
     rows = msgspec.structs.replace(rows, deliver_at_us=deliver_at_us)
-    return Arranged(rows, tuple(runs), placed[:n], due_ms[:n], tuple(each), reasons[0])
+    return Arranged(rows, tuple(runs), placed[:n], due_ms[:n], tuple(per_copy), reasons[0])
 
 
 def _reject_misfits(copy: Copy, body: FewBody, partition: list[int]) -> tuple[list[int], tuple[str, ...]]:

@@ -283,7 +283,7 @@ class Arranged(Generic[RowsT]):
         runs: the runs of each copy.
         partition: partition per row in the caller's order, in the first copy; negative for a rejected row.
         due_ms: due time per row in the caller's order, in the first copy; None if no row is delayed.
-        each: partitions and due times in each copy; empty if no row is delayed.
+        per_copy: partitions and due times in each copy; empty if no row is delayed.
         reasons: the reasons that marks of `partition` name.
     """
 
@@ -291,7 +291,7 @@ class Arranged(Generic[RowsT]):
     runs: tuple[tuple[Copy, tuple[RowRun, ...]], ...]
     partition: npt.NDArray[np.int32] | list[int]
     due_ms: npt.NDArray[np.int64] | list[int] | None = None
-    each: tuple[RowPlacement, ...] = ()
+    per_copy: tuple[RowPlacement, ...] = ()
     reasons: tuple[str, ...] = ()
 
 
@@ -330,9 +330,9 @@ def arrange(
         placed.append(partition)
         reasons.append(copy_reasons)
         dues.append(due)
-    each = tuple(RowPlacement(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
-    due_ms = each[0].due_ms if each else None
-    return Arranged(tuple(all_rows), tuple(runs), placed[0], due_ms, each, reasons[0])
+    per_copy = tuple(RowPlacement(p, due.ms) for p, due in zip(placed, dues, strict=True) if due is not None)
+    due_ms = per_copy[0].due_ms if per_copy else None
+    return Arranged(tuple(all_rows), tuple(runs), placed[0], due_ms, per_copy, reasons[0])
 
 
 def reject_bad_delays(

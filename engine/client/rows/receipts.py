@@ -51,7 +51,7 @@ class ArrangedSlice:
     first: int
     record_count: int
     file_id: int | None
-    each: tuple[RowPlacement, ...]
+    per_copy: tuple[RowPlacement, ...]
 
 
 class _TopicPlaces(NamedTuple):
@@ -103,8 +103,8 @@ class Receipts:
         rows: list[tuple[int, int, str]] = []
         begin = f"{_BEGIN}{self._namespace_id}:"
         for part, places in zip(self._slices, self._places, strict=True):
-            due_ms = part.each[0].due_ms
-            for placement in part.each[1:]:
+            due_ms = part.per_copy[0].due_ms
+            for placement in part.per_copy[1:]:
                 due_ms = np.where(due_ms == NOT_DELAYED, placement.due_ms, due_ms)
             texts = zip(*(topic.texts() for topic in places), strict=True)
             receipt_texts = (",".join(filter(None, of_row)) for of_row in texts)
@@ -120,7 +120,7 @@ class Receipts:
         return [
             [
                 self._in_topic(part, number, placed, ranks, topic_id)
-                for number, (placed, topic_ids) in enumerate(zip(part.each, self._topic_ids, strict=True))
+                for number, (placed, topic_ids) in enumerate(zip(part.per_copy, self._topic_ids, strict=True))
                 for ranks in [_Ranks.of(placed, by_slot=part.file_id is None)]
                 for topic_id in topic_ids
             ]

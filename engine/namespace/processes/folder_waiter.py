@@ -42,7 +42,7 @@ class FolderWaiter:
         self._misses, self._waited_long, self._was_unannounced = 0, False, False
 
     @property
-    def is_notified(self) -> bool:
+    def has_watch(self) -> bool:
         """Whether the system reports arrivals. If not, the caller must look often."""
         return self._watch is not None
 

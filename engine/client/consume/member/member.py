@@ -22,7 +22,7 @@ OwnedPartitions = Mapping[TopicPartition, OwnedPartition]
 
 
 class PartitionHolder(Protocol):
-    """Keeps the state that a consumer has of its partitions: `PositionHolder` or, in a queue group, `TrackerHolder`."""
+    """Keeps what a consumer has of its partitions: `PositionHolder` or, in a queue group, `QueuePartitions`."""
 
     def join(self) -> None:
         """Join the group: at first, after the member was lost, or after the consumer has unsubscribed."""

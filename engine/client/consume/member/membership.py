@@ -94,22 +94,22 @@ class Membership:
         self._topics_request: Future[Any] | None = None
         self._requested_topics: list[str] = []
 
-    def join(self, bound: Sequence[Assigned] = ()) -> None:
+    def join(self, reclaimed: Sequence[Assigned] = ()) -> None:
         """Join the group, and send heartbeats.
 
         Args:
-            bound: partitions that a member of a queue group had when it was lost. It joins under its old id and gets
-                them back, with their messages, unless other members have them by now. Left out, the member is new.
+            reclaimed: partitions that a member of a queue group had when it was lost. It joins under its old id and
+                gets them back, with their messages, unless other members have them by now. Left out, the member is new.
 
         Raises:
             LakeMQError: what the request is refused with. No heartbeats are sent then.
         """
-        options, member_id = self.options, self.member_id if bound else self._new_member_id()
+        options, member_id = self.options, self.member_id if reclaimed else self._new_member_id()
         if options.pattern is not None:
             self._query_groups(self._subscription.follow)
         heartbeat = self._heartbeats.add(self.group, member_id, options.heartbeat_interval_ms)
         try:
-            self._ask_and_log_beginnings(lambda: self._build_join_request(member_id, bound))
+            self._ask_and_log_beginnings(lambda: self._build_join_request(member_id, reclaimed))
         except BaseException:
             heartbeat.stop()
             raise
@@ -157,7 +157,9 @@ class Membership:
             beginnings = self._query_groups(lambda state: find_beginnings(state, self.group, new_topics))
             log_beginnings(self.group, beginnings)
 
-    def _build_join_request(self, member_id: str, bound: Sequence[Assigned] = (), is_member: bool = False) -> JoinGroup:
+    def _build_join_request(
+        self, member_id: str, reclaimed: Sequence[Assigned] = (), is_member: bool = False
+    ) -> JoinGroup:
         options = self.options
         return JoinGroup(
             self.group,
@@ -170,7 +172,7 @@ class Membership:
             options.auto_offset_reset,
             # A member matched the group's settings when it joined. They may have been altered since.
             {} if is_member else dict(options.config),
-            list(bound),
+            list(reclaimed),
             is_member,
             options.client_id,
             read_host(),

@@ -38,8 +38,8 @@ from .ack_sender import AckSender, flush_acknowledgements
 from .ack_tracker import AckTracker
 from .message_outcomes import MessageOutcomes, fenced_error, shorten_error
 from .queue_batch import Messages, QueueBatch, spans_of_messages
-from .queue_poll import QueuePoller
-from .queue_reader import QueueReader, TrackerHolder
+from .queue_poll import DeliveryPlanner
+from .queue_reader import QueuePartitions, QueueReader
 
 _SEND_EVERY_MS = 50
 """How long acknowledgements of single messages gather before they are sent."""
@@ -83,9 +83,9 @@ class QueueConsumer(MemberConsumer):
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
         member = Member(lock, membership, listener, lambda: closed(self))
-        poller = QueuePoller(self._trackers, clock)
+        poller = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
-        self._tracker_holder = TrackerHolder(member, self._trackers, self._ack_sender, poller, fetcher)
+        self._tracker_holder = QueuePartitions(member, self._trackers, self._ack_sender, poller, fetcher)
         self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._tracker_holder.read_owned)
         waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
         reader = QueueReader(

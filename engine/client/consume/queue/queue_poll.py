@@ -41,7 +41,7 @@ class PollSelection:
         return {place: stretches[-1].end for place, stretches in self.stretches.items()}
 
 
-class QueuePoller:
+class DeliveryPlanner:
     """Shows acquired messages, and plans what to acquire for the next poll. Its consumer holds the lock for every call.
 
     Partitions take turns: a partition that was shown in the last poll comes last in the next. So each gets its share
@@ -103,7 +103,7 @@ class QueuePoller:
         delivers_paused = self.settings is not None and self.settings.delivers_paused
         in_order = self.settings is not None and self.settings.policy.in_order
         unshown = {
-            place: find_unshown(self._trackers[place], partition, in_order)
+            place: take_showable(self._trackers[place], partition, in_order)
             for place, partition in self._put_last_shown_at_end(owned).items()
             if place not in paused_by_user and (delivers_paused or not partition.is_paused)
         }
@@ -161,7 +161,7 @@ def _count(stretches: Sequence[Stretch]) -> int:
     return sum(stretch.length for stretch in stretches)
 
 
-def find_unshown(tracker: AckTracker, owned: OwnedPartition, in_order: bool) -> list[Stretch]:
+def take_showable(tracker: AckTracker, owned: OwnedPartition, in_order: bool) -> list[Stretch]:
     """Return the acquired messages of a partition that were not shown, up to the first gap.
 
     They end at a gap because one fetch reads one range of offsets.

@@ -25,7 +25,7 @@ from ..range_fetcher import RangeFetcher
 from .ack_sender import LONGEST_WAIT_MS, AckSender
 from .ack_tracker import AckTracker
 from .queue_batch import QueueBatch
-from .queue_poll import QueuePoller
+from .queue_poll import DeliveryPlanner
 from .unseen_deliveries import UnseenDeliveries
 
 log = logging.getLogger("lakemq.consumer")
@@ -34,7 +34,7 @@ ANSWER_MS = 1_000
 """How long to wait for the answer to a request for messages that is under way."""
 
 
-class TrackerHolder:
+class QueuePartitions:
     """Keeps an `AckTracker` for each partition of a member. The consumer holds its lock for every call.
 
     Unlike `PositionHolder`, it does not release revoked partitions: the group moves a partition when all its messages
@@ -46,7 +46,7 @@ class TrackerHolder:
         member: Member,
         trackers: dict[TopicPartition, AckTracker],
         ack_sender: AckSender,
-        poller: QueuePoller,
+        poller: DeliveryPlanner,
         fetcher: RangeFetcher,
     ) -> None:
         """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
@@ -77,8 +77,10 @@ class TrackerHolder:
 
     def join(self) -> None:
         """Join the group. A member that was lost takes back the partitions that no other member has yet."""
-        bound = [Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self._trackers.values()]
-        self._member.membership.join(bound)
+        reclaimed = [
+            Assigned(tracker.topic_id, tracker.partition, tracker.epoch) for tracker in self._trackers.values()
+        ]
+        self._member.membership.join(reclaimed)
         self._ack_sender.note_rejoin()
 
     def note_joined(self) -> None:
@@ -161,10 +163,10 @@ class QueueReader:
         group: str,
         lock: ConsumerLock,
         member: Member,
-        holder: TrackerHolder,
+        holder: QueuePartitions,
         trackers: Mapping[TopicPartition, AckTracker],
         ack_sender: AckSender,
-        poller: QueuePoller,
+        poller: DeliveryPlanner,
         fetcher: RangeFetcher,
         clock: Clock,
         waiter: Waiter,
