@@ -19,6 +19,7 @@ from unit.served import CONFIG, new_name, new_topic, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.requests import direct_line
+from lakemq.engine.client.requests import requester as requester_module
 from lakemq.engine.client.requests.direct_line import DirectLine
 from lakemq.engine.client.requests.requester import Requester
 from lakemq.engine.namespace.line_frames import FrameKind, LineAddress, encode_address, encode_frame
@@ -90,6 +91,30 @@ def test_a_leader_removes_what_dead_ones_left_and_nothing_newer(tmp_path: Path) 
         files.put(name, b"", durable=False)
     remove_older_lines(files, 2)
     assert sorted(files.list("line")) == names[2:]
+
+
+def test_an_idle_connection_keeps_neither_line_nor_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that was dropped without a call of `close`."""
+    monkeypatch.setattr(requester_module, "IDLE_MS", 100)
+    before = set(threading.enumerate())
+
+    def has_rested() -> bool:
+        threads = set(threading.enumerate()) - before
+        return not lines.lines() and not any(thread.name == "lakemq-requester" for thread in threads)
+
+    with lakemq.connect(tmp_path / "mq", create=True, config=CONFIG) as mq, mq.serving() as serving:
+        mq.topics.create("t")
+        term = serving.sequencer._term
+        assert term is not None
+        assert term.lines is not None
+        lines = term.lines.table
+        until(has_rested)
+        for _ in range(5):
+            lakemq.connect(mq.namespace.path).topics.alter("t", {"max.message.bytes": 1_000})
+        until(has_rested)
+        letters = count_letters(mq, monkeypatch)
+        mq.topics.delete("t")
+        assert letters == [], "the next request has a line again"
 
 
 def test_a_leader_without_lines_leads_no_client_to_a_stopped_one(tmp_path: Path) -> None:

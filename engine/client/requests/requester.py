@@ -50,8 +50,8 @@ MAX_REQUEST_BYTES = MAX_LETTER_BYTES - (1 << 20)
 """Bytes of a request with its rows. The rest of the letter is for its envelope."""
 
 IDLE_MS = 30_000
-"""Idle time after which a client takes a new id. It is half of the shortest client.expiration.ms: after that the
-sequencer has forgotten the client, and would wait for its first letters."""
+"""Idle time after which a client gives up its line and thread, and later takes a new id. It is half of the shortest
+client.expiration.ms: after that the sequencer has forgotten the client, and would wait for its first letters."""
 
 _QUIET_MS = 10_000
 """Waiting time after which a warning is logged. A lease of ten seconds may have to run out before a take-over."""
@@ -106,11 +106,8 @@ class Requester:
         namespace_id: str = "",
         line: DirectLine | None = None,
     ) -> None:
-        """Create a client.
-
-        Args:
-            namespace_id: id of the namespace. A sequencer of another namespace at the same path refuses the letters.
-            line: to the leader. None: all letters go through the mailbox.
+        """namespace_id: a sequencer of another namespace at this path refuses the letters. line: to the leader; None:
+        all letters go through the mailbox.
         """
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._reached, self.namespace_id = reached, namespace_id
@@ -194,7 +191,11 @@ class Requester:
         while True:
             with self._wake:
                 while not self._queue and not self._closed:
-                    self._wake.wait()
+                    if not self._wake.wait(IDLE_MS / 1000) and not self._queue and not self._closed:
+                        self._thread = None  # a connection that was dropped without `close` keeps none for long
+                        if self._line is not None:
+                            self._line.close()
+                        return
                 if not self._queue:
                     return
                 batch = self._gather()

@@ -36,7 +36,7 @@ class LineAcceptor:
     ) -> None:
         self.listeners: list[LineListener] = []
         self._selector, self._table, self._clock = selector, table, clock
-        self._max_lines = max_lines()
+        self._max_lines, self._was_full = max_lines(), False
         self._paused: dict[LineListener, int] = {}
         """Until when each listener is left alone, by the steady clock."""
         for listener in listeners:
@@ -59,12 +59,20 @@ class LineAcceptor:
             self._selector.unregister(listener)
             self._paused[listener] = self._clock.steady_ms() + _PAUSE_MS
             return None
-        if len(self._table) >= self._max_lines or (listener.is_tcp and self._has_too_many_strangers(host)):
+        if self._is_full() or (listener.is_tcp and self._has_too_many_strangers(host)):
             connection.close()
             return None
         line = Line(connection, self._clock.steady_ms(), host=host, is_tcp=listener.is_tcp)
         self._table.add(line)
         return line
+
+    def _is_full(self) -> bool:
+        """Return whether there is no room for one more line, and log when the room ends."""
+        was_full, self._was_full = self._was_full, len(self._table) >= self._max_lines
+        if self._was_full and not was_full:
+            text = "All %d direct connections are in use. Further clients go on with the mailbox. See ulimit -n."
+            log.warning(text, self._max_lines)
+        return self._was_full
 
     def _has_too_many_strangers(self, host: str) -> bool:
         hosts = [line.host for line in self._table.lines() if line.is_tcp and not line.client_id]
