@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from ..protocol.errors import InvalidConfig, InvalidPartitions, InvalidTopic, StaleTopicMetadata, TopicAlreadyExists
+from ..protocol.errors import (
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidTopic,
+    RequestTimedOut,
+    StaleTopicMetadata,
+    StorageError,
+    TopicAlreadyExists,
+)
 from ..protocol.parameters import TOPIC
 from ..protocol.values.schemas import SCHEMA, SchemaVersion
 from ..protocol.values.state import State
@@ -118,7 +126,17 @@ class Topics:
             if may_exist and (existing := self._find_existing(request)):
                 return existing  # another client has created it meanwhile
             raise
-        return self.describe(topic)
+        return self._describe_changed(request.topic)
+
+    def _describe_changed(self, name: str) -> TopicDescription:
+        """Return a topic that was created or changed just now. Raises RequestTimedOut if it cannot be read."""
+        try:
+            return self.describe(name)
+        except StorageError as error:
+            raise RequestTimedOut(
+                f"The request was decided, but topic {name} cannot be read to return it. Describe it later.",
+                found=str(error),
+            ) from error
 
     def _find_existing(self, request: CreateTopic) -> TopicDescription | None:
         """Return the topic if it exists. Raises TopicAlreadyExists if it differs from the request."""
@@ -171,7 +189,7 @@ class Topics:
             except StaleTopicMetadata:  # another client has changed the schema since we compared ours
                 if attempt == _ATTEMPTS - 1:
                     raise
-        return self.describe(topic)
+        return self._describe_changed(name)
 
     def _check_schema(self, name: str, changes: Mapping[str, Any]) -> int | None:
         """Return the version with which a changed schema was compared; None if the schema does not change."""
