@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from unit.served import until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.loading import load as recovery
-from lakemq.errors import NewerFormat, TableDamaged
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -88,6 +92,93 @@ def test_a_bit_that_flips_in_a_page_of_a_table_is_told_with_the_file(path: Path)
     ):
         mq.topics.list()
     assert not damaged.value.retriable
+
+
+def test_sql_on_a_table_whose_log_is_damaged_is_a_storage_error(path: Path, reader: Connection) -> None:
+    entry = max((path / "segments/_delta_log").glob("*.json"))
+    entry.write_bytes(b"[" + entry.read_bytes()[1:])
+    with pytest.raises(StorageError, match="segments"):
+        reader.sql("SELECT count(*) FROM segments")
+
+
+def test_a_topic_that_was_created_and_cannot_be_read_is_not_told_as_refused(
+    path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(query: Any) -> Any:
+        raise StorageError("The store gives no answer.")
+
+    with reader.serving():
+        monkeypatch.setattr(reader.topics, "_look", fail)
+        with pytest.raises(RequestTimedOut, match="was decided, but topic new cannot be read"):
+            reader.topics.create("new")
+        with pytest.raises(RequestTimedOut, match="was decided"):
+            reader.topics.alter("new", {"max.message.bytes": 1_000})
+        monkeypatch.undo()
+        assert reader.topics.describe("new").settings["max.message.bytes"] == 1_000
+
+
+def test_a_step_of_a_newer_format_is_named(path: Path) -> None:
+    """A bit that flips in its first bytes looks like one."""
+    step = max((path / "steps").iterdir())
+    content = step.read_bytes()
+    place = content.index(bytes([FORMAT_VERSION]), 0, 8)
+    step.write_bytes(content[:place] + bytes([FORMAT_VERSION | 64]) + content[place + 1 :])
+    with lakemq.connect(path) as mq, pytest.raises(NewerFormat, match=rf"steps/{step.name}, or its first bytes are"):
+        mq.topics.list()
+
+
+def step_forever(sequencer: Sequencer) -> None:
+    while True:
+        sequencer.step()
+
+
+def change_newest_entry(table: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change an action of the newest entry in a table's log, as a bit that flips does."""
+    entry = max((table / "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for line in entry.read_text(encoding="utf-8").splitlines()]
+    for action in actions:
+        change(action)
+    entry.write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
+
+
+def test_state_is_loaded_whole_whatever_the_statistics_in_a_log_say(path: Path) -> None:
+    """A file that was skipped would have its offsets given out again."""
+
+    def set_step(action: dict[str, Any]) -> None:
+        if "add" in action:
+            statistics = json.loads(action["add"]["stats"])
+            statistics["minValues"]["step"] = statistics["maxValues"]["step"] = 2**40
+            action["add"]["stats"] = json.dumps(statistics)
+
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["a", "b"]}))
+        mq.sql("SELECT 1", wait_ms=10_000)
+    change_newest_entry(path / "partitions", set_step)
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        assert mq.end_offsets("t") == {0: 2}
+        mq.publish("t", pa.table({"value": ["c"]}))
+        assert mq.end_offsets("t") == {0: 3}
+
+
+def test_a_table_that_claims_later_steps_than_the_log_has_gets_no_rows(path: Path) -> None:
+    """Its rows would be left out as written already."""
+
+    def set_last_step(action: dict[str, Any]) -> None:
+        if action.get("txn", {}).get("appId") == "lakemq":
+            action["txn"]["version"] += 1_000
+
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["a"]}))
+        mq.sql("SELECT 1", wait_ms=10_000)
+    change_newest_entry(path / "segments", set_last_step)
+    with lakemq.connect(path, config=CONFIG) as mq:
+        sequencer = mq.sequencer()
+        until(sequencer.try_lead)
+        published = threading.Thread(target=mq.publish, args=("t", pa.table({"value": ["b"]})))
+        published.start()
+        with pytest.raises(TableDamaged, match=r"segments has steps up to \d+, the log up to \d+"):
+            step_forever(sequencer)
+        published.join(30)
 
 
 TOPIC_T = {"topic_id": 1, "topic": "t"}

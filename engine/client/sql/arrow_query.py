@@ -12,6 +12,7 @@ import pyarrow as pa
 from ...namespace.loading.snapshot import Snapshot, take_snapshot
 from ...namespace.namespace import Namespace
 from ...namespace.processes.extras import needs
+from ...namespace.store_errors import store_errors
 from ...protocol.errors import InvalidRequest
 from .dialects import SqlDialect
 from .freshness import PATIENCE_S, find_projection_lag, wait_for_projection
@@ -36,7 +37,8 @@ def run_sql(
             raise InvalidRequest("wait_ms contradicts as_of, whose result does not change.", found="both")
         with ExitStack() as serving:
             wait_for_projection(namespace.store, wait_ms / 1000, lambda: serving.enter_context(serve()))
-    snapshot = take_snapshot(namespace.store, as_of)
+    with store_errors():
+        snapshot = take_snapshot(namespace.store, as_of)
     table = _query_or_refuse(namespace, text, snapshot)
     if as_of is None and wait_ms is None:
         lag = find_projection_lag(namespace.store, snapshot.watermark.step)

@@ -15,7 +15,7 @@ from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...protocol.codec.step_object import StepHead, decode_head, decode_step_object
-from ...protocol.errors import InconsistentClusterId
+from ...protocol.errors import InconsistentClusterId, NewerFormat
 from ...protocol.values.journal import Step
 from .damage import make_damage_error
 from .load import read_watermark
@@ -87,9 +87,15 @@ class StepReader:
 
 
 def _decode_body(decode: Callable[[bytes], T], step: int, body: bytes) -> T:
-    """Decode the object of a step. Raises ValueError, which names the object."""
+    """Decode the object of a step. Raises ValueError, NewerFormat, which name the object."""
     try:
         return decode(body)
+    except NewerFormat as error:
+        raise NewerFormat(
+            f"A newer version of LakeMQ wrote {step_name(step)}, or its first bytes are damaged.",
+            found=error.found,
+            expected=error.expected,
+        ) from error
     except ValueError as error:
         raise ValueError(f"{step_name(step)}: {error}") from error
 

@@ -33,6 +33,7 @@ from lakemq.tables.storage.delta.store import Store, TableHandle
 from ...maintenance.housekeeping import Housekeeping
 from ...maintenance.row_trimming import LiveState, read_live_state
 from ...namespace.data_file import to_table_file
+from ...namespace.loading.damage import make_damage_error
 from ...namespace.processes import crash
 from ...protocol.codec.journal import encode_steps
 from ...protocol.errors import NotLeader
@@ -116,6 +117,8 @@ class Projector:
 
     def _append(self, name: str, rows: pa.Table, step: int, look: Callable[[], None]) -> None:
         handle = self._handles[name]
+        if handle.last_step() > step:
+            raise make_damage_error(self._store, f"{name} has steps up to {handle.last_step()}, the log up to {step}")
         # Drop what a killed pass has written. Rows of a changelog have the last step of their pass: if the repeated
         # pass goes further, they are written once more, and readers take the newest row of a key.
         rows = rows.filter(pc.field("step") > handle.last_step())
