@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -414,3 +415,19 @@ def test_two_threads_share_a_consumer(mq: Connection, group: str):
     places = places_by_thread[0] + places_by_thread[1]
     assert sorted(places) == [(m.partition, m.offset) for m in mq.fetch(topic)]
     assert len(set(places)) == len(places) == 24
+
+
+def test_a_commit_goes_on_when_a_sequencer_comes(tmp_path: Path) -> None:
+    with lakemq.connect(tmp_path / "mq", create=True, config=CONFIG | {"request.timeout.ms": 300}) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            consumer = mq.consumer("g", assign=["t"])
+        committing = threading.Thread(target=consumer.commit, args=({("t", 0): 0},))
+        committing.start()
+        committing.join(1)
+        assert committing.is_alive()
+        with mq.serving():
+            committing.join(20)
+            assert not committing.is_alive()
+            assert consumer.committed()["t", 0].offset == 0
+        consumer.close()

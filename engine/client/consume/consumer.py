@@ -39,6 +39,10 @@ class EndFinder(Protocol):
         ...
 
 
+COMMIT_MS = 60_000
+"""How long a commit is repeated while no sequencer answers."""
+
+
 class Consumer(ABC):
     """A consumer, as `mq.consumer` returns it. Thread-safe; close it, or use it as a context manager.
 

@@ -16,7 +16,7 @@ from ...requests.attempts import ask_with_retries
 from ...requests.requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
-from ..consumer import find_offsets_to_commit
+from ..consumer import COMMIT_MS, find_offsets_to_commit
 from ..listener import RebalanceListener
 from ..poll_loop import ConsumerLock, PollLoop
 from ..positions.position_reader import PositionReader
@@ -27,9 +27,6 @@ from .member import Member
 from .member_consumer import MemberConsumer
 from .member_partitions import MemberPartitions, PositionHolder
 from .membership import Membership
-
-_COMMIT_MS = 60_000
-"""How long a commit is repeated while no sequencer answers."""
 
 
 class GroupConsumer(MemberConsumer):
@@ -154,7 +151,7 @@ class GroupConsumer(MemberConsumer):
             return offsets
         commits = build_offset_commits(offsets, None if metadata is None else parse_text("metadata", metadata))
         request = CommitOffsets(self.group, commits, None, offsets.member_id, offsets.generation)
-        deadline_ms = self._clock.steady_ms() + _COMMIT_MS
+        deadline_ms = self._clock.steady_ms() + COMMIT_MS
         membership = self._member.membership
         try:
             answer = ask_with_retries(lambda: self._requester.ask(request), self._clock, deadline_ms)

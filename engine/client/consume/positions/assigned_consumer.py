@@ -11,10 +11,11 @@ from ...fetch.fetch_result import FetchResult
 from ...fetch.planning.plan import Isolation, check_isolation
 from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
+from ...requests.attempts import ask_with_retries
 from ...requests.requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
 from ..batch import ConsumerBatch
-from ..consumer import Consumer, find_offsets_to_commit
+from ..consumer import COMMIT_MS, Consumer, find_offsets_to_commit
 from ..poll_loop import ConsumerLock, PollLoop
 from ..range_fetcher import RangeFetcher
 from ..until_end import Ends, Remainder, find_remainder_by_positions
@@ -124,6 +125,8 @@ class AssignedConsumer(Consumer):
     ) -> ConsumedOffsets:
         """Commit the end of a batch, these offsets, or all positions for the group.
 
+        The request is repeated for a minute while no sequencer answers, as when the sequencer changes.
+
         Args:
             what: a batch; or (topic, partition) -> next offset to read; left out, all positions.
             metadata: a text that is stored beside the offsets.
@@ -138,7 +141,9 @@ class AssignedConsumer(Consumer):
         offsets = find_offsets_to_commit(what, self._lock, self._reader.find_consumed_offsets)
         if offsets:
             text = None if metadata is None else parse_text("metadata", metadata)
-            self._requester.ask(CommitOffsets(self.group, build_offset_commits(offsets, text)))
+            request = CommitOffsets(self.group, build_offset_commits(offsets, text))
+            deadline_ms = self._clock.steady_ms() + COMMIT_MS
+            ask_with_retries(lambda: self._requester.ask(request), self._clock, deadline_ms)
         return offsets
 
     def committed(self) -> dict[TopicPartition, OffsetCommit]:
