@@ -385,6 +385,32 @@ def test_a_poll_rests_no_longer_than_it_may_wait(mq: Connection) -> None:
         assert time.monotonic() - begin_s < 5
 
 
+def test_a_poll_whose_time_is_over_looks_now_and_then_for_what_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lakemq.connect(tmp_path / "mq", create=True) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            consumer = member(mq, "g", "t")
+            assert not consumer.poll(timeout_ms=100)
+            with mq.producer() as producer:
+                producer.send("t", "requested, and not delivered").result()
+        looks: list[float] = []
+        begin_poll = type(consumer._reader).begin_poll
+
+        def count(reader: Any, newest: bool) -> None:
+            looks.append(time.monotonic())
+            begin_poll(reader, newest)
+
+        monkeypatch.setattr(type(consumer._reader), "begin_poll", count)
+        begin_s = time.monotonic()
+        assert not consumer.poll(timeout_ms=100)
+        assert time.monotonic() - begin_s > 1, "it waits for the answer"
+        assert len(looks) < 100
+        with mq.serving():
+            consumer.close()
+
+
 # -- acknowledging ------------------------------------------------------------------------------------------
 
 
