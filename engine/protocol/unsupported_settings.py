@@ -113,8 +113,8 @@ UNSUPPORTED: dict[str, str] = {
     "metadata.max.age.ms": "a client reads the routes again when the sequencer says that they have changed",
     "interceptor.classes": "call your own function before you send and after you poll",
     "check.crcs": (
-        "steps, and the pages of data files and tables, have checksums, which are always verified; so is the footer of"
-        " a data file"
+        "letters, steps, and the pages of data files and tables have checksums, which are always verified; so is the"
+        " footer of a data file"
     ),
     "exclude.internal.topics": "there are no internal topics",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "a transaction ends at its timeout",

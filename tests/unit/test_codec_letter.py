@@ -15,6 +15,7 @@ from protocol_harness import Harness, inline_file, letter_bytes, plain
 from unit.protocol_values import requests, results
 
 from lakemq.engine.protocol import machine
+from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.codec.letter import (
     MAX_REQUESTS,
     decode_answer,
@@ -68,10 +69,37 @@ def test_a_letter_has_no_more_requests_than_clients_put_into_one() -> None:
     for last in (b'{"request":"init_producer"}', b'{"request":"of a newer version"}'):
         more = largest_letter.replace(b"]]", b"],[0," + last + b"]]", 1)
         with pytest.raises(ValueError, match="5000"):
-            decode_letter(more[:4] + struct.pack("<I", len(more) - 8) + more[8:])
+            decode_letter(drop_checksum(more[:4] + struct.pack("<I", len(more) - 16) + more[8:]))
 
 
+FEW_ROWS = FewRows(["t"], [0], [None], [b"abc"], [5], None)
 GOOD = letter_bytes(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
+FEW = letter_bytes(Letter("c", 1, [InitProducer()], 0), FEW_ROWS)
+
+
+def drop_checksum(letter: bytes) -> bytes:
+    """Return the letter as an earlier version wrote it, without a checksum."""
+    return {b"LMQC": b"LMQ1", b"LMQF": b"LMQ2"}[letter[:4]] + letter[4:8] + letter[16:]
+
+
+UNCHECKED = drop_checksum(GOOD)
+
+
+@pytest.mark.parametrize("rows", [body([b"abc", None]), FEW_ROWS, None])
+def test_no_bit_of_a_letter_can_change_unseen(rows: Any) -> None:
+    letter = letter_bytes(Letter("c", 1, [CreateTopic("t", 1)], 0), rows)
+    assert decode_letter(letter)[0].requests == [CreateTopic("t", 1)]
+    for place in range(len(letter)):
+        for bit in range(8):
+            changed = bytearray(letter)
+            changed[place] ^= 1 << bit
+            with pytest.raises(ValueError, match="not a letter"):
+                decode_letter(bytes(changed))
+
+
+@pytest.mark.parametrize("letter", [GOOD, FEW])
+def test_a_letter_of_an_earlier_version_is_read(letter: bytes) -> None:
+    assert decode_letter(drop_checksum(letter)) == decode_letter(letter)
 
 
 @examples(300)
@@ -81,7 +109,7 @@ GOOD = letter_bytes(Letter("c", 1, [InitProducer()], 0), body([b"abc", None]))
 @example(b"LMQ1\xff\xff\xff\xff{}")
 @example(b"LMQ1\x02\x00\x00\x00{}")
 @example(b"LMQ1\x04\x00\x00\x00null")
-@example(b"LMQ2" + GOOD[4:])
+@example(b"LMQ2" + UNCHECKED[4:])
 def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
     for whole in (alien, b"LMQ1" + alien):
         with pytest.raises(ValueError, match=r"\w"):
@@ -89,9 +117,9 @@ def test_alien_bytes_are_a_value_error(alien: bytes) -> None:
 
 
 @examples(300)
-@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.booleans())
+@given(st.integers(0, len(UNCHECKED) - 1), st.integers(0, 255), st.booleans())
 def test_a_damaged_letter_is_a_value_error_or_a_whole_letter(position: int, byte: int, cut: bool) -> None:
-    damaged = GOOD[:position] if cut else GOOD[:position] + bytes([byte]) + GOOD[position + 1 :]
+    damaged = UNCHECKED[:position] if cut else UNCHECKED[:position] + bytes([byte]) + UNCHECKED[position + 1 :]
     try:
         _, rows = decode_letter(damaged)
     except ValueError:
@@ -211,14 +239,14 @@ def test_rows_that_are_more_than_their_bytes_are_refused_before_they_are_read(
     with pa.ipc.new_stream(sink, BODY_SCHEMA, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(body([b"x"]))
         writer.write_table(body([bytes(8 << 20)]))
-    letter = letter_bytes(Letter("c", 1, [], 0)) + bytes(sink.getvalue())
+    letter = drop_checksum(letter_bytes(Letter("c", 1, [], 0))) + bytes(sink.getvalue())
     with pytest.raises(ValueError, match=message):
         decode_letter(letter)
 
 
 def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
     good = body([b"abc"])
-    head = letter_bytes(Letter("c", 1, [], 0))
+    head = drop_checksum(letter_bytes(Letter("c", 1, [], 0)))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
         writer.write_table(good)

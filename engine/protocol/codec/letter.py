@@ -1,8 +1,9 @@
 """A request, a letter and its answer as bytes.
 
 A letter is a JSON head, followed by the rows that travel with it: as Arrow (`letter_rows`) or, if they are few, as
-msgpack (`few_rows`). Its first bytes say which. Each request in the head was encoded and checked on its own, in
-the call that made it. So a bad value fails in its own call, and cannot spoil the requests of others beside it.
+msgpack (`few_rows`). Its first bytes say which, and have a checksum of all others. Each request in the head was encoded
+and checked on its own, in the call that made it. So a bad value fails in its own call, and cannot spoil the requests of
+others beside it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import operator
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
+import xxhash
 
 from ..errors import MAX_SHOWN, InvalidRequest
 from ..values.base import Count
@@ -29,7 +31,11 @@ MAX_REQUESTS = 5000
 
 _MOST = msgspec.Meta(max_length=MAX_REQUESTS)
 _HEAD = struct.Struct("<4sI")
-_MAGIC, _MAGIC_FEW = b"LMQ1", b"LMQ2"
+_CHECKSUM_BYTES = 8
+_MAGIC, _MAGIC_FEW = b"LMQC", b"LMQF"
+_UNCHECKED = {b"LMQ1": _MAGIC, b"LMQ2": _MAGIC_FEW}
+"""How letters of earlier versions begin, which have no checksum -> how the same contents begin today. The two differ in
+more than one bit."""
 _json = msgspec.json.Encoder()
 _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
@@ -138,16 +144,32 @@ def encode_letter(
     texts = [(row, msgspec.Raw(text)) for row, text in requests]
     head = _json.encode(_Head(client_id, number, texts, sent_at_ms, namespace_id))
     if isinstance(rows, FewRows):
-        return b"".join([_HEAD.pack(_MAGIC_FEW, len(head)), head, encode_few_rows(rows)])
-    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)])
+        parts = [_HEAD.pack(_MAGIC_FEW, len(head)), head, encode_few_rows(rows)]
+    else:
+        parts = [_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)]
+    parts.insert(1, _compute_checksum(parts))
+    return b"".join(parts)
+
+
+def _compute_checksum(parts: Iterable[bytes | memoryview]) -> bytes:
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return checksum.digest()
 
 
 def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
     """Return the letter and its rows, which are message bodies. Raises ValueError for other bytes."""
     magic, length = _HEAD.unpack_from(body) if len(body) >= _HEAD.size else (b"", 0)
-    if magic not in (_MAGIC, _MAGIC_FEW):
+    start = _HEAD.size
+    if magic in _UNCHECKED:
+        magic = _UNCHECKED[magic]
+    elif magic in (_MAGIC, _MAGIC_FEW):
+        start += _CHECKSUM_BYTES
+        _check_checksum(body)
+    else:
         raise ValueError("not a letter: it does not begin as one")
-    head, rest = body[_HEAD.size : _HEAD.size + length], memoryview(body)[_HEAD.size + length :]
+    head, rest = body[start : start + length], memoryview(body)[start + length :]
     try:
         letter = _decode_head(head)
         if magic == _MAGIC_FEW:
@@ -155,6 +177,14 @@ def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
         return letter, decode_rows(rest) if len(rest) else None
     except (pa.ArrowException, OSError, RecursionError) as error:
         raise ValueError(f"not a letter: {error}") from error
+
+
+def _check_checksum(body: bytes) -> None:
+    content = memoryview(body)
+    found = content[_HEAD.size : _HEAD.size + _CHECKSUM_BYTES].tobytes()
+    expected = _compute_checksum([content[: _HEAD.size], content[_HEAD.size + _CHECKSUM_BYTES :]])
+    if found != expected:
+        raise ValueError(f"not a letter as it was sent: its checksum is {found.hex()}, expected {expected.hex()}")
 
 
 def _decode_head(head: bytes) -> Letter:
