@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lakemq.tables.storage.delta.datasets import DamagedFile
 from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
-from ..protocol.errors import NewerFormat, StorageError
+from ..protocol.errors import NewerFormat, StorageError, TableDamaged
 from .storage_error import flatten_error, storage_error
 
 
 @contextmanager
 def store_errors(what: str = "A table or file cannot be read or written.") -> Iterator[None]:
-    """Turn errors of the store in this block into StorageError or NewerFormat. what: the operation that failed."""
+    """Turn errors of the store in this block into StorageError, TableDamaged or NewerFormat. what: the operation."""
     try:
         yield
     except FileNotFoundError as gone:
         raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
+    except DamagedFile as error:
+        raise TableDamaged(str(error), expected="what LakeMQ wrote: restore the namespace from a backup") from error
     except NewerTable as error:
         raise NewerFormat(str(error)) from error
     except (OSError, NotATable) as error:

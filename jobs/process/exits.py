@@ -63,7 +63,8 @@ def describe_error(error: Exception) -> str:
 
 
 def _describe_error(error: Exception) -> str:
-    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
+    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError, TableDamaged
+    from lakemq.tables.storage.delta.datasets import DamagedFile
     from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
     if isinstance(error, LakeMQError):
@@ -72,6 +73,8 @@ def _describe_error(error: Exception) -> str:
         return f"MISSING_JARS: {error}"
     if isinstance(error, MissingJava):
         return f"MISSING_JAVA: {error}"
+    if isinstance(error, DamagedFile):
+        return str(TableDamaged(str(error)))
     if isinstance(error, NotATable):
         return str(NamespaceError(str(error)))
     if isinstance(error, NewerTable):
