@@ -96,7 +96,7 @@ def find_range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing]
             with files.open_input(file_name(file_id)) as source:
                 rows = open_parquet(source).read(_COLUMNS)
         except (OSError, pa.ArrowException):
-            continue
+            continue  # a page is damaged: all rows of the file count as missing
         first, counts, partition, placed = (
             columns[name][indexes] for name in ("first_row", "record_count", "file_partition", "placed")
         )

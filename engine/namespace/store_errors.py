@@ -12,6 +12,11 @@ from ..protocol.errors import NewerFormat, StorageError, TableDamaged
 from .storage_error import flatten_error, storage_error
 
 
+def damaged_file_error(error: DamagedFile) -> TableDamaged:
+    """Return the error that says what to do about a damaged file of a table."""
+    return TableDamaged(str(error), expected="what LakeMQ wrote: restore the namespace from a backup")
+
+
 @contextmanager
 def store_errors(what: str = "A table or file cannot be read or written.") -> Iterator[None]:
     """Turn errors of the store in this block into StorageError, TableDamaged or NewerFormat. what: the operation."""
@@ -20,7 +25,7 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
     except FileNotFoundError as gone:
         raise StorageError("A file that a table needs is gone: put it back.", found=str(gone)) from gone
     except DamagedFile as error:
-        raise TableDamaged(str(error), expected="what LakeMQ wrote: restore the namespace from a backup") from error
+        raise damaged_file_error(error) from error
     except NewerTable as error:
         raise NewerFormat(str(error)) from error
     except (OSError, NotATable) as error:

@@ -63,7 +63,8 @@ def describe_error(error: Exception) -> str:
 
 
 def _describe_error(error: Exception) -> str:
-    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError, TableDamaged
+    from lakemq.engine.namespace.store_errors import damaged_file_error
+    from lakemq.errors import LakeMQError, NamespaceError, NewerFormat, StorageError
     from lakemq.tables.storage.delta.datasets import DamagedFile
     from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
@@ -74,7 +75,7 @@ def _describe_error(error: Exception) -> str:
     if isinstance(error, MissingJava):
         return f"MISSING_JAVA: {error}"
     if isinstance(error, DamagedFile):
-        return str(TableDamaged(str(error)))
+        return str(damaged_file_error(error))
     if isinstance(error, NotATable):
         return str(NamespaceError(str(error)))
     if isinstance(error, NewerTable):

@@ -364,7 +364,7 @@ def test_a_poll_that_is_interrupted_has_shown_nothing(mq: Connection, monkeypatc
 
         def interrupt(*arguments: Any, **more: Any) -> None:
             tell(*arguments, **more)
-            if consumer._reader._poller.count_open():
+            if consumer._reader._planner.count_open():
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(consumer._ack_sender, "send", interrupt)
@@ -550,7 +550,7 @@ def test_messages_acknowledged_in_a_transaction_count_when_it_commits(mq: Connec
         assert values(mq, out) == ["0.0", "0.1"]
         assert deliveries(mq, group, topic) == {0: []}
         assert not consumer.poll()
-        assert consumer._reader._poller.count_open() == 0
+        assert consumer._reader._planner.count_open() == 0
 
 
 def test_a_transaction_takes_a_batch_twice(mq: Connection) -> None:
@@ -725,7 +725,7 @@ def request_more(consumer: QueueConsumer) -> bool:
     """
     consumer._ack_sender.collect_answers()
     if consumer._ack_sender.acquire_request is None:
-        consumer._ack_sender.send(consumer._reader._poller.plan_next(consumer._partitions.read_owned(), 2, ()))
+        consumer._ack_sender.send(consumer._reader._planner.plan_next(consumer._partitions.read_owned(), 2, ()))
     return False
 
 

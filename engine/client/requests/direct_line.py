@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import random
 import socket
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -33,7 +31,7 @@ from ...namespace.line_frames import (
 from ...namespace.processes.clock import Clock
 from ...protocol.codec.letter import decode_answer
 from ...protocol.values.clients import Answer
-from .line_connector import connect_to_leader
+from .line_connector import close_in_forked_child, connect_to_leader
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ class DirectLine:
         self._next_try_ms: float = clock.steady_ms()
         self._failures = 0
         """Tries in a row without a line."""
-        _open_lines.add(self)
+        close_in_forked_child(self)
 
     def exchange(
         self, client_id: str, number: int, body: bytes, timeout_ms: float, sent: Callable[[], None] = lambda: None
@@ -231,16 +229,3 @@ def _has_ended(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-_open_lines: weakref.WeakSet[DirectLine] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the descriptors in a forked child: the parent's lines would stay open for as long as it lives."""
-    for line in list(_open_lines):
-        with suppress(OSError):
-            line.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

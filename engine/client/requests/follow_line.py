@@ -6,12 +6,9 @@ Such a line only saves time and requests. Without one, a waiting consumer polls 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import ssl
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
 
 from ...namespace.follow_frames import (
     MAX_LINE_BEAT_BYTES,
@@ -24,6 +21,7 @@ from ...namespace.follow_frames import (
 from ...namespace.line_frames import FrameReader
 from ...namespace.processes.clock import Clock
 from .direct_line import PATIENCE_MS, DirectLine
+from .line_connector import close_in_forked_child
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class FollowLine:
         self._dial_at_ms = clock.steady_ms()
         self._awaited_step: int | None = None
         """The leader was asked to tell of a step after this one, and has not done so."""
-        _follow_lines.add(self)
+        close_in_forked_child(self)
 
     def open(self, timeout_ms: float = PATIENCE_MS) -> bool:
         """Open the line if it is not open. Return whether it is. timeout_ms: for the leader to answer."""
@@ -143,16 +141,3 @@ class FollowLine:
     def _lose(self, error: Exception) -> None:
         log.debug("A line for steps or heartbeats has ended: %s", error)
         self.close()
-
-
-_follow_lines: weakref.WeakSet[FollowLine] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the descriptors in a forked child: the parent's lines would stay open for as long as it lives."""
-    for line in list(_follow_lines):
-        with suppress(OSError):
-            line.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

@@ -12,6 +12,9 @@ import os
 import secrets
 import socket
 import ssl
+import weakref
+from contextlib import suppress
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -23,6 +26,29 @@ from ...namespace.line_frames import Hello, LineAddress, compute_proof
 from ...namespace.line_settings import is_loopback
 
 _SECRET_BYTES = 32
+
+
+class OpenLine(Protocol):
+    """A client's end of a line."""
+
+    def close(self) -> None: ...
+
+
+_open_lines: weakref.WeakSet[OpenLine] = weakref.WeakSet()
+
+
+def close_in_forked_child(line: OpenLine) -> None:
+    """Have each forked child close its copy of this line, which would else stay open for as long as the child lives."""
+    _open_lines.add(line)
+
+
+def _close_in_child() -> None:
+    for line in list(_open_lines):
+        with suppress(OSError):
+            line.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect_to_leader(

@@ -170,9 +170,9 @@ class WaitingRows:
             for name in needed
         ]
         rows = pa.Table.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in needed]))
-        is_within = make_filter(open_bounds)
-        if is_within is not None:
-            rows = rows.filter(is_within)
+        within = make_filter(open_bounds)
+        if within is not None:
+            rows = rows.filter(within)
         if rows.num_rows:
             yield rows.select(names)
 

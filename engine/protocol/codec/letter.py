@@ -11,18 +11,18 @@ from __future__ import annotations
 import operator
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
 from ..errors import MAX_SHOWN, InvalidRequest
 from ..values.base import Count
 from ..values.clients import Answer, Letter, Unreadable
 from ..values.kinds import AnyRequest
 from ..values.log import Produce
+from .checksum import CHECKSUM_BYTES, compute_checksum, verify_checksum
 from .few_rows import FewRows, Rows, decode_few_rows, encode_few_rows
 from .letter_rows import decode_rows, encode_rows
 
@@ -31,7 +31,6 @@ MAX_REQUESTS = 5000
 
 _MOST = msgspec.Meta(max_length=MAX_REQUESTS)
 _HEAD = struct.Struct("<4sI")
-_CHECKSUM_BYTES = 8
 _MAGIC, _MAGIC_FEW = b"LMQC", b"LMQF"
 _UNCHECKED = {b"LMQ1": _MAGIC, b"LMQ2": _MAGIC_FEW}
 """How letters of earlier versions begin, which have no checksum -> how the same contents begin today. The two differ in
@@ -147,15 +146,8 @@ def encode_letter(
         parts = [_HEAD.pack(_MAGIC_FEW, len(head)), head, encode_few_rows(rows)]
     else:
         parts = [_HEAD.pack(_MAGIC, len(head)), head, b"" if rows is None else encode_rows(rows)]
-    parts.insert(1, _compute_checksum(parts))
+    parts.insert(1, compute_checksum(*parts))
     return b"".join(parts)
-
-
-def _compute_checksum(parts: Iterable[bytes | memoryview]) -> bytes:
-    checksum = xxhash.xxh3_64()
-    for part in parts:
-        checksum.update(part)
-    return checksum.digest()
 
 
 def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
@@ -165,8 +157,8 @@ def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
     if magic in _UNCHECKED:
         magic = _UNCHECKED[magic]
     elif magic in (_MAGIC, _MAGIC_FEW):
-        start += _CHECKSUM_BYTES
-        _check_checksum(body)
+        start += CHECKSUM_BYTES
+        _verify_checksum(body)
     else:
         raise ValueError("not a letter: it does not begin as one")
     head, rest = body[start : start + length], memoryview(body)[start + length :]
@@ -179,12 +171,12 @@ def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
         raise ValueError(f"not a letter: {error}") from error
 
 
-def _check_checksum(body: bytes) -> None:
-    content = memoryview(body)
-    found = content[_HEAD.size : _HEAD.size + _CHECKSUM_BYTES].tobytes()
-    expected = _compute_checksum([content[: _HEAD.size], content[_HEAD.size + _CHECKSUM_BYTES :]])
-    if found != expected:
-        raise ValueError(f"not a letter as it was sent: its checksum is {found.hex()}, expected {expected.hex()}")
+def _verify_checksum(body: bytes) -> None:
+    content, end = memoryview(body), _HEAD.size + CHECKSUM_BYTES
+    try:
+        verify_checksum(content[_HEAD.size : end], content[: _HEAD.size], content[end:])
+    except ValueError as error:
+        raise ValueError(f"not a letter as it was sent: {error}") from error
 
 
 def _decode_head(head: bytes) -> Letter:

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
 from ..errors import NewerFormat
 from ..values.journal import FORMAT_VERSION, JournalEntry, Step
 from ..values.segments import NO_SEGMENTS, Segments
+from .checksum import CHECKSUM_BYTES, compute_checksum, verify_checksum
 from .records import decode_record, encode_record
 
 
@@ -72,8 +72,7 @@ class _HeadOnly(msgspec.Struct, frozen=True, array_like=True):
     head: StepHead
 
 
-_CHECKSUM_BYTES = 8
-_NO_CHECKSUM_YET = msgspec.Raw(b"\xcf" + bytes(_CHECKSUM_BYTES))
+_NO_CHECKSUM_YET = msgspec.Raw(b"\xcf" + bytes(CHECKSUM_BYTES))
 """An unsigned number of 64 bits in msgpack, whose place the checksum takes."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -100,14 +99,8 @@ def encode_step_object(head: StepHead, step: Step) -> bytes:
 
 def add_checksum(body: bytes) -> bytes:
     """Return the object with the checksum of all other bytes in its last eight."""
-    content = memoryview(body)[:-_CHECKSUM_BYTES]
-    return b"".join((content, xxhash.xxh3_64_digest(content)))
-
-
-def _check_checksum(body: bytes) -> None:
-    content, checksum = memoryview(body)[:-_CHECKSUM_BYTES], body[-_CHECKSUM_BYTES:]
-    if (actual := xxhash.xxh3_64_digest(content)) != checksum:
-        raise ValueError(f"the bytes have the checksum {actual.hex()}, expected {checksum.hex()}")
+    content = memoryview(body)[:-CHECKSUM_BYTES]
+    return b"".join((content, compute_checksum(content)))
 
 
 def _encode_batch(segments: pa.Table) -> bytes:
@@ -129,7 +122,7 @@ def decode_step_object(body: bytes) -> tuple[StepHead, Step]:
     """Decode a step object. Raises NewerFormat; ValueError if it is no step object, or its bytes were changed."""
     head, whole = decode_head(body), _bodies.decode(body)
     if whole.checksum is not None:
-        _check_checksum(body)
+        verify_checksum(body[-CHECKSUM_BYTES:], memoryview(body)[:-CHECKSUM_BYTES])
     entries = [
         JournalEntry(decode_record(entry.record), segments, entry.request_id)
         for entry, segments in zip(whole.entries, _decode_segments(whole), strict=True)

@@ -113,10 +113,8 @@ class BackgroundProjection:
         Raises what a pass failed with, NotLeader; StorageError if a pass does not end within step.timeout.ms.
         """
         while self._tail or self._running is not None:
-            if self._running is None:
-                self._begin_pass(state)
-            if self._running is not None:
-                self._wait_for_pass(self._running, lambda: None)
+            running = self._begin_pass(state) if self._running is None else self._running
+            self._wait_for_pass(running, lambda: None)
             self._finish_pass()
 
     def abandon(self) -> None:
@@ -144,13 +142,14 @@ class BackgroundProjection:
             return False
         return since_ms >= interval_ms or is_long
 
-    def _begin_pass(self, state: State) -> None:
+    def _begin_pass(self, state: State) -> Future[None]:
         self._steps_in_pass = len(self._tail)
         self._pending_file.close()
         self._begun_at_ms = self._clock.steady_ms()
         work = plan_projection(state, self._tail, self._housekeeping.floor)
         self.planned_step = work.step
         self._running = self._executor.submit(self._projector.write, work, self._log.check_continuity)
+        return self._running
 
     def _finish_pass(self) -> None:
         assert self._running is not None

@@ -83,19 +83,19 @@ class QueueConsumer(MemberConsumer):
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
         member = Member(lock, membership, listener, lambda: closed(self))
-        poller = DeliveryPlanner(self._trackers, clock)
+        planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
-        self._tracker_holder = QueuePartitions(member, self._trackers, self._ack_sender, poller, fetcher)
-        self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._tracker_holder.read_owned)
+        self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, fetcher)
+        self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
         waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
         reader = QueueReader(
             group,
             lock,
             member,
-            self._tracker_holder,
+            self._partitions,
             self._trackers,
             self._ack_sender,
-            poller,
+            planner,
             fetcher,
             clock,
             waiter,
@@ -103,7 +103,7 @@ class QueueConsumer(MemberConsumer):
         )
         # A queue consumer has no positions: the group's state says what is done.
         ends = GroupEnds(lock, member, dict, fetcher)
-        super().__init__(group, lock, member, self._tracker_holder, reader, ends, clock, consumer_timeout_ms)
+        super().__init__(group, lock, member, self._partitions, reader, ends, clock, consumer_timeout_ms)
         self._loop = PollLoop(lock, reader, clock, waiter)
         membership.join()
 
@@ -227,7 +227,7 @@ class QueueConsumer(MemberConsumer):
             Whether all partitions of the batch still belong to the consumer.
         """
         with self._lock.own:
-            owned = self._tracker_holder.read_owned()
+            owned = self._partitions.read_owned()
             still_owned = [place for place in self._member.find_still_owned(batch) if place in owned]
             spans = spans_of_messages(batch)
             self._outcomes.release_open({p: spans[p] for p in spans if p in still_owned}, owned)
@@ -295,7 +295,7 @@ class QueueConsumer(MemberConsumer):
     def position(self, topic: str, partition: int) -> int:
         """Return the first offset of the partition that was never delivered."""
         with self._lock.own:
-            owned = self._tracker_holder.read_owned()
+            owned = self._partitions.read_owned()
             check_assignment((topic, partition), owned)
             deliveries = owned[topic, partition].deliveries
             assert deliveries is not None
@@ -310,4 +310,4 @@ class QueueConsumer(MemberConsumer):
             (topic, partition) -> offsets.
         """
         with self._lock.own:
-            return {place: partition.left_count for place, partition in self._tracker_holder.read_owned().items()}
+            return {place: partition.left_count for place, partition in self._partitions.read_owned().items()}

@@ -46,12 +46,12 @@ class QueuePartitions:
         member: Member,
         trackers: dict[TopicPartition, AckTracker],
         ack_sender: AckSender,
-        poller: DeliveryPlanner,
+        planner: DeliveryPlanner,
         fetcher: RangeFetcher,
     ) -> None:
         """Share the parts of one consumer. This changes `trackers`, which the other parts read."""
         self._member, self._trackers, self._ack_sender = member, trackers, ack_sender
-        self._poller, self._fetcher = poller, fetcher
+        self._planner, self._fetcher = planner, fetcher
         self.paused_by_user: set[TopicPartition] = set()
 
     def read_owned(self, newest: bool = True) -> dict[TopicPartition, OwnedPartition]:
@@ -63,7 +63,7 @@ class QueuePartitions:
 
     def find_owned(self, view: MembershipView) -> dict[TopicPartition, OwnedPartition]:
         """Return the partitions that have a tracker and that the member still has, as of the step of this view."""
-        self._poller.note_view(view)
+        self._planner.note_view(view)
         if view.queue_settings is not None:
             self._fetcher.isolation = view.queue_settings.isolation
         trackers = self._trackers
@@ -97,7 +97,7 @@ class QueuePartitions:
         A partition that was reported as revoked, and whose messages all had an outcome, has moved as announced.
         """
         self.paused_by_user.discard(place)
-        self._poller.forget(place)
+        self._planner.forget(place)
         tracker = self._trackers.pop(place, None)
         if tracker is None:
             return False
@@ -166,7 +166,7 @@ class QueueReader:
         holder: QueuePartitions,
         trackers: Mapping[TopicPartition, AckTracker],
         ack_sender: AckSender,
-        poller: DeliveryPlanner,
+        planner: DeliveryPlanner,
         fetcher: RangeFetcher,
         clock: Clock,
         waiter: Waiter,
@@ -174,7 +174,7 @@ class QueueReader:
     ) -> None:
         """Share the parts of one consumer. given_back_count: returns how often the user has given messages back."""
         self._group, self._lock, self._member, self._holder = group, lock, member, holder
-        self._trackers, self._ack_sender, self._poller = trackers, ack_sender, poller
+        self._trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
         self.fetcher, self._clock, self._waiter = fetcher, clock, waiter
         self._given_back_count = given_back_count
         self.paused_by_user = holder.paused_by_user
@@ -202,22 +202,22 @@ class QueueReader:
         acquired already and still unshown.
         """
         owned = self._find_owned()
-        if self.accepts_previous and self._poller.is_auto_ack:
+        if self.accepts_previous and self._planner.is_auto_ack:
             for tracker in self._trackers.values():
                 tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.list_open_spans()])
         self.accepts_previous = False
-        selection = self._poller.select(owned, max_records, self.paused_by_user)
+        selection = self._planner.select(owned, max_records, self.paused_by_user)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
         parts = self.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
         if parts is None:
             return None
-        shown, acceptances = self._poller.show(selection, parts, owned, moves)
+        shown, acceptances = self._planner.show(selection, parts, owned, moves)
         next_messages: list[WantedMessages] = []
         if self._ack_sender.acquire_request is None:  # at most one request is under way
-            next_messages = self._poller.plan_next(owned, max_records - selection.unshown_count, self.paused_by_user)
+            next_messages = self._planner.plan_next(owned, max_records - selection.unshown_count, self.paused_by_user)
         self._ack_sender.send(next_messages)
         offsets = self._member.build_offsets(selection.ends, topic_ids)
-        if not self._poller.is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
+        if not self._planner.is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
             offsets = ConsumedMessages(offsets, acceptances, self._has_open)
         batch = QueueBatch(self._group, parts, offsets, shown)
         batch.ownership = self._member.find_ownership(batch.offsets)
@@ -256,11 +256,11 @@ class QueueReader:
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         """Note why the batch is empty. Raises IllegalState: the user has as many messages as it may have."""
-        if self._trackers and self._poller.count_room() <= 0:
+        if self._trackers and self._planner.count_room() <= 0:
             raise IllegalState(
                 "The member has as many unacknowledged messages as it may have. Acknowledge them, or give them back"
                 " with nack.",
-                found=f"{self._poller.count_open()}, the first is {self._poller.name_first_open()}",
+                found=f"{self._planner.count_open()}, the first is {self._planner.name_first_open()}",
                 expected="less than max.delivered.unacked.msgs.per.flow",
             )
         silence, stalls = self._ack_sender.explain_silence(), self._member.membership.find_stalls()
