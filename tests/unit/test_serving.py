@@ -523,7 +523,7 @@ def test_a_forked_child_does_not_wait_for_the_parents_sequencer(mq: Connection) 
         began_s = time.monotonic()
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 7
-        assert time.monotonic() - began_s < 1.5
+        assert time.monotonic() - began_s < 10
 
 
 def test_serving_that_comes_while_the_connection_closes_is_ended(

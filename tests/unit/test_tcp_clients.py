@@ -26,7 +26,7 @@ from unit.test_direct_line import letter_of
 import lakemq
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests import direct_line
-from lakemq.engine.client.requests.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, DirectLine
+from lakemq.engine.client.requests.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, PATIENCE_MS, DirectLine
 from lakemq.engine.client.requests.follow_line import SHORTEST_DIAL_MS, FollowLine
 from lakemq.engine.client.requests.line_connector import connect_to_leader
 from lakemq.engine.namespace.config import EngineConfig
@@ -200,8 +200,8 @@ def test_a_silent_tcp_leader_leaves_half_of_the_time_for_the_mailbox(leader: Tcp
     stopped = tcp_sockets.listen("127.0.0.1", 0)
     line = announce(leader, port=stopped.getsockname()[1])
     begun_s = time.monotonic()
-    assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
-    assert 0.4 < time.monotonic() - begun_s < 0.9
+    assert line.exchange("c1", 1, b"a letter", 3_000) == (False, None)
+    assert 1.4 < time.monotonic() - begun_s < 2.8
     stopped.close()
 
 
@@ -220,7 +220,7 @@ def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_uni
     waiter.reset()
     begun_s = time.monotonic()
     waiter.wait(poll_ms=20, most_ms=100)
-    assert 0.9 * SHORTEST_DIAL_MS / 1000 < time.monotonic() - begun_s < 0.9
+    assert 0.9 * SHORTEST_DIAL_MS / 1000 < time.monotonic() - begun_s < 0.9 * PATIENCE_MS / 1000
     stopped.close()
 
 
@@ -231,14 +231,14 @@ def test_name_and_tls_share_half_of_the_time(leader: TcpLeader, monkeypatch: pyt
     def resolve_slowly(host: Any, *arguments: Any, **options: Any) -> Any:
         if options.get("flags", 0) & socket.AI_NUMERICHOST:
             raise OSError("a name")
-        time.sleep(0.4)
+        time.sleep(1.2)
         return resolve("127.0.0.1", *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve_slowly)
     line = announce(leader, host="mq.example.org", port=stopped.getsockname()[1])
     begun_s = time.monotonic()
-    assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
-    assert 0.4 < time.monotonic() - begun_s < 0.75
+    assert line.exchange("c1", 1, b"a letter", 3_000) == (False, None)
+    assert 1.2 < time.monotonic() - begun_s < 2.5
     stopped.close()
 
 
@@ -385,7 +385,7 @@ def test_a_line_that_fails_is_tried_again_soon_and_then_less_often(files: Object
         assert line.exchange("c1", 1, b"a letter", 1_000) == (False, None)
         pause_ms = line._next_try_ms - clock.steady_ms()
         expected_ms = min(LONGEST_PAUSE_MS, BAD_LINE_MS << number)
-        assert 0.7 * expected_ms < pause_ms <= expected_ms
+        assert 0.5 * expected_ms < pause_ms <= expected_ms
         clock.ahead_ms += int(pause_ms) + 1
 
 

@@ -287,7 +287,7 @@ def test_sending_never_waits_for_a_client_that_stops_reading(leader: TcpLeader) 
     letter, answer = leader.take(), os.urandom(30 << 20)
     begun_s = time.monotonic()
     leader.lines.table.answer(letter, answer)
-    assert time.monotonic() - begun_s < 2, "it waits"
+    assert time.monotonic() - begun_s < 5, "it waits"
     leader.serve(client)
     reader = threading.Thread(target=lambda: frames.append(slow.receive()))
     frames: list[Frame | None] = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis.strategies as st
@@ -213,15 +214,18 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_message_costs_less_than_a_microsecond_without_a_span() -> None:
-    """Also if the application has imported OpenTelemetry. The best of several runs, because the machine is shared."""
-    assert "opentelemetry.trace" in sys.modules
-    best_s = min(_measure_seconds(1_000) for _ in range(300))
-    assert best_s / 1_000 < 1e-6
+def test_a_message_costs_little_more_than_asking_opentelemetry_where_there_is_no_span() -> None:
+    """Both are timed in turn, and the best of many runs counts, because the machine is shared."""
+    ask_s = add_s = math.inf
+    for _ in range(300):
+        ask_s = min(ask_s, measure_s(lambda: trace.get_current_span().get_span_context()))
+        add_s = min(add_s, measure_s(lambda: add_trace_to_record(None)))
+    assert add_s < 4 * ask_s
 
 
-def _measure_seconds(calls: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(calls):
-        add_trace_to_record(None)
-    return time.perf_counter() - begin
+def measure_s(call: Callable[[], object]) -> float:
+    """Return how long a thousand calls take."""
+    begin_s = time.perf_counter()
+    for _ in range(1_000):
+        call()
+    return time.perf_counter() - begin_s
