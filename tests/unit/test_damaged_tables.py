@@ -181,6 +181,30 @@ def test_a_table_that_claims_later_steps_than_the_log_has_gets_no_rows(path: Pat
         published.join(30)
 
 
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_a_fetch_notices_offsets_that_the_statistics_of_a_log_hide(path: Path, isolation: Any) -> None:
+    """A file of segments is skipped if its last offset is said to be before those that are fetched."""
+
+    def lower_last_offset(action: dict[str, Any]) -> None:
+        if "add" in action:
+            statistics = json.loads(action["add"]["stats"])
+            statistics["maxValues"]["last_offset"] -= 1
+            action["add"]["stats"] = json.dumps(statistics)
+
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        for value in ("a", "b"):
+            mq.publish("t", pa.table({"value": [value]}))
+            mq.sql("SELECT 1", wait_ms=10_000)
+    with lakemq.connect(path) as mq:
+        assert [message.value for message in mq.fetch("t", start=1, isolation=isolation)] == [b"b"]
+    change_newest_entry(path / "segments", lower_last_offset)
+    with (
+        lakemq.connect(path) as mq,
+        pytest.raises(TableDamaged, match="segments lacks 1 offsets of t"),
+    ):
+        mq.fetch("t", start=1, isolation=isolation)
+
+
 TOPIC_T = {"topic_id": 1, "topic": "t"}
 
 

@@ -25,6 +25,7 @@ from lakemq.engine.client.fetch.lookup.tail import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.protocol.values.segments import Segments, build_segments
+from lakemq.errors import OffsetOutOfRange, TableDamaged
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
 from lakemq.tables.storage.delta.commits import NewFile, compute_statistics
 from lakemq.tables.storage.delta.store import Store
@@ -72,9 +73,13 @@ def is_wanted(row: SegmentRow, lookup: Lookup) -> bool:
     of_partition = {range_.partition: range_ for range_ in lookup.ranges}.get(row.partition)
     if row.topic_id != lookup.topic_id or of_partition is None:
         return False
+    if row.kind == "log_start":
+        return False
+    if row.base_offset < of_partition.end and row.last_offset >= of_partition.start:
+        return True
     if row.kind == "abort":
         return lookup.committed and row.first_offset < max(range_.end for range_ in lookup.ranges)  # type: ignore[operator]
-    return row.kind == "data" and row.base_offset < of_partition.end and row.last_offset >= of_partition.start
+    return False
 
 
 def list_rows(rows: pa.Table) -> list[str]:
@@ -205,7 +210,7 @@ def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monk
             starts = {range_.partition: range_.start for range_ in lookup.ranges}
             matching = [row for row in rows if is_wanted(row, lookup)]
             # aborts before the range of their partition end nothing in it
-            needed = [row for row in matching if row.kind == "data" or row.base_offset >= starts[row.partition]]
+            needed = [row for row in matching if row.last_offset >= starts[row.partition]]
             listed = list_rows(tail.find(lookup))
             assert set(list_rows(SEGMENTS.table(needed))) <= set(listed) <= set(list_rows(SEGMENTS.table(matching)))
             assert len(listed) == len(set(listed))
@@ -247,6 +252,62 @@ def test_who_follows_goes_on_from_newer_watermarks_and_loads_nothing_again(
     part_counts = [len(parts) for parts in follower._view.tail_rows._parts.values()]
     assert sum(part_counts) <= 2, "what is in its file by the last watermark is let go"
     assert follower.state.clients == fresh.state.clients
+
+
+def test_offsets_of_open_committed_and_aborted_transactions_are_all_found(mq: Connection) -> None:
+    """Every range of a log is fetched, so each of its offsets is at a bound of some."""
+    producers = [mq.producer(f"tx{number}") for number in range(3)]
+    for turn in range(3):
+        for producer in producers:
+            producer.begin_transaction()
+            producer.send("t", f"{turn}", partition=0)
+            producer.flush()
+        mq.publish("t", pa.table({"value": ["plain"], "partition": [0]}))
+        producers[0].commit_transaction()
+        producers[1].abort_transaction()
+        if turn < 2:
+            producers[2].abort_transaction()
+    for isolation in ("read_uncommitted", "read_committed"):
+        end = mq.end_offsets("t", isolation=isolation)[0]
+        content = {message.offset: message.value for message in mq.fetch("t", partitions=[0], isolation=isolation)}
+        assert len(content) == (12 if isolation == "read_uncommitted" else 5)
+        for start in range(end):
+            for stop in range(start + 1, end + 1):
+                fetched = mq.fetch("t", start={0: start}, end={0: stop}, isolation=isolation)
+                assert [message.offset for message in fetched] == [o for o in sorted(content) if start <= o < stop]
+    for producer in producers:
+        producer.close()
+
+
+def test_a_lookup_that_lacks_offsets_loads_the_namespace_again(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    mq.publish("t", pa.table({"value": ["a", "b"], "partition": [0, 0]}))
+    find, calls = reader._View.find, list[int]()
+
+    def lack_once(view: Any, *arguments: Any) -> pa.Table:
+        calls.append(1)
+        found = find(view, *arguments)
+        return found.slice(0, 0) if len(calls) == 1 else found
+
+    monkeypatch.setattr(reader._View, "find", lack_once)
+    assert [message.value for message in mq.fetch("t")] == [b"a", b"b"]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("deleted_meanwhile", [True, False])
+def test_offsets_that_stay_away_are_deleted_or_damage(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, deleted_meanwhile: bool
+) -> None:
+    mq.publish("t", pa.table({"value": ["a", "b"], "partition": [0, 0]}))
+    mq.state()
+    if deleted_meanwhile:
+        mq.topics.delete_records("t", {0: 1})
+    find = reader._View.find
+    monkeypatch.setattr(reader._View, "find", lambda *arguments: find(*arguments).slice(0, 0))
+    follower = Reader(mq.namespace.store, AheadClock())
+    topic = follower.refresh().topic("t")
+    error, words = (OffsetOutOfRange, "were deleted meanwhile") if deleted_meanwhile else (TableDamaged, "lacks 2")
+    with pytest.raises(error, match=words):
+        follower.find_segments(topic, [OffsetRange(0, 0, 2)], committed=True)
 
 
 def test_who_follows_an_idle_namespace_reads_no_newer_watermark(

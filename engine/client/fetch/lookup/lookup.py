@@ -1,6 +1,7 @@
 """Look-ups of segments for a fetch, in the table and in the tail.
 
-It needs the data segments of its ranges; and for committed reads also the aborts that may end transactions in them.
+It needs all segments of its ranges, data and markers: together they have every offset, so that a lost one is noticed.
+Committed reads also need the aborts behind the ranges, which may end transactions in them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _NEVER = np.iinfo(np.int64).max
+
+KINDS_WITH_OFFSETS = ("data", "commit", "abort")
+"""The kinds of segments whose offsets lie in the log. Each offset from the log start on is in one such segment."""
+_KINDS_WITH_OFFSETS = pa.array(KINDS_WITH_OFFSETS)
 
 PLAN_SCHEMA: pa.Schema = pa.schema(
     [
@@ -68,7 +73,7 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A look-up of the data segments of a topic that share an offset with one of the ranges.
+    """A look-up of the segments of a topic that share an offset with one of the ranges, data and markers.
 
     Attributes:
         ranges: at least one, each of another partition.
@@ -113,11 +118,21 @@ class Lookup:
         starts, ends = self._bounds
         partitions = np.minimum(segments.column("partition").to_numpy(), len(starts) - 1)
         base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
-        mask: Mask = (base < ends[partitions]) & (last >= starts[partitions]) & is_kind(segments, "data")
+        mask: Mask = (base < ends[partitions]) & (last >= starts[partitions])
+        mask &= pc.is_in(segments.column("kind"), _KINDS_WITH_OFFSETS).to_numpy()
         if self.committed and (aborts := is_kind(segments, "abort")).any():
             begins = pc.fill_null(segments.column("first_offset"), _NEVER).to_numpy()
             mask |= aborts & (starts[partitions] != _NEVER) & (begins < self.end)
         return mask
+
+    def count_lacking_offsets(self, segments: pa.Table) -> int:
+        """Return how many offsets of the ranges no segment has, of all that were found."""
+        starts, ends = self._bounds
+        partitions = segments.column("partition").to_numpy()
+        base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
+        counts = np.minimum(last + 1, ends[partitions]) - np.maximum(base, starts[partitions])
+        # an abort behind the range has no offset in it
+        return sum(range_.end - range_.start for range_ in self.ranges) - int(counts[counts > 0].sum())
 
     def build_filter(self) -> pc.Expression:
         """Return a filter for scans of files, which lets at least the rows through that are looked up."""

@@ -19,19 +19,19 @@ from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 
-from ....namespace.loading.damage import report_damage
+from ....namespace.loading.damage import make_damage_error, report_damage
 from ....namespace.loading.load import load_state, read_watermark
 from ....namespace.loading.step_reader import StepReader, follow_from_watermark
 from ....namespace.processes.clock import Clock
 from ....namespace.store_errors import store_errors
 from ....protocol import machine
-from ....protocol.errors import ReadOvertaken, StepTooOld, UnknownTopicOrPartition
+from ....protocol.errors import LakeMQError, OffsetOutOfRange, ReadOvertaken, StepTooOld, UnknownTopicOrPartition
 from ....protocol.projection import READERS, RESTORED
 from ....protocol.values.journal import is_renewal
 from ....protocol.values.segments import find_continuations, merge_continuations
 from ....protocol.values.state import State
 from ....protocol.values.topics import Topic
-from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, is_kind
+from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, filter_rows, is_kind
 from .stored_segments import StoredSegments
 from .tail import StepRowsByFile, TailRows, TailSegments
 
@@ -169,44 +169,66 @@ class Reader:
             committed: leave out segments of aborted transactions. The ranges then end at the last stable offset.
 
         Raises:
-            UnknownTopicOrPartition: the topic was deleted meanwhile.
+            UnknownTopicOrPartition, OffsetOutOfRange: the topic or its first offsets were deleted meanwhile.
+            TableDamaged: the table and the steps lack offsets of the ranges.
         """
         if not ranges:
             return PLAN_SCHEMA.empty_table()
         lookup = Lookup(topic.topic_id, ranges, committed)
         try:
-            segments = self._find_or_reload(topic, lookup)
+            segments = self._find_all_or_reload(topic, lookup)
         except Exception:
             with store_errors(), report_damage(self._store):
                 raise
-        planned = clip(_drop_aborted_segments(segments), {range_.partition: range_ for range_ in ranges})
+        planned = clip(_select_data(segments, committed), {range_.partition: range_ for range_ in ranges})
         # Join adjoining rows of a file into one range, whichever producers and steps they come from.
         return merge_continuations(
             planned, find_continuations(planned, _SAME_IN_RUN, ("base_offset", "first_row", "source_offset"))
         )
 
-    def _find_or_reload(self, topic: Topic, lookup: Lookup) -> pa.Table:
+    def _find_all_or_reload(self, topic: Topic, lookup: Lookup) -> pa.Table:
+        """Return segments with every offset of the ranges."""
         try:
-            return self._view.find(topic, lookup)
+            segments = self._view.find(topic, lookup)
+            if not lookup.count_lacking_offsets(segments):
+                return segments
         except FileNotFoundError:
-            # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
-            self._load()
-            if topic.topic_id not in self.state.topics:
-                raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic) from None
-            return self._view.find(self.state.topics[topic.topic_id], lookup)
+            pass  # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
+        self._load()
+        loaded = self.state.topics.get(topic.topic_id)
+        if loaded is None:
+            raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic)
+        segments = self._view.find(loaded, lookup)
+        if lacking_count := lookup.count_lacking_offsets(segments):
+            raise self._make_gap_error(loaded, lookup, lacking_count)
+        return segments
+
+    def _make_gap_error(self, topic: Topic, lookup: Lookup, lacking_count: int) -> LakeMQError:
+        """Return the error for offsets that no segment has: they were deleted meanwhile, or the table is damaged."""
+        for range_ in lookup.ranges:
+            if (log_start := int(topic.log_starts[range_.partition])) > range_.start:
+                return OffsetOutOfRange(
+                    f"The first offsets of {topic.topic}-{range_.partition} were deleted meanwhile.",
+                    found=range_.start,
+                    expected=f"{log_start} or more",
+                )
+        return make_damage_error(self._store, f"segments lacks {lacking_count} offsets of {topic.topic}")
 
     def find_step_rows(self, segments: pa.Table) -> StepRowsByFile:
         """Return the rows of these segments (PLAN_SCHEMA) that steps of the tail hold."""
         return self._view.tail_rows.find_parts(segments)
 
 
-def _drop_aborted_segments(segments: pa.Table) -> pa.Table:
-    """Return the data segments by partition and offset, without those whose transaction an abort among them ends."""
-    aborts = is_kind(segments, "abort")
-    if aborts.any():
+def _select_data(segments: pa.Table, committed: bool) -> pa.Table:
+    """Return the data segments by partition and offset.
+
+    committed: without those whose transaction an abort among the segments ends.
+    """
+    data = filter_rows(segments, is_kind(segments, "data"))
+    if committed and data.num_rows < segments.num_rows and (aborts := is_kind(segments, "abort")).any():
         aborted = segments.filter(pa.array(aborts)).select(_TRANSACTION)
-        segments = segments.filter(pa.array(~aborts)).join(aborted, keys=_TRANSACTION, join_type="left anti")
-    return _sort(segments.select(PLAN_SCHEMA.names))
+        data = data.join(aborted, keys=_TRANSACTION, join_type="left anti")
+    return _sort(data.select(PLAN_SCHEMA.names))
 
 
 def _sort(segments: pa.Table) -> pa.Table:

@@ -27,7 +27,7 @@ from ....protocol.values.journal import Step
 from ....protocol.values.log import RowsJournaled
 from ....protocol.values.segments import Segments
 from ....protocol.values.topics import Topic
-from .lookup import LOOKUP_SCHEMA, Lookup, Numbers, collect_segments
+from .lookup import KINDS_WITH_OFFSETS, LOOKUP_SCHEMA, Lookup, Numbers, collect_segments
 
 _MANY_NEWEST = 128
 """How many segments are kept one by one. More become a piece."""
@@ -111,9 +111,9 @@ class TailSegments:
         ranges, topic_id = {range_.partition: range_ for range_ in lookup.ranges}, lookup.topic_id
 
         def matches(segment: _Newest) -> bool:
-            if segment.kind == "data":
-                range_ = ranges[segment.partition]
-                return segment.base_offset < range_.end and segment.last_offset >= range_.start
+            range_ = ranges[segment.partition]
+            if segment.base_offset < range_.end and segment.last_offset >= range_.start:
+                return segment.kind in KINDS_WITH_OFFSETS
             began = segment.first_offset if segment.kind == "abort" else None
             return lookup.committed and began is not None and began < lookup.end
 
