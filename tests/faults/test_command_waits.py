@@ -37,14 +37,14 @@ def test_it_says_who_is_waited_for_and_a_signal_ends_it(
     waiting.stdin.close()
     start_s = time.monotonic()
     line = waiting.wait_for_line("^no answer for ")
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < 20
     assert f"{name} leads (epoch " in line
     assert "this command takes over" in line
     assert f"lakemq --path {path} doctor" in line
     waiting.signal(number)
     signalled_s = time.monotonic()
     assert waiting.wait_for_exit() == 128 + number
-    assert time.monotonic() - signalled_s < 3
+    assert time.monotonic() - signalled_s < 10
     assert UNKNOWN in waiting.err
     assert waiting.out == []
 

@@ -148,7 +148,7 @@ def test_2000_steps(namespace: Path, template: Path):
     with lakemq.connect(str(namespace), config=CONFIG) as mq:
         new_sequencer = Sequencer(mq.namespace, "fresh", SystemClock(), new_file_id)
         assert new_sequencer.try_lead()
-        assert time.perf_counter() - start_s < 3
+        assert time.perf_counter() - start_s < 10
         new_sequencer.resign()
     assert check_all(str(namespace), TOPIC, []).num_rows == ask_count
 
