@@ -10,7 +10,7 @@ from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.topics import Topic
 
 NO_FILE = -1
-Place = tuple[int, int]
+TopicIdPartition = tuple[int, int]
 """topic_id and partition."""
 
 
@@ -28,8 +28,8 @@ class Reader:
     """Partitions as columns of rows. Markers are all that it knows about transactions."""
 
     def __init__(self) -> None:
-        self.logs: dict[Place, dict[int, Row]] = {}
-        self.aborted: set[tuple[Place, int]] = set()
+        self.logs: dict[TopicIdPartition, dict[int, Row]] = {}
+        self.aborted: set[tuple[TopicIdPartition, int]] = set()
 
     def follow(self, steps: Iterable[Step]) -> None:
         for segment in segments_to_table(entry.segments for step in steps for entry in step.entries).to_pylist():

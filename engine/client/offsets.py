@@ -9,7 +9,7 @@ from ..protocol.values.consuming.offsets import OffsetCommit
 from ..protocol.values.queues.deliveries import Acknowledgement
 
 TopicPartition = tuple[str, int]
-"""Topic and partition."""
+"""Topic and partition. A variable of this type is named `tp`."""
 
 HasUnacknowledged = Callable[[Sequence[Acknowledgement]], bool]
 

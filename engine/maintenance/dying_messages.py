@@ -17,7 +17,7 @@ from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store
 
-from ..protocol.values.consuming.assignments import Place
+from ..protocol.values.consuming.assignments import TopicIdPartition
 from ..protocol.values.queues.dead_letters import DyingFound, RowLocation
 from ..protocol.values.queues.stretches import Range
 
@@ -77,7 +77,7 @@ def find_dying(store: Store, wanted: Sequence[DyingMessages], most: int = MOST_S
     Raises:
         FileNotFoundError: a table was merged meanwhile.
     """
-    bounds: dict[Place, tuple[int, int]] = {}
+    bounds: dict[TopicIdPartition, tuple[int, int]] = {}
     for messages in wanted:
         first, last = messages.ranges[0][0], messages.end - 1
         low, high = bounds.get((messages.topic_id, messages.partition), (first, last))
@@ -113,7 +113,7 @@ def _overlap_ranges(segments: pa.Table, ranges: Sequence[Range]) -> npt.NDArray[
     return overlap
 
 
-def _read_segments(store: Store, bounds: Mapping[Place, tuple[int, int]]) -> pa.Table:
+def _read_segments(store: Store, bounds: Mapping[TopicIdPartition, tuple[int, int]]) -> pa.Table:
     """Read segments that overlap these offsets, and all later markers: a marker follows everything that it ends."""
     segments = store.open(SEGMENTS)
     where = pc.scalar(False)
@@ -125,19 +125,17 @@ def _read_segments(store: Store, bounds: Mapping[Place, tuple[int, int]]) -> pa.
             & (pc.field("last_offset") >= first)
             & (is_marker | ((pc.field("kind") == "data") & (pc.field("base_offset") <= last)))
         )
-    files = [
-        file for file in segments.files() if any(_may_hold(file, place, first) for place, (first, _) in bounds.items())
-    ]
+    files = [file for file in segments.files() if any(_may_hold(file, tp, first) for tp, (first, _) in bounds.items())]
     return segments.read(_COLUMNS, where, files=files)
 
 
-def _may_hold(file: StoredFile, place: Place, first: int) -> bool:
+def _may_hold(file: StoredFile, tp: TopicIdPartition, first: int) -> bool:
     def within(name: str, value: int) -> bool:
         low, high = file.statistics.get(f"min.{name}"), file.statistics.get(f"max.{name}")
         return (low is None or low <= value) and (high is None or high >= value)
 
     last = file.statistics.get("max.last_offset")
-    return within("topic_id", place[0]) and within("partition", place[1]) and (last is None or last >= first)
+    return within("topic_id", tp[0]) and within("partition", tp[1]) and (last is None or last >= first)
 
 
 def _build_report(
@@ -157,8 +155,8 @@ def _find_outcome(segment: _Segment, ends: Mapping[_Transaction, str]) -> str | 
     """Return "commit" or "abort". None: the transaction is open, as far as the tables show."""
     if not segment["transactional"]:
         return "commit"
-    place = segment["topic_id"], segment["partition"]
-    return ends.get((*place, segment["producer_id"], segment["producer_epoch"]))
+    tp = segment["topic_id"], segment["partition"]
+    return ends.get((*tp, segment["producer_id"], segment["producer_epoch"]))
 
 
 def _locate(segment: _Segment, first: int, end: int) -> RowLocation:

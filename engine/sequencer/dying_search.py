@@ -53,7 +53,7 @@ class _PartitionSearch:
 
 
 Find = Callable[[Sequence[DyingMessages]], list[Sighting]]
-GroupPlace = tuple[str, int, int]
+GroupPartition = tuple[str, int, int]
 """Group, topic id, partition."""
 
 
@@ -67,14 +67,14 @@ class DyingSearch:
         self._running: Future[list[Sighting]] | None = None
         self._begun_ms = self._next_ms = clock.steady_ms()
         self._searched: list[DyingMessages] = []
-        self._searches: dict[GroupPlace, _PartitionSearch] = {}
+        self._searches: dict[GroupPartition, _PartitionSearch] = {}
 
     def is_working(self, state: State) -> bool:
         """Return whether a search runs or is due."""
-        return self._is_search_running or not all(self._is_parked(state, place) for place in state.dying)
+        return self._is_search_running or not all(self._is_parked(state, tp) for tp in state.dying)
 
-    def _is_parked(self, state: State, place: GroupPlace) -> bool:
-        search = self._searches.get(place)
+    def _is_parked(self, state: State, tp: GroupPartition) -> bool:
+        search = self._searches.get(tp)
         return search is not None and search.parked_at == state.next_topic_id
 
     @property
@@ -87,7 +87,7 @@ class DyingSearch:
             return None
         if self.is_working(state):
             return _EVERY_MS
-        again_ms = min(self._searches[place].again_ms for place in state.dying)
+        again_ms = min(self._searches[tp].again_ms for tp in state.dying)
         return max(_EVERY_MS, again_ms - self._clock.steady_ms())
 
     def take_findings(self, state: State) -> list[DyingFound]:
@@ -112,15 +112,15 @@ class DyingSearch:
         return []
 
     def _choose_due(self, state: State, now_ms: int) -> list[DyingMessages]:
-        self._searches = {place: search for place, search in self._searches.items() if place in state.dying}
+        self._searches = {tp: search for tp, search in self._searches.items() if tp in state.dying}
         chosen: list[DyingMessages] = []
-        for place in sorted(state.dying):
-            messages, search = _list_dying_stretches(state, *place), self._searches.get(place)
+        for tp in sorted(state.dying):
+            messages, search = _list_dying_stretches(state, *tp), self._searches.get(tp)
             if search is None or search.wanted != messages:
-                search = self._searches[place] = _PartitionSearch(messages, now_ms, now_ms)
+                search = self._searches[tp] = _PartitionSearch(messages, now_ms, now_ms)
             if messages is None:
                 search.parked_at, search.again_ms = state.next_topic_id, now_ms + RETRY_MS
-            elif len(chosen) < _AT_ONCE and (now_ms >= search.again_ms or not self._is_parked(state, place)):
+            elif len(chosen) < _AT_ONCE and (now_ms >= search.again_ms or not self._is_parked(state, tp)):
                 chosen.append(messages.cut_before(search.looked_until))
         return chosen
 

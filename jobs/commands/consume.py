@@ -107,10 +107,10 @@ def _print_until_end(consumer: MemberConsumer, printer: MessagePrinter | FormatP
 
 def _warn_of_unread_messages(consumer: MemberConsumer) -> None:
     """Say on stderr how much other members still hold, so that the end does not look like the end of the topic."""
-    lags = {place: lag for place, lag in consumer.group_lag().items() if lag}
+    lags = {tp: lag for tp, lag in consumer.group_lag().items() if lag}
     elsewhere = lags.keys() - set(consumer.assignment())
     if elsewhere:
-        count = sum(lags[place] for place in elsewhere)
+        count = sum(lags[tp] for tp in elsewhere)
         print(
             f"The group has {count} unread offsets in {len(elsewhere)} partitions that this member does not own. "
             "--until-end waits for them.",

@@ -71,14 +71,14 @@ def delete_offsets(
     topic: Topics = None,
     yes: Yes = False,
 ) -> None:
-    places = _places(topic)
-    if places is None:
+    topic_partitions = _places(topic)
+    if topic_partitions is None:
         raise typer.BadParameter("name at least one topic", param_hint="--topic")
     session = get_session(ctx)
     with session.connect() as mq:
         confirm(f"Delete the committed offsets of group {group!r} for {', '.join(topic or ())}?", yes)
         with ensure_sequencer(mq):
-            show(map(asdict, mq.groups.delete_offsets(group, places)), session.output, _CHANGES)
+            show(map(asdict, mq.groups.delete_offsets(group, topic_partitions)), session.output, _CHANGES)
 
 
 def reset_offsets(
@@ -127,10 +127,10 @@ def reset_offsets(
         raise typer.BadParameter("give exactly one of them", param_hint=", ".join(how))
     if dry_run and execute:
         raise typer.BadParameter("it contradicts --execute", param_hint="--dry-run")
-    places = _places(topic)
-    if from_file is None and (places is None) == (not all_topics):
+    topic_partitions = _places(topic)
+    if from_file is None and (topic_partitions is None) == (not all_topics):
         raise typer.BadParameter("give one of them", param_hint="--topic, --all-topics")
-    if from_file is not None and (places is not None or all_topics):
+    if from_file is not None and (topic_partitions is not None or all_topics):
         raise typer.BadParameter(
             "they do not go with --from-file, which names the partitions", param_hint="--topic, --all-topics"
         )
@@ -141,7 +141,9 @@ def reset_offsets(
         names = select_groups(mq, group, all_groups)
         by_group = None if from_file is None else _read(from_file, names)
         for name in names:
-            target: dict[str, Any] = {"topics": places, **targets[0]} if by_group is None else {"to": by_group[name]}
+            target: dict[str, Any] = (
+                {"topics": topic_partitions, **targets[0]} if by_group is None else {"to": by_group[name]}
+            )
             with refused.collect(name):
                 changes += mq.groups.reset_offsets(name, **target, dry_run=not execute)
     if export:
@@ -187,17 +189,17 @@ def select_groups(mq: Connection, group: Sequence[str] | None, all_groups: bool)
 
 def _places(names: Iterable[str] | None) -> list[str | tuple[str, int]] | None:
     """Parse the values of --topic into topics and (topic, partition) pairs; None if there are none."""
-    places: list[str | tuple[str, int]] = []
+    topic_partitions: list[str | tuple[str, int]] = []
     for name in names or ():
         topic, colon, numbers = name.partition(":")
         if not colon:
-            places.append(topic)
+            topic_partitions.append(topic)
             continue
         for number in numbers.split(","):
             if not _PARTITION.fullmatch(number):
                 raise typer.BadParameter(f"{name!r} is not TOPIC:N,N", param_hint="--topic")
-            places.append((topic, int(number)))
-    return places or None
+            topic_partitions.append((topic, int(number)))
+    return topic_partitions or None
 
 
 def _parse_option(parse: Any, text: str, option: str) -> Any:
@@ -219,7 +221,7 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Offsets]:
         fields = line if len(line) == 4 or len(names) != 1 else [names[0], *line]
         try:
             name, topic, partition, offset = fields
-            place, at = (topic, int(partition)), int(offset)
+            tp, at = (topic, int(partition)), int(offset)
         except ValueError:
             raise typer.BadParameter(
                 f"line {number} of {path} is not [group,]topic,partition,offset", param_hint="--from-file"
@@ -228,9 +230,9 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Offsets]:
             raise typer.BadParameter(
                 f"line {number} of {path} names group {name!r}, which was not asked for", param_hint="--from-file"
             )
-        if place in offsets[name]:
+        if tp in offsets[name]:
             raise typer.BadParameter(f"line {number} of {path} names a partition twice", param_hint="--from-file")
-        offsets[name][place] = at
+        offsets[name][tp] = at
     return dict(offsets)
 
 

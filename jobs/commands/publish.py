@@ -183,8 +183,8 @@ class _Sent:
         self.rejected_count += flushed.rejected_count
         self.waiting_count += flushed.waiting_count
         self.count += flushed.waiting_count
-        for place, span in flushed.spans.items():
-            self._spans[place] = span.merge(self._spans.get(place))
+        for tp, span in flushed.spans.items():
+            self._spans[tp] = span.merge(self._spans.get(tp))
             self.count += span.record_count
 
     def records(self) -> Iterator[dict[str, Any]]:

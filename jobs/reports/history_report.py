@@ -177,8 +177,8 @@ def draw_owners(
         name_owner: returns the name of an owner by its member id.
     """
     several = len({row.get("topic") for row in rows}) > 1
-    places = sorted({(row.get("topic"), row["partition"]) for row in rows}, reverse=True)
-    names = {place: f"{place[0]} {place[1]}" if several else f"partition {place[1]}" for place in places}
+    topic_partitions = sorted({(row.get("topic"), row["partition"]) for row in rows}, reverse=True)
+    names = {tp: f"{tp[0]} {tp[1]}" if several else f"partition {tp[1]}" for tp in topic_partitions}
     axis = {"type": "category", "categoryorder": "array", "categoryarray": list(names.values())}
     figure = go.Figure(layout={"height": 320, "barmode": "overlay", "yaxis": axis})
     for name, color in colors.items():

@@ -69,11 +69,11 @@ def count_cut_keys(mq: Connection, handoffs: Sequence[Handoff]) -> list[int | No
     }
     counts: list[int | None] = []
     for handoff in reversed(handoffs):
-        place = handoff.topic, handoff.partition
-        end_offset, acknowledged_ahead = ends.get(place, (0, None))
+        tp = handoff.topic, handoff.partition
+        end_offset, acknowledged_ahead = ends.get(tp, (0, None))
         counts.append(_count(mq, handoff, end_offset, acknowledged_ahead))
         if handoff.to_offset is not None:
-            ends[place] = handoff.to_offset, handoff.to_acknowledged_ahead
+            ends[tp] = handoff.to_offset, handoff.to_acknowledged_ahead
     return counts[::-1]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from protocol_harness import Harness
 
-from lakemq.engine.protocol.values.consuming.assignments import Place
+from lakemq.engine.protocol.values.consuming.assignments import TopicIdPartition
 from lakemq.engine.protocol.values.consuming.groups import Assigned
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.queues.dead_letters import REDRIVE, Cause, SettleDeadLetters
@@ -40,18 +40,18 @@ def format_range(first: int, count: int) -> str:
 class QueueWords:
     mq: Harness
 
-    def _place(self, place: str) -> Place:
+    def _place(self, place: str) -> TopicIdPartition:
         topic, partition = place_of(place)
         return self.mq.state.topic_ids[topic], partition
 
-    def _epoch_now(self, group: str, place: Place) -> int:
+    def _epoch_now(self, group: str, place: TopicIdPartition) -> int:
         return self.mq.state.groups[group].assignments[place].epoch
 
     def ask_acquire(
         self, _: Any, member: str, group: str = "g", most: int = 1_000, of: Sequence[str] | None = None, epoch: int = 0
     ) -> AnyRequest:
         """Ask for at most `most` messages of each partition in `of`, or of all that the member has."""
-        places = self.mq.state.groups[group].list_places_of(member) if of is None else list(map(self._place, of))
+        places = self.mq.state.groups[group].list_partitions_of(member) if of is None else list(map(self._place, of))
         return Acquire(group, member, [WantedMessages(*p, epoch or self._epoch_now(group, p), most) for p in places])
 
     def _acknowledge(

@@ -37,7 +37,7 @@ from lakemq.engine.protocol.values.consuming.offsets import (
     OffsetsFetched,
     OffsetsJudged,
     ResetOffsets,
-    ResetPlace,
+    ResetPartition,
 )
 from lakemq.engine.protocol.values.delayed.delays import (
     CancelDelays,
@@ -363,7 +363,7 @@ class Story(QueueWords):
         """Give up partitions; by default all that the member must give up."""
         current = self.mq.state.groups[group]
         if of is None:
-            places = [place for place in current.list_places_of(member) if place in current.paused]
+            places = [place for place in current.list_partitions_of(member) if place in current.paused]
         else:
             places = [(self.mq.state.topic_ids[topic], partition) for topic, partition in map(place_of, of)]
         epochs = [current.assignments[place].epoch if epoch is None else epoch for place in places]
@@ -392,7 +392,7 @@ class Story(QueueWords):
     ) -> AnyRequest:
         """Reset offsets. of: partitions or topics -> the new offset; by default all that the group has."""
         pairs = [(place_of(text) if "-" in text else (text, None), offset) for text, offset in (of or {}).items()]
-        places = None if of is None else [ResetPlace(*place, offset) for place, offset in pairs]
+        places = None if of is None else [ResetPartition(*place, offset) for place, offset in pairs]
         return ResetOffsets(group, to, by, places, dry_run)  # type: ignore[arg-type]
 
     def ask_fetch_offsets(self, _: Any, group: str, of: str | None = None, stable: bool = True) -> AnyRequest:
@@ -494,7 +494,7 @@ class Story(QueueWords):
         return {
             member: [
                 self._name(place) + (" (paused)" if place in group.paused else "")
-                for place in group.list_places_of(member)
+                for place in group.list_partitions_of(member)
             ]
             for member in expected
             for group in [next((g for g in self.mq.state.groups.values() if member in g.members), Group(""))]
@@ -527,7 +527,7 @@ class Story(QueueWords):
         """Return how many offsets were deleted before groups were done with them."""
         state = self.mq.state
         return {
-            g: {self._name(p): n for p in state.list_group_places(g) if (n := count_deleted_offsets(state, g, p))}
+            g: {self._name(p): n for p in state.list_group_partitions(g) if (n := count_deleted_offsets(state, g, p))}
             for g in expected
         }
 

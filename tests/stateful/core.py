@@ -7,7 +7,7 @@ from protocol_harness import HOUR_MS, Harness, plain
 from protocol_reader import Reader
 from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.model import Model
-from stateful.model.namespace import Place
+from stateful.model.namespace import TopicIdPartition
 from stateful.model.topics import outgrow
 from stateful.side_by_side import Shown, SideBySide
 
@@ -50,25 +50,25 @@ class Core(SideBySide):
     def draft(
         self,
         ref: TransactionRef | None,
-        counts: dict[Place, int],
-        sequences: dict[Place, int] | None,
+        counts: dict[TopicIdPartition, int],
+        sequences: dict[TopicIdPartition, int] | None,
         flaw: str = "",
     ) -> Produce:
         """Build a publish of new messages.
 
-        sequences: place -> sequence of its first message. flaw: bad row, stale, or outside, which is outside of the
+        sequences: partition -> sequence of its first message. flaw: bad row, stale, or outside, which is outside of the
         transaction whose producer sends it.
         """
         file_id = len(self.values)
         self.values[file_id] = [f"m{self._message_count + i}" for i in range(sum(counts.values()))]
         self._message_count += len(self.values[file_id])
-        places = sorted(counts)
+        topic_partitions = sorted(counts)
         request = self.mq.produce_to(
-            {(self.model.topics[t].topic, p): counts[t, p] for t, p in places},
+            {(self.model.topics[t].topic, p): counts[t, p] for t, p in topic_partitions},
             file_id,
             None if flaw == "outside" else ref,
             (ref.producer_id, ref.producer_epoch) if ref and sequences is not None else None,
-            [sequences[place] for place in places] if sequences is not None else [],
+            [sequences[tp] for tp in topic_partitions] if sequences is not None else [],
         )
         if flaw == "bad row":
             rejected = [RejectedRows("t", 0, 0, 1, "INVALID_RECORD", "bad")]
@@ -82,9 +82,9 @@ class Core(SideBySide):
         self.model.pass_time(self.mq.now_ms, HOUR_MS)
         self.mq.expire(FOREVER_MS, FOREVER_MS, HOUR_MS)
 
-    def outgrow(self, place: Place, offset: int) -> None:
+    def outgrow(self, tp: TopicIdPartition, offset: int) -> None:
         """A look at the log finds that everything below this offset is too old."""
-        topic_id, partition = place
+        topic_id, partition = tp
         setting = self.mq.state.topics[topic_id].setting
         outgrown = LogOutgrown(topic_id, setting("retention.ms"), setting("retention.bytes"), {partition: offset}, {})
         self.mq.see(outgrown)
@@ -108,8 +108,8 @@ class Core(SideBySide):
         """Check the log entry by entry, what both isolations show of it, and the state."""
         self.reader.follow(self.mq.steps[self._read_steps :])
         self._read_steps = len(self.mq.steps)
-        for place, log in self.model.logs().items():
-            rows = self.reader.logs.get(place, {})
+        for tp, log in self.model.logs().items():
+            rows = self.reader.logs.get(tp, {})
             assert [None if row.is_marker else self.values[row.file_id][row.row] for row in rows.values()] == log
         self.check_state(self.mq.state)
         self.check_visible_messages(self.mq.state, self.read_topic)

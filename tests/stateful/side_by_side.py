@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from stateful.model import Model
-from stateful.model.namespace import Place
+from stateful.model.namespace import TopicIdPartition
 
 from lakemq.engine.client.fetch.planning.plan import Isolation
 from lakemq.engine.protocol.values.state import State
@@ -20,7 +20,7 @@ Shown = dict[int, list[tuple[int, str]]]
 class SideBySide:
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._marks: dict[Place, tuple[int, int, int]] = {}
+        self._marks: dict[TopicIdPartition, tuple[int, int, int]] = {}
 
     def check_state(self, state: State) -> None:
         """Check all parts of the state that a leader uses for decisions."""
@@ -44,24 +44,24 @@ class SideBySide:
             for partition, mark in enumerate(marks):
                 self._go_forward((topic.topic_id, partition), mark)
 
-    def _go_forward(self, place: Place, mark: tuple[int, int, int]) -> None:
+    def _go_forward(self, tp: TopicIdPartition, mark: tuple[int, int, int]) -> None:
         """I6: marks only go forward."""
         start, stable, end = mark
-        before = self._marks.get(place, (0, 0, 0))
-        assert all(earlier <= later for earlier, later in zip(before, mark, strict=True)), (place, before, mark)
+        before = self._marks.get(tp, (0, 0, 0))
+        assert all(earlier <= later for earlier, later in zip(before, mark, strict=True)), (tp, before, mark)
         assert start <= end
         assert stable <= end
-        self._marks[place] = mark
+        self._marks[tp] = mark
 
     def check_offsets(self, state: State) -> None:
         """I7: committed offsets are the model's, and within the log. Seeks of consumers are not checked."""
         offsets = {
-            group: {place: committed.offset for place, committed in of_group.items()}
+            group: {tp: committed.offset for tp, committed in of_group.items()}
             for group, of_group in state.offsets.items()
         }
         assert offsets == self.model.offsets
         assert all(
-            offset <= len(self.model.log(place)) for of_group in offsets.values() for place, offset in of_group.items()
+            offset <= len(self.model.log(tp)) for of_group in offsets.values() for tp, offset in of_group.items()
         )
 
     def check_ids(self, state: State) -> None:

@@ -21,7 +21,7 @@ from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.consuming import reconciling
-from lakemq.engine.protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, Place
+from lakemq.engine.protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, TopicIdPartition
 from lakemq.engine.protocol.values.consuming.groups import (
     Assigned,
     DeleteGroup,
@@ -84,17 +84,17 @@ class Groups(RuleBasedStateMachine):
         self.mq.create("t", 3)
         self.mq.create("u", 2)
         self.late_targets: list[TargetComputed] = []
-        self.assigned_epochs: dict[tuple[str, Place], int] = {}
+        self.assigned_epochs: dict[tuple[str, TopicIdPartition], int] = {}
         """Member and partition -> the epoch under which the member last got the partition."""
         self.checked_steps = 0
-        self.owners: dict[Place, str] = {}
-        self.last_releases: dict[Place, tuple[str, int]] = {}
+        self.owners: dict[TopicIdPartition, str] = {}
+        self.last_releases: dict[TopicIdPartition, tuple[str, int]] = {}
         """Partition -> the member that released it last, and the epoch under which it had it."""
         self.generation, self.generations = 0, dict[int, int]()
         """Epoch -> generation, for all epochs so far."""
         self.current_members: set[str] = set()
-        self.committed: dict[Place, int] = {}
-        self.group_starts: dict[Place, int] = {}
+        self.committed: dict[TopicIdPartition, int] = {}
+        self.group_starts: dict[TopicIdPartition, int] = {}
         """Partition -> where the group starts, unless that was removed together with its committed offset."""
         self.delay_ms = 0
 
@@ -144,8 +144,8 @@ class Groups(RuleBasedStateMachine):
     @rule(member=members)
     def give_up_paused_partitions(self, member: str) -> None:
         if group := self.mq.state.groups.get(GROUP):
-            paused = [place for place in group.list_places_of(member) if place in group.paused]
-            to_release = [Assigned(*place, group.assignments[place].epoch) for place in paused]
+            paused = [tp for tp in group.list_partitions_of(member) if tp in group.paused]
+            to_release = [Assigned(*tp, group.assignments[tp].epoch) for tp in paused]
             self.mq.one(ReleasePartitions(GROUP, member, to_release))
             self.mq.assign()
 
@@ -169,18 +169,16 @@ class Groups(RuleBasedStateMachine):
             return
         assignments = sorted(self.assigned_epochs.items())
         paused = [assignment for assignment in assignments if assignment[0][1] in group.paused]
-        (_, place), epoch = data.draw(st.sampled_from(paused or assignments))
-        is_released = (
-            place in group.paused and self.owners.get(place) == member and group.assignments[place].epoch == epoch
-        )
-        self.mq.one(ReleasePartitions(GROUP, member, [Assigned(*place, epoch)]))
+        (_, tp), epoch = data.draw(st.sampled_from(paused or assignments))
+        is_released = tp in group.paused and self.owners.get(tp) == member and group.assignments[tp].epoch == epoch
+        self.mq.one(ReleasePartitions(GROUP, member, [Assigned(*tp, epoch)]))
         moved = [
             move
             for entry in self.mq.steps[-1].entries
             if isinstance(entry.record, PartitionsMoved) and entry.record.reason == "released"
             for move in entry.record.moves
         ]
-        assert [(move.topic_id, move.partition) for move in moved] == [place] * is_released
+        assert [(move.topic_id, move.partition) for move in moved] == [tp] * is_released
 
     @rule(member=members, wait_ms=st.sampled_from([1, MAX_POLL_MS + 1]))
     def pass_time(self, member: str, wait_ms: int) -> None:
@@ -228,7 +226,7 @@ class Groups(RuleBasedStateMachine):
     @rule(member=members, data=st.data())
     def commit(self, member: str, data: st.DataObject) -> None:
         """Commit under assignments that members got. Each one counts if it is still current and the member's own."""
-        assignments = [(owner, place, epoch) for (owner, place), epoch in sorted(self.assigned_epochs.items())]
+        assignments = [(owner, tp, epoch) for (owner, tp), epoch in sorted(self.assigned_epochs.items())]
         existing = [assignment for assignment in assignments if assignment[1][0] in self.mq.state.topics]
         if not existing:
             return
@@ -236,9 +234,9 @@ class Groups(RuleBasedStateMachine):
         drawn = data.draw(
             st.lists(st.sampled_from(own) | st.sampled_from(existing), min_size=1, max_size=3, unique=True)
         )
-        chosen = [(place, epoch) for _, place, epoch in drawn]
+        chosen = [(tp, epoch) for _, tp, epoch in drawn]
         group = self.mq.state.groups.get(GROUP, Group(GROUP))
-        fenced = [i for i, (place, epoch) in enumerate(chosen) if not self.may_commit(member, place, epoch)]
+        fenced = [i for i, (tp, epoch) in enumerate(chosen) if not self.may_commit(member, tp, epoch)]
         generation = self.generations[chosen[0][1]]
         before = dict(self.mq.state.offsets.get(GROUP, {}))
         commits = [
@@ -249,7 +247,7 @@ class Groups(RuleBasedStateMachine):
         ]
         result = self.mq.one(CommitOffsets(GROUP, commits, None, member, generation))
         after = self.mq.state.offsets.get(GROUP, {})
-        changed = {place for place, offset in after.items() if before.get(place) != offset}
+        changed = {tp for tp, offset in after.items() if before.get(tp) != offset}
         if member not in group.members:
             assert isinstance(result, Refusal)
             assert result.error == "UNKNOWN_MEMBER_ID"
@@ -261,10 +259,10 @@ class Groups(RuleBasedStateMachine):
         else:
             assert isinstance(result, OffsetsJudged)
             assert result.fenced == fenced
-            assert changed <= {place for i, (place, _) in enumerate(chosen) if i not in fenced}
+            assert changed <= {tp for i, (tp, _) in enumerate(chosen) if i not in fenced}
 
-    def may_commit(self, member: str, place: Place, epoch: int) -> bool:
-        return self.owners.get(place) == member and self.mq.state.groups[GROUP].assignments[place].epoch == epoch
+    def may_commit(self, member: str, tp: TopicIdPartition, epoch: int) -> bool:
+        return self.owners.get(tp) == member and self.mq.state.groups[GROUP].assignments[tp].epoch == epoch
 
     def refusal(self, generation: int) -> str | None:
         """Return the error of every commit by a member that has read in this generation, if there is one."""
@@ -277,7 +275,7 @@ class Groups(RuleBasedStateMachine):
         group, topics = self.mq.state.groups[GROUP], self.mq.state.topics
         commits = [
             OffsetCommit(topics[t].topic, p, int(topics[t].high_watermarks[p]), None, t, group.assignments[t, p].epoch)
-            for t, p in group.list_places_of(member)
+            for t, p in group.list_partitions_of(member)
         ]
         self.mq.one(CommitOffsets(GROUP, commits, None, member, group.generation))
 
@@ -289,10 +287,10 @@ class Groups(RuleBasedStateMachine):
         self.shrink(topic, 1)
         self.pass_time(member, 1)
 
-    def _draw_next_offset(self, data: st.DataObject, place: Place) -> int:
+    def _draw_next_offset(self, data: st.DataObject, tp: TopicIdPartition) -> int:
         """Draw an offset that is not below the committed one, as consumers commit that never seek."""
-        end = int(self.mq.state.topics[place[0]].high_watermarks[place[1]])
-        return data.draw(st.integers(self.committed.get(place, 0), end))
+        end = int(self.mq.state.topics[tp[0]].high_watermarks[tp[1]])
+        return data.draw(st.integers(self.committed.get(tp, 0), end))
 
     @rule(living=st.booleans())
     def delete_the_group(self, living: bool) -> None:
@@ -316,9 +314,9 @@ class Groups(RuleBasedStateMachine):
             return
         assert isinstance(result, OffsetsChanged)
         topic_id = self.mq.state.topic_ids[topic]
-        of_topic = {place: offset for place, offset in before.items() if place[0] == topic_id}
+        of_topic = {tp: offset for tp, offset in before.items() if tp[0] == topic_id}
         assert {(topic_id, change.partition): change.before for change in result.changes} == of_topic
-        assert all(place[0] != topic_id for place in self.owners)
+        assert all(tp[0] != topic_id for tp in self.owners)
         assert group is None or all(topic not in member.topics for member in group.members.values())
 
     def all_leave(self) -> None:
@@ -341,9 +339,9 @@ class Groups(RuleBasedStateMachine):
         assert isinstance(result, OffsetsChanged)
         assert not self.mq.state.groups_with_members
         changes = {(self.mq.state.topic_ids[change.topic], change.partition): change for change in result.changes}
-        assert {place: change.before for place, change in changes.items() if change.before is not None} == before
-        after = before if dry_run else {place: change.after for place, change in changes.items()}
-        assert {place: committed.offset for place, committed in self.mq.state.offsets.get(GROUP, {}).items()} == after
+        assert {tp: change.before for tp, change in changes.items() if change.before is not None} == before
+        after = before if dry_run else {tp: change.after for tp, change in changes.items()}
+        assert {tp: committed.offset for tp, committed in self.mq.state.offsets.get(GROUP, {}).items()} == after
 
     @rule()
     def another_leads(self) -> None:
@@ -369,8 +367,8 @@ class Groups(RuleBasedStateMachine):
                     if record.replaces is not None:
                         self.current_members.discard(record.replaces)
                         replaced[record.member_id] = record.replaces
-                        for place, (member, epoch) in self.last_releases.items():
-                            self.last_releases[place] = (
+                        for tp, (member, epoch) in self.last_releases.items():
+                            self.last_releases[tp] = (
                                 (record.member_id if member == record.replaces else member),
                                 epoch,
                             )
@@ -388,12 +386,10 @@ class Groups(RuleBasedStateMachine):
                 elif isinstance(record, PartitionsGone):
                     gone = {(record.topic_id, partition) for partition in range(record.first, record.partitions)}
                     self.last_releases = {
-                        place: assignment for place, assignment in self.last_releases.items() if place not in gone
+                        tp: assignment for tp, assignment in self.last_releases.items() if tp not in gone
                     }
-                    self.owners = {place: owner for place, owner in self.owners.items() if place not in gone}
-                    self.group_starts = {
-                        place: offset for place, offset in self.group_starts.items() if place not in gone
-                    }
+                    self.owners = {tp: owner for tp, owner in self.owners.items() if tp not in gone}
+                    self.group_starts = {tp: offset for tp, offset in self.group_starts.items() if tp not in gone}
                 elif isinstance(record, GroupForgotten):
                     assert not self.current_members
                     assert not self.owners
@@ -412,8 +408,8 @@ class Groups(RuleBasedStateMachine):
         """
         topic = self.mq.state.topics[record.topic_id]
         for partition in range(record.first, topic.log_count):
-            place, end = (record.topic_id, partition), int(topic.high_watermarks[partition])
-            assert self.committed.get(place, self.group_starts.get(place, end)) >= end
+            tp, end = (record.topic_id, partition), int(topic.high_watermarks[partition])
+            assert self.committed.get(tp, self.group_starts.get(tp, end)) >= end
 
     def _note_offsets(self, record: OffsetsCommitted | OffsetsRemoved) -> None:
         """I7: committed offsets move back only where the journal has an operator's request."""
@@ -423,43 +419,41 @@ class Groups(RuleBasedStateMachine):
                 self.group_starts.pop((record.topic_id, partition), None)
             return
         for topic_id, committed in zip(record.topic_ids, record.offsets, strict=True):
-            place = topic_id, committed.partition
-            assert record.reason == "reset" or committed.offset >= self.committed.get(place, 0)
-            self.committed[place] = committed.offset
+            tp = topic_id, committed.partition
+            assert record.reason == "reset" or committed.offset >= self.committed.get(tp, 0)
+            self.committed[tp] = committed.offset
 
     def _move(
-        self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
+        self, tp: TopicIdPartition, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
-        before = self.owners.pop(place, None)
+        before = self.owners.pop(tp, None)
         if before is not None and self.current_members:  # no member comes back to an empty group
-            self.last_releases[place] = before, self.assigned_epochs[before, place]
+            self.last_releases[tp] = before, self.assigned_epochs[before, tp]
         if status is PartitionStatus.READY:
             assert owner in self.current_members
             assert before is None or before == replaced.get(owner or "")
-            self.assigned_epochs[owner or "", place] = step
+            self.assigned_epochs[owner or "", tp] = step
         if status is PartitionStatus.PAUSED:
             assert before == owner
         if owner is not None:
-            self.owners[place] = owner
+            self.owners[tp] = owner
 
     @invariant()
     def the_state_is_what_the_journal_says(self) -> None:
         state = self.mq.state
-        assert {place: committed.offset for place, committed in state.offsets.get(GROUP, {}).items()} == self.committed
+        assert {tp: committed.offset for tp, committed in state.offsets.get(GROUP, {}).items()} == self.committed
         for (topic_id, partition), offset in self.committed.items():
             assert 0 <= offset <= state.topics[topic_id].high_watermarks[partition]
         group = state.groups.get(GROUP)
         if group is None:
             return
         assert group.members.keys() == self.current_members
-        assert {
-            place: assignment.owner for place, assignment in group.assignments.items() if assignment.owner
-        } == self.owners
+        assert {tp: assignment.owner for tp, assignment in group.assignments.items() if assignment.owner} == self.owners
         assert group.instances == {
             member.instance_id: name for name, member in group.members.items() if member.instance_id
         }
         assert group.paused == {
-            place for place, assignment in group.assignments.items() if assignment.status is PartitionStatus.PAUSED
+            tp for tp, assignment in group.assignments.items() if assignment.status is PartitionStatus.PAUSED
         }
 
     @invariant()
@@ -479,10 +473,10 @@ class Groups(RuleBasedStateMachine):
         assert {
             name: sum(assignment.topic == name for assignment in group.assignments.values()) for name in counts
         } == counts
-        for place, assignment in group.assignments.items():
-            assert (assignment.owner is not None) == (self.mq.state.topics[place[0]].topic in subscribed)
+        for tp, assignment in group.assignments.items():
+            assert (assignment.owner is not None) == (self.mq.state.topics[tp[0]].topic in subscribed)
             if assignment.owner is not None:
-                assert self.mq.state.topics[place[0]].topic in group.members[assignment.owner].topics
+                assert self.mq.state.topics[tp[0]].topic in group.members[assignment.owner].topics
         if len({member.topics for member in group.members.values()}) == 1:
             counts = Counter(assignment.owner for assignment in group.assignments.values())
             shares = [counts[name] for name in group.members]
@@ -512,9 +506,9 @@ class Groups(RuleBasedStateMachine):
         for _ in range(4):
             self.mq.assign()
             for member in sorted(group.members if group else ()):
-                paused = [place for place in group.list_places_of(member) if place in group.paused]
+                paused = [tp for tp in group.list_partitions_of(member) if tp in group.paused]
                 if paused:
-                    to_release = [Assigned(*place, group.assignments[place].epoch) for place in paused]
+                    to_release = [Assigned(*tp, group.assignments[tp].epoch) for tp in paused]
                     self.mq.one(ReleasePartitions(GROUP, member, to_release))
         if group is not None:
             self.the_journal_assigns_only_free_partitions()
@@ -530,10 +524,10 @@ class ClassicGroups(Groups):
         "group.assignor": "sticky",
     }
 
-    def may_commit(self, member: str, place: Place, epoch: int) -> bool:
+    def may_commit(self, member: str, tp: TopicIdPartition, epoch: int) -> bool:
         """A commit also counts for a partition that the member has released, if no other member has had it since."""
-        return super().may_commit(member, place, epoch) or (
-            place not in self.owners and self.last_releases.get(place) == (member, epoch)
+        return super().may_commit(member, tp, epoch) or (
+            tp not in self.owners and self.last_releases.get(tp) == (member, epoch)
         )
 
     def refusal(self, generation: int) -> str | None:
@@ -565,14 +559,14 @@ class ClassicGroups(Groups):
             self.give_up_paused_partitions(releasing_member) if releasing_member else None
 
     def _move(
-        self, place: Place, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
+        self, tp: TopicIdPartition, status: PartitionStatus, owner: str | None, replaced: dict[str, str], step: int
     ) -> None:
         """Partitions are assigned when all of the last generation are released. Only a process that replaces a member
         has them at once.
         """
         if status is PartitionStatus.READY and owner not in replaced:
             assert {self.assigned_epochs[member, owned_place] for owned_place, member in self.owners.items()} <= {step}
-        super()._move(place, status, owner, replaced, step)
+        super()._move(tp, status, owner, replaced, step)
 
     @invariant()
     def the_whole_group_is_of_one_generation(self) -> None:

@@ -20,7 +20,7 @@ from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rules.consuming import reconciling
-from lakemq.engine.protocol.values.consuming.assignments import PartitionStatus, Place
+from lakemq.engine.protocol.values.consuming.assignments import PartitionStatus, TopicIdPartition
 from lakemq.engine.protocol.values.consuming.groups import (
     Assigned,
     JoinGroup,
@@ -77,11 +77,11 @@ class Queues(RuleBasedStateMachine):
         self.mq = Harness()
         self.mq.create("t", 2)
         self.mq.ask(InitProducer("tx", 900_000))
-        self.messages: dict[tuple[Place, int], QueuedMessage] = {}
-        self.statuses: dict[tuple[Place, int], DeliveryStatus] = {}
+        self.messages: dict[tuple[TopicIdPartition, int], QueuedMessage] = {}
+        self.statuses: dict[tuple[TopicIdPartition, int], DeliveryStatus] = {}
         self.followed_steps = len(self.mq.steps)
-        self.dead_offsets: dict[Place, list[int]] = {}
-        self.expired: dict[Place, int] = {}
+        self.dead_offsets: dict[TopicIdPartition, list[int]] = {}
+        self.expired: dict[TopicIdPartition, int] = {}
         self.keeps_expired = True
         """Whether they become dead letters."""
         self.redriven: dict[tuple[int, int], str] = {}
@@ -109,7 +109,7 @@ class Queues(RuleBasedStateMachine):
     def become_silent(self, member: str) -> None:
         if (group := self.mq.state.groups.get(GROUP)) and member in group.members:
             self.lost_assignments[member] = [
-                Assigned(*p, group.assignments[p].epoch) for p in group.list_places_of(member)
+                Assigned(*p, group.assignments[p].epoch) for p in group.list_partitions_of(member)
             ]
         self.mq.see(MemberSilent(GROUP, member, "session"))
         self.follow()
@@ -129,8 +129,8 @@ class Queues(RuleBasedStateMachine):
 
     @invariant()
     def each_message_that_expired_is_counted_once(self) -> None:
-        counts = {place: committed.expired_count for place, committed in self.mq.state.offsets.get(GROUP, {}).items()}
-        assert {place: n for place, n in counts.items() if n} == {place: n for place, n in self.expired.items() if n}
+        counts = {tp: committed.expired_count for tp, committed in self.mq.state.offsets.get(GROUP, {}).items()}
+        assert {tp: n for tp, n in counts.items() if n} == {tp: n for tp, n in self.expired.items() if n}
 
     @rule()
     def grow(self) -> None:
@@ -149,7 +149,9 @@ class Queues(RuleBasedStateMachine):
         if group is None or not group.members:
             return
         member = data.draw(st.sampled_from(sorted(group.members)))
-        wanted_messages = [WantedMessages(*p, group.assignments[p].epoch, count) for p in group.list_places_of(member)]
+        wanted_messages = [
+            WantedMessages(*p, group.assignments[p].epoch, count) for p in group.list_partitions_of(member)
+        ]
         assert not isinstance(self.ask(Acquire(GROUP, member, wanted_messages)), Refusal)
 
     @rule(
@@ -160,7 +162,7 @@ class Queues(RuleBasedStateMachine):
         owned = [(key, message) for key, message in self.messages.items() if message.owner]
         if not owned:
             return
-        (place, first), first_message = data.draw(st.sampled_from(owned))
+        (tp, first), first_message = data.draw(st.sampled_from(owned))
         count = data.draw(st.integers(1, 3))
         member = data.draw(st.sampled_from([first_message.owner, first_message.owner, first_message.owner, "C1"]))
         delivery = data.draw(
@@ -168,11 +170,11 @@ class Queues(RuleBasedStateMachine):
                 [None, first_message.deliveries, first_message.deliveries, max(0, first_message.deliveries - 1)]
             )
         )
-        part = Acknowledgement(*place, first_message.epoch, outcome, [(first, count)], delay_ms, delivery)
+        part = Acknowledgement(*tp, first_message.epoch, outcome, [(first, count)], delay_ms, delivery)
         ref = self.mq.current("tx") if inside and outcome is AckOutcome.ACCEPT else None
-        messages = [self.messages.get((place, offset)) for offset in range(first, first + count)]
+        messages = [self.messages.get((tp, offset)) for offset in range(first, first + count)]
         group = self.mq.state.groups[GROUP]
-        is_owner = (group.assignments[place].owner, group.assignments[place].epoch) == (member, first_message.epoch)
+        is_owner = (group.assignments[tp].owner, group.assignments[tp].epoch) == (member, first_message.epoch)
         may_settle = [
             message is not None
             and message.owner == member
@@ -200,7 +202,7 @@ class Queues(RuleBasedStateMachine):
             return
         for message, is_settled in zip(messages, may_settle, strict=True):
             if message is not None and is_settled:
-                self.expired[place] = self.expired.get(place, 0) + (outcome is AckOutcome.EXPIRE)
+                self.expired[tp] = self.expired.get(tp, 0) + (outcome is AckOutcome.EXPIRE)
                 self._settle(message, outcome, delay_ms, pending=ref is not None)
 
     def _settle(self, message: QueuedMessage, outcome: AckOutcome, delay_ms: int, pending: bool) -> None:
@@ -225,15 +227,15 @@ class Queues(RuleBasedStateMachine):
     @rule(partition=st.integers(0, 2), most=st.integers(1, 9))
     def find_dying(self, partition: int, most: int) -> None:
         """The leader finds the rows of some dying messages, unless it has found all of them already."""
-        place = self.mq.state.topic_ids["t"], partition
-        located = self.mq.dying(GROUP, place)
+        tp = self.mq.state.topic_ids["t"], partition
+        located = self.mq.dying(GROUP, tp)
         self.mq.see(replace(located, rows=located.rows[:most]))
         dead = [offset for row in located.rows[:most] for offset in range(row.first, row.first + row.length)]
         for offset in dead:
-            message = self.messages[place, offset]
+            message = self.messages[tp, offset]
             assert message.is_dying
             message.is_dying, message.is_done = False, True
-        self.dead_offsets[place] = self.dead_offsets.get(place, []) + dead
+        self.dead_offsets[tp] = self.dead_offsets.get(tp, []) + dead
 
     @rule(partition=st.integers(0, 2), first=st.integers(0, 6), count=st.integers(1, 4), purge=st.booleans())
     def settle_dead_letters(self, partition: int, first: int, count: int, purge: bool) -> None:
@@ -267,9 +269,9 @@ class Queues(RuleBasedStateMachine):
             for dead_offset in range(row.first, row.first + row.length):
                 assert self.redriven[partition, dead_offset] == "asked"
                 self.redriven[partition, dead_offset] = "gone"
-        place = self.mq.state.topic_ids["t"], partition
+        tp = self.mq.state.topic_ids["t"], partition
         for offset in self._redriven_messages()[len(before) :]:
-            self.messages[place, offset] = QueuedMessage()
+            self.messages[tp, offset] = QueuedMessage()
 
     def _redriven_messages(self) -> list[int]:
         """Return the offsets that redriven messages have in the topic from which they came."""
@@ -286,13 +288,13 @@ class Queues(RuleBasedStateMachine):
 
     @invariant()
     def each_message_that_died_is_one_dead_letter(self) -> None:
-        dead_letters: dict[Place, list[int]] = {}
+        dead_letters: dict[TopicIdPartition, list[int]] = {}
         for segment in self.mq.segments():
             if segment["origin"] == "dead_letter":
-                place = self.mq.state.topic_ids["t"], msgspec.json.decode(segment["dead_letter"])["partition"]
+                tp = self.mq.state.topic_ids["t"], msgspec.json.decode(segment["dead_letter"])["partition"]
                 first = segment["source_offset"]
-                dead_letters.setdefault(place, []).extend(range(first, first + segment["record_count"]))
-        assert {place: sorted(offsets) for place, offsets in dead_letters.items()} == {
+                dead_letters.setdefault(tp, []).extend(range(first, first + segment["record_count"]))
+        assert {tp: sorted(offsets) for tp, offsets in dead_letters.items()} == {
             p: sorted(offsets) for p, offsets in self.dead_offsets.items() if offsets
         }
 
@@ -342,27 +344,22 @@ class Queues(RuleBasedStateMachine):
                     self._note_acquisition(entry.record)
         self.followed_steps = len(self.mq.steps)
 
-    def _move(self, place: Place, status: PartitionStatus, owner: str | None, reason: str) -> None:
+    def _move(self, tp: TopicIdPartition, status: PartitionStatus, owner: str | None, reason: str) -> None:
         """A partition that changes hands gives back its owner's messages, unless the owner is back or may come back."""
         if status is PartitionStatus.PAUSED or (status is PartitionStatus.UNBOUND and reason != "left"):
             return
-        for (message_place, _), message in self.messages.items():
-            if (
-                message_place == place
-                and message.owner
-                and not message.pending
-                and (owner is None or message.owner != owner)
-            ):
+        for (message_tp, _), message in self.messages.items():
+            if message_tp == tp and message.owner and not message.pending and (owner is None or message.owner != owner):
                 self._give_back(message)
 
     def _note_acquisition(self, record: MessagesAcquired) -> None:
         group = self.mq.state.groups[GROUP]
         owned = [message for message in self.messages.values() if message.owner == record.member_id]
         for acquired in record.taken:
-            epoch = group.assignments[acquired.place].epoch
+            epoch = group.assignments[acquired.topic_partition].epoch
             offsets = [offset for first, count in acquired.ranges for offset in range(first, first + count)]
             assert offsets == sorted(set(offsets))
-            messages = [self.messages[acquired.place, offset] for offset in offsets]
+            messages = [self.messages[acquired.topic_partition, offset] for offset in offsets]
             for message in messages:
                 assert message.owner is None
                 assert (message.is_done, message.is_dying, message.pending) == (False, False, False)
@@ -374,8 +371,8 @@ class Queues(RuleBasedStateMachine):
             # the lowest offset comes first, so no free message is passed over
             free = [
                 offset
-                for (message_place, offset), message in self.messages.items()
-                if message_place == acquired.place
+                for (message_tp, offset), message in self.messages.items()
+                if message_tp == acquired.topic_partition
                 and offset < max(offsets)
                 and not (message.owner or message.is_done or message.is_dying)
             ]
@@ -385,40 +382,40 @@ class Queues(RuleBasedStateMachine):
 
     @invariant()
     def the_state_equals_the_model(self) -> None:
-        for place, stored in self.mq.state.deliveries.get(GROUP, {}).items():
+        for tp, stored in self.mq.state.deliveries.get(GROUP, {}).items():
             next_offset = stored.start
             for stretch in stored.stretches:
                 assert stretch.first == next_offset, "a gap"
                 next_offset = stretch.end
                 for offset in range(stretch.first, stretch.end):
-                    message = self.messages[place, offset]
-                    before = self.statuses.get((place, offset), stretch.status)
+                    message = self.messages[tp, offset]
+                    before = self.statuses.get((tp, offset), stretch.status)
                     assert before is stretch.status or DELIVERY_TRANSITIONS.allows(before, stretch.status)
-                    self.statuses[place, offset] = stretch.status
+                    self.statuses[tp, offset] = stretch.status
                     status = (
                         ("acknowledged" if message.is_done else "dying" if message.is_dying else None)
                         or ("pending" if message.pending else "acquired" if message.owner else None)
                         or ("waiting" if stretch.not_before_ms else "available")
                     )
                     deliveries = 1 if message.is_done else message.deliveries
-                    assert (stretch.status.value, stretch.deliveries) == (status, deliveries), (place, offset)
+                    assert (stretch.status.value, stretch.deliveries) == (status, deliveries), (tp, offset)
             assert stored.held_count == sum(
                 1
-                for (message_place, _), message in self.messages.items()
-                if message_place == place and (message.owner or message.pending)
+                for (message_tp, _), message in self.messages.items()
+                if message_tp == tp and (message.owner or message.pending)
             )
-            for (message_place, offset), message in self.messages.items():
-                if message_place == place and offset < stored.start:
+            for (message_tp, offset), message in self.messages.items():
+                if message_tp == tp and offset < stored.start:
                     assert message.is_done
-                if message_place == place and offset >= next_offset:
+                if message_tp == tp and offset >= next_offset:
                     assert not message.deliveries
-            assert self.mq.state.offsets[GROUP][place].offset == stored.start
+            assert self.mq.state.offsets[GROUP][tp].offset == stored.start
 
     @invariant()
     def unsettled_messages_are_owned_with_their_partition(self) -> None:
-        for (place, _), message in self.messages.items():
+        for (tp, _), message in self.messages.items():
             if message.owner and not message.pending:
-                assignment = self.mq.state.groups[GROUP].assignments[place]
+                assignment = self.mq.state.groups[GROUP].assignments[tp]
                 assert (assignment.owner or assignment.lost_by, assignment.epoch) == (message.owner, message.epoch)
 
     @invariant()

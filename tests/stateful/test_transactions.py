@@ -20,7 +20,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from protocol_harness import HOUR_MS
 from stateful.core import Core
-from stateful.model.namespace import Place
+from stateful.model.namespace import TopicIdPartition
 from stateful.runs import runs
 
 from lakemq.engine.protocol.rules import identities
@@ -37,8 +37,8 @@ LAST_EPOCH = 3
 
 names = st.sampled_from(["x", "y"])
 groups = st.sampled_from(["g", "h"])
-places = st.sampled_from(PLACES)
-counts_by_place = st.dictionaries(places, st.integers(1, 3), min_size=1)
+topic_partitions = st.sampled_from(PLACES)
+counts_by_place = st.dictionaries(topic_partitions, st.integers(1, 3), min_size=1)
 lag = st.sampled_from([0, 0, 0, 0, 1, 2])
 """0 is the process that took the id over last, 1 the one before."""
 
@@ -55,7 +55,7 @@ class ProducerProcess:
     ref: TransactionRef
     parts: int = 0
     groups: set[str] = field(default_factory=set)
-    sequences: dict[Place, int] = field(default_factory=dict)
+    sequences: dict[TopicIdPartition, int] = field(default_factory=dict)
     batch_id: int = -1
     published: Produce | None = None
     ended: EndTransaction | None = None
@@ -108,7 +108,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(
         name=names,
         publishes=st.lists(counts_by_place, max_size=3),
-        offset_of=st.none() | places,
+        offset_of=st.none() | topic_partitions,
         commit=st.sampled_from([True, True, True, False, None]),
         batch=batches,
         hears=usually,
@@ -117,8 +117,8 @@ class TransactionMachine(RuleBasedStateMachine):
     def work(
         self,
         name: str,
-        publishes: list[dict[Place, int]],
-        offset_of: Place | None,
+        publishes: list[dict[TopicIdPartition, int]],
+        offset_of: TopicIdPartition | None,
         commit: bool | None,
         batch: int | None,
         hears: bool,
@@ -156,15 +156,15 @@ class TransactionMachine(RuleBasedStateMachine):
             self.end(name, 0, False, True, None, True)
 
     @rule(name=names, back=lag, counts=counts_by_place, has_sequences=usually)
-    def publish(self, name: str, back: int, counts: dict[Place, int], has_sequences: bool) -> None:
+    def publish(self, name: str, back: int, counts: dict[TopicIdPartition, int], has_sequences: bool) -> None:
         process = self.process(name, back)
-        sequences = {place: process.sequences.get(place, 0) for place in counts} if has_sequences else None
+        sequences = {tp: process.sequences.get(tp, 0) for tp in counts} if has_sequences else None
         self.send(process, self.world.draft(process.ref, counts, sequences))
 
     @rule(name=names, back=lag, counts=counts_by_place, how=st.sampled_from(["bad row", "stale", "gap", "outside"]))
-    def publish_badly(self, name: str, back: int, counts: dict[Place, int], how: str) -> None:
+    def publish_badly(self, name: str, back: int, counts: dict[TopicIdPartition, int], how: str) -> None:
         process = self.process(name, back)
-        sequences = {place: process.sequences.get(place, 0) + (how == "gap") for place in counts}
+        sequences = {tp: process.sequences.get(tp, 0) + (how == "gap") for tp in counts}
         self.send(process, self.world.draft(process.ref, counts, sequences, flaw="" if how == "gap" else how))
 
     @rule(name=names, back=lag)
@@ -175,7 +175,7 @@ class TransactionMachine(RuleBasedStateMachine):
             self.send(process, process.published)
 
     @rule(counts=counts_by_place)
-    def publish_outside_of_transactions(self, counts: dict[Place, int]) -> None:
+    def publish_outside_of_transactions(self, counts: dict[TopicIdPartition, int]) -> None:
         self.world.ask(self.world.draft(None, counts, None))
 
     def send(self, process: ProducerProcess, request: Produce) -> None:
@@ -194,12 +194,14 @@ class TransactionMachine(RuleBasedStateMachine):
             for unit, base in zip(result.units, sequences.base_sequence, strict=True) if sequences else ():
                 process.sequences[self.model.find_topic(unit.topic).topic_id, unit.partition] = base + unit.record_count
 
-    @rule(name=names, back=lag, group=groups, place=places, before_end=little, inside=usually)
-    def commit_offset(self, name: str, back: int, group: str, place: Place, before_end: int, inside: bool) -> None:
+    @rule(name=names, back=lag, group=groups, tp=topic_partitions, before_end=little, inside=usually)
+    def commit_offset(
+        self, name: str, back: int, group: str, tp: TopicIdPartition, before_end: int, inside: bool
+    ) -> None:
         process = self.process(name, back)
-        offset = max(0, len(self.model.log(place)) - before_end)
+        offset = max(0, len(self.model.log(tp)) - before_end)
         ref = process.ref if inside else None
-        request = CommitOffsets(group, [OffsetCommit(self.model.topics[place[0]].topic, place[1], offset)], ref)
+        request = CommitOffsets(group, [OffsetCommit(self.model.topics[tp[0]].topic, tp[1], offset)], ref)
         result = self.world.ask(request)
         if ref and isinstance(result, Done):
             assert self.is_newest(process), "a zombie was told that it committed offsets"
@@ -246,14 +248,14 @@ class TransactionMachine(RuleBasedStateMachine):
     def pass_time(self, ms: int) -> None:
         self.world.pass_time(ms)
 
-    @rule(place=places, before_end=little)
-    def delete_records(self, place: Place, before_end: int) -> None:
-        before = max(0, len(self.model.log(place)) - before_end)
-        self.world.ask(DeleteRecords(self.model.topics[place[0]].topic, {place[1]: before}))
+    @rule(tp=topic_partitions, before_end=little)
+    def delete_records(self, tp: TopicIdPartition, before_end: int) -> None:
+        before = max(0, len(self.model.log(tp)) - before_end)
+        self.world.ask(DeleteRecords(self.model.topics[tp[0]].topic, {tp[1]: before}))
 
-    @rule(place=places, before_end=little)
-    def grow_old(self, place: Place, before_end: int) -> None:
-        self.world.outgrow(place, max(0, len(self.model.log(place)) - before_end))
+    @rule(tp=topic_partitions, before_end=little)
+    def grow_old(self, tp: TopicIdPartition, before_end: int) -> None:
+        self.world.outgrow(tp, max(0, len(self.model.log(tp)) - before_end))
 
     @rule()
     def project(self) -> None:

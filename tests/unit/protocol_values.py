@@ -45,7 +45,7 @@ from lakemq.engine.protocol.values.consuming.offsets import (
     OffsetsJudged,
     OffsetsRemoved,
     ResetOffsets,
-    ResetPlace,
+    ResetPartition,
 )
 from lakemq.engine.protocol.values.delayed.delays import (
     CancelDelays,
@@ -339,7 +339,8 @@ REQUESTS: Kinds = {
         st.integers(),
         st.none()
         | st.lists(
-            st.builds(ResetPlace, names, st.none() | small, st.none() | st.integers(), st.none() | small), max_size=3
+            st.builds(ResetPartition, names, st.none() | small, st.none() | st.integers(), st.none() | small),
+            max_size=3,
         ),
         st.booleans(),
     ),

@@ -23,7 +23,9 @@ def query_lags(mq: Harness) -> list[Lag]:
 
 def compute_lags(mq: Harness) -> list[Lag]:
     state = mq.state
-    places = {(group, *place) for group in {*state.offsets, *state.groups} for place in state.list_group_places(group)}
+    places = {
+        (group, *place) for group in {*state.offsets, *state.groups} for place in state.list_group_partitions(group)
+    }
     rows = [row for group in {*state.offsets, *state.groups} for row in list_partition_lags(state, group)]
     return sorted(
         (row.group, row.topic, row.partition, row.next_offset, row.counted_from, row.lag)

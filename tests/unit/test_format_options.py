@@ -72,9 +72,9 @@ def test_limits_of_a_stream() -> None:
 
 
 def test_credentials_are_for_the_store_and_are_not_shown() -> None:
-    place = parse_batch_options({**READ, "storage.aws_secret_access_key": "hush"}).place
-    assert place.storage_options == {"AWS_SECRET_ACCESS_KEY": "hush"}
-    assert "hush" not in repr(place)
+    location = parse_batch_options({**READ, "storage.aws_secret_access_key": "hush"}).location
+    assert location.storage_options == {"AWS_SECRET_ACCESS_KEY": "hush"}
+    assert "hush" not in repr(location)
 
 
 KAFKA_OPTIONS = {

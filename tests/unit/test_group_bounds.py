@@ -34,7 +34,7 @@ from lakemq.engine.protocol.values.consuming.offsets import (
     OffsetsChanged,
     OffsetsFetched,
     ResetOffsets,
-    ResetPlace,
+    ResetPartition,
 )
 from lakemq.engine.protocol.values.queues.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, AckOutcome
 
@@ -99,8 +99,8 @@ def test_so_are_the_ranges_of_what_is_acknowledged(mq: Harness) -> None:
 
 def test_so_are_the_offsets_that_are_reset(mq: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_operations, "MAX_OFFSETS", 2)
-    assert isinstance(mq.one(ResetOffsets("g", "earliest", 0, [ResetPlace("t")])), OffsetsChanged)
-    refused = mq.refused(ResetOffsets("g", "earliest", 0, [ResetPlace("t"), ResetPlace("s")]))
+    assert isinstance(mq.one(ResetOffsets("g", "earliest", 0, [ResetPartition("t")])), OffsetsChanged)
+    refused = mq.refused(ResetOffsets("g", "earliest", 0, [ResetPartition("t"), ResetPartition("s")]))
     assert (refused.error, refused.found, refused.expected) == ("INVALID_REQUEST", 3, "at most 2")
 
 

@@ -42,7 +42,7 @@ def join_first_member(protocol: str, partitions: int = 10) -> Harness:
 
 
 def count_owned_partitions(state: State) -> int:
-    return len(state.groups["g"].places_by_owner.get("C1", ()))
+    return len(state.groups["g"].partitions_by_owner.get("C1", ()))
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])

@@ -203,7 +203,7 @@ def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
 
 def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledgement, member: str) -> None:
     """Some messages are rejected and found. Some of them go back, at once or later."""
-    deliveries = mq.state.find_deliveries("q", part.place)
+    deliveries = mq.state.find_deliveries("q", part.topic_partition)
     assert deliveries is not None
     stretch = chance.choice(deliveries.list_acquired_stretches())
     rejected = [(stretch.first, chance.randint(1, stretch.length))]

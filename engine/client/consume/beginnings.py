@@ -40,9 +40,9 @@ def find_beginnings(state: State, group: str, topics: Iterable[str]) -> dict[str
     beginnings: dict[str, Beginning] = {}
     committed, group_state = state.offsets.get(group, {}), state.groups.get(group)
     topic_ids = {state.topic_ids[name] for name in topics if name in state.topic_ids}
-    for place, assignment in group_state.assignments.items() if group_state else ():
-        if place[0] in topic_ids and place not in committed and assignment.start_offset is not None:
-            topic, partition = state.topics[place[0]], place[1]
+    for tp, assignment in group_state.assignments.items() if group_state else ():
+        if tp[0] in topic_ids and tp not in committed and assignment.start_offset is not None:
+            topic, partition = state.topics[tp[0]], tp[1]
             first, end = int(topic.log_starts[partition]), int(topic.last_stable_offsets[partition])
             beginnings.setdefault(topic.topic, Beginning()).add(first, assignment.start_offset, end)
     return beginnings

@@ -144,10 +144,10 @@ class Consumer(ABC):
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Get no messages of these partitions until `resume`. Raises IllegalState: one of them is not assigned."""
         with self._lock.own:
-            places = parse_topic_partitions("partitions", partitions)
-            for place in places:
-                check_assignment(place, self._reader.list_places())
-            self._reader.paused_by_user.update(places)
+            topic_partitions = parse_topic_partitions("partitions", partitions)
+            for tp in topic_partitions:
+                check_assignment(tp, self._reader.list_partitions())
+            self._reader.paused_by_user.update(topic_partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Get messages of these partitions again."""

@@ -74,12 +74,12 @@ class ConsumerFactory:
 
         Raises what `mq.consumer` raises.
         """
-        group, places = parse_group_name(group), parse_topics_and_partitions("assign", assign)
+        group, topic_partitions = parse_group_name(group), parse_topics_and_partitions("assign", assign)
         options = normalize_option_names(options, ASSIGN_OPTIONS)
         check_option_names(options, ASSIGN_OPTIONS)
         options = {**{key: value for key, value in self._defaults.items() if key in ASSIGN_OPTIONS}, **options}
-        topics = [topic for topic, partition in places if partition is None]
-        partitions = [(topic, partition) for topic, partition in places if partition is not None]
+        topics = [topic for topic, partition in topic_partitions if partition is None]
+        partitions = [(topic, partition) for topic, partition in topic_partitions if partition is not None]
         if self._fetcher.query_groups(lambda state: group in state.groups_with_members):
             raise InvalidRequest(
                 "The group has members, and its partitions are assigned to these.",

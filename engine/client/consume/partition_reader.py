@@ -38,7 +38,7 @@ class PartitionReader(Protocol[Batch]):
 
     paused_by_user: set[TopicPartition]
 
-    def list_places(self) -> Container[TopicPartition]:
+    def list_partitions(self) -> Container[TopicPartition]:
         """Return the partitions that the consumer has."""
         ...
 

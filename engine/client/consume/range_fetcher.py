@@ -29,7 +29,7 @@ class RangeFetcher:
         starts: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
         topic_ids: Mapping[str, int],
-        all_places: Collection[TopicPartition],
+        all_partitions: Collection[TopicPartition],
     ) -> list[FetchResult] | None:
         """Fetch the offsets from `starts` to `ends`, topic by topic; return None if any of them were deleted meanwhile.
 
@@ -41,7 +41,7 @@ class RangeFetcher:
                 without offsets, so that a batch without messages is a table and a DataFrame as well.
         """
         parts = []
-        for topic in sorted({topic for topic, _ in ends} or {topic for topic, _ in list(all_places)[:1]}):
+        for topic in sorted({topic for topic, _ in ends} or {topic for topic, _ in list(all_partitions)[:1]}):
             topic_ends = {partition: end for (name, partition), end in ends.items() if name == topic}
             topic_starts = {partition: starts[topic, partition] for partition in topic_ends}
             part = self.try_to_fetch(topic, topic_ids[topic], topic_starts, topic_ends)
@@ -74,16 +74,16 @@ def divide_room(available: Mapping[K, int], room: int) -> dict[K, int]:
         Partition -> offsets, also for those that get none.
     """
     sizes = dict.fromkeys(available, 0)
-    unsatisfied = [place for place, count in available.items() if count > 0]
+    unsatisfied = [tp for tp, count in available.items() if count > 0]
     while room >= len(unsatisfied) > 0:
         share = room // len(unsatisfied)
-        for place in unsatisfied:
-            more = min(share, available[place] - sizes[place])
-            sizes[place] += more
+        for tp in unsatisfied:
+            more = min(share, available[tp] - sizes[tp])
+            sizes[tp] += more
             room -= more
-        unsatisfied = [place for place in unsatisfied if sizes[place] < available[place]]
-    for place in unsatisfied[:room]:
-        sizes[place] += 1
+        unsatisfied = [tp for tp in unsatisfied if sizes[tp] < available[tp]]
+    for tp in unsatisfied[:room]:
+        sizes[tp] += 1
     return sizes
 
 
@@ -95,5 +95,5 @@ def cut_to_messages(
     A partition that is cut ends at the first message that is left out.
     """
     offsets = {(part.plan.topic, partition): at for part in parts for partition, at in part.offsets().items()}
-    sizes = divide_room({place: len(at) for place, at in offsets.items()}, max_records)
-    return {**ends, **{place: int(at[sizes[place]]) for place, at in offsets.items() if sizes[place] < len(at)}}
+    sizes = divide_room({tp: len(at) for tp, at in offsets.items()}, max_records)
+    return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}

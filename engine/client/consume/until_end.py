@@ -41,9 +41,9 @@ def find_remainder_by_positions(
 ) -> Remainder:
     """Return what a consumer has not read of its own partitions, judged by its positions."""
     return {
-        place: PartitionRemainder(end - positions[place], OWN)
-        for place, (topic_id, end) in ends.items()
-        if place in positions and bounds[place].topic_id == topic_id and positions[place] < end
+        tp: PartitionRemainder(end - positions[tp], OWN)
+        for tp, (topic_id, end) in ends.items()
+        if tp in positions and bounds[tp].topic_id == topic_id and positions[tp] < end
     }
 
 
@@ -72,7 +72,7 @@ def read_until_end(
     progress_ms = clock.steady_ms()
     stalls: Sequence[str] = ()
     while not (stopped and stopped()) and (remainder := find_remainder()):
-        counts = {place: part.count for place, part in remainder.items()}
+        counts = {tp: part.count for tp, part in remainder.items()}
         if counts != last_counts:
             last_counts, progress_ms = counts, clock.steady_ms()
         waited_ms = clock.steady_ms() - progress_ms

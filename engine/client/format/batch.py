@@ -28,7 +28,7 @@ class BatchReader(DataSourceReader):
         return plan_batch(self._options, self._narrowing)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_task(self._options.place, self._options.include_headers, partition)
+        return read_task(self._options.location, self._options.include_headers, partition)
 
 
 class FilteringReader(BatchReader):

@@ -65,9 +65,9 @@ def _check_same_partitions(parser: Mapping[str, Mapping[int, int]], logs: Logs, 
     """Check that the option names all partitions, as in Spark's Kafka source."""
     named = {(topic, p) for topic, numbers in parser.items() for p in numbers}
     expected = {(topic, p) for topic, log in logs.items() for p in log}
-    for word, places in (("lacks", expected - named), ("names what is not read:", named - expected)):
-        if places:
-            topic, p = min(places)
+    for word, topic_partitions in (("lacks", expected - named), ("names what is not read:", named - expected)):
+        if topic_partitions:
+            topic, p = min(topic_partitions)
             raise InvalidConfig(f"{name} {word} a partition.", found=f"{topic}-{p}")
 
 

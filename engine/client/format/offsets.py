@@ -96,7 +96,7 @@ def find_available_ranges(start: StreamOffset, logs: Logs) -> dict[tuple[str, in
 
 def limit_ranges(ranges: Mapping[tuple[str, int], tuple[int, int]], most: int | None) -> Offsets:
     """Return where the next batch ends: at most `most` offsets in all, shared by how much the partitions have."""
-    counts = {place: end - start for place, (start, end) in ranges.items()}
+    counts = {tp: end - start for tp, (start, end) in ranges.items()}
     total = sum(counts.values())
     shares = counts if most is None or total <= most else _share_out(counts, most, total)
     ends: Offsets = {}
@@ -107,8 +107,8 @@ def limit_ranges(ranges: Mapping[tuple[str, int], tuple[int, int]], most: int | 
 
 def _share_out(counts: Mapping[tuple[str, int], int], most: int, total: int) -> dict[tuple[str, int], int]:
     """Return shares that add up to `most`. Remainders of rounding go to the partitions that lost most by it."""
-    shares = {place: count * most // total for place, count in counts.items()}
-    by_loss = sorted(counts, key=lambda place: (-(counts[place] * most % total), place))
-    for place in by_loss[: most - sum(shares.values())]:
-        shares[place] += 1
+    shares = {tp: count * most // total for tp, count in counts.items()}
+    by_loss = sorted(counts, key=lambda tp: (-(counts[tp] * most % total), tp))
+    for tp in by_loss[: most - sum(shares.values())]:
+        shares[tp] += 1
     return shares

@@ -85,7 +85,7 @@ class ReadOptions:
     end: only for a batch; schema: by which values are parsed; max_offsets to group: only for a stream.
     """
 
-    place: NamespaceLocation
+    location: NamespaceLocation
     selection: TopicSelection
     start: OffsetBound
     end: OffsetBound
@@ -145,7 +145,7 @@ def parse_stream_options(options: Mapping[str, str]) -> ReadOptions:
 
 def _parse_common(parser: OptionParser) -> dict[str, Any]:
     return {
-        "place": NamespaceLocation(parser.path(), parser.storage_options),
+        "location": NamespaceLocation(parser.path(), parser.storage_options),
         "selection": _parse_selection(parser),
         "isolation": parser.word("isolation.level", ("read_committed", "read_uncommitted")),
         "fail_on_data_loss": parser.flag("failOnDataLoss", True),

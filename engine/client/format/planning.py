@@ -33,7 +33,7 @@ Range = tuple[int, int]
 
 def plan_batch(options: ReadOptions, narrowing: PushedFilters) -> list[MessagesTask]:
     """Return the tasks of a batch as of now. Raises InvalidConfig, UnknownTopicOrPartition, OffsetOutOfRange."""
-    with options.place.connect() as mq:
+    with options.location.connect() as mq:
         logs = find_logs(mq.state(), options.selection, options.isolation)
         starts = find_offsets(mq, options.start, logs, "startingOffsets")
         ends = find_offsets(mq, options.end, logs, "endingOffsets")

@@ -33,7 +33,7 @@ _METADATA = "metadata"
 def make_write_task(options: WriteOptions, schema: StructType) -> WriteTask:
     """Return the work of tasks. Raises InvalidRecord, UnknownTopicOrPartition, InvalidTopic: they could not do it."""
     check_columns(pa.schema([_arrow_field(field) for field in schema]), options)
-    with options.place.connect() as mq:
+    with options.location.connect() as mq:
         state = mq.state()
     if options.topic is not None:
         routing = Routing(find_route(state, options.topic))
@@ -87,7 +87,7 @@ def publish(
     routes, written = _route_runs(task.routing, done)
     if not written:
         return
-    with task.options.place.connect() as mq:
+    with task.options.location.connect() as mq:
         mq.spark_publisher().publish_files(publication, routes, written)
 
 

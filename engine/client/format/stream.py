@@ -90,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._driver.plan_tasks(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_task(self._options.place, self._options.include_headers, partition)
+        return read_task(self._options.location, self._options.include_headers, partition)
 
     def stop(self) -> None:
         if self._opened is not None:

@@ -51,7 +51,7 @@ class StreamDriver:
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options, self._mq = options, options.place.connect()
+        self._options, self._mq = options, options.location.connect()
         self.end: dict[str, Any] | None = None
         self._now_ms = 0
         self._noted: dict[str, Any] = {}
@@ -154,8 +154,8 @@ class StreamDriver:
         if self._options.group is None or not offset_json or offset_json == self._noted:
             return
         done = self._parse_own_offset(offset_json)
-        places = {(topic, p): at for topic, log in done.offsets.items() for p, at in log.items()}
-        commits = build_offset_commits(ConsumedOffsets(places, done.topic_ids))
+        offsets = {(topic, p): at for topic, log in done.offsets.items() for p, at in log.items()}
+        commits = build_offset_commits(ConsumedOffsets(offsets, done.topic_ids))
         try:
             self._mq.requester.ask(CommitOffsets(self._options.group, commits))
         except LakeMQError as error:

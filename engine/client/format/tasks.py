@@ -64,11 +64,11 @@ class MessagesTask(InputPartition):
         return f"MessagesTask({sum(chunk.record_count for chunk in self.chunks)} messages)"
 
 
-def read_task(place: NamespaceLocation, include_headers: bool, task: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_task(location: NamespaceLocation, include_headers: bool, task: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task, in the schema of Spark's Kafka source. Raises FileTruncated if any is missing."""
     if not isinstance(task, MessagesTask):  # without tasks, Spark passes one of its own
         return
-    files = open_files(place.path, place.storage_options)
+    files = open_files(location.path, location.storage_options)
     for chunk in task.chunks:
         if isinstance(chunk.content, bytes):
             table = pa.ipc.open_stream(chunk.content).read_all()
@@ -150,8 +150,8 @@ def _order_by_file(segments: pa.Table) -> pa.Table:
         ordered = list(TopologicalSorter(before).static_order())
     except CycleError:
         ordered = list(before)
-    place = {file_id: number for number, file_id in enumerate(ordered)}
-    rank = np.array([place[file_id] for file_id in file_ids], np.int64)
+    location = {file_id: number for number, file_id in enumerate(ordered)}
+    rank = np.array([location[file_id] for file_id in file_ids], np.int64)
     return segments.take(pa.array(np.lexsort((segments.column("first_row").to_numpy(), rank))))
 
 

@@ -31,8 +31,8 @@ def find_typed_values(options: Mapping[str, str]) -> TypedValues:
         InvalidRequest: a topic has no schema, or they have several.
         MissingExtra: the extra `schemas` is not installed.
     """
-    place, selection = parse_selection_options(options)
-    with place.connect() as mq:
+    location, selection = parse_selection_options(options)
+    with location.connect() as mq:
         state = mq.state()
         rule = find_reading_rule(state.topic(name) for name in find_logs(state, selection, "read_uncommitted"))
     # Timestamps without a zone stay so, as a DDL schema may have both.

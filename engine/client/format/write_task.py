@@ -44,7 +44,7 @@ class WriteOptions:
         checkpoint: only of a stream.
     """
 
-    place: NamespaceLocation
+    location: NamespaceLocation
     topic: str | None
     includes_headers: bool
     on_error: OnRejection
@@ -74,8 +74,8 @@ def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def _parse_common(parser: OptionParser) -> tuple[NamespaceLocation, str | None, bool, OnRejection]:
     on_error: OnRejection = parser.word("onError", ON_ERROR)  # type: ignore[assignment]
-    place = NamespaceLocation(parser.path(), parser.storage_options)
-    return place, parser.get("topic"), parser.flag("includeHeaders", True), on_error
+    location = NamespaceLocation(parser.path(), parser.storage_options)
+    return location, parser.get("topic"), parser.flag("includeHeaders", True), on_error
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ class WriteTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Write the rows. Each attempt writes a new file; files of failed attempts stay unused."""
         names: dict[str, int] = {}
-        place = self.options.place
+        location = self.options.location
 
         def write(writer: DataFileWriter, table: pa.Table) -> Iterator[WrittenRun]:
             yield from self._write(writer, select_row_columns(table, self.options), names)
 
-        written = write_rows(open_files(place.path, place.storage_options), batches, write)
+        written = write_rows(open_files(location.path, location.storage_options), batches, write)
         file, runs = written or (None, [])
         return WrittenRows(file, runs, [*names])
 

@@ -42,7 +42,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
         self._options = parse_stream_write_options(options)
         assert self._options.checkpoint is not None
-        self._stream_id = read_stream_id(self._options.checkpoint, self._options.place.storage_options)
+        self._stream_id = read_stream_id(self._options.checkpoint, self._options.location.storage_options)
         self._task = make_write_task(self._options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:

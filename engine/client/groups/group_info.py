@@ -9,7 +9,7 @@ from typing import Any
 from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
-from ...protocol.values.consuming.assignments import Assignment, Group, GroupStatus, PartitionStatus, Place
+from ...protocol.values.consuming.assignments import Assignment, Group, GroupStatus, PartitionStatus, TopicIdPartition
 from ...protocol.values.state import State
 from .partition_lag import LagOrigin, count_deleted_offsets, list_partition_lags
 from .rates import Consumption
@@ -185,7 +185,7 @@ def describe_group(
         partitions=len(lags),
         lag=sum(lag.lag for lag in lags),
         lag_counted_from=sorted({lag.counted_from for lag in lags}),
-        deleted=sum(count_deleted_offsets(state, name, place) for place in state.list_group_places(name)),
+        deleted=sum(count_deleted_offsets(state, name, tp) for tp in state.list_group_partitions(name)),
         expired=sum(commit.expired_count for commit in committed.values()),
         idle_since_ms=idle_ms,
         expires_at_ms=None if idle_ms is None or retention_ms < 0 or not committed else idle_ms + retention_ms,
@@ -206,9 +206,7 @@ def describe_members(group: Group) -> list[MemberInfo]:
             member_id=member.member_id,
             instance_id=member.instance_id,
             topics=[*member.topics],
-            partitions=[
-                f"{group.assignments[place].topic}-{place[1]}" for place in group.list_places_of(member.member_id)
-            ],
+            partitions=[f"{group.assignments[tp].topic}-{tp[1]}" for tp in group.list_partitions_of(member.member_id)],
             session_timeout_ms=member.session_timeout_ms,
             max_poll_interval_ms=member.max_poll_interval_ms,
             joined_at_ms=member.joined_at_ms,
@@ -248,14 +246,14 @@ def _find_remaining_delay(group: Group, assignment: Assignment, now_ms: int) -> 
     return max(0, group.not_before_ms - now_ms) if waits and group.not_before_ms else None
 
 
-def _find_start_offsets(group: Group | None) -> dict[Place, int]:
+def _find_start_offsets(group: Group | None) -> dict[TopicIdPartition, int]:
     """Return (topic_id, partition) -> the offset at which the group, or its member, begins."""
     assignments = group.assignments.items() if group else ()
-    return {place: start for place, assignment in assignments if (start := assignment.start_offset) is not None}
+    return {tp: start for tp, assignment in assignments if (start := assignment.start_offset) is not None}
 
 
 def _list_slow_owners(group: Group | None) -> list[str]:
-    return [] if group is None else sorted({group.assignments[place].owner or "" for place in group.paused})
+    return [] if group is None else sorted({group.assignments[tp].owner or "" for tp in group.paused})
 
 
 def _find_idle_since(state: State, name: str) -> int | None:

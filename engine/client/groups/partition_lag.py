@@ -7,7 +7,7 @@ from typing import Literal
 
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
-from ...protocol.values.consuming.assignments import Place
+from ...protocol.values.consuming.assignments import TopicIdPartition
 from ...protocol.values.state import State
 
 LagOrigin = Literal["committed", "start", "log_start"]
@@ -52,23 +52,23 @@ def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
     committed, pending = state.offsets.get(group, {}), state.find_pending_offsets(group)
     if not committed and not pending and group not in state.groups:
         raise GroupIdNotFound(found=shorten(group), expected="a group that was made, or has committed offsets")
-    places = state.existing_places({*state.list_group_places(group), *pending})
-    lags = [_describe_lag(state, group, place, pending.get(place)) for place in places]
+    topic_partitions = state.existing_partitions({*state.list_group_partitions(group), *pending})
+    lags = [_describe_lag(state, group, tp, pending.get(tp)) for tp in topic_partitions]
     return sorted(lags, key=lambda lag: (lag.topic, lag.partition))
 
 
-def count_deleted_offsets(state: State, name: str, place: Place) -> int:
+def count_deleted_offsets(state: State, name: str, tp: TopicIdPartition) -> int:
     """Return how many offsets of a partition were deleted before the group `name` was done with them."""
-    committed, group = state.offsets.get(name, {}).get(place), state.groups.get(name)
-    assignment = group.assignments.get(place) if group else None
+    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
+    assignment = group.assignments.get(tp) if group else None
     return (committed.deleted_count if committed else 0) + (assignment.deleted_count if assignment else 0)
 
 
-def _describe_lag(state: State, group: str, place: Place, pending: str | None) -> PartitionLag:
-    topic, partition = state.topics[place[0]], place[1]
-    committed = state.offsets.get(group, {}).get(place)
+def _describe_lag(state: State, group: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
+    topic, partition = state.topics[tp[0]], tp[1]
+    committed = state.offsets.get(group, {}).get(tp)
     stable_offset = int(topic.last_stable_offsets[partition])
-    next_offset, counted_from = _find_lag_origin(state, group, place)
+    next_offset, counted_from = _find_lag_origin(state, group, tp)
     return PartitionLag(
         group=group,
         topic=topic.topic,
@@ -78,36 +78,36 @@ def _describe_lag(state: State, group: str, place: Place, pending: str | None) -
         counted_from=counted_from,
         last_stable_offset=stable_offset,
         high_watermark=int(topic.high_watermarks[partition]),
-        lag=_count_lag(state, group, place, next_offset, stable_offset),
-        deleted=count_deleted_offsets(state, group, place),
+        lag=_count_lag(state, group, tp, next_offset, stable_offset),
+        deleted=count_deleted_offsets(state, group, tp),
         expired=committed.expired_count if committed else 0,
         committed_at_ms=committed.committed_at_ms if committed else None,
         metadata=committed.metadata if committed else None,
         pending=pending,
-        unacknowledged=_count_unacknowledged(state, group, place),
+        unacknowledged=_count_unacknowledged(state, group, tp),
     )
 
 
-def _count_unacknowledged(state: State, group: str, place: Place) -> int:
-    deliveries = state.find_deliveries(group, place)
+def _count_unacknowledged(state: State, group: str, tp: TopicIdPartition) -> int:
+    deliveries = state.find_deliveries(group, tp)
     return deliveries.held_count if deliveries else 0
 
 
-def _find_lag_origin(state: State, name: str, place: Place) -> tuple[int, LagOrigin]:
+def _find_lag_origin(state: State, name: str, tp: TopicIdPartition) -> tuple[int, LagOrigin]:
     """Return the first offset that the lag counts, and what that offset is."""
-    topic, partition = state.topics[place[0]], place[1]
-    committed, group = state.offsets.get(name, {}).get(place), state.groups.get(name)
+    topic, partition = state.topics[tp[0]], tp[1]
+    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
     if committed is not None:
         return committed.offset, "committed"
     log_start = int(topic.log_starts[partition])
-    assignment = group.assignments.get(place) if group else None
+    assignment = group.assignments.get(tp) if group else None
     if assignment is None or assignment.start_offset is None:
         return log_start, "log_start"
     # A member that begins there passes over offsets that were deleted since, and so does the lag.
     return max(assignment.start_offset, log_start), "start"
 
 
-def _count_lag(state: State, group: str, place: Place, next_offset: int, stable_offset: int) -> int:
+def _count_lag(state: State, group: str, tp: TopicIdPartition, next_offset: int, stable_offset: int) -> int:
     """Count the offsets that are left, at least 0: a reader of uncommitted messages may be past the stable offset."""
-    deliveries = state.find_deliveries(group, place)
+    deliveries = state.find_deliveries(group, tp)
     return max(0, stable_offset - next_offset) if deliveries is None else deliveries.count_remaining(stable_offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...protocol.values.consuming.assignments import Group, GroupMember, PartitionStatus, Place
+from ...protocol.values.consuming.assignments import Group, GroupMember, PartitionStatus, TopicIdPartition
 from ...protocol.values.queues.partition_deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy
 from ...protocol.values.queues.stretches import DeliveryStatus
 from ...protocol.values.state import State
@@ -19,7 +19,7 @@ _OVERDUE_MS = 60_000
 class _QueuePartition:
     """A partition of a member, and what became of its messages."""
 
-    place: Place
+    topic_partition: TopicIdPartition
     name: str
     topic: str
     status: PartitionStatus
@@ -40,10 +40,10 @@ def find_queue_stalls(state: State, group: Group, member_id: str | None = None) 
 
 def _find_member_stalls(state: State, group: Group, member: GroupMember) -> Iterator[Stall]:
     partitions = [
-        _QueuePartition(place, f"{assignment.topic}-{place[1]}", assignment.topic, assignment.status, deliveries)
-        for place in group.list_places_of(member.member_id)
-        if (deliveries := state.find_deliveries(group.group, place)) is not None
-        for assignment in (group.assignments[place],)
+        _QueuePartition(tp, f"{assignment.topic}-{tp[1]}", assignment.topic, assignment.status, deliveries)
+        for tp in group.list_partitions_of(member.member_id)
+        if (deliveries := state.find_deliveries(group.group, tp)) is not None
+        for assignment in (group.assignments[tp],)
     ]
     unfinished = [partition for partition in partitions if partition.deliveries.held_count]
     yield from _find_last_deliveries(group, member, partitions, unfinished)
@@ -124,7 +124,7 @@ def _find_waiting(state: State, group: Group, member: GroupMember, partition: _Q
         "waiting",
         member.member_id,
         partition.topic,
-        partition.place[1],
+        partition.topic_partition[1],
         stretch.first,
         sentence,
         "Wait, give back with a shorter delay, or set nack.order to none.",
@@ -151,7 +151,7 @@ def _build_stall(kind: StallKind, member: GroupMember, partition: _QueuePartitio
         kind,
         member.member_id,
         partition.topic,
-        partition.place[1],
+        partition.topic_partition[1],
         partition.deliveries.first_held or 0,
         found,
         advice,

@@ -15,14 +15,14 @@ from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
 from lakemq.tables.storage.delta.changelog import select_newest
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 
-from ...protocol.values.consuming.assignments import Place
+from ...protocol.values.consuming.assignments import TopicIdPartition
 from ...protocol.values.queues.stretches import DeliveryStatus
 
 WINDOW_MS = 60_000
 
 _COLUMNS = ("step", "group", "topic_id", "partition", "committed_offset", "ranges", "removed")
 
-Done = dict[str, dict[Place, int]]
+Done = dict[str, dict[TopicIdPartition, int]]
 """Group -> (topic_id, partition) -> number of offsets that the group is done with."""
 
 
@@ -34,7 +34,7 @@ class Consumption:
     before: Done
     after: Done
 
-    def rate(self, group: str, starts: Mapping[Place, int]) -> float:
+    def rate(self, group: str, starts: Mapping[TopicIdPartition, int]) -> float:
         """Return the offsets per second that the group got done with.
 
         A reset backwards counts as nothing.
@@ -45,8 +45,7 @@ class Consumption:
         """
         before = self.before.get(group, {})
         done = sum(
-            max(0, after - before.get(place, starts.get(place, after)))
-            for place, after in self.after.get(group, {}).items()
+            max(0, after - before.get(tp, starts.get(tp, after))) for tp, after in self.after.get(group, {}).items()
         )
         return round(1000 * done / self.window_ms, 3) if self.window_ms > 0 else 0.0
 

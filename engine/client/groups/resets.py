@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
-from ...protocol.values.consuming.offsets import ResetOffsets, ResetPlace
+from ...protocol.values.consuming.offsets import ResetOffsets, ResetPartition
 from ...protocol.values.state import State
 from ..arguments import (
     invalid_argument,
@@ -24,7 +24,7 @@ OffsetsForTimes = Callable[[str, Mapping[int, datetime]], Mapping[int, tuple[int
 
 _LONGEST_AGO = timedelta(days=100_000)
 
-NamedPlaces = list[tuple[str, int | None]] | None
+NamedPartitions = list[tuple[str, int | None]] | None
 """Topics and partitions; a partition of None stands for the whole topic, a list of None for all that the group has."""
 
 
@@ -50,8 +50,8 @@ class OffsetResets:
             if topics is not None:
                 raise invalid_argument("topics", topics, "None, as `to` names the partitions")
             offsets = parse_partition_offsets("to", to).items()
-            return ResetOffsets(group, "offset", 0, [ResetPlace(*place, offset) for place, offset in offsets], dry_run)
-        named: NamedPlaces = None if topics is None else parse_topics_and_partitions("topics", topics)
+            return ResetOffsets(group, "offset", 0, [ResetPartition(*tp, offset) for tp, offset in offsets], dry_run)
+        named: NamedPartitions = None if topics is None else parse_topics_and_partitions("topics", topics)
         if isinstance(to, timedelta):
             if not timedelta() <= to <= _LONGEST_AGO:
                 raise invalid_argument("to", to, f"a duration of 0 to {_LONGEST_AGO.days} days")
@@ -68,10 +68,10 @@ class OffsetResets:
             how = "earliest" if parse_choice("to", to, ("earliest", "latest")) == "earliest" else "latest"
         else:
             how, offset = "offset", parse_whole_number("to", to, 0)
-        places = None if named is None else [ResetPlace(*place) for place in named]
-        return ResetOffsets(group, how, offset, places, dry_run)
+        topic_partitions = None if named is None else [ResetPartition(*tp) for tp in named]
+        return ResetOffsets(group, how, offset, topic_partitions, dry_run)
 
-    def _find_offsets_at(self, group: str, named: NamedPlaces, time: datetime) -> list[ResetPlace]:
+    def _find_offsets_at(self, group: str, named: NamedPartitions, time: datetime) -> list[ResetPartition]:
         """Return the first message not before the time per partition, else the end of the log.
 
         The end is taken from the state before the search, so messages that come meanwhile are not skipped.
@@ -80,11 +80,11 @@ class OffsetResets:
         if named is None:
             if group not in state.groups and group not in state.offsets:
                 raise GroupIdNotFound(found=shorten(group))
-            places = dict.fromkeys(state.list_group_places(group))
+            topic_partitions = dict.fromkeys(state.list_group_partitions(group))
         else:
-            places = {place: None for topic, partition in named for place in _expand(state, topic, partition)}
+            topic_partitions = {tp: None for topic, partition in named for tp in _expand(state, topic, partition)}
         partitions_by_topic: dict[int, list[int]] = {}
-        for topic_id, partition in places:
+        for topic_id, partition in topic_partitions:
             partitions_by_topic.setdefault(topic_id, []).append(partition)
         resets = []
         for topic_id, partitions in partitions_by_topic.items():
@@ -93,7 +93,7 @@ class OffsetResets:
             for partition in partitions:
                 first_message = first_messages[partition]
                 offset = int(topic.high_watermarks[partition]) if first_message is None else first_message[0]
-                resets.append(ResetPlace(topic.topic, partition, offset, topic_id))
+                resets.append(ResetPartition(topic.topic, partition, offset, topic_id))
         return resets
 
 
@@ -101,4 +101,4 @@ def _expand(state: State, name: str, partition: int | None) -> list[tuple[int, i
     """Return one partition of a topic, or all of them."""
     topic = state.topic(name)
     partitions = range(topic.consumed_count) if partition is None else (partition,)
-    return [topic.place(number) for number in partitions]
+    return [topic.find_partition(number) for number in partitions]

@@ -74,7 +74,7 @@ def _describe_member(member: GroupMember) -> str:
 
 
 def _count_partitions(group: Group, member: GroupMember) -> str:
-    count = len(list(group.list_places_of(member.member_id)))
+    count = len(list(group.list_partitions_of(member.member_id)))
     return "1 partition" if count == 1 else f"{count} partitions"
 
 

@@ -38,4 +38,4 @@ class FlushReport:
 
     def offsets(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return (topic, partition) -> first and last acknowledged offset."""
-        return {place: (span.first_offset, span.last_offset) for place, span in self.spans.items()}
+        return {tp: (span.first_offset, span.last_offset) for tp, span in self.spans.items()}

@@ -26,9 +26,9 @@ class FlushCounter:
         self._rejected_count += published.rejected_count
         self._waiting_count += sum(unit.record_count for unit in published.waiting)
         for unit in published.units:
-            place, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
-            span, earlier = AcknowledgedSpan(unit.base_offset, last, unit.record_count), self._spans.get(place)
-            self._spans[place] = span if earlier is None else span.merge(earlier)
+            tp, last = (unit.topic, unit.partition), unit.base_offset + unit.record_count - 1
+            span, earlier = AcknowledgedSpan(unit.base_offset, last, unit.record_count), self._spans.get(tp)
+            self._spans[tp] = span if earlier is None else span.merge(earlier)
 
     def take(self) -> FlushReport:
         """Return the counts, and begin at zero again."""

@@ -84,7 +84,7 @@ class Transactions:
         """Return the producers that have written to a partition. Raises UnknownTopicOrPartition."""
         topic, partition, state = parse_topic_name("topic", topic), parse_partition(partition), self._state()
         topic_state = state.topic(topic)
-        topic_state.place(partition)
+        topic_state.find_partition(partition)
         firsts = topic_state.open_transactions.get(partition, {})
         producers = []
         for producer_id, producer in sorted(state.producers.items()):
@@ -129,7 +129,9 @@ def _info(state: State, name: str, transaction: Transaction, now_ms: int) -> Tra
         transaction.seen_at_ms,
         started_at_ms,
         None if started_at_ms is None else max(0, now_ms - started_at_ms),
-        tuple(f"{state.topics[topic_id].topic}-{p}" for topic_id, p in state.existing_places(transaction.partitions)),
+        tuple(
+            f"{state.topics[topic_id].topic}-{p}" for topic_id, p in state.existing_partitions(transaction.partitions)
+        ),
         tuple(sorted(transaction.offsets)),
         transaction.error,
         transaction.batch_id,

@@ -18,7 +18,14 @@ from lakemq.tables.specs.groups import (
     MemberRow,
 )
 
-from ..values.consuming.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, Place
+from ..values.consuming.assignments import (
+    Assignment,
+    Group,
+    GroupMember,
+    GroupStatus,
+    PartitionStatus,
+    TopicIdPartition,
+)
 from ..values.consuming.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import PlacedEntry, Step, StepBatch
 from ..values.queues.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
@@ -86,11 +93,9 @@ def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
 def _project_assignments(state: State, steps: StepBatch) -> pa.Table:
     """Return the rows of changed assignments as columns: they may be many, and the step's thread builds them."""
     changed = list_changed(state.changes.assignments, steps)
-    existing = [
-        state.groups[group].assignments.get(place) if group in state.groups else None for group, place in changed
-    ]
+    existing = [state.groups[group].assignments.get(tp) if group in state.groups else None for group, tp in changed]
     assignments = [
-        assignment or Assignment(state.changes.removed_places[key], None)
+        assignment or Assignment(state.changes.removed_partitions[key], None)
         for key, assignment in zip(changed, existing, strict=True)
     ]
     return ASSIGNMENTS.to_table_from_columns(
@@ -168,7 +173,9 @@ def _find_moves(entries: Sequence[PlacedEntry]) -> Iterator[_RecordMoves]:
         record = entry.record
         if isinstance(record, PartitionsMoved):
             # count each redelivery once, at the first move of the partition in this step
-            counts = [redelivered.pop((record.group, move.place), 0) if redelivered else 0 for move in record.moves]
+            counts = [
+                redelivered.pop((record.group, move.topic_partition), 0) if redelivered else 0 for move in record.moves
+            ]
             states = [move.status for move in record.moves]
             yield _RecordMoves(position, record.group, record.moves, states, record.reason, counts)
         elif isinstance(record, PartitionsGone):
@@ -177,15 +184,15 @@ def _find_moves(entries: Sequence[PlacedEntry]) -> Iterator[_RecordMoves]:
             yield _RecordMoves(position, record.group, none, ["gone"] * len(none), "", [0] * len(none))
 
 
-def _count_redeliveries(step: Step) -> dict[tuple[str, Place], int]:
+def _count_redeliveries(step: Step) -> dict[tuple[str, TopicIdPartition], int]:
     """Return how many messages of each partition go from its owner to the next one in this step."""
-    counts: dict[tuple[str, Place], int] = {}
+    counts: dict[tuple[str, TopicIdPartition], int] = {}
     for entry in step.entries:
         record = entry.record
         if isinstance(record, MessagesSettled) and record.reason not in (BY_MEMBER, COMMITTED, ABORTED):
             for part in record.parts:
                 if part.status is DeliveryStatus.AVAILABLE:
-                    key = record.group, part.place
+                    key = record.group, part.topic_partition
                     counts[key] = counts.get(key, 0) + sum(count for _, count in part.ranges)
     return counts
 
@@ -234,7 +241,7 @@ def _restore_members(state: State, rows: pa.Table) -> None:
 
 def _restore_assignments(state: State, rows: pa.Table) -> None:
     for row in ASSIGNMENTS.rows(rows):
-        group, place = state.groups[row.group], (row.topic_id, row.partition)
+        group, tp = state.groups[row.group], (row.topic_id, row.partition)
         assignment = Assignment(
             row.topic,
             row.start_offset,
@@ -247,7 +254,7 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
             row.lost_by,
             row.deleted_count,
         )
-        group.add_partition(place, assignment)
+        group.add_partition(tp, assignment)
     for name in state.groups:
         state.index_group(name)
     # the last step may have left moves to the next one

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from lakemq.tables.specs.offsets import CONSUMER_OFFSETS, ConsumerOffsetRow
 
-from ..values.consuming.assignments import Place
+from ..values.consuming.assignments import TopicIdPartition
 from ..values.consuming.offsets import CommittedOffset
 from ..values.journal import StepBatch
 from ..values.queues.partition_deliveries import Deliveries
@@ -19,13 +19,13 @@ def _project_offsets(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.offsets, steps)
     shards = {group: state.shards.of_group(group) for group in {group for group, _ in changed}}
     return CONSUMER_OFFSETS.table(
-        _build_row(state, group, place, at_ms, shards[group]) for (group, place), at_ms in changed.items()
+        _build_row(state, group, tp, at_ms, shards[group]) for (group, tp), at_ms in changed.items()
     )
 
 
-def _build_row(state: State, group: str, place: Place, at_ms: int, shard: int) -> ConsumerOffsetRow:
-    committed, (topic_id, partition) = state.offsets.get(group, {}).get(place), place
-    deliveries = state.find_deliveries(group, place)
+def _build_row(state: State, group: str, tp: TopicIdPartition, at_ms: int, shard: int) -> ConsumerOffsetRow:
+    committed, (topic_id, partition) = state.offsets.get(group, {}).get(tp), tp
+    deliveries = state.find_deliveries(group, tp)
     return ConsumerOffsetRow(
         step=state.step,
         group=group,
@@ -46,14 +46,14 @@ def _build_row(state: State, group: str, place: Place, at_ms: int, shard: int) -
 
 def _restore(state: State, rows: pa.Table) -> None:
     for row in CONSUMER_OFFSETS.rows(rows):
-        place, counts = (row.topic_id, row.partition), (row.deleted_count, row.expired_count)
+        tp, counts = (row.topic_id, row.partition), (row.deleted_count, row.expired_count)
         committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms, *counts)
-        state.offsets.setdefault(row.group, {})[place] = committed
+        state.offsets.setdefault(row.group, {})[tp] = committed
         if row.ranges is not None:
             deliveries = state.deliveries.setdefault(row.group, {})
             ranges = [stretches.row_to_stretch(stretch) for stretch in row.ranges]
-            deliveries[place] = Deliveries.from_stretches(row.committed_offset, ranges, row.silent_since_ms)
-            state.note_deliveries(row.group, place)
+            deliveries[tp] = Deliveries.from_stretches(row.committed_offset, ranges, row.silent_since_ms)
+            state.note_deliveries(row.group, tp)
 
 
 PROJECT: Project = {CONSUMER_OFFSETS.name: _project_offsets}

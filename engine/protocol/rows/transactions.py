@@ -126,7 +126,7 @@ def _row_to_transaction(row: TransactionalIdRow) -> Transaction:
         TransactionStatus(row.state),
         row.seen_at_ms,
         row.started_at_ms,
-        {(place["topic_id"], place["partition"]) for place in row.partitions},
+        {(tp["topic_id"], tp["partition"]) for tp in row.partitions},
         {
             offsets_row["group"]: [_row_to_offset(offset_row) for offset_row in offsets_row["offsets"]]
             for offsets_row in row.offsets
@@ -154,7 +154,7 @@ def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
     find_shard = cache(state.shards.of_transactional_id)
 
     @cache
-    def name_place(topic_id: int, partition: int) -> str:
+    def name_partition(topic_id: int, partition: int) -> str:
         return f"{state.find_topic_name(topic_id)}-{partition}"
 
     return TRANSACTIONS.to_table_from_columns(
@@ -168,7 +168,7 @@ def _project_transactions(state: State, steps: StepBatch) -> pa.Table:
         timeout_ms=[move.timeout_ms for move in moves],
         started_at_ms=[move.started_at_ms for move in moves],
         updated_at_ms=[placed.step.decided_at_ms for placed in placed_moves],
-        topics=[[name_place(topic_id, partition) for topic_id, partition in move.partitions] for move in moves],
+        topics=[[name_partition(topic_id, partition) for topic_id, partition in move.partitions] for move in moves],
         groups=[move.groups for move in moves],
         reason=[None if move.reason is None else move.reason.value for move in moves],
         batch_id=[move.batch_id for move in moves],

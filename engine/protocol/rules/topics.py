@@ -200,7 +200,7 @@ def decide_delete_records(state: State, request: DeleteRecords, inputs: Decision
     topic = state.topic(request.topic)
     log_starts: dict[int, int] = {}
     for partition, before in request.before.items():
-        topic.place(partition)
+        topic.find_partition(partition)
         high_watermark = int(topic.high_watermarks[partition])
         offset = high_watermark if before == -1 else before
         if not 0 <= offset <= high_watermark:
@@ -303,7 +303,7 @@ def delete_records(state: State, record: RecordsDeleted, segments: Segments) -> 
     starts = topic.log_starts
     further = {partition: offset for partition, offset in record.log_starts.items() if offset > starts[partition]}
     count_deleted_offsets(
-        state, topic.topic_id, {topic.place(p): (int(starts[p]), offset) for p, offset in further.items()}
+        state, topic.topic_id, {topic.find_partition(p): (int(starts[p]), offset) for p, offset in further.items()}
     )
     for partition, offset in further.items():
         topic = state.change_partition(record.topic_id, partition)

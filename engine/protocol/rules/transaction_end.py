@@ -178,7 +178,7 @@ def build_end_entries(
 ) -> list[JournalEntry]:
     """Return all entries of a commit or an abort. They belong to one step: a reader sees all of them or none."""
     prepare, complete, kind = _COMMIT if committed else _ABORT
-    partitions, groups = state.existing_places(transaction.partitions), sorted(transaction.offsets)
+    partitions, groups = state.existing_partitions(transaction.partitions), sorted(transaction.offsets)
     prepared = TransactionMoved(
         name,
         transaction.producer_id,
@@ -221,19 +221,19 @@ def build_end_entries(
 
 def _build_markers(state: State, transaction: Transaction, kind: str) -> Segments:
     """Return one marker for each partition that holds rows of the transaction."""
-    places = [
-        (state.topics[topic_id], partition) for topic_id, partition in state.existing_places(transaction.partitions)
+    topic_partitions = [
+        (state.topics[topic_id], partition) for topic_id, partition in state.existing_partitions(transaction.partitions)
     ]
     producer_id = transaction.producer_id
     return build_marker_segments(
         kind,
         producer_id,
         transaction.producer_epoch,
-        topic_id=[topic.topic_id for topic, _ in places],
-        topic=[topic.topic for topic, _ in places],
-        partition=[partition for _, partition in places],
-        offset=[int(topic.high_watermarks[partition]) for topic, partition in places],
-        first_offset=[topic.open_transactions[partition][producer_id] for topic, partition in places],
+        topic_id=[topic.topic_id for topic, _ in topic_partitions],
+        topic=[topic.topic for topic, _ in topic_partitions],
+        partition=[partition for _, partition in topic_partitions],
+        offset=[int(topic.high_watermarks[partition]) for topic, partition in topic_partitions],
+        first_offset=[topic.open_transactions[partition][producer_id] for topic, partition in topic_partitions],
     )
 
 

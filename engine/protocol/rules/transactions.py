@@ -126,7 +126,7 @@ def build_join_entries(
         TransactionStatus.ONGOING,
         transaction.timeout_ms,
         started_at_ms,
-        state.existing_places(all_partitions),
+        state.existing_partitions(all_partitions),
         sorted(all_groups),
     )
     return [JournalEntry(moved)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from .consuming.assignments import Place
+from .consuming.assignments import TopicIdPartition
 from .segments import Segments
 
 
@@ -25,23 +25,23 @@ class Changes:
     journal tells.
 
     appended: segments that have changed their partitions, with the step. To note each partition would slow down a step
-    of many segments. deleted_topics: by topic id. removed_places: group and place -> topic, of partitions that a group
-    no longer has.
+    of many segments. deleted_topics: by topic id. removed_partitions: group and partition -> topic, of partitions that
+    a group no longer has.
     """
 
     topics: dict[int, int] = field(default_factory=dict)
-    partitions: dict[Place, int] = field(default_factory=dict)
+    partitions: dict[TopicIdPartition, int] = field(default_factory=dict)
     producers: dict[int, int] = field(default_factory=dict)
     applications: dict[tuple[str, str], int] = field(default_factory=dict)
     clients: dict[str, int] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
-    offsets: dict[tuple[str, Place], int] = field(default_factory=dict)
+    offsets: dict[tuple[str, TopicIdPartition], int] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)
     members: dict[tuple[str, str], int] = field(default_factory=dict)
-    assignments: dict[tuple[str, Place], int] = field(default_factory=dict)
+    assignments: dict[tuple[str, TopicIdPartition], int] = field(default_factory=dict)
     appended: list[tuple[int, Segments]] = field(default_factory=list)
     deleted_topics: dict[int, DeletedTopic] = field(default_factory=dict)
-    removed_places: dict[tuple[str, Place], str] = field(default_factory=dict)
+    removed_partitions: dict[tuple[str, TopicIdPartition], str] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget all changes: the tables hold them, or nobody projects this state."""

@@ -13,7 +13,7 @@ from ..errors import UnknownTopicOrPartition
 from ..names import shorten, unify_collision_chars
 from .changes import Changes, DeletedTopic
 from .clients import Client
-from .consuming.assignments import Assignment, Group, Place
+from .consuming.assignments import Assignment, Group, TopicIdPartition
 from .consuming.offsets import CommittedOffset
 from .delayed.waiting import Delays
 from .log import Application
@@ -260,32 +260,32 @@ class State:
         """Note that a member has joined, changed or left."""
         self.changes.members[group, member_id] = self.step
 
-    def change_assignment(self, group: Group, place: Place) -> Assignment | None:
+    def change_assignment(self, group: Group, tp: TopicIdPartition) -> Assignment | None:
         """Return the group's assignment of a partition, if it has the partition, in order to change it."""
-        assignment = group.assignments.get(place)
+        assignment = group.assignments.get(tp)
         if assignment is not None:
-            self.changes.assignments[group.group, place] = self.step
+            self.changes.assignments[group.group, tp] = self.step
         return assignment
 
-    def add_assignment(self, group: Group, place: Place, assignment: Assignment) -> None:
+    def add_assignment(self, group: Group, tp: TopicIdPartition, assignment: Assignment) -> None:
         """Add a partition to the group."""
-        group.add_partition(place, assignment)
-        self.changes.assignments[group.group, place] = self.step
+        group.add_partition(tp, assignment)
+        self.changes.assignments[group.group, tp] = self.step
 
     def remove_assignments(self, group: Group, topic_id: int, first: int) -> None:
         """Remove the topic's partitions from this number on from the group."""
-        for place, assignment in group.remove_partitions(topic_id, first):
-            self.changes.assignments[group.group, place] = self.step
-            self.changes.removed_places[group.group, place] = assignment.topic
+        for tp, assignment in group.remove_partitions(topic_id, first):
+            self.changes.assignments[group.group, tp] = self.step
+            self.changes.removed_partitions[group.group, tp] = assignment.topic
 
     def list_groups_with(self, topic_id: int) -> Iterator[str]:
         """Yield the groups that have partitions of this topic."""
         return (name for name, group in self.groups.items() if topic_id in group.partition_counts)
 
-    def list_group_places(self, group: str) -> list[tuple[int, int]]:
+    def list_group_partitions(self, group: str) -> list[tuple[int, int]]:
         """Return the (topic_id, partition) that the group has committed or owns, sorted."""
         state_of_group = self.groups.get(group)
-        return self.existing_places(
+        return self.existing_partitions(
             {*self.offsets.get(group, ()), *(state_of_group.assignments if state_of_group else ())}
         )
 
@@ -294,62 +294,62 @@ class State:
         state_of_group = self.groups.get(group)
         return int(state_of_group.config.get("offsets.retention.ms", default_ms)) if state_of_group else default_ms
 
-    def existing_places(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    def existing_partitions(self, topic_partitions: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return those (topic_id, partition) whose topic still exists, sorted."""
-        return sorted([place for place in places if place[0] in self.topics])
+        return sorted([tp for tp in topic_partitions if tp[0] in self.topics])
 
-    def set_offset(self, group: str, place: tuple[int, int], offset: int, metadata: str | None = None) -> None:
+    def set_offset(self, group: str, tp: tuple[int, int], offset: int, metadata: str | None = None) -> None:
         """Set the committed offset of the group. Its counts of lost messages stay."""
         committed = self.offsets.setdefault(group, {})
-        before = committed.get(place)
+        before = committed.get(tp)
         counts = (before.deleted_count, before.expired_count) if before else ()
-        committed[place] = CommittedOffset(offset, metadata, self.now_ms, *counts)
-        self.changes.offsets[group, place] = self.step
+        committed[tp] = CommittedOffset(offset, metadata, self.now_ms, *counts)
+        self.changes.offsets[group, tp] = self.step
 
-    def replace_offset(self, group: str, place: tuple[int, int], committed: CommittedOffset) -> None:
+    def replace_offset(self, group: str, tp: tuple[int, int], committed: CommittedOffset) -> None:
         """Replace a committed offset of the group, which exists."""
-        self.offsets[group][place] = committed
-        self.changes.offsets[group, place] = self.step
+        self.offsets[group][tp] = committed
+        self.changes.offsets[group, tp] = self.step
 
-    def remove_offset(self, group: str, place: tuple[int, int]) -> None:
+    def remove_offset(self, group: str, tp: tuple[int, int]) -> None:
         """Remove a committed offset of the group, if it exists, and the deliveries after it."""
         committed = self.offsets.get(group, {})
-        committed.pop(place, None)
+        committed.pop(tp, None)
         if not committed:
             self.offsets.pop(group, None)
-        self.forget_deliveries(group, place)
+        self.forget_deliveries(group, tp)
 
-    def find_deliveries(self, group: str, place: tuple[int, int]) -> Deliveries | None:
+    def find_deliveries(self, group: str, tp: tuple[int, int]) -> Deliveries | None:
         """Return the deliveries of the partition, if there are any. group: a group, or REDRIVE."""
         if group != REDRIVE:
-            return self.deliveries.get(group, {}).get(place)
-        topic = self.topics.get(place[0])
-        return None if topic is None else topic.redrives.get(place[1])
+            return self.deliveries.get(group, {}).get(tp)
+        topic = self.topics.get(tp[0])
+        return None if topic is None else topic.redrives.get(tp[1])
 
-    def forget_deliveries(self, group: str, place: tuple[int, int]) -> None:
+    def forget_deliveries(self, group: str, tp: tuple[int, int]) -> None:
         """Forget the deliveries, so that all messages after the committed offset are new."""
         deliveries = self.deliveries.get(group, {})
-        deliveries.pop(place, None)
+        deliveries.pop(tp, None)
         if not deliveries:
             self.deliveries.pop(group, None)
-        self.changes.offsets[group, place] = self.step
-        self.dying.discard((group, *place))
+        self.changes.offsets[group, tp] = self.step
+        self.dying.discard((group, *tp))
 
-    def note_deliveries(self, group: str, place: tuple[int, int]) -> None:
+    def note_deliveries(self, group: str, tp: tuple[int, int]) -> None:
         """Note that deliveries have changed, and update the index of dying messages. group: a group, or REDRIVE."""
         if group == REDRIVE:
-            self.changes.partitions[place] = self.step
+            self.changes.partitions[tp] = self.step
         else:
-            self.changes.offsets[group, place] = self.step
-        deliveries = self.find_deliveries(group, place)
+            self.changes.offsets[group, tp] = self.step
+        deliveries = self.find_deliveries(group, tp)
         is_dying = deliveries is not None and deliveries.dying_count > 0
-        (self.dying.add if is_dying else self.dying.discard)((group, *place))
+        (self.dying.add if is_dying else self.dying.discard)((group, *tp))
 
     def find_pending_offsets(self, group: str) -> dict[tuple[int, int], str]:
         """Return the partitions of the group that open transactions hold: (topic_id, partition) -> transactional id."""
         return {
-            place: name
+            tp: name
             for name in sorted(self.ongoing)
-            for place in self.transactions[name].list_places(group)
-            if place[0] in self.topics
+            for tp in self.transactions[name].list_partitions(group)
+            if tp[0] in self.topics
         }

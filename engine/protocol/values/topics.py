@@ -229,7 +229,7 @@ class Topic:
         for status in {self.status(partition) for partition in partitions}:
             LOG_TRANSITIONS.move(status, event)
 
-    def place(self, partition: int) -> tuple[int, int]:
+    def find_partition(self, partition: int) -> tuple[int, int]:
         """Return the topic's id and this partition. Raises UnknownTopicOrPartition."""
         if not 0 <= partition < self.log_count:
             raise UnknownTopicOrPartition(

@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from .base import Count, Number, Request, Result, TransactionRecord
-from .consuming.assignments import Place
+from .consuming.assignments import TopicIdPartition
 from .consuming.offsets import OffsetCommit
 from .producers import TransactionRef
 from .queues.deliveries import MessageRanges
@@ -173,10 +173,10 @@ class Transaction(msgspec.Struct):
     ended: EndedTransaction | None = None
     batch_id: int = -1
 
-    def list_places(self, group: str) -> Iterator[Place]:
+    def list_partitions(self, group: str) -> Iterator[TopicIdPartition]:
         """Yield the partitions in which the transaction holds offsets or messages of the group."""
         yield from ((topic_id, commit.partition) for topic_id, commit in self.offsets.get(group, ()))
-        yield from (part.place for part in self.acknowledged.get(group, ()))
+        yield from (part.topic_partition for part in self.acknowledged.get(group, ()))
 
 
 REQUESTS = (EndTransaction, AbortTransaction)

@@ -12,7 +12,7 @@ from functools import partial
 
 from ...protocol.assignors.assignor import Member
 from ...protocol.rules.consuming.reconciling import find_groups_without_target
-from ...protocol.values.consuming.assignments import Group, Place
+from ...protocol.values.consuming.assignments import Group, TopicIdPartition
 from ...protocol.values.consuming.groups import TargetComputed
 from ...protocol.values.state import State
 from .assignor_runs import PlugInThreads, compute_assignment
@@ -91,8 +91,8 @@ def _compute_target(
     threads: PlugInThreads,
 ) -> TargetComputed:
     computed = compute_assignment(assignor, default_assignor, counts, members, timeout_s, threads.run)
-    target: dict[str, list[Place]] = {
-        member_id: [(ids[topic], partition) for topic, partition in places]
-        for member_id, places in computed.assignment.items()
+    target: dict[str, list[TopicIdPartition]] = {
+        member_id: [(ids[topic], partition) for topic, partition in topic_partitions]
+        for member_id, topic_partitions in computed.assignment.items()
     }
     return TargetComputed(name, group_epoch, computed.assignor, target, computed.problem)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lakemq.engine.protocol.values.producers import TransactionRef
 
-Place = tuple[int, int]
+TopicIdPartition = tuple[int, int]
 """topic_id and partition."""
 
 
@@ -29,7 +29,7 @@ class Transaction:
     ended_by: str = ""
     parts: int = 0
     failed: bool = False
-    offsets: dict[str, dict[Place, int]] = field(default_factory=dict)
+    offsets: dict[str, dict[TopicIdPartition, int]] = field(default_factory=dict)
 
 
 class Log(list["str | None"]):
@@ -90,7 +90,7 @@ class Producer:
     epoch: int
     seen_at_ms: int
     transactional_id: str | None = None
-    appended: dict[Place, list[tuple[int, int, int]]] = field(default_factory=dict)
+    appended: dict[TopicIdPartition, list[tuple[int, int, int]]] = field(default_factory=dict)
     """Place -> (sequence, count, offset) of its last five batches."""
 
 
@@ -130,7 +130,7 @@ class Namespace:
     rejected: list[str] = field(default_factory=list)
     lost_files: set[int] = field(default_factory=set)
     ids: dict[str, TransactionalId] = field(default_factory=dict)
-    offsets: dict[str, dict[Place, int]] = field(default_factory=dict)
+    offsets: dict[str, dict[TopicIdPartition, int]] = field(default_factory=dict)
     """Group -> its committed offsets."""
 
     def find_topic(self, name: str) -> Topic:
@@ -142,14 +142,14 @@ class Namespace:
     def active(self) -> list[Topic]:
         return [topic for topic in self.topics.values() if topic.active]
 
-    def place(self, topic: Topic, partition: int) -> Place:
+    def find_partition(self, topic: Topic, partition: int) -> TopicIdPartition:
         if not 0 <= partition < len(topic.logs):
             raise Refused("UNKNOWN_TOPIC_OR_PARTITION")
         return topic.topic_id, partition
 
-    def log(self, place: Place) -> Log:
-        return self.topics[place[0]].logs[place[1]]
+    def log(self, tp: TopicIdPartition) -> Log:
+        return self.topics[tp[0]].logs[tp[1]]
 
-    def logs(self) -> dict[Place, Log]:
+    def logs(self) -> dict[TopicIdPartition, Log]:
         """Return the logs of all topics that exist."""
         return {(t.topic_id, p): log for t in self.active() for p, log in enumerate(t.logs)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateful.model import transactions
-from stateful.model.namespace import Namespace, Place, Refused
+from stateful.model.namespace import Namespace, Refused, TopicIdPartition
 
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
@@ -14,10 +14,10 @@ def commit(model: Namespace, request: CommitOffsets) -> Done:
         transactions.check_writer(model, request.transaction)
     new_offsets = {}
     for offset in request.offsets:
-        place = _place(model, offset)
-        if not 0 <= offset.offset <= len(model.log(place)):
+        tp = _place(model, offset)
+        if not 0 <= offset.offset <= len(model.log(tp)):
             raise Refused("OFFSET_OUT_OF_RANGE")
-        new_offsets[place] = offset.offset
+        new_offsets[tp] = offset.offset
     if not new_offsets:
         return Done()
     committed = model.offsets
@@ -42,8 +42,8 @@ def fetch(model: Namespace, request: FetchOffsets) -> OffsetsFetched:
     return OffsetsFetched([OffsetCommit(model.topics[t].topic, p, offset, None, t) for (t, p), offset in committed])
 
 
-def _place(model: Namespace, offset: OffsetCommit) -> Place:
+def _place(model: Namespace, offset: OffsetCommit) -> TopicIdPartition:
     topic = model.find_topic(offset.topic) if offset.topic_id is None else model.topics.get(offset.topic_id)
     if topic is None or not topic.active:
         raise Refused("UNKNOWN_TOPIC_ID")
-    return model.place(topic, offset.partition)
+    return model.find_partition(topic, offset.partition)

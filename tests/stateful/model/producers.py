@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stateful.model.namespace import Namespace, Place, Producer, Refused
+from stateful.model.namespace import Namespace, Producer, Refused, TopicIdPartition
 
 from lakemq.engine.protocol.values.log import Produce
 from lakemq.engine.protocol.values.producers import ProducerDone, ProducerSequences
 
 SEQUENCES = 2**31
 REFUSED = (0, -1)
-"""The place under which a producer's rejected rows are counted."""
+"""The partition under which a producer's rejected rows are counted."""
 
 
 def init(model: Namespace, transactional_id: str | None = None) -> ProducerDone:
@@ -68,7 +68,7 @@ def remember_rejection(model: Namespace, request: Produce, count: int) -> None:
         _note(model, request.producer, REFUSED, sequence, count, 0)
 
 
-def _place(request: Produce, unit: tuple[int, int]) -> Place:
+def _place(request: Produce, unit: tuple[int, int]) -> TopicIdPartition:
     return request.topics[unit[0]].topic_id, unit[1]
 
 
@@ -78,13 +78,13 @@ def _sequence(sequences: ProducerSequences, unit: tuple[int, int]) -> int:
 
 
 def _find_appended_offset(
-    model: Namespace, sequences: ProducerSequences, place: Place, sequence: int, count: int
+    model: Namespace, sequences: ProducerSequences, tp: TopicIdPartition, sequence: int, count: int
 ) -> int | None:
     """Return the offset of a batch that was appended before under this sequence; None if the sequence is the next
     one.
     """
     producer = model.producers[sequences.producer_id]
-    last = producer.appended.get(place, []) if sequences.producer_epoch == producer.epoch else []
+    last = producer.appended.get(tp, []) if sequences.producer_epoch == producer.epoch else []
     for s, n, offset in last:
         if (s, n) == (sequence, count):
             return offset
@@ -93,11 +93,13 @@ def _find_appended_offset(
     return None
 
 
-def _note(model: Namespace, sequences: ProducerSequences, place: Place, sequence: int, count: int, offset: int) -> None:
+def _note(
+    model: Namespace, sequences: ProducerSequences, tp: TopicIdPartition, sequence: int, count: int, offset: int
+) -> None:
     producer = model.producers[sequences.producer_id]
     if sequences.producer_epoch > producer.epoch:
         producer.epoch, producer.appended = sequences.producer_epoch, {}
     producer.seen_at_ms = model.now_ms
-    last = producer.appended.setdefault(place, [])
+    last = producer.appended.setdefault(tp, [])
     last.append((sequence, count, offset))
     del last[:-5]

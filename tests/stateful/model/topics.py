@@ -36,7 +36,7 @@ def delete(model: Namespace, request: DeleteTopic) -> Done:
     topic = model.find_topic(request.topic)
     topic.active = False
     for group, committed in list(model.offsets.items()):
-        remaining = {place: offset for place, offset in committed.items() if place[0] != topic.topic_id}
+        remaining = {tp: offset for tp, offset in committed.items() if tp[0] != topic.topic_id}
         model.offsets[group] = remaining
         if not remaining:
             del model.offsets[group]
@@ -53,7 +53,7 @@ def outgrow(model: Namespace, topic_id: int, cuts: dict[int, int]) -> None:
 def delete_records(model: Namespace, request: DeleteRecords) -> Done:
     topic = model.find_topic(request.topic)
     for partition, before in request.before.items():
-        if before > len(model.log(model.place(topic, partition))):
+        if before > len(model.log(model.find_partition(topic, partition))):
             raise Refused("OFFSET_OUT_OF_RANGE")
     for partition, before in request.before.items():
         log = topic.logs[partition]

@@ -141,7 +141,7 @@ def close(model: Namespace, transaction: Transaction, outcome: str) -> None:
             log.add([None], transaction)
     if outcome == "committed":
         for group, offsets in transaction.offsets.items():
-            existing = {place: offset for place, offset in offsets.items() if model.topics[place[0]].active}
+            existing = {tp: offset for tp, offset in offsets.items() if model.topics[tp[0]].active}
             if existing:
                 model.offsets.setdefault(group, {}).update(existing)
 

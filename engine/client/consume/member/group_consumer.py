@@ -179,5 +179,5 @@ class GroupConsumer(MemberConsumer):
         """
         with self._lock.own:
             still_owned = self._member.find_still_owned(batch)
-            self._reader.go_back({place: start for place, start in batch.starts.items() if place in still_owned})
+            self._reader.go_back({tp: start for tp, start in batch.starts.items() if tp in still_owned})
             return len(still_owned) == len(batch.offsets)

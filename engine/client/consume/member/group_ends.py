@@ -38,13 +38,13 @@ class GroupEnds:
         """Return the number of offsets that the group is not done with."""
         with self._lock.own:
             progress = self._member.membership.read_progress()
-            return {place: partition.count_remaining(partition.end) for place, partition in progress.items()}
+            return {tp: partition.count_remaining(partition.end) for tp, partition in progress.items()}
 
     def find_ends(self) -> Ends:
         with self._lock.own:
             self._member.check_open()
             progress = self._member.membership.read_progress()
-            return {place: (partition.topic_id, partition.end) for place, partition in progress.items()}
+            return {tp: (partition.topic_id, partition.end) for tp, partition in progress.items()}
 
     def find_remainder(self, ends: Ends) -> Remainder:
         with self._lock.own:
@@ -55,9 +55,9 @@ class GroupEnds:
             if any(part.owner == OWN for part in remainder.values()):
                 return remainder
             # Other members may be done although their commits are before the ends: see _has_messages.
-            return remainder if any(self._has_messages(place, progress[place], ends) for place in remainder) else {}
+            return remainder if any(self._has_messages(tp, progress[tp], ends) for tp in remainder) else {}
 
-    def _has_messages(self, place: TopicPartition, progress: PartitionProgress, ends: Ends) -> bool:
+    def _has_messages(self, tp: TopicPartition, progress: PartitionProgress, ends: Ends) -> bool:
         """Return whether messages are left before the end.
 
         A member commits the offset after its last message. Between that and the end there may be markers of
@@ -65,7 +65,7 @@ class GroupEnds:
         """
         if progress.deliveries is not None:
             return True  # a queue group acknowledges those, too
-        (topic, partition), end = place, ends[place][1]
+        (topic, partition), end = tp, ends[tp][1]
         fetched = self._fetcher.try_to_fetch(
             topic, progress.topic_id, {partition: progress.next_offset}, {partition: end}
         )

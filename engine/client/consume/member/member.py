@@ -36,7 +36,7 @@ class PartitionHolder(Protocol):
         """Return the partitions that are lost when the group has lost the member, before it joins again."""
         ...
 
-    def lose(self, place: TopicPartition) -> bool:
+    def lose(self, tp: TopicPartition) -> bool:
         """Drop a partition that the member has no longer, and return whether the user must be told."""
         ...
 
@@ -204,17 +204,15 @@ class Member:
     def _find_lost(self, owned: OwnedPartitions) -> list[TopicPartition]:
         """Return reported partitions that the member has no longer, or has under a later assignment."""
         return [
-            place
-            for place, partition in self.partitions.items()
-            if place not in owned or owned[place].epoch != partition.epoch
+            tp for tp, partition in self.partitions.items() if tp not in owned or owned[tp].epoch != partition.epoch
         ]
 
-    def _report_loss(self, places: Sequence[TopicPartition], holder: PartitionHolder) -> None:
+    def _report_loss(self, topic_partitions: Sequence[TopicPartition], holder: PartitionHolder) -> None:
         news = []
-        for place in places:
-            self.partitions.pop(place, None)
-            if holder.lose(place):
-                news.append(place)
+        for tp in topic_partitions:
+            self.partitions.pop(tp, None)
+            if holder.lose(tp):
+                news.append(tp)
         if news:
             self._listener.on_lost(sorted(news))
 
@@ -226,26 +224,24 @@ class Member:
         with suppress(LakeMQError):
             owned = self.membership.read_view().owned
             revoked = {
-                place: partition
-                for place, partition in owned.items()
-                if partition.is_paused and partition.deliveries is None
+                tp: partition for tp, partition in owned.items() if partition.is_paused and partition.deliveries is None
             }
             if revoked:
                 self.membership.release(revoked)
 
     # -- what others ask ----------------------------------------------------------------------------------
 
-    def find_ownership(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Ownership]:
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Ownership]:
         """Return since when the member has these partitions."""
         return {
-            place: Ownership(partition.since_ms, partition.start_offset, partition.epoch)
-            for place in places
-            if (partition := self.partitions.get(place)) is not None
+            tp: Ownership(partition.since_ms, partition.start_offset, partition.epoch)
+            for tp in topic_partitions
+            if (partition := self.partitions.get(tp)) is not None
         }
 
     def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         """Return offsets that can be committed, with the assignments under which they were read."""
-        epochs = {place: self.partitions[place].epoch for place in offsets if place in self.partitions}
+        epochs = {tp: self.partitions[tp].epoch for tp in offsets if tp in self.partitions}
         return ConsumedOffsets(offsets, topic_ids, self.membership.member_id, epochs, self.generation)
 
     def find_still_owned(self, batch: ConsumerBatch) -> list[TopicPartition]:
@@ -256,9 +252,9 @@ class Member:
     def read_committed(self) -> dict[TopicPartition, OffsetCommit]:
         """Return what the group has committed of the partitions that the user knows of."""
         return {
-            place: OffsetCommit(*place, commit.offset, commit.metadata, partition.bounds.topic_id)
-            for place, partition in self.membership.read_view().owned.items()
-            if (commit := partition.committed) is not None and place in self.partitions
+            tp: OffsetCommit(*tp, commit.offset, commit.metadata, partition.bounds.topic_id)
+            for tp, partition in self.membership.read_view().owned.items()
+            if (commit := partition.committed) is not None and tp in self.partitions
         }
 
     def waits_for_partitions(self) -> bool:

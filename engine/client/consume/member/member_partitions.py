@@ -34,21 +34,21 @@ class MemberPartitions:
         """
         partitions, current = self._member.partitions, self._member.membership.read_view(newest).owned
         owned = {p: current[p] for p, old in partitions.items() if p in current and current[p].epoch == old.epoch}
-        self.revoked = {place for place, partition in owned.items() if partition.is_paused}
-        for place, partition in owned.items():
-            if place not in positions.by_place:
-                positions.by_place[place] = ReadPosition(
+        self.revoked = {tp for tp, partition in owned.items() if partition.is_paused}
+        for tp, partition in owned.items():
+            if tp not in positions.by_partition:
+                positions.by_partition[tp] = ReadPosition(
                     partition.bounds.topic_id,
                     partition.start_offset,
-                    is_group_start=partitions[place].committed is None,
+                    is_group_start=partitions[tp].committed is None,
                 )
-        return {place: partition.bounds for place, partition in owned.items()}
+        return {tp: partition.bounds for tp, partition in owned.items()}
 
-    def read_committed(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
         return self._member.read_committed()
 
-    def find_ownership(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
-        return self._member.find_ownership(places)
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        return self._member.find_ownership(topic_partitions)
 
     def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
         return self._member.build_offsets(offsets, topic_ids)
@@ -80,18 +80,18 @@ class PositionHolder:
         """Return all partitions: other members may have them already."""
         return list(self._member.partitions)
 
-    def lose(self, place: TopicPartition) -> bool:
-        self._reader.forget(place)
+    def lose(self, tp: TopicPartition) -> bool:
+        self._reader.forget(tp)
         return True
 
     def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
-        return [place for place, partition in owned.items() if partition.is_paused and place in self._member.partitions]
+        return [tp for tp, partition in owned.items() if partition.is_paused and tp in self._member.partitions]
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
-        for place in reported:
-            self._member.partitions.pop(place, None)
-            self._reader.forget(place)
-        revoked = {place: partition for place, partition in owned.items() if partition.is_paused}
+        for tp in reported:
+            self._member.partitions.pop(tp, None)
+            self._reader.forget(tp)
+        revoked = {tp: partition for tp, partition in owned.items() if partition.is_paused}
         if revoked and not self._lock.is_closed:
             self._member.membership.release(revoked)
 

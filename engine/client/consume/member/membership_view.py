@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from ....protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, Place
+from ....protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, TopicIdPartition
 from ....protocol.values.consuming.offsets import CommittedOffset
 from ....protocol.values.queues.partition_deliveries import Deliveries, DeliveryPolicy
 from ....protocol.values.state import State
@@ -164,8 +164,8 @@ def _find_owned_partitions(
 ) -> dict[TopicPartition, OwnedPartition]:
     committed = state.offsets.get(group.group, {})
     owned = {}
-    for topic_id, places in groupby(group.list_places_of(member_id), key=itemgetter(0)):
-        topic, partitions = state.topics.get(topic_id), [partition for _, partition in places]
+    for topic_id, topic_partitions in groupby(group.list_partitions_of(member_id), key=itemgetter(0)):
+        topic, partitions = state.topics.get(topic_id), [partition for _, partition in topic_partitions]
         if topic is None:
             continue
         # Only the member's own partitions: a topic may have thousands, and each member does this with each poll.
@@ -183,10 +183,10 @@ def _find_owned_partitions(
     return owned
 
 
-def _copy_deliveries(state: State, group: Group, place: Place) -> Deliveries:
+def _copy_deliveries(state: State, group: Group, tp: TopicIdPartition) -> Deliveries:
     """Return a copy of the deliveries of a queue group's partition, because later steps change the state."""
-    deliveries, committed = state.find_deliveries(group.group, place), state.offsets.get(group.group, {}).get(place)
+    deliveries, committed = state.find_deliveries(group.group, tp), state.offsets.get(group.group, {}).get(tp)
     if deliveries is not None:
         return deliveries.copy()
-    start = group.assignments[place].start_offset if committed is None else committed.offset
+    start = group.assignments[tp].start_offset if committed is None else committed.offset
     return Deliveries(start or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ....protocol.values.consuming.assignments import Group, Place
+from ....protocol.values.consuming.assignments import Group, TopicIdPartition
 from ....protocol.values.queues.partition_deliveries import Deliveries
 from ....protocol.values.state import State
 from ...fetch.planning.plan import Isolation, read_bounds
@@ -46,17 +46,15 @@ def read_progress(state: State, name: str, topics: Collection[str], isolation: I
     if group.is_queue:
         isolation = group.setting("isolation.level")
     ids = {state.topic_ids[topic] for topic in topics if topic in state.topic_ids}
-    places = [place for place in group.assignments if place[0] in ids]
-    return {
-        (state.topics[place[0]].topic, place[1]): _read_partition(state, group, place, isolation) for place in places
-    }
+    topic_partitions = [tp for tp in group.assignments if tp[0] in ids]
+    return {(state.topics[tp[0]].topic, tp[1]): _read_partition(state, group, tp, isolation) for tp in topic_partitions}
 
 
-def _read_partition(state: State, group: Group, place: Place, isolation: Isolation) -> PartitionProgress:
-    (bounds,) = read_bounds(state.topics[place[0]], isolation, [place[1]])
-    assignment, committed = group.assignments[place], state.offsets.get(group.group, {}).get(place)
+def _read_partition(state: State, group: Group, tp: TopicIdPartition, isolation: Isolation) -> PartitionProgress:
+    (bounds,) = read_bounds(state.topics[tp[0]], isolation, [tp[1]])
+    assignment, committed = group.assignments[tp], state.offsets.get(group.group, {}).get(tp)
     next_offset = assignment.start_offset if committed is None else committed.offset
-    deliveries = state.find_deliveries(group.group, place) if group.is_queue else None
+    deliveries = state.find_deliveries(group.group, tp) if group.is_queue else None
     return PartitionProgress(
         bounds.topic_id,
         max(next_offset or 0, bounds.first),  # deleted offsets are passed over
@@ -78,16 +76,16 @@ def find_remainder_by_group(
         member_id: of the member.
     """
     remainder = {
-        place: PartitionRemainder(count, _name_owner(partition.owner, member_id))
-        for place, partition in progress.items()
-        if partition.topic_id == ends[place][0] and (count := partition.count_remaining(ends[place][1]))
+        tp: PartitionRemainder(count, _name_owner(partition.owner, member_id))
+        for tp, partition in progress.items()
+        if partition.topic_id == ends[tp][0] and (count := partition.count_remaining(ends[tp][1]))
     }
-    for place in remainder.keys() & own_positions.keys():
-        count = ends[place][1] - own_positions[place]
+    for tp in remainder.keys() & own_positions.keys():
+        count = ends[tp][1] - own_positions[tp]
         if count > 0:
-            remainder[place] = PartitionRemainder(count, OWN)
+            remainder[tp] = PartitionRemainder(count, OWN)
         else:
-            del remainder[place]
+            del remainder[tp]
     return remainder
 
 

@@ -155,7 +155,7 @@ class AssignedConsumer(Consumer):
             UnstableOffsetCommit: that takes longer than `default_timeout_ms`.
             ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
         """
-        return self._partitions.read_committed(list(self._reader.positions.by_place))
+        return self._partitions.read_committed(list(self._reader.positions.by_partition))
 
     def close(self) -> None:
         """Stop polling. Nothing is committed by this."""
@@ -172,7 +172,7 @@ class _PositionEnds:
     def find_ends(self) -> Ends:
         with self._lock.own:
             self._lock.check_open()
-            return {place: (bounds.topic_id, bounds.end) for place, bounds in self._reader.read_bounds().items()}
+            return {tp: (bounds.topic_id, bounds.end) for tp, bounds in self._reader.read_bounds().items()}
 
     def find_remainder(self, ends: Ends) -> Remainder:
         with self._lock.own:

@@ -66,14 +66,14 @@ class AssignedPartitions:
         self._has_begun = True
         return bounds
 
-    def read_committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
+    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetCommit]:
         """Return what the group has committed. Waits while an open transaction holds some of the offsets back.
 
         Raises:
             UnstableOffsetCommit: that takes too long.
             ThrottlingQuotaExceeded: the sequencer was too busy with other answers all that time.
         """
-        request = FetchOffsets(self._group, list(places))
+        request = FetchOffsets(self._group, list(topic_partitions))
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
         while True:
             try:
@@ -86,7 +86,7 @@ class AssignedPartitions:
             assert isinstance(answer, OffsetsFetched)
             return {(commit.topic, commit.partition): commit for commit in answer.offsets}
 
-    def find_ownership(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
         return {}
 
     def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:

@@ -46,11 +46,11 @@ class Partitions(Protocol):
         """
         ...
 
-    def read_committed(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
         """Return what the group has committed of these partitions."""
         ...
 
-    def find_ownership(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
         """Return since when a member of a group has these partitions; empty for assigned partitions."""
         ...
 
@@ -93,9 +93,9 @@ class PositionReader:
 
     # -- the partitions ---------------------------------------------------------------------------------
 
-    def list_places(self) -> Container[TopicPartition]:
+    def list_partitions(self) -> Container[TopicPartition]:
         """Return the partitions that have a position."""
-        return self.positions.by_place
+        return self.positions.by_partition
 
     def read_bounds(self, newest: bool = True) -> dict[TopicPartition, Bounds]:
         """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these.
@@ -105,16 +105,16 @@ class PositionReader:
         return self._partitions.read_bounds(self.positions, newest)
 
     def _read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
-        return self._partitions.read_committed(list(self.positions.by_place))
+        return self._partitions.read_committed(list(self.positions.by_partition))
 
-    def forget(self, place: TopicPartition) -> None:
+    def forget(self, tp: TopicPartition) -> None:
         """Drop a partition."""
-        self.positions.by_place.pop(place, None)
-        self.paused_by_user.discard(place)
+        self.positions.by_partition.pop(tp, None)
+        self.paused_by_user.discard(tp)
 
     def forget_all(self) -> None:
         """Drop all partitions."""
-        self.positions.by_place.clear()
+        self.positions.by_partition.clear()
         self.paused_by_user.clear()
 
     # -- reading ----------------------------------------------------------------------------------------
@@ -132,13 +132,13 @@ class PositionReader:
         bounds, offsets = self.positions.settle(newest=not self._has_looked)
         self._has_looked = False
         excluded = self._find_exclusions()
-        behind = {place: bounds[place].end - offset for place, offset in offsets.items() if place not in excluded}
+        behind = {tp: bounds[tp].end - offset for tp, offset in offsets.items() if tp not in excluded}
         sizes = divide_room(behind, max(max_records, read_ahead))
-        ends = {place: offsets[place] + count for place, count in sizes.items() if count}
+        ends = {tp: offsets[tp] + count for tp, count in sizes.items() if count}
         topic_ids = self._list_topic_ids()
         parts = self.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
         if read_ahead and parts is not None and (cut := cut_to_messages(ends, parts, max_records)) != ends:
-            ends = {place: end for place, end in cut.items() if end > offsets[place]}
+            ends = {tp: end for tp, end in cut.items() if end > offsets[tp]}
             parts = self.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
         if parts is None:
             return None
@@ -148,22 +148,20 @@ class PositionReader:
         return batch
 
     def _move(self, ends: Mapping[TopicPartition, int], moves: Moves) -> None:
-        before = self.positions.by_place
-        after = {place: replace(before[place], offset=end) for place, end in ends.items()}
-        moves |= {
-            place: (moves[place][0] if place in moves else before[place], position) for place, position in after.items()
-        }
+        before = self.positions.by_partition
+        after = {tp: replace(before[tp], offset=end) for tp, end in ends.items()}
+        moves |= {tp: (moves[tp][0] if tp in moves else before[tp], position) for tp, position in after.items()}
         # Partitions read last come last. One assignment, because an interrupt may come at any time.
-        self.positions.by_place = {**{p: position for p, position in before.items() if p not in after}, **after}
+        self.positions.by_partition = {**{p: position for p, position in before.items() if p not in after}, **after}
 
     def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
         """Move positions back to where they were before a poll that failed."""
-        for place, (before, after) in moves.items():
-            if self.positions.by_place.get(place) is after:
-                self.positions.by_place[place] = before
+        for tp, (before, after) in moves.items():
+            if self.positions.by_partition.get(tp) is after:
+                self.positions.by_partition[tp] = before
 
     def mark_unseen(self, batch: ConsumerBatch) -> UnseenPositions:
-        return UnseenPositions(batch, lambda: self.positions.by_place, self._find_exclusions)
+        return UnseenPositions(batch, lambda: self.positions.by_partition, self._find_exclusions)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
         batch.outcome = self._partitions.find_outcome(self._is_behind)
@@ -181,13 +179,13 @@ class PositionReader:
         return self.paused_by_user | self._partitions.revoked
 
     def _list_topic_ids(self) -> dict[str, int]:
-        return {topic: position.topic_id for (topic, _), position in self.positions.by_place.items()}
+        return {topic: position.topic_id for (topic, _), position in self.positions.by_partition.items()}
 
     def _is_behind(self) -> bool:
         """Return whether something is left before the ends of the partitions, as of the step that was read last."""
         bounds = self.read_bounds(newest=False)
-        offsets = {place: position.offset for place, position in self.positions.by_place.items() if place in bounds}
-        return any(offset is None or offset < bounds[place].end for place, offset in offsets.items())
+        offsets = {tp: position.offset for tp, position in self.positions.by_partition.items() if tp in bounds}
+        return any(offset is None or offset < bounds[tp].end for tp, offset in offsets.items())
 
     # -- where it is ------------------------------------------------------------------------------------
 
@@ -208,23 +206,23 @@ class PositionReader:
                 found=offset,
                 expected=f"{bounds.first} to {bounds.high_watermark}",
             )
-        self.positions.by_place[topic, partition].offset = offset
+        self.positions.by_partition[topic, partition].offset = offset
 
     def go_back(self, starts: Mapping[TopicPartition, int]) -> None:
         """Read on from these offsets, in partitions that have a position."""
-        positions = self.positions.by_place
-        for place in starts.keys() & positions.keys():
-            positions[place] = replace(positions[place], offset=starts[place])
+        positions = self.positions.by_partition
+        for tp in starts.keys() & positions.keys():
+            positions[tp] = replace(positions[tp], offset=starts[tp])
 
     def count_lag(self) -> dict[TopicPartition, int]:
         """Return the number of offsets from each position to the end of what this isolation sees."""
         bounds, offsets = self.positions.settle()
-        return {place: max(0, bounds[place].end - offset) for place, offset in offsets.items()}
+        return {tp: max(0, bounds[tp].end - offset) for tp, offset in offsets.items()}
 
     def list_known_offsets(self) -> dict[TopicPartition, int]:
         """Return the positions that are known, of the partitions that the consumer has now."""
-        bounds, positions = self.read_bounds(), self.positions.by_place
-        return {place: offset for place in bounds if (offset := positions[place].offset) is not None}
+        bounds, positions = self.read_bounds(), self.positions.by_partition
+        return {tp: offset for tp in bounds if (offset := positions[tp].offset) is not None}
 
     def find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
         """Return the offsets that the user named, or all positions, with the ids of their topics.
@@ -234,5 +232,5 @@ class PositionReader:
         if named is not None:
             offsets = parse_partition_offsets("what", named)
         else:
-            offsets = {p: at.offset for p, at in self.positions.by_place.items() if at.offset is not None}
+            offsets = {p: at.offset for p, at in self.positions.by_partition.items() if at.offset is not None}
         return self._partitions.build_offsets(offsets, self._list_topic_ids())

@@ -59,16 +59,16 @@ class Positions:
         """
         self._group, self._reset = group, reset
         self._read_bounds, self._read_committed = read_bounds, read_committed
-        self.by_place: dict[TopicPartition, ReadPosition] = {}
+        self.by_partition: dict[TopicPartition, ReadPosition] = {}
 
     def follow(self, bounds: Mapping[TopicPartition, Bounds], are_new: bool) -> None:
         """Keep positions of exactly these partitions; are_new: those that are added came after the consumer began."""
-        for place in self.by_place.keys() - bounds.keys():
-            del self.by_place[place]
-        for place, partition in bounds.items():
-            position = self.by_place.get(place)
+        for tp in self.by_partition.keys() - bounds.keys():
+            del self.by_partition[tp]
+        for tp, partition in bounds.items():
+            position = self.by_partition.get(tp)
             if position is None or position.topic_id != partition.topic_id:  # else the topic was created again
-                self.by_place[place] = ReadPosition(partition.topic_id, is_new=are_new)
+                self.by_partition[tp] = ReadPosition(partition.topic_id, is_new=are_new)
 
     def settle(
         self, only: TopicPartition | None = None, newest: bool = True
@@ -83,32 +83,32 @@ class Positions:
         """
         bounds, asked_topic_ids = self._read_bounds(newest), dict[TopicPartition, int]()
         # Partitions may come, or belong to a topic that is created again, while the committed offsets are read.
-        while any(asked_topic_ids.get(place) != self.by_place[place].topic_id for place in self._find_unknown(only)):
-            asked_topic_ids = {place: position.topic_id for place, position in self.by_place.items()}
-            for place, commit in self._read_committed().items():
-                position = self.by_place[place]
+        while any(asked_topic_ids.get(tp) != self.by_partition[tp].topic_id for tp in self._find_unknown(only)):
+            asked_topic_ids = {tp: position.topic_id for tp, position in self.by_partition.items()}
+            for tp, commit in self._read_committed().items():
+                position = self.by_partition[tp]
                 if position.offset is None and commit.topic_id == position.topic_id:
                     position.offset = commit.offset
             # Read the bounds after the commits: another consumer may have read on and committed meanwhile.
             bounds = self._read_bounds(newest=True)
         if only is not None:
             check_assignment(only, bounds)
-        places = bounds if only is None else [only]
-        offsets = {place: self._find_start(place, bounds[place]) for place in places}
+        topic_partitions = bounds if only is None else [only]
+        offsets = {tp: self._find_start(tp, bounds[tp]) for tp in topic_partitions}
         self._log_beginnings(offsets, bounds)
-        for place, offset in offsets.items():
-            self.by_place[place].offset = offset
-        return bounds, {place: offsets[place] for place in self.by_place if place in offsets}
+        for tp, offset in offsets.items():
+            self.by_partition[tp].offset = offset
+        return bounds, {tp: offsets[tp] for tp in self.by_partition if tp in offsets}
 
     def _find_unknown(self, only: TopicPartition | None) -> list[TopicPartition]:
         if only is not None:
-            check_assignment(only, self.by_place)
-        places = self.by_place if only is None else [only]
-        return [place for place in places if self.by_place[place].offset is None]
+            check_assignment(only, self.by_partition)
+        topic_partitions = self.by_partition if only is None else [only]
+        return [tp for tp in topic_partitions if self.by_partition[tp].offset is None]
 
-    def _find_start(self, place: TopicPartition, bounds: Bounds) -> int:
+    def _find_start(self, tp: TopicPartition, bounds: Bounds) -> int:
         """Return the position if it is known and in the log, else where to begin."""
-        position = self.by_place[place]
+        position = self.by_partition[tp]
         offset = position.offset
         if offset is None and position.is_new:
             return bounds.first
@@ -117,10 +117,10 @@ class Positions:
         if position.is_group_start and offset is not None and offset < bounds.first:
             return bounds.first
         if self._reset == "none" and offset is None:
-            raise NoOffsetForPartition(found=f"group {self._group}, {place[0]}-{place[1]}")
+            raise NoOffsetForPartition(found=f"group {self._group}, {tp[0]}-{tp[1]}")
         if self._reset == "none":
             raise OffsetOutOfRange(
-                f"Group {self._group} is to read {place[0]}-{place[1]} from an offset that the log does not hold.",
+                f"Group {self._group} is to read {tp[0]}-{tp[1]} from an offset that the log does not hold.",
                 found=offset,
                 expected=f"{bounds.first} to {bounds.high_watermark}",
             )
@@ -129,15 +129,15 @@ class Positions:
     def _log_beginnings(self, offsets: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]) -> None:
         """Log where the group begins in partitions in which it has committed nothing."""
         beginnings: dict[str, Beginning] = {}
-        for place, start in offsets.items():
-            if self.by_place[place].offset is None and not self.by_place[place].is_new:
-                beginnings.setdefault(place[0], Beginning()).add(bounds[place].first, start, bounds[place].end)
+        for tp, start in offsets.items():
+            if self.by_partition[tp].offset is None and not self.by_partition[tp].is_new:
+                beginnings.setdefault(tp[0], Beginning()).add(bounds[tp].first, start, bounds[tp].end)
         log_beginnings(self._group, beginnings)
 
 
-def check_assignment(place: TopicPartition, places: Container[TopicPartition]) -> None:
-    """Raise IllegalState unless the partition is one of `places`."""
-    parse_topic_name("topic", place[0])
-    parse_partition(place[1])
-    if place not in places:
-        raise IllegalState("The partition is not assigned to this consumer.", found=f"{place[0]}-{place[1]}")
+def check_assignment(tp: TopicPartition, topic_partitions: Container[TopicPartition]) -> None:
+    """Raise IllegalState unless the partition is one of `topic_partitions`."""
+    parse_topic_name("topic", tp[0])
+    parse_partition(tp[1])
+    if tp not in topic_partitions:
+        raise IllegalState("The partition is not assigned to this consumer.", found=f"{tp[0]}-{tp[1]}")

@@ -33,31 +33,31 @@ class UnseenPositions:
         """
         self._positions, self._excluded = positions, excluded
         self._ends, self._next = batch.offsets, batch.starts
-        for place, start in self._next.items():
-            self._move(place, start)
+        for tp, start in self._next.items():
+            self._move(tp, start)
         # last: if the store fails, the positions are back where the poll began
         self.messages = list(batch)
 
     def show(self, message: Message) -> bool:
-        place = (message.topic, message.partition)
-        if not self._is_in_step(place) or place in self._excluded():
-            self._next.pop(place, None)
+        tp = (message.topic, message.partition)
+        if not self._is_in_step(tp) or tp in self._excluded():
+            self._next.pop(tp, None)
             return False
-        self._next[place] = message.offset + 1
-        self._move(place, message.offset + 1)
+        self._next[tp] = message.offset + 1
+        self._move(tp, message.offset + 1)
         return True
 
     def end(self) -> None:
         """Move the positions past the offsets at the end that hold no message for this reader."""
-        for place in self._next:
-            if self._is_in_step(place) and place not in self._excluded():
-                self._move(place, self._ends[place])
+        for tp in self._next:
+            if self._is_in_step(tp) and tp not in self._excluded():
+                self._move(tp, self._ends[tp])
 
-    def _is_in_step(self, place: TopicPartition) -> bool:
+    def _is_in_step(self, tp: TopicPartition) -> bool:
         """Return whether the position is where this iteration has left it."""
-        position = self._positions().get(place)
-        return position is not None and place in self._next and position.offset == self._next[place]
+        position = self._positions().get(tp)
+        return position is not None and tp in self._next and position.offset == self._next[tp]
 
-    def _move(self, place: TopicPartition, offset: int) -> None:
+    def _move(self, tp: TopicPartition, offset: int) -> None:
         positions = self._positions()
-        positions[place] = replace(positions[place], offset=offset)
+        positions[tp] = replace(positions[tp], offset=offset)

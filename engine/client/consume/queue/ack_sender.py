@@ -210,9 +210,9 @@ class AckSender:
     def list_open_requests(self) -> list[Future[Any]]:
         return [request.answer for request in self._unanswered]
 
-    def note_move(self, place: TopicPartition) -> None:
+    def note_move(self, tp: TopicPartition) -> None:
         """Note that a partition moved to another member before its outcomes were sent."""
-        self.refusals.note_fence([f"{place[0]}-{place[1]}"])
+        self.refusals.note_fence([f"{tp[0]}-{tp[1]}"])
 
     def _handle_failure(self, acknowledgements: Sequence[Acknowledgement], error: BaseException) -> None:
         """Put the outcomes of a failed request back if the group may still accept them; else keep the error."""

@@ -47,8 +47,8 @@ class MessageOutcomes:
         trackers, errors = self.find_trackers(spans, batch.offsets if batch else None)
         self.given_back_count += outcome is AckOutcome.RELEASE
         self._sender.collect_single_acks()
-        for place, tracker in trackers.items():
-            to_record = spans[place] if batch is None else tracker.find_open(spans[place])
+        for tp, tracker in trackers.items():
+            to_record = spans[tp] if batch is None else tracker.find_open(spans[tp])
             if refused_spans := tracker.record(outcome, to_record, delay_ms, error):
                 errors.append(invalid_error(tracker.name, refused_spans))
         self._sender.send()
@@ -66,8 +66,8 @@ class MessageOutcomes:
         """
         trackers, errors = self.find_trackers(ends, read)
         self._sender.collect_single_acks()
-        for place, tracker in trackers.items():
-            end = ends[place]
+        for tp, tracker in trackers.items():
+            end = ends[tp]
             spans = [(first, min(until, end), None) for first, until in tracker.list_open_spans() if first < end]
             tracker.record(AckOutcome.ACCEPT, spans)
         self._sender.send()
@@ -78,39 +78,39 @@ class MessageOutcomes:
     ) -> None:
         """Give back the open messages of these spans. owned: partitions that the member has."""
         self.given_back_count += 1
-        for place, place_spans in spans.items():
-            if (deliveries := owned[place].deliveries) is not None:
-                tracker = self._trackers[place]
+        for tp, partition_spans in spans.items():
+            if (deliveries := owned[tp].deliveries) is not None:
+                tracker = self._trackers[tp]
                 tracker.follow(deliveries)  # an aborted transaction has given its messages back already
-                tracker.record(AckOutcome.RELEASE, tracker.find_open(place_spans))
+                tracker.record(AckOutcome.RELEASE, tracker.find_open(partition_spans))
         self._sender.send()
 
     def find_trackers(
-        self, places: Iterable[TopicPartition], read: ConsumedOffsets | None = None
+        self, topic_partitions: Iterable[TopicPartition], read: ConsumedOffsets | None = None
     ) -> tuple[dict[TopicPartition, AckTracker], list[LakeMQError]]:
         """Return the trackers of these partitions, and an error that names partitions of other members.
 
         Args:
-            places: partitions that the user names.
+            topic_partitions: partitions that the user names.
             read: offsets of a batch. A partition counts only under the assignment under which the batch was read.
         """
         epochs = read.epochs if read is not None else {}
         trackers = {
-            place: tracker
-            for place in places
-            if (tracker := self._trackers.get(place)) is not None and epochs.get(place, tracker.epoch) == tracker.epoch
+            tp: tracker
+            for tp in topic_partitions
+            if (tracker := self._trackers.get(tp)) is not None and epochs.get(tp, tracker.epoch) == tracker.epoch
         }
         if any(tracker.is_refused for tracker in trackers.values()):
-            for place, partition in self._read_owned_partitions().items():
+            for tp, partition in self._read_owned_partitions().items():
                 if partition.deliveries is not None:
-                    self._trackers[place].follow(partition.deliveries)
-        lost = [place for place in places if place not in trackers]
+                    self._trackers[tp].follow(partition.deliveries)
+        lost = [tp for tp in topic_partitions if tp not in trackers]
         return trackers, [fenced_error(lost)] if lost else []
 
 
-def fenced_error(places: Iterable[TopicPartition]) -> FencedMemberEpoch:
+def fenced_error(topic_partitions: Iterable[TopicPartition]) -> FencedMemberEpoch:
     """Return the error that names these partitions, which belong to other members."""
-    return FencedMemberEpoch(found=[f"{topic}-{partition}" for topic, partition in sorted(places)])
+    return FencedMemberEpoch(found=[f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)])
 
 
 def shorten_error(error: object) -> str:

@@ -55,9 +55,7 @@ class QueueBatch(ConsumerBatch):
         """Return all messages as any batch does, and a column `delivery_count` (int32), which is 1 for new messages."""
         table = super().to_arrow()
         counts = np.ones(len(table), np.int32)
-        redelivered = {
-            place: stretches for place, shown in self.shown.items() if (stretches := _find_redeliveries(shown))
-        }
+        redelivered = {tp: stretches for tp, shown in self.shown.items() if (stretches := _find_redeliveries(shown))}
         if redelivered:
             topics, partitions = table.column("topic").to_numpy(), table.column("partition").to_numpy()
             offsets = table.column("offset").to_numpy()
@@ -69,8 +67,8 @@ class QueueBatch(ConsumerBatch):
 
     def __iter__(self) -> Iterator[Message]:
         counts = {
-            (*place, offset): stretch.deliveries
-            for place, shown in self.shown.items()
+            (*tp, offset): stretch.deliveries
+            for tp, shown in self.shown.items()
             for stretch in _find_redeliveries(shown)
             for offset in range(stretch.first, stretch.end)
         }
@@ -97,8 +95,8 @@ def spans_of_messages(messages: Messages) -> dict[TopicPartition, list[DeliveryS
         if not isinstance(messages, QueueBatch):
             raise InvalidRequest("The batch does not come from a queue group.")
         return {
-            place: [(stretch.first, stretch.end, stretch.deliveries) for stretch in shown.stretches]
-            for place, shown in messages.shown.items()
+            tp: [(stretch.first, stretch.end, stretch.deliveries) for stretch in shown.stretches]
+            for tp, shown in messages.shown.items()
         }
     listed = [messages] if isinstance(messages, Message) else messages
     offsets: dict[TopicPartition, dict[int, list[int]]] = {}
@@ -117,8 +115,8 @@ def spans_of_messages(messages: Messages) -> dict[TopicPartition, list[DeliveryS
         parse_partition(partition)
     try:
         return {
-            place: [(*span, count) for count, listed in by_count.items() for span in group_into_spans(listed)]
-            for place, by_count in offsets.items()
+            tp: [(*span, count) for count, listed in by_count.items() for span in group_into_spans(listed)]
+            for tp, by_count in offsets.items()
         }
     except ValueError:
         raise InvalidRequest("Messages are not valid.", expected="offsets that are whole numbers of 64 bits") from None
@@ -135,17 +133,17 @@ def take_first(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
     return first_stretches
 
 
-def find_message_spans(parts: Sequence[FetchResult], place: TopicPartition) -> tuple[Spans, Spans]:
+def find_message_spans(parts: Sequence[FetchResult], tp: TopicPartition) -> tuple[Spans, Spans]:
     """Return the offsets of a partition that hold messages, and those whose messages have expired."""
     spans, expired = Spans(), Spans()
     for part in parts:
-        if part.plan.topic == place[0]:
+        if part.plan.topic == tp[0]:
             segments = part.plan.segments
             columns = (segments.column(name).to_pylist() for name in ("partition", "base_offset", "record_count"))
             for partition, first, count in zip(*columns, strict=True):
-                if partition == place[1]:
+                if partition == tp[1]:
                     spans.add(first, first + count)
-            expired = Spans(group_into_spans(part.expired.get(place[1], ())))
+            expired = Spans(group_into_spans(part.expired.get(tp[1], ())))
     for span in expired:
         spans.remove(*span)
     return spans, expired

@@ -179,10 +179,7 @@ class QueueConsumer(MemberConsumer):
         elif isinstance(what, ConsumerBatch):
             ends = dict(what.offsets)
         else:
-            ends = {
-                place: parse_whole_number("what", end, 0)
-                for place, end in parse_partition_offsets("what", what).items()
-            }
+            ends = {tp: parse_whole_number("what", end, 0) for tp, end in parse_partition_offsets("what", what).items()}
         with self._lock.own:
             self._outcomes.accept_through(ends, what.offsets if isinstance(what, ConsumerBatch) else None)
 
@@ -228,7 +225,7 @@ class QueueConsumer(MemberConsumer):
         """
         with self._lock.own:
             owned = self._partitions.read_owned()
-            still_owned = [place for place in self._member.find_still_owned(batch) if place in owned]
+            still_owned = [tp for tp in self._member.find_still_owned(batch) if tp in owned]
             spans = spans_of_messages(batch)
             self._outcomes.release_open({p: spans[p] for p in spans if p in still_owned}, owned)
             return len(still_owned) == len(batch.offsets)
@@ -276,12 +273,12 @@ class QueueConsumer(MemberConsumer):
     def _find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
         """Return the ends of all open messages; or the named offsets, but none past the messages that were brought."""
         if named is None:
-            open_spans = {place: tracker.list_open_spans() for place, tracker in self._trackers.items()}
-            ends = {place: spans[-1][1] for place, spans in open_spans.items() if spans}
+            open_spans = {tp: tracker.list_open_spans() for tp, tracker in self._trackers.items()}
+            ends = {tp: spans[-1][1] for tp, spans in open_spans.items() if spans}
         else:
             ends = {
-                place: min(offset, self._trackers[place].brought_end) if place in self._trackers else offset
-                for place, offset in parse_partition_offsets("what", named).items()
+                tp: min(offset, self._trackers[tp].brought_end) if tp in self._trackers else offset
+                for tp, offset in parse_partition_offsets("what", named).items()
             }
         return self._member.build_offsets(ends, {})
 
@@ -310,4 +307,4 @@ class QueueConsumer(MemberConsumer):
             (topic, partition) -> offsets.
         """
         with self._lock.own:
-            return {place: partition.left_count for place, partition in self._partitions.read_owned().items()}
+            return {tp: partition.left_count for tp, partition in self._partitions.read_owned().items()}

@@ -34,11 +34,11 @@ class PollSelection:
 
     @property
     def starts(self) -> dict[TopicPartition, int]:
-        return {place: stretches[0].first for place, stretches in self.stretches.items()}
+        return {tp: stretches[0].first for tp, stretches in self.stretches.items()}
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
-        return {place: stretches[-1].end for place, stretches in self.stretches.items()}
+        return {tp: stretches[-1].end for tp, stretches in self.stretches.items()}
 
 
 class DeliveryPlanner:
@@ -70,9 +70,9 @@ class DeliveryPlanner:
         if view.queue_settings is not None:
             self.settings = view.queue_settings
 
-    def forget(self, place: TopicPartition) -> None:
+    def forget(self, tp: TopicPartition) -> None:
         """Drop a partition that moved."""
-        self._shown_last.pop(place, None)
+        self._shown_last.pop(tp, None)
 
     def count_open(self) -> int:
         """Return how many shown messages have no outcome yet."""
@@ -83,7 +83,7 @@ class DeliveryPlanner:
         return 0 if self.settings is None else self.settings.max_unacknowledged - self.count_open()
 
     def name_first_open(self) -> str:
-        """Return the place of a message without an outcome; there must be one."""
+        """Return partition and offset of a message without an outcome; there must be one."""
         return next(
             f"{tracker.name}, offset {tracker.list_open_spans()[0][0]}"
             for tracker in self._trackers.values()
@@ -103,20 +103,20 @@ class DeliveryPlanner:
         delivers_paused = self.settings is not None and self.settings.delivers_paused
         in_order = self.settings is not None and self.settings.policy.in_order
         unshown = {
-            place: take_showable(self._trackers[place], partition, in_order)
-            for place, partition in self._put_last_shown_at_end(owned).items()
-            if place not in paused_by_user and (delivers_paused or not partition.is_paused)
+            tp: take_showable(self._trackers[tp], partition, in_order)
+            for tp, partition in self._put_last_shown_at_end(owned).items()
+            if tp not in paused_by_user and (delivers_paused or not partition.is_paused)
         }
-        counts = {place: _count(stretches) for place, stretches in unshown.items()}
+        counts = {tp: _count(stretches) for tp, stretches in unshown.items()}
         sizes = divide_room(counts, max(0, min(max_count, self.count_room())))
-        selected = {place: take_first(unshown[place], size) for place, size in sizes.items() if size}
+        selected = {tp: take_first(unshown[tp], size) for tp, size in sizes.items() if size}
         return PollSelection(selected, sum(counts.values()) - sum(map(_count, selected.values())))
 
     def _put_last_shown_at_end(
         self, owned: Mapping[TopicPartition, OwnedPartition]
     ) -> dict[TopicPartition, OwnedPartition]:
-        in_turn = {place: partition for place, partition in owned.items() if place not in self._shown_last}
-        return in_turn | {place: owned[place] for place in self._shown_last if place in owned}
+        in_turn = {tp: partition for tp, partition in owned.items() if tp not in self._shown_last}
+        return in_turn | {tp: owned[tp] for tp in self._shown_last if tp in owned}
 
     def show(
         self,
@@ -130,14 +130,14 @@ class DeliveryPlanner:
         `moves` is extended first, so that an interrupted poll can hide the messages again.
         """
         shown, acceptances = {}, []
-        for place, stretches in selection.stretches.items():
-            tracker = self._trackers[place]
-            moves[place] = (tracker, [*moves[place][1], *stretches] if place in moves else stretches)
-            messages, expired = find_message_spans(parts, place)
+        for tp, stretches in selection.stretches.items():
+            tracker = self._trackers[tp]
+            moves[tp] = (tracker, [*moves[tp][1], *stretches] if tp in moves else stretches)
+            messages, expired = find_message_spans(parts, tp)
             tracker.show(stretches, messages, expired)
-            self._shown_last.pop(place, None)
-            self._shown_last[place] = None
-            shown[place] = ShownPartition(tracker.topic_id, tracker.epoch, owned[place].start_offset, stretches)
+            self._shown_last.pop(tp, None)
+            self._shown_last[tp] = None
+            shown[tp] = ShownPartition(tracker.topic_id, tracker.epoch, owned[tp].start_offset, stretches)
             for stretch in stretches:
                 # The tracker itself accepts offsets that hold no message.
                 if spans := list(messages.within(*stretch.span)):
@@ -218,32 +218,32 @@ def plan_acquisitions(
         now_ms: the group's time.
     """
     open_for_more = {
-        place: partition
-        for place, partition in owned.items()
-        if not partition.is_paused and place not in paused_by_user and partition.deliveries
+        tp: partition
+        for tp, partition in owned.items()
+        if not partition.is_paused and tp not in paused_by_user and partition.deliveries
     }
     acquired_count = sum(partition.deliveries.held_count for partition in owned.values() if partition.deliveries)
     room = max(0, min(max_count, 2 * settings.max_unacknowledged - acquired_count))
     available, last_deliveries = {}, []
-    for place, partition in open_for_more.items():
+    for tp, partition in open_for_more.items():
         assert partition.deliveries is not None
         if partition.deliveries.is_next_last(settings.policy, now_ms):
-            last_deliveries.append(place)
+            last_deliveries.append(tp)
         end = max(partition.bounds.end, partition.bounds.first)
         ranges = partition.deliveries.next_ranges(settings.policy, end, room, now_ms)
-        available[place] = sum(count for _, count in ranges)
+        available[tp] = sum(count for _, count in ranges)
     if last_deliveries:
         available = {} if acquired_count else {last_deliveries[0]: 1}
     counts = divide_room(available, room)
     # Messages may have been deleted while the member had them, or while they were dying. Any request for the
     # partition, even for 0 messages, makes the group pass over them.
     with_deleted = [
-        place
-        for place, partition in open_for_more.items()
+        tp
+        for tp, partition in open_for_more.items()
         if partition.deliveries and partition.deliveries.has_unsettled_before(partition.bounds.first)
     ]
     return [
-        WantedMessages(partition.bounds.topic_id, place[1], partition.epoch, counts.get(place, 0))
-        for place, partition in open_for_more.items()
-        if counts.get(place) or place in with_deleted
+        WantedMessages(partition.bounds.topic_id, tp[1], partition.epoch, counts.get(tp, 0))
+        for tp, partition in open_for_more.items()
+        if counts.get(tp) or tp in with_deleted
     ]

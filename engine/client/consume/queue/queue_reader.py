@@ -71,7 +71,7 @@ class QueuePartitions:
 
     def read_bounds(self) -> dict[TopicPartition, Bounds]:
         """Return the bounds of these partitions."""
-        return {place: partition.bounds for place, partition in self.read_owned().items()}
+        return {tp: partition.bounds for tp, partition in self.read_owned().items()}
 
     # -- what the group decides ---------------------------------------------------------------------------
 
@@ -91,36 +91,36 @@ class QueuePartitions:
         """Return no partitions: those that other members have by now are found after the member has joined again."""
         return []
 
-    def lose(self, place: TopicPartition) -> bool:
+    def lose(self, tp: TopicPartition) -> bool:
         """Drop a partition, and return whether the user must be told.
 
         A partition that was reported as revoked, and whose messages all had an outcome, has moved as announced.
         """
-        self.paused_by_user.discard(place)
-        self._planner.forget(place)
-        tracker = self._trackers.pop(place, None)
+        self.paused_by_user.discard(tp)
+        self._planner.forget(tp)
+        tracker = self._trackers.pop(tp, None)
         if tracker is None:
             return False
         if not tracker.is_sent:
-            self._ack_sender.note_move(place)
+            self._ack_sender.note_move(tp)
         return not tracker.is_paused or tracker.open_count > 0
 
     def find_revoked(self, owned: OwnedPartitions) -> list[TopicPartition]:
         """Return the partitions that are paused since the last poll, and mark them as paused."""
         revoked = [
-            place
-            for place in sorted(owned)
-            if owned[place].is_paused and place in self._trackers and not self._trackers[place].is_paused
+            tp
+            for tp in sorted(owned)
+            if owned[tp].is_paused and tp in self._trackers and not self._trackers[tp].is_paused
         ]
-        for place in revoked:
-            self._trackers[place].is_paused = True
+        for tp in revoked:
+            self._trackers[tp].is_paused = True
         return revoked
 
     def give_up(self, owned: OwnedPartitions, reported: Sequence[TopicPartition]) -> None:
         pass
 
     def find_new(self, owned: OwnedPartitions) -> dict[TopicPartition, OwnedPartition]:
-        return {place: partition for place, partition in owned.items() if place not in self._member.partitions}
+        return {tp: partition for tp, partition in owned.items() if tp not in self._member.partitions}
 
     def take(self, new: OwnedPartitions) -> None:
         for (topic, number), partition in new.items():
@@ -135,8 +135,8 @@ class QueuePartitions:
         owned = self.read_owned()
         unseen = [
             tracker.build_acknowledgement(AckOutcome.UNSEEN, stretch, [stretch.span])
-            for place, tracker in self._trackers.items()
-            if place in owned and (deliveries := owned[place].deliveries) is not None
+            for tp, tracker in self._trackers.items()
+            if tp in owned and (deliveries := owned[tp].deliveries) is not None
             for stretch in tracker.find_unshown(deliveries.list_acquired_stretches())
         ]
         for step in self._ack_sender.collect_answers, partial(self._ack_sender.send, unseen=unseen):
@@ -182,7 +182,7 @@ class QueueReader:
         self._view: MembershipView | None = None
         """The view with which the poll has begun, until it is used."""
 
-    def list_places(self) -> Container[TopicPartition]:
+    def list_partitions(self) -> Container[TopicPartition]:
         return self._trackers
 
     def begin_poll(self, newest: bool) -> None:
@@ -247,8 +247,8 @@ class QueueReader:
 
     def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
         """Hide the messages again that a poll has marked as shown before it failed."""
-        for place, (tracker, stretches) in moves.items():
-            if place in self._trackers and self._trackers[place] is tracker:
+        for tp, (tracker, stretches) in moves.items():
+            if tp in self._trackers and self._trackers[tp] is tracker:
                 tracker.hide(stretches)
 
     def mark_unseen(self, batch: QueueBatch) -> UnseenDeliveries:

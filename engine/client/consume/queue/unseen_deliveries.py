@@ -36,16 +36,16 @@ class UnseenDeliveries:
         """
         self._trackers, self._paused_by_user, self._given_back_count = trackers, paused_by_user, given_back_count
         self._given_back_before = given_back_count()
-        self._trackers_at_poll = {place: trackers()[place] for place in batch.shown}
+        self._trackers_at_poll = {tp: trackers()[tp] for tp in batch.shown}
         try:
             self.messages = list(batch)
         except BaseException:  # the store failed, or an interrupt came: the loop gets none of the messages
-            for place, shown in batch.shown.items():
-                self._trackers_at_poll[place].hide(shown.stretches)
+            for tp, shown in batch.shown.items():
+                self._trackers_at_poll[tp].hide(shown.stretches)
             raise
         self._stretches = {
-            (*place, offset): stretch.cut(offset, offset + 1)
-            for place, shown in batch.shown.items()
+            (*tp, offset): stretch.cut(offset, offset + 1)
+            for tp, shown in batch.shown.items()
             for stretch in shown.stretches
             for offset in range(stretch.first, stretch.end)
         }
@@ -53,9 +53,9 @@ class UnseenDeliveries:
             self._trackers_at_poll[message.topic, message.partition].hide([self._stretch_of(message)])
 
     def show(self, message: Message) -> bool:
-        place, stretch = (message.topic, message.partition), self._stretch_of(message)
-        tracker = self._trackers().get(place)
-        if tracker is None or tracker is not self._trackers_at_poll[place] or place in self._paused_by_user():
+        tp, stretch = (message.topic, message.partition), self._stretch_of(message)
+        tracker = self._trackers().get(tp)
+        if tracker is None or tracker is not self._trackers_at_poll[tp] or tp in self._paused_by_user():
             return False
         if self._given_back_count() != self._given_back_before or not tracker.find_unshown([stretch]):
             return False

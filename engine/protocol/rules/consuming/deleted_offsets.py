@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...values.consuming.assignments import Place
+from ...values.consuming.assignments import TopicIdPartition
 from ...values.state import State
 
 
-def count_deleted_offsets(state: State, topic_id: int, cuts: Mapping[Place, tuple[int, int]]) -> None:
+def count_deleted_offsets(state: State, topic_id: int, cuts: Mapping[TopicIdPartition, tuple[int, int]]) -> None:
     """Count for each group the offsets that it loses when logs of the topic start later.
 
     A queue group loses what it has not acknowledged, including messages that a member has at the moment. cuts:
@@ -18,20 +18,20 @@ def count_deleted_offsets(state: State, topic_id: int, cuts: Mapping[Place, tupl
     for name, committed in state.offsets.items():
         if committed.keys().isdisjoint(cuts):  # true for most groups, and there may be many
             continue
-        for place in cuts.keys() & committed.keys():
-            (before, after), commit, deliveries = cuts[place], committed[place], state.find_deliveries(name, place)
+        for tp in cuts.keys() & committed.keys():
+            (before, after), commit, deliveries = cuts[tp], committed[tp], state.find_deliveries(name, tp)
             if deliveries is None:
                 lost = after - max(before, commit.offset)
             else:
                 lost = deliveries.count_remaining(after) - deliveries.count_remaining(before)
             if lost > 0:
-                state.replace_offset(name, place, replace(commit, deleted_count=commit.deleted_count + lost))
+                state.replace_offset(name, tp, replace(commit, deleted_count=commit.deleted_count + lost))
     for name in state.list_groups_with(topic_id):
         committed, group = state.offsets.get(name, {}), state.groups[name]
-        for place in cuts.keys() - committed.keys():
-            (before, after), assignment = cuts[place], group.assignments.get(place)
+        for tp in cuts.keys() - committed.keys():
+            (before, after), assignment = cuts[tp], group.assignments.get(tp)
             if assignment is None or assignment.start_offset is None:
                 continue
             lost = after - max(before, assignment.start_offset)
-            if lost > 0 and (assignment := state.change_assignment(group, place)):
+            if lost > 0 and (assignment := state.change_assignment(group, tp)):
                 assignment.deleted_count += lost

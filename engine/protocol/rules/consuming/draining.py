@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...values.consuming.assignments import Place
+from ...values.consuming.assignments import TopicIdPartition
 from ...values.journal import JournalEntry
 from ...values.state import State
 from ...values.topics import PartitionsEnded, Topic
@@ -44,17 +44,17 @@ def _is_read_to_end(state: State, topic: Topic, partition: int) -> bool:
     end = int(topic.high_watermarks[partition])
     if int(topic.log_starts[partition]) == end:
         return True
-    return all(at >= end for at in _find_positions(state, topic.place(partition)))
+    return all(at >= end for at in _find_positions(state, topic.find_partition(partition)))
 
 
-def _find_positions(state: State, place: Place) -> Iterator[int]:
+def _find_positions(state: State, tp: TopicIdPartition) -> Iterator[int]:
     """Yield where groups continue in the partition: at their committed offset, else where they are to start."""
     for committed in state.offsets.values():
-        if place in committed:
-            yield committed[place].offset
+        if tp in committed:
+            yield committed[tp].offset
     for name, group in state.groups.items():
-        assignment = group.assignments.get(place)
-        if assignment is not None and assignment.start_offset is not None and place not in state.offsets.get(name, {}):
+        assignment = group.assignments.get(tp)
+        if assignment is not None and assignment.start_offset is not None and tp not in state.offsets.get(name, {}):
             yield assignment.start_offset
 
 

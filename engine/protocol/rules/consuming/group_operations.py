@@ -15,7 +15,7 @@ from ...errors import (
 )
 from ...names import check_group, shorten
 from ...values.base import Done, Record
-from ...values.consuming.assignments import Place
+from ...values.consuming.assignments import TopicIdPartition
 from ...values.consuming.groups import DeleteGroup, GroupForgotten, PartitionsGone
 from ...values.consuming.offsets import (
     MAX_OFFSETS,
@@ -26,7 +26,7 @@ from ...values.consuming.offsets import (
     OffsetsCommitted,
     OffsetsRemoved,
     ResetOffsets,
-    ResetPlace,
+    ResetPartition,
 )
 from ...values.decision import Decision, DecisionInputs
 from ...values.journal import JournalEntry
@@ -59,9 +59,9 @@ def build_forget_records(state: State, name: str, reason: str) -> list[Record]:
     return records
 
 
-def _build_removals(state: State, group: str, places: Iterable[Place]) -> list[OffsetsRemoved]:
+def _build_removals(state: State, group: str, topic_partitions: Iterable[TopicIdPartition]) -> list[OffsetsRemoved]:
     by_topic: dict[int, list[int]] = {}
-    for topic_id, partition in sorted(places):
+    for topic_id, partition in sorted(topic_partitions):
         by_topic.setdefault(topic_id, []).append(partition)
     return [OffsetsRemoved(group, i, state.topics[i].topic, partitions) for i, partitions in by_topic.items()]
 
@@ -73,20 +73,20 @@ def decide_delete_offsets(state: State, request: DeleteOffsets, inputs: Decision
     """
     _check_exists(state, request.group)
     committed = state.offsets.get(request.group, {})
-    chosen: set[Place] = set()
+    chosen: set[TopicIdPartition] = set()
     for name, partition in request.partitions:
         topic = state.topic(name)
         if partition is not None:
-            chosen.add(topic.place(partition))
+            chosen.add(topic.find_partition(partition))
         else:
-            chosen.update(place for place in committed if place[0] == topic.topic_id)
+            chosen.update(tp for tp in committed if tp[0] == topic.topic_id)
         _check_no_subscription(state, request.group, topic.topic_id)
     _check_stable(state, request.group, chosen)
-    places = sorted(chosen)
-    committed_places = [place for place in places if place in committed]
-    changes = [_build_change(state, request.group, place, None) for place in places]
+    topic_partitions = sorted(chosen)
+    committed_partitions = [tp for tp in topic_partitions if tp in committed]
+    changes = [_build_change(state, request.group, tp, None) for tp in topic_partitions]
     return Decision(
-        OffsetsChanged(changes), tuple(map(JournalEntry, _build_removals(state, request.group, committed_places)))
+        OffsetsChanged(changes), tuple(map(JournalEntry, _build_removals(state, request.group, committed_partitions)))
     )
 
 
@@ -104,20 +104,18 @@ def decide_reset(state: State, request: ResetOffsets, inputs: DecisionInputs) ->
     name = request.group
     check_group(name)
     _check_empty(state, name)
-    if request.places is None:
+    if request.partitions is None:
         _check_exists(state, name)
-        targets = [(place, request.offset) for place in state.list_group_places(name)]
+        targets = [(tp, request.offset) for tp in state.list_group_partitions(name)]
     else:
-        targets = [target for place in request.places for target in _expand_partitions(state, place, request.offset)]
+        targets = [target for tp in request.partitions for target in _expand_partitions(state, tp, request.offset)]
     _check_once(state, targets)
-    _check_stable(state, name, [place for place, _ in targets])
-    changes = [
-        _build_change(state, name, place, _find_target_offset(state, request, place, at)) for place, at in targets
-    ]
+    _check_stable(state, name, [tp for tp, _ in targets])
+    changes = [_build_change(state, name, tp, _find_target_offset(state, request, tp, at)) for tp, at in targets]
     moved = [
-        (place, change)
-        for (place, _), change in zip(targets, changes, strict=True)
-        if change.before != change.after or _has_deliveries(state, name, place)
+        (tp, change)
+        for (tp, _), change in zip(targets, changes, strict=True)
+        if change.before != change.after or _has_deliveries(state, name, tp)
     ]
     if request.dry_run or not moved:
         return Decision(OffsetsChanged(changes))
@@ -126,23 +124,23 @@ def decide_reset(state: State, request: ResetOffsets, inputs: DecisionInputs) ->
     return Decision(OffsetsChanged(changes), (JournalEntry(record),))
 
 
-def _has_deliveries(state: State, group: str, place: Place) -> bool:
+def _has_deliveries(state: State, group: str, tp: TopicIdPartition) -> bool:
     """Return whether a queue group has delivered messages past its offset. A reset makes them new again."""
-    deliveries = state.find_deliveries(group, place)
+    deliveries = state.find_deliveries(group, tp)
     return deliveries is not None and bool(deliveries.stretches)
 
 
-def _expand_partitions(state: State, entry: ResetPlace, offset: int) -> list[tuple[Place, int]]:
+def _expand_partitions(state: State, entry: ResetPartition, offset: int) -> list[tuple[TopicIdPartition, int]]:
     topic = state.topic(entry.topic) if entry.topic_id is None else state.topics.get(entry.topic_id)
     if topic is None:
         raise UnknownTopicId(found=f"{shorten(entry.topic)} with id {entry.topic_id}")
     partitions = range(topic.consumed_count) if entry.partition is None else (entry.partition,)
     at = offset if entry.offset is None else entry.offset
-    return [(topic.place(partition), at) for partition in partitions]
+    return [(topic.find_partition(partition), at) for partition in partitions]
 
 
-def _find_target_offset(state: State, request: ResetOffsets, place: Place, at: int) -> int:
-    topic, partition = state.topics[place[0]], place[1]
+def _find_target_offset(state: State, request: ResetOffsets, tp: TopicIdPartition, at: int) -> int:
+    topic, partition = state.topics[tp[0]], tp[1]
     first, end = int(topic.log_starts[partition]), int(topic.high_watermarks[partition])
     if request.to == "earliest":
         target = first
@@ -151,26 +149,26 @@ def _find_target_offset(state: State, request: ResetOffsets, place: Place, at: i
     elif request.to == "offset":
         target = at
     else:
-        target = _find_position(state, request.group, place) + at
+        target = _find_position(state, request.group, tp) + at
     return min(max(target, first), end)
 
 
-def _find_position(state: State, name: str, place: Place) -> int:
+def _find_position(state: State, name: str, tp: TopicIdPartition) -> int:
     """Return the offset at which the group continues if nothing changes."""
-    committed, group = state.offsets.get(name, {}).get(place), state.groups.get(name)
-    assignment = group.assignments.get(place) if group else None
+    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
+    assignment = group.assignments.get(tp) if group else None
     start = committed.offset if committed else assignment.start_offset if assignment else None
     if start is None:
         raise NoOffsetForPartition(
             "The group has no committed offset to shift. Reset it to an offset instead.",
-            found=_format_partition(state, place),
+            found=_format_partition(state, tp),
         )
     return start
 
 
-def _build_change(state: State, group: str, place: Place, after: int | None) -> CommittedChange:
-    before = state.offsets.get(group, {}).get(place)
-    return CommittedChange(state.topics[place[0]].topic, place[1], before.offset if before else None, after)
+def _build_change(state: State, group: str, tp: TopicIdPartition, after: int | None) -> CommittedChange:
+    before = state.offsets.get(group, {}).get(tp)
+    return CommittedChange(state.topics[tp[0]].topic, tp[1], before.offset if before else None, after)
 
 
 # -- what time brings -----------------------------------------------------------------------------------
@@ -229,26 +227,26 @@ def _check_no_subscription(state: State, name: str, topic_id: int) -> None:
         return
     for member_id, member in group.members.items():
         # a member that still has to give up partitions of a topic it no longer subscribes to may commit once more
-        if topic in member.topics or any(place[0] == topic_id for place in group.list_places_of(member_id)):
+        if topic in member.topics or any(tp[0] == topic_id for tp in group.list_partitions_of(member_id)):
             raise GroupSubscribedToTopic(found=f"{topic}, which {shorten(member_id)} reads")
 
 
-def _check_stable(state: State, name: str, places: Iterable[Place] | None = None) -> None:
-    """Raise UnstableOffsetCommit if an open transaction has offsets in these partitions. places: None checks all."""
+def _check_stable(state: State, name: str, topic_partitions: Iterable[TopicIdPartition] | None = None) -> None:
+    """Raise UnstableOffsetCommit if an open transaction has offsets in these partitions; None checks all."""
     pending = state.find_pending_offsets(name)
-    for place in sorted(pending if places is None else pending.keys() & set(places)):
-        raise UnstableOffsetCommit(found=f"{_format_partition(state, place)}, by {pending[place]}")
+    for tp in sorted(pending if topic_partitions is None else pending.keys() & set(topic_partitions)):
+        raise UnstableOffsetCommit(found=f"{_format_partition(state, tp)}, by {pending[tp]}")
 
 
-def _check_once(state: State, targets: Sequence[tuple[Place, int]]) -> None:
+def _check_once(state: State, targets: Sequence[tuple[TopicIdPartition, int]]) -> None:
     if len(targets) > MAX_OFFSETS:
         raise InvalidRequest("Too many offsets.", found=len(targets), expected=f"at most {MAX_OFFSETS}")
-    places: set[Place] = set()
-    for place, _ in targets:
-        if place in places:
-            raise InvalidRequest("The request names a partition twice.", found=_format_partition(state, place))
-        places.add(place)
+    topic_partitions: set[TopicIdPartition] = set()
+    for tp, _ in targets:
+        if tp in topic_partitions:
+            raise InvalidRequest("The request names a partition twice.", found=_format_partition(state, tp))
+        topic_partitions.add(tp)
 
 
-def _format_partition(state: State, place: Place) -> str:
-    return f"{state.topics[place[0]].topic}-{place[1]}"
+def _format_partition(state: State, tp: TopicIdPartition) -> str:
+    return f"{state.topics[tp[0]].topic}-{tp[1]}"

@@ -18,7 +18,7 @@ from ...values.consuming.assignments import (
     Group,
     GroupMember,
     PartitionStatus,
-    Place,
+    TopicIdPartition,
 )
 from ...values.consuming.groups import (
     ConfigureGroup,
@@ -70,8 +70,8 @@ def decide_leave(state: State, request: LeaveGroup, inputs: DecisionInputs) -> D
     if group.is_queue and group.members.keys() - set(leaving):
         # The delay leaves time for a replacement to join. The leaving members do not come back, so their messages are
         # given back now.
-        places = [place for member_id in set(leaving) for place in group.list_places_of(member_id)]
-        returned = give_back_partitions(state, group, sorted(places), "left")
+        topic_partitions = [tp for member_id in set(leaving) for tp in group.list_partitions_of(member_id)]
+        returned = give_back_partitions(state, group, sorted(topic_partitions), "left")
         return Decision(Done(), (*map(JournalEntry, returned), *_lose_members(state, group, leaving, "left")))
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(leaving):
@@ -88,7 +88,7 @@ def decide_silent(state: State, observation: MemberSilent, inputs: DecisionInput
 
 
 def _lose_members(state: State, group: Group, members: Sequence[str], reason: str) -> list[JournalEntry]:
-    delay_ms, owns = group.rebalance_delay_ms, any(group.list_places_of(member_id) for member_id in members)
+    delay_ms, owns = group.rebalance_delay_ms, any(group.list_partitions_of(member_id) for member_id in members)
     # A delay makes sense if other members could get the partitions before the lost one returns. In a queue group the
     # member itself may return and keep its messages, unless its process has ended.
     delay_helps = len(group.members) > 1 or (group.is_queue and reason != "process")
@@ -110,10 +110,10 @@ def decide_release(state: State, request: ReleasePartitions, inputs: DecisionInp
     group = _find_group(state, request.group)
     _find_member(group, request.member_id)
     released = [
-        place
+        tp
         for entry in request.partitions
-        if (place := entry.place) in group.paused
-        and (assignment := group.assignments[place]).owner == request.member_id
+        if (tp := entry.topic_partition) in group.paused
+        and (assignment := group.assignments[tp]).owner == request.member_id
         and assignment.epoch == entry.epoch
     ]
     if not released:
@@ -155,7 +155,7 @@ def decide_target(state: State, computed: TargetComputed, inputs: DecisionInputs
     group = state.groups.get(computed.group)
     if group is None or group.group_epoch != computed.group_epoch or computed.target.keys() - group.members.keys():
         return Decision(Done())
-    owners = {place: member_id for member_id, places in computed.target.items() for place in places}
+    owners = {tp: member_id for member_id, topic_partitions in computed.target.items() for tp in topic_partitions}
     target = build_target(group, computed.assignor, owners, computed.problem)
     records: list[Record] = [target]
     was_settled = group.settled_epoch == group.target_epoch and group.generation > 0
@@ -230,9 +230,9 @@ def add_member(state: State, record: MemberJoined, segments: Segments) -> None:
     if record.replaces is not None:
         group.members.pop(record.replaces, None)
         state.note_member(record.group, record.replaces)
-        for place, assignment in group.assignments.items():
+        for tp, assignment in group.assignments.items():
             if assignment.target == record.replaces:
-                _set_target(state, group, place, record.member_id)
+                _set_target(state, group, tp, record.member_id)
     group.members[record.member_id] = member
     state.note_member(record.group, record.member_id)
     if record.instance_id is not None:
@@ -263,8 +263,8 @@ def renumber_member(state: State, record: MemberMissed, segments: Segments) -> N
 def add_partitions(state: State, record: PartitionsAdded, segments: Segments) -> None:
     group = _touch(state, record.group)
     for partition, start in enumerate(record.start_offsets, record.first):
-        place = record.topic_id, partition
-        state.add_assignment(group, place, Assignment(record.topic, start, since_ms=state.now_ms))
+        tp = record.topic_id, partition
+        state.add_assignment(group, tp, Assignment(record.topic, start, since_ms=state.now_ms))
     group.group_epoch += 1
 
 
@@ -277,29 +277,29 @@ def remove_partitions(state: State, record: PartitionsGone, segments: Segments) 
 def set_target(state: State, record: TargetSet, segments: Segments) -> None:
     group = _touch(state, record.group)
     group.target_epoch, group.assignor, group.problem = record.group_epoch, record.assignor, record.problem
-    for place in record.dropped:
-        _set_target(state, group, place, None)
-    for member_id, places in record.changed.items():
-        for place in places:
-            _set_target(state, group, place, member_id)
+    for tp in record.dropped:
+        _set_target(state, group, tp, None)
+    for member_id, topic_partitions in record.changed.items():
+        for tp in topic_partitions:
+            _set_target(state, group, tp, member_id)
 
 
-def _set_target(state: State, group: Group, place: Place, member_id: str | None) -> None:
-    if state.change_assignment(group, place):
-        group.set_target(place, member_id)
+def _set_target(state: State, group: Group, tp: TopicIdPartition, member_id: str | None) -> None:
+    if state.change_assignment(group, tp):
+        group.set_target(tp, member_id)
 
 
 def move_partitions(state: State, record: PartitionsMoved, segments: Segments) -> None:
     group = _touch(state, record.group)
     for move in record.moves:
-        _move_partition(state, group, move.place, move, record.reason)
+        _move_partition(state, group, move.topic_partition, move, record.reason)
 
 
-def _move_partition(state: State, group: Group, place: Place, move: Move, reason: str) -> None:
+def _move_partition(state: State, group: Group, tp: TopicIdPartition, move: Move, reason: str) -> None:
     status = move.status
-    if before := state.change_assignment(group, place):  # a reader does not load assignments
+    if before := state.change_assignment(group, tp):  # a reader does not load assignments
         status = PARTITION_TRANSITIONS.move(before.status, move.event)
-    assignment = group.set_owner(place, status, move.owner, state.now_ms)
+    assignment = group.set_owner(tp, status, move.owner, state.now_ms)
     assignment.reason = reason
     if status is PartitionStatus.READY:
         assignment.epoch, assignment.start_offset = move.epoch or state.step, move.start_offset

@@ -238,10 +238,16 @@ def _rebind(group: Group, request: JoinGroup) -> list[Move]:
     """Return moves that give a member back the partitions that it lost and no other member owns."""
     moves = []
     for claim in request.bound:
-        assignment = group.assignments.get(claim.place)
+        assignment = group.assignments.get(claim.topic_partition)
         if assignment is not None and (assignment.lost_by, assignment.epoch) == (request.member_id, claim.epoch):
             moves.append(
-                Move(*claim.place, PartitionStatus.READY, request.member_id, assignment.start_offset, assignment.epoch)
+                Move(
+                    *claim.topic_partition,
+                    PartitionStatus.READY,
+                    request.member_id,
+                    assignment.start_offset,
+                    assignment.epoch,
+                )
             )
     return moves
 
@@ -252,13 +258,13 @@ def _take_over(state: State, group: Group, old: str, new: str) -> list[Any]:
     Partitions that the old process was to give up become free.
     """
     moves = []
-    for place in group.list_places_of(old):
-        if place in group.paused:
-            moves.append(Move(*place, PartitionStatus.UNASSIGNED))
+    for tp in group.list_partitions_of(old):
+        if tp in group.paused:
+            moves.append(Move(*tp, PartitionStatus.UNASSIGNED))
         else:
-            moves.append(build_move_to_owner(state, group, place, new, find_start_offset(state, group, place, None)))
+            moves.append(build_move_to_owner(state, group, tp, new, find_start_offset(state, group, tp, None)))
     if not moves:
         return []
     moved = PartitionsMoved(group.group, "replaced", moves)
-    places = group.list_places_of(old)
-    return [moved, *decide_ended_assignments(state, group, places, "replaced")]
+    topic_partitions = group.list_partitions_of(old)
+    return [moved, *decide_ended_assignments(state, group, topic_partitions, "replaced")]

@@ -16,7 +16,7 @@ from ...errors import (
 )
 from ...names import check_group, shorten
 from ...values.base import Done
-from ...values.consuming.assignments import Group, GroupStatus, Place
+from ...values.consuming.assignments import Group, GroupStatus, TopicIdPartition
 from ...values.consuming.offset_checks import check_commits
 from ...values.consuming.offsets import (
     CommitOffsets,
@@ -95,10 +95,10 @@ def _find_fenced_offsets(state: State, request: CommitOffsets, topic_ids: list[i
         raise IllegalState("In a queue group, members acknowledge messages and cannot commit offsets.")
     if group.is_classic:
         _check_generation(group, request)
-    places = enumerate(zip(topic_ids, request.offsets, strict=True))
+    topic_partitions = enumerate(zip(topic_ids, request.offsets, strict=True))
     return [
         i
-        for i, (topic_id, commit) in places
+        for i, (topic_id, commit) in topic_partitions
         if not _may_commit(group, request, (topic_id, commit.partition), commit.epoch)
     ]
 
@@ -110,13 +110,13 @@ def _check_generation(group: Group, request: CommitOffsets) -> None:
         raise RebalanceInProgress()
 
 
-def _may_commit(group: Group, request: CommitOffsets, place: Place, epoch: int | None) -> bool:
+def _may_commit(group: Group, request: CommitOffsets, tp: TopicIdPartition, epoch: int | None) -> bool:
     """Return whether the member owns the partition under this assignment.
 
     In a classic group that is rebalancing, the last owner may still commit, as no other member has had the partition
     since. Not inside a transaction, which may end when another member has it.
     """
-    assignment = group.assignments.get(place)
+    assignment = group.assignments.get(tp)
     if assignment is None or assignment.epoch != epoch:
         return False
     had_it = (
@@ -140,14 +140,14 @@ def decide_fetch(state: State, request: FetchOffsets, inputs: DecisionInputs) ->
     check_group(request.group)
     committed, pending = state.offsets.get(request.group, {}), state.find_pending_offsets(request.group)
     if request.partitions is None:
-        places = sorted({*committed, *pending})
+        topic_partitions = sorted({*committed, *pending})
     else:
-        places = [state.topic(topic).place(partition) for topic, partition in request.partitions]
-    unstable = [place for place in places if place in pending] if request.require_stable else []
+        topic_partitions = [state.topic(topic).find_partition(partition) for topic, partition in request.partitions]
+    unstable = [tp for tp in topic_partitions if tp in pending] if request.require_stable else []
     if unstable:
         topic_id, partition = unstable[0]
         raise UnstableOffsetCommit(found=f"{state.topics[topic_id].topic}-{partition}")
-    offsets = [_to_offset_commit(state, place, committed[place]) for place in places if place in committed]
+    offsets = [_to_offset_commit(state, tp, committed[tp]) for tp in topic_partitions if tp in committed]
     return Decision(OffsetsFetched(offsets))
 
 
@@ -162,8 +162,8 @@ def estimate_answer_bytes(result: AnyResult) -> int:
     return _OFFSET_BYTES * len(result.changes) if isinstance(result, OffsetsChanged) else 0
 
 
-def _to_offset_commit(state: State, place: Place, committed: CommittedOffset) -> OffsetCommit:
-    return OffsetCommit(state.topics[place[0]].topic, place[1], committed.offset, committed.metadata, place[0])
+def _to_offset_commit(state: State, tp: TopicIdPartition, committed: CommittedOffset) -> OffsetCommit:
+    return OffsetCommit(state.topics[tp[0]].topic, tp[1], committed.offset, committed.metadata, tp[0])
 
 
 def commit_offsets(state: State, record: OffsetsCommitted, segments: Segments) -> None:
@@ -185,9 +185,9 @@ def commit_offsets(state: State, record: OffsetsCommitted, segments: Segments) -
 def remove_offsets(state: State, record: OffsetsRemoved, segments: Segments) -> None:
     group = state.groups.get(record.group)
     for partition in record.partitions:
-        place = record.topic_id, partition
-        state.remove_offset(record.group, place)
-        if group is not None and (assignment := state.change_assignment(group, place)):
+        tp = record.topic_id, partition
+        state.remove_offset(record.group, tp)
+        if group is not None and (assignment := state.change_assignment(group, tp)):
             assignment.start_offset = None  # the next owner starts by its auto.offset.reset
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...values.base import Record
-from ...values.consuming.assignments import Assignment, Group, PartitionStatus, Place
+from ...values.consuming.assignments import Assignment, Group, PartitionStatus, TopicIdPartition
 from ...values.consuming.groups import (
     MemberLeft,
     MemberMissed,
@@ -45,14 +45,14 @@ def find_start_offsets(topic: Topic, reset: str) -> list[int | None]:
     return [int(at) for at in offsets[: topic.consumed_count]]
 
 
-def find_start_offset(state: State, group: Group, place: Place, owner: str | None) -> int | None:
+def find_start_offset(state: State, group: Group, tp: TopicIdPartition, owner: str | None) -> int | None:
     """Return where a new owner starts: the committed offset, else the group's start, else by its reset setting."""
-    committed = state.offsets.get(group.group, {}).get(place)
+    committed = state.offsets.get(group.group, {}).get(tp)
     if committed is not None:
         return committed.offset
-    start = group.assignments[place].start_offset
-    if start is None and owner is not None and place[0] in state.topics:
-        return find_start_offsets(state.topics[place[0]], group.members[owner].auto_offset_reset)[place[1]]
+    start = group.assignments[tp].start_offset
+    if start is None and owner is not None and tp[0] in state.topics:
+        return find_start_offsets(state.topics[tp[0]], group.members[owner].auto_offset_reset)[tp[1]]
     return start
 
 
@@ -60,23 +60,25 @@ def find_start_offset(state: State, group: Group, place: Place, owner: str | Non
 
 
 def decide_freed_partitions(
-    state: State, group: Group, places: Sequence[Place], status: PartitionStatus, reason: str
+    state: State, group: Group, topic_partitions: Sequence[TopicIdPartition], status: PartitionStatus, reason: str
 ) -> list[Record]:
     """Return the records that take partitions from their owners. Transactions that hold offsets of them can only abort.
 
     A queue group's messages in an unbound partition stay with the lost owner, because it may return.
     """
-    records: list[Record] = [PartitionsMoved(group.group, reason, [Move(*place, status) for place in places])]
+    records: list[Record] = [PartitionsMoved(group.group, reason, [Move(*tp, status) for tp in topic_partitions])]
     if group.is_queue and status is PartitionStatus.UNBOUND:
         return records
-    return [*records, *decide_ended_assignments(state, group, places, reason)]
+    return [*records, *decide_ended_assignments(state, group, topic_partitions, reason)]
 
 
-def decide_ended_assignments(state: State, group: Group, places: Sequence[Place], reason: str) -> list[Record]:
+def decide_ended_assignments(
+    state: State, group: Group, topic_partitions: Sequence[TopicIdPartition], reason: str
+) -> list[Record]:
     """Return what follows if assignments end: messages are delivered again, and transactions can only be aborted."""
     return [
-        *give_back_partitions(state, group, places, reason),
-        *decide_failed_transactions(state, group.group, places),
+        *give_back_partitions(state, group, topic_partitions, reason),
+        *decide_failed_transactions(state, group.group, topic_partitions),
     ]
 
 
@@ -85,22 +87,23 @@ def decide_dropped_member(
 ) -> list[JournalEntry]:
     """Return the entries that remove a member and set its partitions to this status."""
     records: list[Record] = [MemberLeft(group.group, member_id, reason)]
-    if owned := group.list_places_of(member_id):
+    if owned := group.list_partitions_of(member_id):
         records += decide_freed_partitions(state, group, owned, status, reason)
     return list(map(JournalEntry, records))
 
 
-def decide_failed_transactions(state: State, group: str, places: Iterable[Place]) -> list[Record]:
+def decide_failed_transactions(state: State, group: str, topic_partitions: Iterable[TopicIdPartition]) -> list[Record]:
     """Return records that mark open transactions with offsets of these partitions as abortable only.
 
     The offsets belong to an assignment that ends, or were sent before the partition had an owner. The next owner
     starts without them.
     """
-    ended = set(places)
+    ended = set(topic_partitions)
     return [
         TransactionFailed(name, "FENCED_MEMBER_EPOCH", f"the group {group} has given a partition to another member")
         for name in sorted(state.ongoing)
-        if state.transactions[name].error is None and not ended.isdisjoint(state.transactions[name].list_places(group))
+        if state.transactions[name].error is None
+        and not ended.isdisjoint(state.transactions[name].list_partitions(group))
     ]
 
 
@@ -160,18 +163,18 @@ def decide_empty_target(state: State, group: Group) -> list[Record]:
     return [build_target(group, group.assignor, {})]
 
 
-def build_target(group: Group, assignor: str, owners: Mapping[Place, str], problem: str | None = None) -> TargetSet:
+def build_target(
+    group: Group, assignor: str, owners: Mapping[TopicIdPartition, str], problem: str | None = None
+) -> TargetSet:
     """Return the record of a new target, which names only what changes. owners: the target of each partition."""
-    changed: dict[str, list[Place]] = {}
-    dropped: list[Place] = []
-    for place in sorted(
-        place for place, assignment in group.assignments.items() if owners.get(place) != assignment.target
-    ):
-        owner = owners.get(place)
+    changed: dict[str, list[TopicIdPartition]] = {}
+    dropped: list[TopicIdPartition] = []
+    for tp in sorted(tp for tp, assignment in group.assignments.items() if owners.get(tp) != assignment.target):
+        owner = owners.get(tp)
         if owner is None:
-            dropped.append(place)
+            dropped.append(tp)
         else:
-            changed.setdefault(owner, []).append(place)
+            changed.setdefault(owner, []).append(tp)
     return TargetSet(group.group, group.group_epoch, assignor, changed, dropped, problem)
 
 
@@ -181,11 +184,11 @@ def decide_classic_pause(state: State, group: Group) -> list[Record]:
         return []
     ready = [
         (p, group.assignments[p].owner)
-        for places in group.places_by_owner.values()
-        for p in places
+        for topic_partitions in group.partitions_by_owner.values()
+        for p in topic_partitions
         if p not in group.paused
     ]
-    moves = [Move(*place, PartitionStatus.PAUSED, owner) for place, owner in sorted(ready)]
+    moves = [Move(*tp, PartitionStatus.PAUSED, owner) for tp, owner in sorted(ready)]
     return [PartitionsMoved(group.group, "rebalance", moves)] if moves else []
 
 
@@ -194,14 +197,14 @@ def decide_moves(state: State, group: Group) -> list[Record]:
     if group.target_epoch != group.group_epoch:
         return []
     # paused partitions wait for their owners, in a large group for many steps: do not look at them in each step
-    places = sorted(group.moving - group.paused)
+    topic_partitions = sorted(group.moving - group.paused)
     if not (group.is_classic or group.not_before_ms):
-        places = places[:MAX_MOVES]
-    moving = [(p, _plan_move(state, group, p, group.assignments[p])) for p in places]
+        topic_partitions = topic_partitions[:MAX_MOVES]
+    moving = [(p, _plan_move(state, group, p, group.assignments[p])) for p in topic_partitions]
     moves = [move for _, move in moving if move is not None]
     if not moves:
         return []
-    ended = [place for place, move in moving if move is not None and move.status is not PartitionStatus.PAUSED]
+    ended = [tp for tp, move in moving if move is not None and move.status is not PartitionStatus.PAUSED]
     return [PartitionsMoved(group.group, "balance", moves), *decide_ended_assignments(state, group, ended, "lost")]
 
 
@@ -216,30 +219,30 @@ def decide_handovers(state: State, group: Group) -> list[Record]:
     )
 
 
-def _plan_move(state: State, group: Group, place: Place, assignment: Assignment) -> Move | None:
+def _plan_move(state: State, group: Group, tp: TopicIdPartition, assignment: Assignment) -> Move | None:
     waits = group.not_before_ms > 0
     if assignment.is_free:
         if waits and assignment.status is PartitionStatus.UNBOUND:
             return None
         if assignment.target is not None:
             return build_move_to_owner(
-                state, group, place, assignment.target, find_start_offset(state, group, place, assignment.target)
+                state, group, tp, assignment.target, find_start_offset(state, group, tp, assignment.target)
             )
-        return Move(*place, PartitionStatus.UNASSIGNED) if assignment.status is PartitionStatus.UNBOUND else None
+        return Move(*tp, PartitionStatus.UNASSIGNED) if assignment.status is PartitionStatus.UNBOUND else None
     if assignment.status is PartitionStatus.READY and assignment.owner != assignment.target and not waits:
-        return Move(*place, PartitionStatus.PAUSED, assignment.owner)
+        return Move(*tp, PartitionStatus.PAUSED, assignment.owner)
     return None
 
 
-def build_move_to_owner(state: State, group: Group, place: Place, owner: str, start_offset: int | None) -> Move:
+def build_move_to_owner(state: State, group: Group, tp: TopicIdPartition, owner: str, start_offset: int | None) -> Move:
     """Return the move that gives a free partition to its next owner, with the ranges that are acknowledged already."""
-    deliveries = state.find_deliveries(group.group, place) if group.is_queue else None
+    deliveries = state.find_deliveries(group.group, tp) if group.is_queue else None
     acknowledged = (
         [stretch for stretch in deliveries.stretches if stretch.status is DeliveryStatus.ACKNOWLEDGED]
         if deliveries
         else []
     )
-    return Move(*place, PartitionStatus.READY, owner, start_offset, acknowledged=stretches_to_ranges(acknowledged))
+    return Move(*tp, PartitionStatus.READY, owner, start_offset, acknowledged=stretches_to_ranges(acknowledged))
 
 
 def decide_completion(state: State, group: Group) -> list[Record]:
@@ -320,7 +323,7 @@ def decide_release_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
     if group.is_classic and group.members[member_id].instance_id is not None:
         missed = MemberMissed(name, member_id)
         freed = decide_freed_partitions(
-            state, group, group.list_places_of(member_id), PartitionStatus.UNASSIGNED, "missed"
+            state, group, group.list_partitions_of(member_id), PartitionStatus.UNASSIGNED, "missed"
         )
         return list(map(JournalEntry, [missed, *freed]))
     return decide_dropped_member(state, group, member_id, "poll", PartitionStatus.UNASSIGNED)
@@ -350,7 +353,7 @@ def decide_handoff_timeout(state: State, key: _PauseKey) -> list[JournalEntry]:
     """
     name, member_id, since_ms = key
     group = state.groups[name]
-    over = [place for place in sorted(group.paused) if group.is_pause_of(place, member_id, since_ms)]
+    over = [tp for tp in sorted(group.paused) if group.is_pause_of(tp, member_id, since_ms)]
     return list(map(JournalEntry, decide_freed_partitions(state, group, over, PartitionStatus.UNASSIGNED, "handoff")))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...values.base import Done
-from ...values.consuming.assignments import Place
+from ...values.consuming.assignments import TopicIdPartition
 from ...values.decision import Decision, DecisionInputs
 from ...values.delayed.delays import DelaysReleased, RangeEnd, RangeKey, RangesDue, WaitingRange, ends_to_columns
 from ...values.journal import JournalEntry
@@ -44,7 +44,7 @@ def decide_release(state: State, request: RangesDue, inputs: DecisionInputs) -> 
 class _ReleaseSpan:
     """Rows first to upto (exclusive) of a range, which enter their partition one after another."""
 
-    place: Place
+    topic_partition: TopicIdPartition
     range_: WaitingRange
     first: int
     upto: int
@@ -59,7 +59,7 @@ def _plan_release(state: State, request: RangesDue) -> tuple[list[_ReleaseSpan],
     """
     spans, late_ms, now_ms = list[_ReleaseSpan](), 0, state.now_ms
     newest: dict[RangeKey, _ReleaseSpan] = {}
-    last: dict[Place, _ReleaseSpan] = {}
+    last: dict[TopicIdPartition, _ReleaseSpan] = {}
     for key, due_ms, upto in zip(request.ranges, request.due_ms, request.upto, strict=True):
         range_ = state.delays.ranges.get(key)
         if range_ is None or range_.is_open or key.topic_id not in state.topics:
@@ -70,11 +70,11 @@ def _plan_release(state: State, request: RangesDue) -> tuple[list[_ReleaseSpan],
             continue
         late_ms = max(late_ms, now_ms - due_ms)
         # Extend the span only if no other range has come after it in this partition: the order is that of due times.
-        if span is not None and last[span.place] is span:
+        if span is not None and last[span.topic_partition] is span:
             span.upto = upto
             continue
-        place = key.topic_id, _find_partition(state.topics[key.topic_id], range_)
-        newest[key] = last[place] = _ReleaseSpan(place, range_, before, upto)
+        tp = key.topic_id, _find_partition(state.topics[key.topic_id], range_)
+        newest[key] = last[tp] = _ReleaseSpan(tp, range_, before, upto)
         spans.append(newest[key])
     return spans, late_ms
 
@@ -119,20 +119,20 @@ class _ReleaseSegments:
             return
         published, count, topic = range_.published, upto - first, self._state.topics[range_.published.topic_id]
         partition = _find_partition(topic, range_)
-        place, first_row = (published.topic_id, partition), published.first_row + first
+        tp, first_row = (published.topic_id, partition), published.first_row + first
         ttl = topic.ttl(published.has_ttl, self._state.now_ms)
-        end = self._ends.get(place)
+        end = self._ends.get(tp)
         if end is None:
             end = int(topic.high_watermarks[partition])
-        self._ends[place] = end + count
-        last = self._last.get(place)
+        self._ends[tp] = end + count
+        last = self._last.get(tp)
         if last is not None and _continues(last, range_, first_row, ttl):
             last["record_count"] += count
             last["last_offset"] += count
             last["min_timestamp_ms"] = min(last["min_timestamp_ms"], published.min_timestamp_ms)
             last["max_timestamp_ms"] = max(last["max_timestamp_ms"], published.max_timestamp_ms)
             return
-        self._last[place] = {
+        self._last[tp] = {
             "topic_id": published.topic_id,
             "partition": partition,
             "file_partition": published.partition,
@@ -148,7 +148,7 @@ class _ReleaseSegments:
             "producer_id": range_.producer_id,
             "producer_epoch": range_.producer_epoch,
         }
-        self._rows.append(self._last[place])
+        self._rows.append(self._last[tp])
 
     def segments(self) -> Segments:
         if not self._rows:

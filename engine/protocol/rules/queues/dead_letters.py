@@ -16,7 +16,7 @@ import msgspec
 from ...errors import LakeMQError, OffsetOutOfRange, UnknownTopicId
 from ...names import shorten
 from ...values.base import Done
-from ...values.consuming.assignments import Place
+from ...values.consuming.assignments import TopicIdPartition
 from ...values.decision import Decision, DecisionInputs
 from ...values.journal import JournalEntry
 from ...values.queues.dead_letters import (
@@ -71,17 +71,17 @@ def decide_dying(state: State, sighting: DyingFound, inputs: DecisionInputs) -> 
 def _move_to_dead_letter_topic(
     state: State, topic: Topic, deliveries: Deliveries, sighting: DyingFound
 ) -> Iterator[JournalEntry]:
-    place = sighting.topic_id, sighting.partition
+    tp = sighting.topic_id, sighting.partition
     empty = [offsets for offsets in sighting.empty if _is_dying(deliveries, offsets)]
     if empty:
-        parts = [SettledMessages(*place, DeliveryStatus.ACKNOWLEDGED, empty)]
+        parts = [SettledMessages(*tp, DeliveryStatus.ACKNOWLEDGED, empty)]
         yield JournalEntry(MessagesSettled(sighting.group, NO_MESSAGES, parts))
     dead = [(rows, part) for rows, part in _find_dying(deliveries, sighting) if rows.dead_letter is None]
     target = _find_dead_letter_topic(state, topic) if dead else None
     if target is not None:
         yield from target.created
         goes = [_build_dead_letter(state, topic, sighting, target, *rows_and_part) for rows_and_part in dead]
-        parts = [SettledMessages(*place, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges([part for _, part in dead]))]
+        parts = [SettledMessages(*tp, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges([part for _, part in dead]))]
         record = MessagesDeadLettered(sighting.group, topic.topic, target.topic, parts)
         yield JournalEntry(record, _append_to_logs(state, goes))
 
@@ -195,15 +195,15 @@ def _build_segment(
 
 def _append_to_logs(state: State, rows: list[dict[str, Any]]) -> Segments:
     """Return the segments with offsets at the ends of their partitions, in this order."""
-    ends: dict[Place, int] = {}
+    ends: dict[TopicIdPartition, int] = {}
     for row in rows:
-        place = row["topic_id"], row["partition"]
-        if place not in ends:
-            topic = state.topics.get(place[0])  # a topic that this decision creates is empty
-            ends[place] = 0 if topic is None else int(topic.high_watermarks[place[1]])
-        row["base_offset"] = ends[place]
-        ends[place] += row["record_count"]
-        row["last_offset"] = ends[place] - 1
+        tp = row["topic_id"], row["partition"]
+        if tp not in ends:
+            topic = state.topics.get(tp[0])  # a topic that this decision creates is empty
+            ends[tp] = 0 if topic is None else int(topic.high_watermarks[tp[1]])
+        row["base_offset"] = ends[tp]
+        ends[tp] += row["record_count"]
+        row["last_offset"] = ends[tp] - 1
     names = dict.fromkeys(name for row in rows for name in row)
     return build_segments(len(rows), **{name: [row[name] for row in rows] for name in names}) if rows else NO_SEGMENTS
 
@@ -220,7 +220,7 @@ def decide_settle(state: State, request: SettleDeadLetters, inputs: DecisionInpu
     parts: list[SettledMessages] = []
     check_ranges(request.ranges.values())
     for partition, ranges in sorted(request.ranges.items()):
-        place = topic.place(partition)
+        tp = topic.find_partition(partition)
         end = sum(ranges[-1]) if ranges else 0
         if end > topic.high_watermarks[partition]:
             expected = f"at most {topic.high_watermarks[partition]}"
@@ -232,7 +232,7 @@ def decide_settle(state: State, request: SettleDeadLetters, inputs: DecisionInpu
         may_be = (DeliveryStatus.AVAILABLE, DeliveryStatus.DYING) if request.purge else (DeliveryStatus.AVAILABLE,)
         fresh = stretches_to_ranges(part for part in deliveries.find_stretches(ranges) if part.status in may_be)
         status = DeliveryStatus.ACKNOWLEDGED if request.purge else DeliveryStatus.DYING
-        parts += [SettledMessages(*place, status, fresh)] if fresh else []
+        parts += [SettledMessages(*tp, status, fresh)] if fresh else []
     result = DeadLettersJudged(sum(count for part in parts for _, count in part.ranges))
     if not parts:
         return Decision(result)
@@ -257,11 +257,11 @@ def settle_dead_letters(state: State, record: DeadLettersSettled, segments: Segm
     if record.topic_id not in state.topics:
         return
     for part in record.parts:
-        topic = state.change_partition(*part.place)
+        topic = state.change_partition(*part.topic_partition)
         deliveries = topic.redrives[part.partition] = _find_redrives(topic, part.partition)
         deliveries.extend_to(sum(part.ranges[-1]))
         deliveries.change(part.ranges, partial(_settle_stretch, record.event))
-        state.note_deliveries(REDRIVE, part.place)
+        state.note_deliveries(REDRIVE, part.topic_partition)
 
 
 def _settle_stretch(event: RedriveEvent, stretch: Stretch) -> Stretch:

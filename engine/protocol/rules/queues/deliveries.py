@@ -21,7 +21,7 @@ from ...errors import (
 )
 from ...names import check_group, shorten
 from ...values.base import Done, Record
-from ...values.consuming.assignments import Group, PartitionStatus, Place
+from ...values.consuming.assignments import Group, PartitionStatus, TopicIdPartition
 from ...values.decision import Decision, DecisionInputs
 from ...values.journal import JournalEntry
 from ...values.queues.deliveries import (
@@ -70,19 +70,20 @@ def decide_acquire(state: State, request: Acquire, inputs: DecisionInputs) -> De
     outstanding = _count_outstanding(state, group, request.member_id)
     passed: list[Record] = []
     deliveries = {
-        wish.place: _find_deliveries(state, group, wish, passed) for wish in _select_ready(state, group, request)
+        wish.topic_partition: _find_deliveries(state, group, wish, passed)
+        for wish in _select_ready(state, group, request)
     }
-    counts = {wish.place: wish.count for wish in request.wanted if wish.place in deliveries}
+    counts = {wish.topic_partition: wish.count for wish in request.wanted if wish.topic_partition in deliveries}
     # A message may crash its consumer. Its last delivery comes alone, so that no other message loses a delivery by it.
     policy = DeliveryPolicy.from_group(group)
-    lasts = [place for place in counts if deliveries[place].is_next_last(policy, state.now_ms)]
+    lasts = [tp for tp in counts if deliveries[tp].is_next_last(policy, state.now_ms)]
     if lasts:
         counts = {} if outstanding else {lasts[0]: 1}
     acquired: list[MessageRanges] = []
-    for place, count in counts.items():
-        end = _find_readable_end(state, group, place)
-        if ranges := deliveries[place].next_ranges(policy, end, min(count, bound - outstanding), state.now_ms):
-            acquired.append(MessageRanges(*place, ranges))
+    for tp, count in counts.items():
+        end = _find_readable_end(state, group, tp)
+        if ranges := deliveries[tp].next_ranges(policy, end, min(count, bound - outstanding), state.now_ms):
+            acquired.append(MessageRanges(*tp, ranges))
             outstanding += sum(length for _, length in ranges)
     if acquired:
         passed.append(MessagesAcquired(request.group, request.member_id, acquired))
@@ -91,7 +92,9 @@ def decide_acquire(state: State, request: Acquire, inputs: DecisionInputs) -> De
 
 def _select_ready(state: State, group: Group, request: Acquire) -> list[WantedMessages]:
     """Return the wishes for partitions that the member owns and need not give up."""
-    wishes = ((wish, group.assignments.get(wish.place)) for wish in request.wanted if wish.topic_id in state.topics)
+    wishes = (
+        (wish, group.assignments.get(wish.topic_partition)) for wish in request.wanted if wish.topic_id in state.topics
+    )
     return [
         wish
         for wish, assigned in wishes
@@ -115,31 +118,31 @@ def _find_queue(state: State, name: str, member_id: str) -> Group:
 
 def _count_outstanding(state: State, group: Group, member_id: str) -> int:
     deliveries = state.deliveries.get(group.group, {})
-    return sum(deliveries[place].held_count for place in group.list_places_of(member_id) if place in deliveries)
+    return sum(deliveries[tp].held_count for tp in group.list_partitions_of(member_id) if tp in deliveries)
 
 
 def _find_deliveries(state: State, group: Group, wish: WantedMessages, entries: list[Record]) -> Deliveries:
     """Return the deliveries from the log start on. Adds the record that passes messages deleted before it."""
-    place = wish.place
-    deliveries = state.find_deliveries(group.group, place)
+    tp = wish.topic_partition
+    deliveries = state.find_deliveries(group.group, tp)
     if deliveries is None:
-        start = find_start_offset(state, group, place, group.assignments[place].owner)
+        start = find_start_offset(state, group, tp, group.assignments[tp].owner)
         if start is None:
-            raise NoOffsetForPartition(found=f"group {group.group}, {group.assignments[place].topic}-{place[1]}")
+            raise NoOffsetForPartition(found=f"group {group.group}, {group.assignments[tp].topic}-{tp[1]}")
         deliveries = Deliveries(start)
-    log_start = int(state.topics[place[0]].log_starts[place[1]])
+    log_start = int(state.topics[tp[0]].log_starts[tp[1]])
     if deliveries.start < log_start:
-        entries.append(MessagesPassed(group.group, *place, log_start))
+        entries.append(MessagesPassed(group.group, *tp, log_start))
         deliveries = deliveries.copy()
         deliveries.advance_start(log_start)
     return deliveries
 
 
-def _find_readable_end(state: State, group: Group, place: Place) -> int:
-    topic = state.topics[place[0]]
+def _find_readable_end(state: State, group: Group, tp: TopicIdPartition) -> int:
+    topic = state.topics[tp[0]]
     if group.setting("isolation.level") == "read_committed":
-        return int(topic.last_stable_offsets[place[1]])
-    return int(topic.high_watermarks[place[1]])
+        return int(topic.last_stable_offsets[tp[1]])
+    return int(topic.high_watermarks[tp[1]])
 
 
 # -- settling -------------------------------------------------------------------------------------------
@@ -164,17 +167,17 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     parts: list[SettledMessages] = []
     copies = _copy_repeated(state, request)
     for number, part in enumerate(request.parts):
-        assigned = group.assignments.get(part.place)
+        assigned = group.assignments.get(part.topic_partition)
         if assigned is None or (assigned.owner, assigned.epoch) != (request.member_id, part.epoch):
             fenced.append(number)
             continue
-        deliveries = copies.get(part.place) or state.find_deliveries(request.group, part.place)
+        deliveries = copies.get(part.topic_partition) or state.find_deliveries(request.group, part.topic_partition)
         if not_held := _find_refused_ranges(deliveries, part):
             invalid.append(number)
             refused.append(not_held)
         settled_part = [] if deliveries is None else _settle(state, group, deliveries, part, pending=ref is not None)
-        if part.place in copies:
-            _note_settled(copies[part.place], settled_part)
+        if part.topic_partition in copies:
+            _note_settled(copies[part.topic_partition], settled_part)
         parts += settled_part
     if ref is not None and fenced:
         raise FencedMemberEpoch(found=[_format_partition(group, request.parts[i]) for i in fenced])
@@ -191,14 +194,14 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     return Decision(result, (*begun, JournalEntry(settled)))
 
 
-def _copy_repeated(state: State, request: Acknowledge) -> dict[Place, Deliveries]:
+def _copy_repeated(state: State, request: Acknowledge) -> dict[TopicIdPartition, Deliveries]:
     """Return copies of the deliveries of partitions that several parts name.
 
     All parts are judged before any is folded. So each part must see in the copy what the parts before it settle.
     """
-    counts = Counter(part.place for part in request.parts)
-    repeated = ((place, state.find_deliveries(request.group, place)) for place, count in counts.items() if count > 1)
-    return {place: deliveries.copy() for place, deliveries in repeated if deliveries is not None}
+    counts = Counter(part.topic_partition for part in request.parts)
+    repeated = ((tp, state.find_deliveries(request.group, tp)) for tp, count in counts.items() if count > 1)
+    return {tp: deliveries.copy() for tp, deliveries in repeated if deliveries is not None}
 
 
 def _note_settled(deliveries: Deliveries, settled: Iterable[SettledMessages]) -> None:
@@ -234,7 +237,7 @@ def check_ranges(listed: Iterable[Sequence[Range]]) -> None:
 
 
 def _format_partition(group: Group, part: Acknowledgement) -> str:
-    assignment = group.assignments.get(part.place)
+    assignment = group.assignments.get(part.topic_partition)
     return f"{assignment.topic if assignment else part.topic_id}-{part.partition}"
 
 
@@ -281,27 +284,27 @@ def _matches_delivery(stretch: Stretch, part: Acknowledgement) -> bool:
 def _settle(
     state: State, group: Group, deliveries: Deliveries, part: Acknowledgement, pending: bool
 ) -> list[SettledMessages]:
-    place = part.place
+    tp = part.topic_partition
     stretches = [stretch for stretch in deliveries.find_stretches(part.ranges) if _matches_delivery(stretch, part)]
     if not stretches:
         return []
     if part.outcome is AckOutcome.ACCEPT:
         status = DeliveryStatus.PENDING if pending else DeliveryStatus.ACKNOWLEDGED
-        return [SettledMessages(*place, status, stretches_to_ranges(stretches))]
+        return [SettledMessages(*tp, status, stretches_to_ranges(stretches))]
     if part.outcome is AckOutcome.REJECT:
-        return let_die(place, stretches, DeathReason.REJECTED, part.error)
+        return let_die(tp, stretches, DeathReason.REJECTED, part.error)
     if part.outcome is AckOutcome.EXPIRE:
         topic = state.topics.get(part.topic_id)
         if topic is not None and topic.setting("dead.letter.expired"):
-            return let_die(place, stretches, DeathReason.EXPIRED, "")
+            return let_die(tp, stretches, DeathReason.EXPIRED, "")
         return [
             SettledMessages(
-                *place, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges(stretches), reason=DeathReason.EXPIRED
+                *tp, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges(stretches), reason=DeathReason.EXPIRED
             )
         ]
     if part.outcome is AckOutcome.UNSEEN:
-        return [SettledMessages(*place, DeliveryStatus.AVAILABLE, stretches_to_ranges(stretches), uncounted=True)]
-    settled = give_back(group, place, stretches, part.error)
+        return [SettledMessages(*tp, DeliveryStatus.AVAILABLE, stretches_to_ranges(stretches), uncounted=True)]
+    settled = give_back(group, tp, stretches, part.error)
     return [_add_backoff(state, group, part, stretches, stretch) for stretch in settled]
 
 
@@ -318,41 +321,41 @@ def _add_backoff(
         delay_ms = min(first_ms << min(deliveries - 1, 40), most_ms)
     if not delay_ms:
         return settled
-    return SettledMessages(*settled.place, DeliveryStatus.WAITING, settled.ranges, state.now_ms + delay_ms)
+    return SettledMessages(*settled.topic_partition, DeliveryStatus.WAITING, settled.ranges, state.now_ms + delay_ms)
 
 
 # -- folding --------------------------------------------------------------------------------------------
 
 
 def acquire_messages(state: State, record: MessagesAcquired, segments: Segments) -> None:
-    by_place = state.deliveries.setdefault(record.group, {})
+    by_partition = state.deliveries.setdefault(record.group, {})
     for part in record.taken:
-        if part.place not in by_place:
-            by_place[part.place] = Deliveries(part.ranges[0][0])
-        deliveries = by_place[part.place]
+        if part.topic_partition not in by_partition:
+            by_partition[part.topic_partition] = Deliveries(part.ranges[0][0])
+        deliveries = by_partition[part.topic_partition]
         if not deliveries.held_count:
             deliveries.silent_since_ms = state.now_ms
         deliveries.acquire(part.ranges)
-        _update_progress(state, record.group, part.place)
+        _update_progress(state, record.group, part.topic_partition)
 
 
 def settle_messages(state: State, record: MessagesSettled, segments: Segments) -> None:
     for part in record.parts:
-        deliveries = state.find_deliveries(record.group, part.place)
+        deliveries = state.find_deliveries(record.group, part.topic_partition)
         if deliveries is None:
             continue
         deliveries.change(part.ranges, partial(_settle_stretch, part, record.find_event(part)))
         deliveries.silent_since_ms = state.now_ms if deliveries.held_count else 0
-        _update_progress(state, record.group, part.place)
+        _update_progress(state, record.group, part.topic_partition)
         if part.reason is DeathReason.EXPIRED:
-            committed = state.offsets[record.group][part.place]
+            committed = state.offsets[record.group][part.topic_partition]
             more = committed.expired_count + sum(count for _, count in part.ranges)
-            state.replace_offset(record.group, part.place, replace(committed, expired_count=more))
+            state.replace_offset(record.group, part.topic_partition, replace(committed, expired_count=more))
     if record.transactional_id is not None and (transaction := state.change_transaction(record.transactional_id)):
         parts = transaction.acknowledged.setdefault(record.group, [])
         # a group is one part of the transaction, as with offsets
         transaction.part_count += not parts and not transaction.offsets.get(record.group)
-        parts += [MessageRanges(*part.place, part.ranges) for part in record.parts]
+        parts += [MessageRanges(*part.topic_partition, part.ranges) for part in record.parts]
 
 
 def _settle_stretch(settled: SettledMessages, event: DeliveryEvent, stretch: Stretch) -> Stretch:
@@ -366,23 +369,25 @@ def _settle_stretch(settled: SettledMessages, event: DeliveryEvent, stretch: Str
 
 
 def pass_messages(state: State, record: MessagesPassed, segments: Segments) -> None:
-    deliveries = state.deliveries.setdefault(record.group, {}).setdefault(record.place, Deliveries(record.offset))
+    deliveries = state.deliveries.setdefault(record.group, {}).setdefault(
+        record.topic_partition, Deliveries(record.offset)
+    )
     deliveries.advance_start(record.offset)
     if not deliveries.held_count:
         deliveries.silent_since_ms = 0
-    _update_progress(state, record.group, record.place)
+    _update_progress(state, record.group, record.topic_partition)
 
 
-def _update_progress(state: State, group: str, place: Place) -> None:
+def _update_progress(state: State, group: str, tp: TopicIdPartition) -> None:
     """Update what follows from the deliveries: the committed offset, the indexes, and a paused partition."""
-    start = state.deliveries[group][place].start
+    start = state.deliveries[group][tp].start
     committed = state.offsets.get(group, {})
-    if place not in committed or committed[place].offset != start:
-        state.set_offset(group, place, start)
+    if tp not in committed or committed[tp].offset != start:
+        state.set_offset(group, tp, start)
     group_state = state.groups.get(group)
-    if group_state is not None and place in group_state.paused:
+    if group_state is not None and tp in group_state.paused:
         state.touched_groups.add(group)
-    state.note_deliveries(group, place)
+    state.note_deliveries(group, tp)
 
 
 DECIDE: Rules = {Acquire: decide_acquire, Acknowledge: decide_acknowledge}

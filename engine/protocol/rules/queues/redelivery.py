@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...values.base import Record
-from ...values.consuming.assignments import Group, Place
+from ...values.consuming.assignments import Group, TopicIdPartition
 from ...values.queues.deliveries import ABORTED, COMMITTED, MessageRanges, MessagesSettled, SettledMessages
 from ...values.queues.partition_deliveries import DeliveryPolicy
 from ...values.queues.stretches import DeathReason, DeliveryStatus, Stretch, stretches_to_ranges
 from ...values.state import State
 
 
-def give_back(group: Group, place: Place, stretches: Sequence[Stretch], error: str = "") -> list[SettledMessages]:
+def give_back(
+    group: Group, tp: TopicIdPartition, stretches: Sequence[Stretch], error: str = ""
+) -> list[SettledMessages]:
     """Return how these messages are settled if they are given back.
 
     error: what the member said about them, or "".
@@ -23,18 +25,22 @@ def give_back(group: Group, place: Place, stretches: Sequence[Stretch], error: s
     most = DeliveryPolicy.from_group(group).max_deliveries
     dying = [stretch for stretch in stretches if most is not None and stretch.deliveries >= most]
     again = [stretch for stretch in stretches if most is None or stretch.deliveries < most]
-    settled = [SettledMessages(*place, DeliveryStatus.AVAILABLE, stretches_to_ranges(again))] if again else []
-    return [*settled, *let_die(place, dying, DeathReason.GIVEN_UP, error)]
+    settled = [SettledMessages(*tp, DeliveryStatus.AVAILABLE, stretches_to_ranges(again))] if again else []
+    return [*settled, *let_die(tp, dying, DeathReason.GIVEN_UP, error)]
 
 
-def let_die(place: Place, stretches: Sequence[Stretch], reason: DeathReason, error: str) -> list[SettledMessages]:
+def let_die(
+    tp: TopicIdPartition, stretches: Sequence[Stretch], reason: DeathReason, error: str
+) -> list[SettledMessages]:
     """Return how these messages are settled if they are never delivered again."""
     if not stretches:
         return []
-    return [SettledMessages(*place, DeliveryStatus.DYING, stretches_to_ranges(stretches), reason=reason, error=error)]
+    return [SettledMessages(*tp, DeliveryStatus.DYING, stretches_to_ranges(stretches), reason=reason, error=error)]
 
 
-def give_back_partitions(state: State, group: Group, places: Iterable[Place], reason: str) -> list[Record]:
+def give_back_partitions(
+    state: State, group: Group, topic_partitions: Iterable[TopicIdPartition], reason: str
+) -> list[Record]:
     """Return the records that give back what the owners of these partitions had.
 
     Messages that are pending in a transaction stay pending until it ends.
@@ -42,9 +48,9 @@ def give_back_partitions(state: State, group: Group, places: Iterable[Place], re
     deliveries = state.deliveries.get(group.group, {})
     parts = [
         part
-        for place in places
-        if place in deliveries
-        for part in give_back(group, place, deliveries[place].list_acquired_stretches())
+        for tp in topic_partitions
+        if tp in deliveries
+        for part in give_back(group, tp, deliveries[tp].list_acquired_stretches())
     ]
     return [MessagesSettled(group.group, reason, parts)] if parts else []
 
@@ -53,7 +59,7 @@ def settle_pending(state: State, name: str, pending: Iterable[MessageRanges], co
     """Return the records that settle what a transaction has acknowledged for a group, when it ends."""
     group, parts = state.groups.get(name), list[SettledMessages]()
     for acknowledged in pending:
-        deliveries = state.find_deliveries(name, acknowledged.place)
+        deliveries = state.find_deliveries(name, acknowledged.topic_partition)
         if deliveries is None or group is None:
             continue
         stretches = [
@@ -63,8 +69,10 @@ def settle_pending(state: State, name: str, pending: Iterable[MessageRanges], co
         ]
         if committed and stretches:
             parts.append(
-                SettledMessages(*acknowledged.place, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges(stretches))
+                SettledMessages(
+                    *acknowledged.topic_partition, DeliveryStatus.ACKNOWLEDGED, stretches_to_ranges(stretches)
+                )
             )
         elif stretches:
-            parts += give_back(group, acknowledged.place, stretches)
+            parts += give_back(group, acknowledged.topic_partition, stretches)
     return [MessagesSettled(name, COMMITTED if committed else ABORTED, parts)] if parts else []

@@ -20,8 +20,8 @@ _DELAYS = {
     "classic": "group.initial.rebalance.delay.ms",
 }
 
-Place = tuple[int, int]
-"""topic_id and partition."""
+TopicIdPartition = tuple[int, int]
+"""topic_id and partition, which Kafka's code calls the same. A variable of this type is named `tp`."""
 
 
 class InPartition(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +31,7 @@ class InPartition(msgspec.Struct, frozen=True, array_like=True):
     partition: Count
 
     @property
-    def place(self) -> Place:
+    def topic_partition(self) -> TopicIdPartition:
         return self.topic_id, self.partition
 
 
@@ -170,11 +170,11 @@ class Group:
     not_before_ms: int = 0
     members: dict[str, GroupMember] = field(default_factory=dict)
     instances: dict[str, str] = field(default_factory=dict)
-    assignments: dict[Place, Assignment] = field(default_factory=dict)
-    paused: set[Place] = field(default_factory=set)
-    moving: set[Place] = field(default_factory=set)
+    assignments: dict[TopicIdPartition, Assignment] = field(default_factory=dict)
+    paused: set[TopicIdPartition] = field(default_factory=set)
+    moving: set[TopicIdPartition] = field(default_factory=set)
     pauses: dict[tuple[str, int], int] = field(default_factory=dict)
-    places_by_owner: dict[str, set[Place]] = field(default_factory=dict)
+    partitions_by_owner: dict[str, set[TopicIdPartition]] = field(default_factory=dict)
     partition_counts: dict[int, int] = field(default_factory=dict)
     is_configured: bool = False
     empty_since_ms: int = 0
@@ -241,85 +241,85 @@ class Group:
         """The number of the next member."""
         return max((member.number for member in self.members.values()), default=-1) + 1
 
-    def list_places_of(self, member_id: str) -> list[Place]:
+    def list_partitions_of(self, member_id: str) -> list[TopicIdPartition]:
         """Return the partitions of a member, sorted."""
-        return sorted(self.places_by_owner.get(member_id, ()))
+        return sorted(self.partitions_by_owner.get(member_id, ()))
 
-    def compute_shares(self) -> dict[str, list[Place]]:
+    def compute_shares(self) -> dict[str, list[TopicIdPartition]]:
         """Return the partitions of each member, as an assignor should see them.
 
         A paused partition moves in any case, so it counts for its target. In a classic group nobody owns anything at
         that point, so each partition counts for its last target.
         """
-        shares: dict[str, list[Place]] = {member_id: [] for member_id in self.members}
+        shares: dict[str, list[TopicIdPartition]] = {member_id: [] for member_id in self.members}
         is_classic = self.is_classic
-        for place, assignment in self.assignments.items():
+        for tp, assignment in self.assignments.items():
             is_theirs = is_classic or assignment.status is PartitionStatus.PAUSED
             member_id = assignment.target if is_theirs else assignment.owner
             if member_id in shares:
-                shares[member_id].append(place)
+                shares[member_id].append(tp)
         return shares
 
-    def is_pause_of(self, place: Place, member_id: str, since_ms: int) -> bool:
+    def is_pause_of(self, tp: TopicIdPartition, member_id: str, since_ms: int) -> bool:
         """Return whether a paused partition is paused with this owner since this time."""
-        assignment = self.assignments[place]
+        assignment = self.assignments[tp]
         return (assignment.owner, assignment.since_ms) == (member_id, since_ms)
 
-    def add_partition(self, place: Place, assignment: Assignment) -> None:
+    def add_partition(self, tp: TopicIdPartition, assignment: Assignment) -> None:
         """Add a partition to the group."""
-        self.assignments[place] = assignment
-        self.partition_counts[place[0]] = self.partition_counts.get(place[0], 0) + 1
-        self._index(place, assignment)
+        self.assignments[tp] = assignment
+        self.partition_counts[tp[0]] = self.partition_counts.get(tp[0], 0) + 1
+        self._index(tp, assignment)
 
-    def remove_partitions(self, topic_id: int, first: int) -> list[tuple[Place, Assignment]]:
+    def remove_partitions(self, topic_id: int, first: int) -> list[tuple[TopicIdPartition, Assignment]]:
         """Remove the topic's partitions from this number on, and return them."""
         removed = [(p, a) for p, a in self.assignments.items() if p[0] == topic_id and p[1] >= first]
-        for place, assignment in removed:
-            del self.assignments[place]
-            self._unindex(place, assignment)
-            self.moving.discard(place)
+        for tp, assignment in removed:
+            del self.assignments[tp]
+            self._unindex(tp, assignment)
+            self.moving.discard(tp)
         self.partition_counts.pop(topic_id, None)
         if first:
             self.partition_counts[topic_id] = first
         return removed
 
-    def set_target(self, place: Place, member_id: str | None) -> None:
+    def set_target(self, tp: TopicIdPartition, member_id: str | None) -> None:
         """Set the member that should own the partition; None for no member."""
-        if assignment := self.assignments.get(place):
+        if assignment := self.assignments.get(tp):
             assignment.target = member_id
-            self._index_rest(place, assignment)
+            self._index_rest(tp, assignment)
 
-    def set_owner(self, place: Place, status: PartitionStatus, owner: str | None, since_ms: int) -> Assignment:
+    def set_owner(self, tp: TopicIdPartition, status: PartitionStatus, owner: str | None, since_ms: int) -> Assignment:
         """Set status and owner of the partition, and return its assignment."""
-        assignment = self.assignments.get(place)
+        assignment = self.assignments.get(tp)
         if assignment is None:  # a reader does not load assignments
-            assignment = self.assignments[place] = Assignment("", None)
-        self._unindex(place, assignment)
+            assignment = self.assignments[tp] = Assignment("", None)
+        self._unindex(tp, assignment)
         assignment.lost_by = assignment.owner if status is PartitionStatus.UNBOUND else None
         assignment.status, assignment.owner, assignment.since_ms = status, owner, since_ms
-        self._index(place, assignment)
+        self._index(tp, assignment)
         return assignment
 
-    def _index(self, place: Place, assignment: Assignment) -> None:
+    def _index(self, tp: TopicIdPartition, assignment: Assignment) -> None:
         if assignment.owner is not None:
-            self.places_by_owner.setdefault(assignment.owner, set()).add(place)
+            self.partitions_by_owner.setdefault(assignment.owner, set()).add(tp)
             if assignment.status is PartitionStatus.PAUSED:
-                self.paused.add(place)
+                self.paused.add(tp)
                 pause = assignment.owner, assignment.since_ms
                 self.pauses[pause] = self.pauses.get(pause, 0) + 1
-        self._index_rest(place, assignment)
+        self._index_rest(tp, assignment)
 
-    def _index_rest(self, place: Place, assignment: Assignment) -> None:
-        (self.moving.discard if assignment.is_at_rest else self.moving.add)(place)
+    def _index_rest(self, tp: TopicIdPartition, assignment: Assignment) -> None:
+        (self.moving.discard if assignment.is_at_rest else self.moving.add)(tp)
 
-    def _unindex(self, place: Place, assignment: Assignment) -> None:
+    def _unindex(self, tp: TopicIdPartition, assignment: Assignment) -> None:
         if assignment.owner is None:
             return
-        self.places_by_owner[assignment.owner].discard(place)
-        if not self.places_by_owner[assignment.owner]:
-            del self.places_by_owner[assignment.owner]
+        self.partitions_by_owner[assignment.owner].discard(tp)
+        if not self.partitions_by_owner[assignment.owner]:
+            del self.partitions_by_owner[assignment.owner]
         if assignment.status is PartitionStatus.PAUSED:
-            self.paused.discard(place)
+            self.paused.discard(tp)
             pause = assignment.owner, assignment.since_ms
             self.pauses[pause] -= 1
             if not self.pauses[pause]:
@@ -345,7 +345,7 @@ class Group:
     @property
     def _is_preparing(self) -> bool:
         """True if a classic group still waits for members to join or to give up partitions."""
-        return bool(self.not_before_ms or self.places_by_owner)
+        return bool(self.not_before_ms or self.partitions_by_owner)
 
     @property
     def is_waiting(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..base import Count, GroupRecord, Number, Request
-from .assignments import PARTITION_EVENTS, InPartition, PartitionEvent, PartitionStatus, Place
+from .assignments import PARTITION_EVENTS, InPartition, PartitionEvent, PartitionStatus, TopicIdPartition
 
 # -- bounds of what a member may ask for
 
@@ -110,7 +110,7 @@ class TargetComputed(msgspec.Struct, frozen=True):
     group: str
     group_epoch: int
     assignor: str
-    target: dict[str, list[Place]]
+    target: dict[str, list[TopicIdPartition]]
     problem: str | None = None
 
 
@@ -190,8 +190,8 @@ class TargetSet(GroupRecord, frozen=True, tag="target_set"):
 
     group_epoch: int
     assignor: str
-    changed: dict[str, list[Place]]
-    dropped: list[Place] = []
+    changed: dict[str, list[TopicIdPartition]]
+    dropped: list[TopicIdPartition] = []
     problem: str | None = None
 
 

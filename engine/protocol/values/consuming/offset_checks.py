@@ -28,7 +28,7 @@ def _check_commit(state: State, commit: OffsetCommit) -> int:
     topic = state.topic(commit.topic) if commit.topic_id is None else state.topics.get(commit.topic_id)
     if topic is None:
         raise UnknownTopicId(found=f"{shorten(commit.topic)} with id {commit.topic_id}")
-    topic_id, partition = topic.place(commit.partition)
+    topic_id, partition = topic.find_partition(commit.partition)
     high_watermark = int(topic.high_watermarks[partition])
     if not 0 <= commit.offset <= high_watermark:
         raise OffsetOutOfRange(

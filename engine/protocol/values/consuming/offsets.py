@@ -61,7 +61,7 @@ class DeleteOffsets(Request, frozen=True, tag="delete_offsets"):
     partitions: list[tuple[str, int | None]]
 
 
-class ResetPlace(msgspec.Struct, frozen=True, array_like=True):
+class ResetPartition(msgspec.Struct, frozen=True, array_like=True):
     """A partition to reset.
 
     partition: None for all of the topic. offset: overrides the offset of the request. topic_id: the topic that was
@@ -77,14 +77,14 @@ class ResetPlace(msgspec.Struct, frozen=True, array_like=True):
 class ResetOffsets(Request, frozen=True, tag="reset_offsets"):
     """Move the offsets of a group without members, within what the log holds.
 
-    to: the log start, the last stable offset, `offset`, or `offset` further (or back). places: None for everything that
-    the group has. dry_run: only report the changes.
+    to: the log start, the last stable offset, `offset`, or `offset` further (or back). partitions: None for everything
+    that the group has. dry_run: only report the changes.
     """
 
     group: str
     to: Literal["earliest", "latest", "offset", "shift"]
     offset: int = 0
-    places: list[ResetPlace] | None = None
+    partitions: list[ResetPartition] | None = msgspec.field(default=None, name="places")
     dry_run: bool = False
 
 

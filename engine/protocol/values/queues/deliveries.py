@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from ..base import Count, GroupRecord, Number, Request, Result
-from ..consuming.assignments import InPartition, Place
+from ..consuming.assignments import InPartition, TopicIdPartition
 from ..consuming.groups import Assigned
 from ..producers import TransactionRef
 from .stretches import DeathReason, DeliveryEvent, DeliveryStatus, Range
@@ -163,7 +163,7 @@ class MessagesPassed(GroupRecord, frozen=True, tag="messages_passed"):
     offset: int
 
     @property
-    def place(self) -> Place:
+    def topic_partition(self) -> TopicIdPartition:
         return self.topic_id, self.partition
 
 
