@@ -125,15 +125,6 @@ class Lookup:
             mask |= aborts & (starts[partitions] != _NEVER) & (begins < self.end)
         return mask
 
-    def count_lacking_offsets(self, segments: pa.Table) -> int:
-        """Return how many offsets of the ranges no segment has, of all that were found."""
-        starts, ends = self._bounds
-        partitions = segments.column("partition").to_numpy()
-        base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
-        counts = np.minimum(last + 1, ends[partitions]) - np.maximum(base, starts[partitions])
-        # an abort behind the range has no offset in it
-        return sum(range_.end - range_.start for range_ in self.ranges) - int(counts[counts > 0].sum())
-
     def build_filter(self) -> pc.Expression:
         """Return a filter for scans of files, which lets at least the rows through that are looked up."""
         low, high = self.partitions

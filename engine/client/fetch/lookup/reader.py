@@ -190,7 +190,7 @@ class Reader:
         """Return segments with every offset of the ranges."""
         try:
             segments = self._view.find(topic, lookup)
-            if not lookup.count_lacking_offsets(segments):
+            if not _count_lacking_offsets(segments, lookup.ranges):
                 return segments
         except FileNotFoundError:
             pass  # A file was merged into another one, longer ago than reader.grace.ms. The new file says the same.
@@ -199,7 +199,7 @@ class Reader:
         if loaded is None:
             raise UnknownTopicOrPartition("The topic was deleted meanwhile.", found=topic.topic)
         segments = self._view.find(loaded, lookup)
-        if lacking_count := lookup.count_lacking_offsets(segments):
+        if lacking_count := _count_lacking_offsets(segments, lookup.ranges):
             raise self._make_gap_error(loaded, lookup, lacking_count)
         return segments
 
@@ -217,6 +217,17 @@ class Reader:
     def find_step_rows(self, segments: pa.Table) -> StepRowsByFile:
         """Return the rows of these segments (PLAN_SCHEMA) that steps of the tail hold."""
         return self._view.tail_rows.find_parts(segments)
+
+
+def _count_lacking_offsets(segments: pa.Table, ranges: Sequence[OffsetRange]) -> int:
+    """Return how many offsets of the ranges are in none of the segments, which are all of these partitions."""
+    ranges = sorted(ranges, key=lambda range_: range_.partition)
+    index = np.searchsorted([range_.partition for range_ in ranges], segments.column("partition").to_numpy())
+    starts, ends = np.array([(range_.start, range_.end) for range_ in ranges], np.int64)[index].T
+    base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
+    counts = np.minimum(last + 1, ends) - np.maximum(base, starts)
+    # an abort behind the range has no offset in it
+    return sum(range_.end - range_.start for range_ in ranges) - int(counts[counts > 0].sum())
 
 
 def _select_data(segments: pa.Table, committed: bool) -> pa.Table:
