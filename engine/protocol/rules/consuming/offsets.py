@@ -95,10 +95,10 @@ def _find_fenced_offsets(state: State, request: CommitOffsets, topic_ids: list[i
         raise IllegalState("In a queue group, members acknowledge messages and cannot commit offsets.")
     if group.is_classic:
         _check_generation(group, request)
-    topic_partitions = enumerate(zip(topic_ids, request.offsets, strict=True))
+    commits = enumerate(zip(topic_ids, request.offsets, strict=True))
     return [
-        i
-        for i, (topic_id, commit) in topic_partitions
+        index
+        for index, (topic_id, commit) in commits
         if not _may_commit(group, request, (topic_id, commit.partition), commit.epoch)
     ]
 
