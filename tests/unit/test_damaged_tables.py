@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.loading import load as recovery
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
@@ -80,12 +82,18 @@ def test_a_value_that_was_never_written_is_named(
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
 
 
+def flip_bit_of_column(file: Path, index: int) -> None:
+    """Flip a bit in the last page of a column."""
+    column = pq.read_metadata(file).row_group(0).column(index)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    content = bytearray(file.read_bytes())
+    content[begin + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(content)
+
+
 def test_a_bit_that_flips_in_a_page_of_a_table_is_told_with_the_file(path: Path) -> None:
     (file,) = map(Path, DeltaTable(str(path / "topics")).file_uris())
-    column = pq.read_metadata(file).row_group(0).column(0)
-    content = bytearray(file.read_bytes())
-    content[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
-    file.write_bytes(content)
+    flip_bit_of_column(file, 0)
     with (
         lakemq.connect(str(path)) as mq,
         pytest.raises(TableDamaged, match=rf"topics/{file.name} is damaged.*CRC") as damaged,
@@ -99,6 +107,37 @@ def test_sql_on_a_table_whose_log_is_damaged_is_a_storage_error(path: Path, read
     entry.write_bytes(b"[" + entry.read_bytes()[1:])
     with pytest.raises(StorageError, match="segments"):
         reader.sql("SELECT count(*) FROM segments")
+
+
+SELECT_VALUES = "SELECT value FROM log_committed"
+
+
+@pytest.fixture
+def data_file(path: Path) -> Path:
+    """The file of a topic's messages."""
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["a" * 100] * 100}))
+        mq.sql("SELECT 1", wait_ms=10_000)
+    (file,) = (path / "messages").glob("*.parquet")
+    return file
+
+
+def test_sql_on_a_damaged_page_is_a_damaged_table(data_file: Path, reader: Connection) -> None:
+    """It is not a mistake in the query."""
+    assert reader.sql(SELECT_VALUES).num_rows == 100
+    flip_bit_of_column(data_file, pq.read_schema(data_file).get_field_index("value"))
+    with pytest.raises(TableDamaged, match=r"A file of a table is damaged\..*CRC") as damaged:
+        reader.sql(SELECT_VALUES)
+    assert not damaged.value.retriable
+    with pytest.raises(TableDamaged, match="CRC"):
+        list(run_query(reader.namespace, SELECT_VALUES)[1])
+
+
+def test_sql_on_a_file_that_is_gone_is_a_storage_error(data_file: Path, reader: Connection) -> None:
+    data_file.unlink()
+    with pytest.raises(StorageError, match=re.escape(data_file.name)) as gone:
+        reader.sql(SELECT_VALUES)
+    assert gone.value.retriable
 
 
 def test_a_topic_that_was_created_and_cannot_be_read_is_not_told_as_refused(

@@ -30,7 +30,7 @@ def run_sql(
 ) -> pa.Table:
     """Run a query as of a step, a time or now. serve: starts a sequencer, which ends when the tables are projected.
 
-    Raises InvalidRequest, StepTooOld, RequestTimedOut, MissingExtra.
+    Raises InvalidRequest, StepTooOld, RequestTimedOut, MissingExtra, StorageError, TableDamaged.
     """
     if wait_ms is not None:
         if as_of is not None:
@@ -52,7 +52,8 @@ def _query_or_refuse(namespace: Namespace, text: str, snapshot: Snapshot) -> pa.
         import duckdb
 
     try:
-        return query_table(namespace, text, SqlDialect.spark, snapshot)
+        with store_errors():
+            return query_table(namespace, text, SqlDialect.spark, snapshot)
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...namespace.processes.extras import needs
 from ...namespace.processes.interruptible import add_interruptible
-from ...protocol.errors import InvalidRequest
+from ...protocol.errors import InvalidRequest, LakeMQError, StorageError, TableDamaged
 from ..arguments import parse_text
 from .dialects import SqlDialect
 
@@ -72,7 +72,7 @@ def run_query(
     as_of, snapshot: read the tables as of this step or time, or this snapshot; by default as of now. allow_files: allow
     statements to use files, extensions and DuckDB's settings.
 
-    Raises duckdb.Error, StepTooOld, InvalidRequest.
+    Raises duckdb.Error, StepTooOld, InvalidRequest, StorageError, TableDamaged.
     """
     from ...namespace.loading.snapshot import take_snapshot
 
@@ -82,11 +82,14 @@ def run_query(
         result = connection.execute(text)
     if result is None:
         raise _build_no_statement_error(text)
-    return _number_duplicates([name for name, *_ in result.description or ()]), _fetch_rows(result)
+    return _number_duplicates([name for name, *_ in result.description or ()]), _fetch_rows(result, text)
 
 
 def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
-    """Run statements, and return the result of the last one. Raises duckdb.Error, InvalidRequest."""
+    """Run statements, and return the result of the last one.
+
+    Raises duckdb.Error, InvalidRequest, StorageError, TableDamaged.
+    """
     connection, text = _prepare(namespace, text, False, dialect, snapshot)
     with _explain_errors(text, False):
         result = connection.sql(text)
@@ -121,6 +124,7 @@ def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snap
     Raises:
         InvalidRequest: the query fails, or needs more time or memory than it may have.
         MissingExtra: the extra `sql` is not installed.
+        StorageError, TableDamaged: a file of a table cannot be read.
     """
     with needs("sql"):
         import duckdb
@@ -165,7 +169,10 @@ def _prepare(
 
 @contextmanager
 def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
-    """Add to an error of DuckDB what a user of LakeMQ can do about it."""
+    """Add to an error of DuckDB what a user of LakeMQ can do about it.
+
+    Raises StorageError or TableDamaged if a file of a table cannot be read.
+    """
     import duckdb
 
     try:
@@ -173,9 +180,21 @@ def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
     except duckdb.ParserException as error:
         raise duckdb.ParserException(f"{error}{_hint_at_quotes(text)}") from None
     except duckdb.Error as error:
+        if unreadable := _UNREADABLE.search(str(error)):
+            raise _build_read_error(unreadable[1]) from error
         if allow_files or not _NOT_PERMITTED.search(str(error)):
             raise
         raise type(error)(f"{_first_line(error)} (`lakemq sql --allow-files` permits it.)") from None
+
+
+def _build_read_error(reason: str) -> LakeMQError:
+    if _DAMAGE.search(reason):
+        return TableDamaged(
+            "A file of a table is damaged. A fetch names it if it is a data file.",
+            found=reason,
+            expected="what LakeMQ wrote: restore the namespace from a backup",
+        )
+    return StorageError("A file of a table cannot be read.", found=reason)
 
 
 def _translate_spark_sql(text: str) -> Translation:
@@ -281,9 +300,16 @@ def _restrict(connection: duckdb.DuckDBPyConnection) -> None:
 _NOT_PERMITTED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
 
 
-def _fetch_rows(result: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
-    while rows := result.fetchmany(_BATCH_ROWS):
-        yield from rows
+_UNREADABLE = re.compile(r"reading the Arrow source failed: (.*)", re.DOTALL)
+"""DuckDB's message about an error of the datasets that it reads."""
+_DAMAGE = re.compile(r"page integrity|parquet|corrupt|deserializ|decompress|unexpected end", re.IGNORECASE)
+"""Arrow's messages about the content of a file. Its other errors come from the store."""
+
+
+def _fetch_rows(result: duckdb.DuckDBPyConnection, text: str) -> Iterator[tuple[Any, ...]]:
+    with _explain_errors(text, True):
+        while rows := result.fetchmany(_BATCH_ROWS):
+            yield from rows
 
 
 def _number_duplicates(columns: list[str]) -> list[str]:
