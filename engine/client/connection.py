@@ -337,6 +337,7 @@ class Connection(LogAccess):
             StepTooOld: the tables do not go back that far.
             RequestTimedOut: the tables were not projected within wait_ms.
             MissingExtra: the extra `sql` is not installed.
+            StorageError, TableDamaged: a file of a table cannot be read, or is damaged.
         """
         from .sql.arrow_query import run_sql  # many clients run no SQL
 

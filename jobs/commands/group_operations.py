@@ -71,14 +71,14 @@ def delete_offsets(
     topic: Topics = None,
     yes: Yes = False,
 ) -> None:
-    topic_partitions = _places(topic)
-    if topic_partitions is None:
+    topics = _parse_topics(topic)
+    if topics is None:
         raise typer.BadParameter("name at least one topic", param_hint="--topic")
     session = get_session(ctx)
     with session.connect() as mq:
         confirm(f"Delete the committed offsets of group {group!r} for {', '.join(topic or ())}?", yes)
         with ensure_sequencer(mq):
-            show(map(asdict, mq.groups.delete_offsets(group, topic_partitions)), session.output, _CHANGES)
+            show(map(asdict, mq.groups.delete_offsets(group, topics)), session.output, _CHANGES)
 
 
 def reset_offsets(
@@ -127,10 +127,10 @@ def reset_offsets(
         raise typer.BadParameter("give exactly one of them", param_hint=", ".join(how))
     if dry_run and execute:
         raise typer.BadParameter("it contradicts --execute", param_hint="--dry-run")
-    topic_partitions = _places(topic)
-    if from_file is None and (topic_partitions is None) == (not all_topics):
+    topics = _parse_topics(topic)
+    if from_file is None and (topics is None) == (not all_topics):
         raise typer.BadParameter("give one of them", param_hint="--topic, --all-topics")
-    if from_file is not None and (topic_partitions is not None or all_topics):
+    if from_file is not None and (topics is not None or all_topics):
         raise typer.BadParameter(
             "they do not go with --from-file, which names the partitions", param_hint="--topic, --all-topics"
         )
@@ -141,9 +141,7 @@ def reset_offsets(
         names = select_groups(mq, group, all_groups)
         by_group = None if from_file is None else _read(from_file, names)
         for name in names:
-            target: dict[str, Any] = (
-                {"topics": topic_partitions, **targets[0]} if by_group is None else {"to": by_group[name]}
-            )
+            target: dict[str, Any] = {"topics": topics, **targets[0]} if by_group is None else {"to": by_group[name]}
             with refused.collect(name):
                 changes += mq.groups.reset_offsets(name, **target, dry_run=not execute)
     if export:
@@ -187,19 +185,19 @@ def select_groups(mq: Connection, group: Sequence[str] | None, all_groups: bool)
     return mq.groups.list() if all_groups else list(dict.fromkeys(group or ()))
 
 
-def _places(names: Iterable[str] | None) -> list[str | tuple[str, int]] | None:
+def _parse_topics(names: Iterable[str] | None) -> list[str | tuple[str, int]] | None:
     """Parse the values of --topic into topics and (topic, partition) pairs; None if there are none."""
-    topic_partitions: list[str | tuple[str, int]] = []
+    topics: list[str | tuple[str, int]] = []
     for name in names or ():
         topic, colon, numbers = name.partition(":")
         if not colon:
-            topic_partitions.append(topic)
+            topics.append(topic)
             continue
         for number in numbers.split(","):
             if not _PARTITION.fullmatch(number):
                 raise typer.BadParameter(f"{name!r} is not TOPIC:N,N", param_hint="--topic")
-            topic_partitions.append((topic, int(number)))
-    return topic_partitions or None
+            topics.append((topic, int(number)))
+    return topics or None
 
 
 def _parse_option(parse: Any, text: str, option: str) -> Any:

@@ -23,15 +23,14 @@ def query_lags(mq: Harness) -> list[Lag]:
 
 def compute_lags(mq: Harness) -> list[Lag]:
     state = mq.state
-    places = {
-        (group, *place) for group in {*state.offsets, *state.groups} for place in state.list_group_partitions(group)
-    }
-    rows = [row for group in {*state.offsets, *state.groups} for row in list_partition_lags(state, group)]
+    groups = {*state.offsets, *state.groups}
+    partitions = {(group, *tp) for group in groups for tp in state.list_group_partitions(group)}
+    rows = [row for group in groups for row in list_partition_lags(state, group)]
     return sorted(
         (row.group, row.topic, row.partition, row.next_offset, row.counted_from, row.lag)
         for row in rows
         # the tables of offsets do not show offsets that only an open transaction holds
-        if (row.group, state.topic_ids[row.topic], row.partition) in places
+        if (row.group, state.topic_ids[row.topic], row.partition) in partitions
     )
 
 

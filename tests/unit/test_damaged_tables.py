@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.lookup import stored_segments
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.loading import load as recovery
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
+from lakemq.tables.specs.segments import SEGMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -135,9 +139,10 @@ def test_sql_on_a_damaged_page_is_a_damaged_table(data_file: Path, reader: Conne
 
 def test_sql_on_a_file_that_is_gone_is_a_storage_error(data_file: Path, reader: Connection) -> None:
     data_file.unlink()
-    with pytest.raises(StorageError, match=re.escape(data_file.name)) as gone:
-        reader.sql(SELECT_VALUES)
-    assert gone.value.retriable
+    for query in (reader.sql, partial(run_query, reader.namespace)):
+        with pytest.raises(StorageError, match=f"is gone: put it back.*{re.escape(data_file.name)}") as gone:
+            query(SELECT_VALUES)
+        assert gone.value.retriable
 
 
 def test_a_topic_that_was_created_and_cannot_be_read_is_not_told_as_refused(
@@ -239,9 +244,43 @@ def test_a_fetch_notices_offsets_that_the_statistics_of_a_log_hide(path: Path, i
     change_newest_entry(path / "segments", lower_last_offset)
     with (
         lakemq.connect(path) as mq,
-        pytest.raises(TableDamaged, match="segments lacks 1 offsets of t"),
+        pytest.raises(TableDamaged, match="1 offsets of t are in no row of segments"),
     ):
         mq.fetch("t", start=1, isolation=isolation)
+
+
+def test_a_fetch_notices_offsets_that_the_statistics_of_a_footer_hide(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row group of a large file is skipped, as a file is."""
+    monkeypatch.setattr(stored_segments, "_FEW_ROWS", 0)
+    last_offset = 4_241
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["a"] * last_offset + ["b"]}))
+        mq.sql("SELECT 1", wait_ms=10_000)
+    with lakemq.connect(path) as mq:
+        assert [message.value for message in mq.fetch("t", start=last_offset)] == [b"b"]
+        (stored,) = mq.namespace.store.open(SEGMENTS).files()
+    file = path / SEGMENTS.name / stored.path
+    content = file.read_bytes()
+    footer_begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    footer = content[footer_begin:].replace(struct.pack("<q", last_offset), struct.pack("<q", last_offset - 1))
+    assert footer != content[footer_begin:]
+    file.write_bytes(content[:footer_begin] + footer)
+    with lakemq.connect(path) as mq, pytest.raises(TableDamaged, match="1 offsets of t are in no row of segments"):
+        mq.fetch("t", start=last_offset)
+
+
+def test_a_segment_that_names_no_file_is_damage(path: Path) -> None:
+    with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
+        mq.publish("t", pa.table({"value": ["a"]}))
+        mq.sql("SELECT 1", wait_ms=10_000)
+    rows = pa.table(DeltaTable(str(path / SEGMENTS.name)).to_pyarrow_table())
+    index = rows.column_names.index("file_id")
+    rows = rows.set_column(index, rows.schema.field(index), pa.nulls(rows.num_rows, pa.int64()))
+    write_deltalake(str(path / SEGMENTS.name), rows, mode="overwrite")
+    with lakemq.connect(path) as mq, pytest.raises(TableDamaged, match="names no rows of a file"):
+        mq.fetch("t")
 
 
 TOPIC_T = {"topic_id": 1, "topic": "t"}

@@ -74,16 +74,16 @@ def divide_room(available: Mapping[K, int], room: int) -> dict[K, int]:
         Partition -> offsets, also for those that get none.
     """
     sizes = dict.fromkeys(available, 0)
-    unsatisfied = [tp for tp, count in available.items() if count > 0]
+    unsatisfied = [partition for partition, count in available.items() if count > 0]
     while room >= len(unsatisfied) > 0:
         share = room // len(unsatisfied)
-        for tp in unsatisfied:
-            more = min(share, available[tp] - sizes[tp])
-            sizes[tp] += more
+        for partition in unsatisfied:
+            more = min(share, available[partition] - sizes[partition])
+            sizes[partition] += more
             room -= more
-        unsatisfied = [tp for tp in unsatisfied if sizes[tp] < available[tp]]
-    for tp in unsatisfied[:room]:
-        sizes[tp] += 1
+        unsatisfied = [partition for partition in unsatisfied if sizes[partition] < available[partition]]
+    for partition in unsatisfied[:room]:
+        sizes[partition] += 1
     return sizes
 
 

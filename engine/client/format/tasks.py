@@ -150,8 +150,8 @@ def _order_by_file(segments: pa.Table) -> pa.Table:
         ordered = list(TopologicalSorter(before).static_order())
     except CycleError:
         ordered = list(before)
-    location = {file_id: number for number, file_id in enumerate(ordered)}
-    rank = np.array([location[file_id] for file_id in file_ids], np.int64)
+    rank_by_file = {file_id: rank for rank, file_id in enumerate(ordered)}
+    rank = np.array([rank_by_file[file_id] for file_id in file_ids], np.int64)
     return segments.take(pa.array(np.lexsort((segments.column("first_row").to_numpy(), rank))))
 
 

@@ -52,8 +52,7 @@ def _query_or_refuse(namespace: Namespace, text: str, snapshot: Snapshot) -> pa.
         import duckdb
 
     try:
-        with store_errors():
-            return query_table(namespace, text, SqlDialect.spark, snapshot)
+        return query_table(namespace, text, SqlDialect.spark, snapshot)
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...namespace.processes.extras import needs
 from ...namespace.processes.interruptible import add_interruptible
+from ...namespace.store_errors import store_errors
 from ...protocol.errors import InvalidRequest, LakeMQError, StorageError, TableDamaged
 from ..arguments import parse_text
 from .dialects import SqlDialect
@@ -161,9 +162,10 @@ def _prepare(
     """Return a DuckDB that has all that the statements name, and the statements in its dialect."""
     text = parse_text("query", text)
     text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
-    connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
-    for log_range in ranges:
-        _add_range(connection, namespace, snapshot, log_range)
+    with store_errors():
+        connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
+        for log_range in ranges:
+            _add_range(connection, namespace, snapshot, log_range)
     return connection, text
 
 
@@ -307,7 +309,7 @@ _DAMAGE = re.compile(r"page integrity|parquet|corrupt|deserializ|decompress|unex
 
 
 def _fetch_rows(result: duckdb.DuckDBPyConnection, text: str) -> Iterator[tuple[Any, ...]]:
-    with _explain_errors(text, True):
+    with _explain_errors(text, allow_files=True):
         while rows := result.fetchmany(_BATCH_ROWS):
             yield from rows
 

@@ -26,26 +26,26 @@ class ConsumedPositions:
     def __bool__(self) -> bool:
         return bool(self._offsets or self._messages)
 
-    def add(self, group: str, topic_partitions: object, commits: Sequence[OffsetCommit]) -> None:
+    def add(self, group: str, consumed: object, commits: Sequence[OffsetCommit]) -> None:
         """Add offsets or messages of a group.
 
         New offsets of a partition replace those that were added before. Messages add up, and may be added twice.
 
         Args:
-            topic_partitions: where they come from: a consumer's batch, or a mapping that the caller gave.
+            consumed: where they come from: a consumer's batch, or a mapping that the caller gave.
             commits: the offsets, if they are no messages of a queue.
 
         Raises:
             InvalidRequest: another member of the group has added some before.
         """
-        member_id = getattr(topic_partitions, "member_id", None)
+        member_id = getattr(consumed, "member_id", None)
         if (other := self._members.setdefault(group, member_id)) != member_id:
             raise InvalidRequest(
                 f"Offsets of two members of the group {group} in one transaction.", found=member_id, expected=other
             )
-        self._generations[group] = getattr(topic_partitions, "generation", None)
-        if isinstance(topic_partitions, ConsumedMessages):
-            self._messages.setdefault(group, []).extend(topic_partitions.messages)
+        self._generations[group] = getattr(consumed, "generation", None)
+        if isinstance(consumed, ConsumedMessages):
+            self._messages.setdefault(group, []).extend(consumed.messages)
             return
         commits_by_partition = self._offsets.setdefault(group, {})
         commits_by_partition.update({(commit.topic, commit.partition): commit for commit in commits})

@@ -154,19 +154,17 @@ class TransactionManager:
             What `ref` raises.
         """
         named, metadata = parse_group_name(group), None if metadata is None else parse_text("metadata", metadata)
-        topic_partitions = (
-            offsets if isinstance(offsets, ConsumedOffsets) else parse_partition_offsets("offsets", offsets)
-        )
-        if isinstance(topic_partitions, ConsumedMessages):
-            topic_partitions.check_has_unacknowledged()
-        commits = build_offset_commits(topic_partitions, metadata)
+        consumed = offsets if isinstance(offsets, ConsumedOffsets) else parse_partition_offsets("offsets", offsets)
+        if isinstance(consumed, ConsumedMessages):
+            consumed.check_has_unacknowledged()
+        commits = build_offset_commits(consumed, metadata)
         self.ref(expected_ref)
         # not under the lock, because it reads the newest steps. Offsets of our own consumers need no check
-        if not isinstance(topic_partitions, ConsumedOffsets) or metadata is not None:
+        if not isinstance(consumed, ConsumedOffsets) or metadata is not None:
             self._check_offsets(commits)
         with self._state.lock.own:
             self.ref(expected_ref)
-            self._state.consumed.add(named, topic_partitions, commits)
+            self._state.consumed.add(named, consumed, commits)
 
     # -- ending -----------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ def _row_to_transaction(row: TransactionalIdRow) -> Transaction:
         TransactionStatus(row.state),
         row.seen_at_ms,
         row.started_at_ms,
-        {(tp["topic_id"], tp["partition"]) for tp in row.partitions},
+        {(partition["topic_id"], partition["partition"]) for partition in row.partitions},
         {
             offsets_row["group"]: [_row_to_offset(offset_row) for offset_row in offsets_row["offsets"]]
             for offsets_row in row.offsets

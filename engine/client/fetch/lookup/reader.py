@@ -8,7 +8,7 @@ Then it starts again, as it does if a merge went beyond its watermark (the table
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -31,7 +31,7 @@ from ....protocol.values.journal import is_renewal
 from ....protocol.values.segments import find_continuations, merge_continuations
 from ....protocol.values.state import State
 from ....protocol.values.topics import Topic
-from .lookup import PLAN_SCHEMA, Lookup, OffsetRange, filter_rows, is_kind
+from .lookup import PLAN_SCHEMA, Lookup, Numbers, OffsetRange, filter_rows, is_kind
 from .stored_segments import StoredSegments
 from .tail import StepRowsByFile, TailRows, TailSegments
 
@@ -176,11 +176,11 @@ class Reader:
             return PLAN_SCHEMA.empty_table()
         lookup = Lookup(topic.topic_id, ranges, committed)
         try:
-            segments = self._find_all_or_reload(topic, lookup)
+            data = _select_data(self._find_all_or_reload(topic, lookup), committed)
         except Exception:
             with store_errors(), report_damage(self._store):
                 raise
-        planned = clip(_select_data(segments, committed), {range_.partition: range_ for range_ in ranges})
+        planned = _clip(data, ranges)
         # Join adjoining rows of a file into one range, whichever producers and steps they come from.
         return merge_continuations(
             planned, find_continuations(planned, _SAME_IN_RUN, ("base_offset", "first_row", "source_offset"))
@@ -212,7 +212,7 @@ class Reader:
                     found=range_.start,
                     expected=f"{log_start} or more",
                 )
-        return make_damage_error(self._store, f"segments lacks {lacking_count} offsets of {topic.topic}")
+        return make_damage_error(self._store, f"{lacking_count} offsets of {topic.topic} are in no row of segments")
 
     def find_step_rows(self, segments: pa.Table) -> StepRowsByFile:
         """Return the rows of these segments (PLAN_SCHEMA) that steps of the tail hold."""
@@ -221,9 +221,7 @@ class Reader:
 
 def _count_lacking_offsets(segments: pa.Table, ranges: Sequence[OffsetRange]) -> int:
     """Return how many offsets of the ranges are in none of the segments, which are all of these partitions."""
-    ranges = sorted(ranges, key=lambda range_: range_.partition)
-    index = np.searchsorted([range_.partition for range_ in ranges], segments.column("partition").to_numpy())
-    starts, ends = np.array([(range_.start, range_.end) for range_ in ranges], np.int64)[index].T
+    starts, ends = _find_bounds(segments, ranges)
     base, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     counts = np.minimum(last + 1, ends) - np.maximum(base, starts)
     # an abort behind the range has no offset in it
@@ -234,8 +232,12 @@ def _select_data(segments: pa.Table, committed: bool) -> pa.Table:
     """Return the data segments by partition and offset.
 
     committed: without those whose transaction an abort among the segments ends.
+
+    Raises ValueError: a segment does not say where its rows are.
     """
     data = filter_rows(segments, is_kind(segments, "data"))
+    if any(data.column(name).null_count for name in ("file_id", "first_row", "file_partition")):
+        raise ValueError("a data row of segments names no rows of a file")
     if committed and data.num_rows < segments.num_rows and (aborts := is_kind(segments, "abort")).any():
         aborted = segments.filter(pa.array(aborts)).select(_TRANSACTION)
         data = data.join(aborted, keys=_TRANSACTION, join_type="left anti")
@@ -306,13 +308,19 @@ class _View:
         return tail
 
 
-def clip(segments: pa.Table, ranges: Mapping[int, OffsetRange]) -> pa.Table:
+def _find_bounds(segments: pa.Table, ranges: Sequence[OffsetRange]) -> tuple[Numbers, Numbers]:
+    """Return for each segment where the range of its partition starts and ends."""
+    ranges = sorted(ranges, key=lambda range_: range_.partition)
+    index = np.searchsorted([range_.partition for range_ in ranges], segments.column("partition").to_numpy())
+    starts, ends = np.array([(range_.start, range_.end) for range_ in ranges], np.int64)[index].T
+    return starts, ends
+
+
+def _clip(segments: pa.Table, ranges: Sequence[OffsetRange]) -> pa.Table:
     """Cut the segments to the range of their partition, and change offsets, rows and counts accordingly."""
     if segments.num_rows == 0:
         return segments
-    partitions = sorted(ranges)
-    index = np.searchsorted(partitions, segments.column("partition").to_numpy())
-    starts, ends = np.array([(ranges[p].start, ranges[p].end) for p in partitions], np.int64)[index].T
+    starts, ends = _find_bounds(segments, ranges)
     first, last = segments.column("base_offset").to_numpy(), segments.column("last_offset").to_numpy()
     if (first >= starts).all() and (last < ends).all():
         return segments
