@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pytest
 from unit.served import until
@@ -21,6 +20,7 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.client.sql.spark_sql import translate_to_duckdb
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.errors import TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -110,7 +110,7 @@ def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None
             file.write_bytes(b"")
     with lakemq.connect(path) as mq:
         assert run_query_text(mq, replace_log_views) == [(10,)]
-        with pytest.raises(duckdb.Error, match="Parquet"):
+        with pytest.raises(TableDamaged, match="Parquet"):
             run_query_text(mq, query)
 
 
