@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,55 @@ def test_those_who_watch_one_folder_are_told_each_until_they_end(tmp_path: Path)
     assert second.event.wait(LONG_S)
     assert not first.event.is_set()
     second.close()
+
+
+def test_a_watch_may_be_closed_while_another_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector closes a dropped waiter's watch, at any allocation: also where the lock is held."""
+    first = new_watch(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+
+    class ClosesAnother(inotify.Watch):
+        def __init__(self, descriptor: int) -> None:
+            super().__init__(descriptor)
+            first.close()
+
+    monkeypatch.setattr(inotify, "Watch", ClosesAnother)
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(inotify.watch, str(other)).result(LONG_S)
+    assert inotify._instance is not None
+    assert second is not None
+    watched = [watch for watches in inotify._instance._watches.values() for watch in watches]
+    assert (first in watched, second in watched) == (False, True)
+    second.close()
+    assert not inotify._instance._closed
+
+
+CLOSED_BY_THE_COLLECTOR = """
+import gc, sys
+from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.processes.folder_waiter import FolderWaiter
+from lakemq.tables.storage.object_stores import inotify
+
+class Owner:
+    def __init__(self, folder):
+        self.itself, self.waiter = self, FolderWaiter(lambda: inotify.watch(folder), SystemClock())
+        self.waiter.reset()
+
+    def __del__(self):
+        self.waiter.close()
+
+gc.set_threshold(1)
+for _ in range(2_000):
+    Owner(sys.argv[1])
+gc.collect()
+print(sum(map(len, inotify._instance._watches.values())))
+"""
+
+
+def test_waiters_that_are_dropped_by_the_thousand_stop_nobody(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLOSED_BY_THE_COLLECTOR, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=LONG_S).stdout == "0\n"
 
 
 def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> None:

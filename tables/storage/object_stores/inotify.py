@@ -12,6 +12,7 @@ import ctypes
 import os
 import struct
 import threading
+from collections import deque
 from contextlib import suppress
 
 # from linux/inotify.h
@@ -47,6 +48,8 @@ class _Instance:
             raise OSError("no inotify on this system")
         self._lock = threading.Lock()
         self._watches: dict[int, list[Watch]] = {}
+        self._closed: deque[tuple[Watch, int]] = deque()
+        """Watches to be removed, with their descriptors, by whoever has the lock."""
         self.file = self._check_result(self._libc.inotify_init1(os.O_CLOEXEC))
         try:
             threading.Thread(target=self._read, name="lakemq-inotify", daemon=True).start()
@@ -63,21 +66,40 @@ class _Instance:
     def watch(self, folder: str) -> Watch:
         """Watch a folder. Raises OSError if it is not a folder, or if there are too many watches."""
         mask = _CREATE | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
-        with self._lock:  # otherwise an event could arrive and be dropped before the watch is registered
-            descriptor = self._check_result(self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask))
-            watch = Watch(descriptor)
-            self._watches.setdefault(descriptor, []).append(watch)
+        try:
+            with self._lock:  # otherwise an event could arrive and be dropped before the watch is registered
+                descriptor = self._check_result(self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask))
+                watch = Watch(descriptor)
+                self._watches.setdefault(descriptor, []).append(watch)
+        finally:
+            self._remove_closed()
         return watch
 
     def forget(self, watch: Watch, descriptor: int) -> None:
-        with self._lock:
-            watches = self._watches.get(descriptor, [])
-            if watch not in watches:
-                return
-            watches.remove(watch)
-            if not watches:
-                del self._watches[descriptor]
-                self._libc.inotify_rm_watch(self.file, descriptor)
+        """Remove a watch, now or when the lock is free. This never waits for the lock.
+
+        The garbage collector may call this in the middle of any call, also of one that has the lock.
+        """
+        self._closed.append((watch, descriptor))
+        self._remove_closed()
+
+    def _remove_closed(self) -> None:
+        # Whoever has the lock comes here after releasing it. So what is appended meanwhile is not left behind.
+        while self._closed and self._lock.acquire(blocking=False):
+            try:
+                while self._closed:
+                    self._remove(*self._closed.popleft())
+            finally:
+                self._lock.release()
+
+    def _remove(self, watch: Watch, descriptor: int) -> None:
+        watches = self._watches.get(descriptor, [])
+        if watch not in watches:
+            return
+        watches.remove(watch)
+        if not watches:
+            del self._watches[descriptor]
+            self._libc.inotify_rm_watch(self.file, descriptor)
 
     def _read(self) -> None:
         while True:
@@ -87,6 +109,7 @@ class _Instance:
                     descriptor, mask, _, name_bytes = _EVENT.unpack_from(events, at)
                     at += _EVENT.size + name_bytes
                     self._notify(descriptor, mask)
+            self._remove_closed()
 
     def _notify(self, descriptor: int, mask: int) -> None:
         if mask & _OVERFLOW:  # events were lost: wake all
