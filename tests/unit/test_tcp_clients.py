@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -292,12 +294,20 @@ def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp
         connection.close()
 
 
+def take_port() -> socket.socket:
+    """Listen at a port below those that the system gives out, so that nobody else gets it when it is free again."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with suppress(OSError):
+            return tcp_sockets.listen("127.0.0.1", port)
+    raise AssertionError("no port is free")
+
+
 def test_a_port_that_is_taken_leaves_the_other_lines_and_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_opener, "AGAIN_S", 0.05)
     files, clock = LocalFiles(str(tmp_path)), AheadClock()
-    taken = tcp_sockets.listen("127.0.0.1", 0)
+    taken = take_port()
     settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
     lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
     assert lines is not None
