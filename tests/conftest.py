@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import jvm
 import pytest
+import pytest_timeout
 import typer.testing
 from azurite import VARIABLE as AZURITE
 from azurite import serve_azurite
@@ -49,6 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(CHECKOUT / "tests").parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Let the time limit of a test begin again for its teardown, which may hang for the same reason as the test."""
+    item.config.hook.pytest_timeout_cancel_timer(item=item)
+    item.config.hook.pytest_timeout_set_timer(item=item, settings=pytest_timeout._get_item_settings(item))
+    return (yield)
 
 
 class SparkInOneProcess(LoadScopeScheduling):  # type: ignore[misc]
