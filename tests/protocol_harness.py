@@ -150,16 +150,16 @@ class Harness:
         self.land(entries) if entries else None
         return [entry.record.kind for entry in entries]
 
-    def dying(self, group: str, place: tuple[int, int], ranges: Sequence[tuple[int, int]] | None = None) -> DyingFound:
+    def dying(self, group: str, tp: tuple[int, int], ranges: Sequence[tuple[int, int]] | None = None) -> DyingFound:
         """Find the rows of a group's dying messages in a partition, or of `ranges`. Markers have no rows."""
-        deliveries = self.state.find_deliveries(group, place)
+        deliveries = self.state.find_deliveries(group, tp)
         if ranges is None:
             dying = deliveries.list_dying_stretches() if deliveries else []
             ranges = [(stretch.first, stretch.length) for stretch in dying]
         rows: list[RowLocation] = []
         empty: list[tuple[int, int]] = []
         for segment in sorted(self.segments(), key=lambda segment: segment["base_offset"]):
-            if (segment["topic_id"], segment["partition"]) != place:
+            if (segment["topic_id"], segment["partition"]) != tp:
                 continue
             for begin, count in ranges:
                 first, until = max(begin, segment["base_offset"]), min(begin + count, segment["last_offset"] + 1)
@@ -169,7 +169,7 @@ class Harness:
                     rows.append(RowLocation(first, until - first, **location))
                 elif first < until:
                     empty.append((first, until - first))
-        return DyingFound(group, *place, rows, empty)
+        return DyingFound(group, *tp, rows, empty)
 
     def segments(self) -> list[dict[str, Any]]:
         """Return all segments of the journal."""
@@ -300,9 +300,9 @@ class Harness:
     ) -> Produce:
         """Build a request with rows of a file for any topics: (topic, partition) -> count, in that order.
 
-        sequences: one per place, of `producer` (id and epoch). due_ms: place -> when its first and last rows are due.
+        sequences: one per tp, of `producer` (id and epoch). due_ms: tp -> when its first and last rows are due.
         """
-        due = [(due_ms or {}).get(place, (-1, -1)) for place in counts]
+        due = [(due_ms or {}).get(tp, (-1, -1)) for tp in counts]
         units = [waiting_unit(p) if first != -1 else p for (_, p), (first, _) in zip(counts, due, strict=True)]
         topics = sorted({topic for topic, _ in counts})
         columns = [topics.index(topic) for topic, _ in counts], [partition for _, partition in counts]

@@ -33,8 +33,8 @@ class Reader:
 
     def follow(self, steps: Iterable[Step]) -> None:
         for segment in segments_to_table(entry.segments for step in steps for entry in step.entries).to_pylist():
-            place = (segment["topic_id"], segment["partition"])
-            log, base = self.logs.setdefault(place, {}), segment["base_offset"]
+            tp = (segment["topic_id"], segment["partition"])
+            log, base = self.logs.setdefault(tp, {}), segment["base_offset"]
             author = (segment["producer_id"], segment["transactional"])
             assert base == len(log), "an offset is one row for ever, and there is no hole"
             assert segment["last_offset"] == base + segment["record_count"] - 1
@@ -47,16 +47,16 @@ class Reader:
             transaction_offsets = [o for o in range(segment["first_offset"], base) if log[o][2:] == (*author, False)]
             assert transaction_offsets[0] == segment["first_offset"]
             if segment["kind"] == "abort":
-                self.aborted.update((place, offset) for offset in transaction_offsets)
+                self.aborted.update((tp, offset) for offset in transaction_offsets)
 
     def read(self, topic: Topic, partition: int, isolation: str) -> dict[int, Row]:
         """Return offset -> row, of all that this isolation shows."""
-        place = (topic.topic_id, partition)
+        tp = (topic.topic_id, partition)
         committed = isolation == "read_committed"
         ends = topic.last_stable_offsets if committed else topic.high_watermarks
-        log = self.logs.get(place, {})
+        log = self.logs.get(tp, {})
         return {
             offset: log[offset]
             for offset in range(int(topic.log_starts[partition]), int(ends[partition]))
-            if not log[offset].is_marker and not (committed and (place, offset) in self.aborted)
+            if not log[offset].is_marker and not (committed and (tp, offset) in self.aborted)
         }

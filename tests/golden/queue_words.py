@@ -22,7 +22,8 @@ from lakemq.engine.protocol.values.queues.deliveries import (
 from lakemq.engine.protocol.values.queues.stretches import Stretch
 
 
-def place_of(text: str) -> tuple[str, int]:
+def parse_tp(text: str) -> tuple[str, int]:
+    """Return the topic and the partition of a text such as `t-0`."""
     topic, _, partition = text.rpartition("-")
     return topic, int(partition)
 
@@ -40,19 +41,23 @@ def format_range(first: int, count: int) -> str:
 class QueueWords:
     mq: Harness
 
-    def _place(self, place: str) -> TopicIdPartition:
-        topic, partition = place_of(place)
+    def _find_tp(self, text: str) -> TopicIdPartition:
+        topic, partition = parse_tp(text)
         return self.mq.state.topic_ids[topic], partition
 
-    def _epoch_now(self, group: str, place: TopicIdPartition) -> int:
-        return self.mq.state.groups[group].assignments[place].epoch
+    def _epoch_now(self, group: str, tp: TopicIdPartition) -> int:
+        return self.mq.state.groups[group].assignments[tp].epoch
 
     def ask_acquire(
         self, _: Any, member: str, group: str = "g", most: int = 1_000, of: Sequence[str] | None = None, epoch: int = 0
     ) -> AnyRequest:
         """Ask for at most `most` messages of each partition in `of`, or of all that the member has."""
-        places = self.mq.state.groups[group].list_partitions_of(member) if of is None else list(map(self._place, of))
-        return Acquire(group, member, [WantedMessages(*p, epoch or self._epoch_now(group, p), most) for p in places])
+        topic_partitions = (
+            self.mq.state.groups[group].list_partitions_of(member) if of is None else list(map(self._find_tp, of))
+        )
+        return Acquire(
+            group, member, [WantedMessages(*p, epoch or self._epoch_now(group, p), most) for p in topic_partitions]
+        )
 
     def _acknowledge(
         self,
@@ -66,20 +71,20 @@ class QueueWords:
         delivery: int | None = None,
         error: str = "",
     ) -> AnyRequest:
-        """Settle messages. settled: place -> ranges. epoch: by default that of the partition's assignment now."""
+        """Settle messages. settled: tp -> ranges. epoch: by default that of the partition's assignment now."""
         parts = []
         for text, ranges in settled.items():
-            place = self._place(text)
-            epoch_now = epoch or self._epoch_now(group, place)
-            parts.append(Acknowledgement(*place, epoch_now, outcome, _ranges(ranges), delay_ms, delivery, error))
+            tp = self._find_tp(text)
+            epoch_now = epoch or self._epoch_now(group, tp)
+            parts.append(Acknowledgement(*tp, epoch_now, outcome, _ranges(ranges), delay_ms, delivery, error))
         return Acknowledge(group, member, parts, producer.ref if producer else None)
 
     def ask_ack(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(AckOutcome.ACCEPT, producer, settled, **more)
 
-    def ask_ack_every_second(self, producer: Any, place: str, until: int, **more: Any) -> AnyRequest:
+    def ask_ack_every_second(self, producer: Any, tp: str, until: int, **more: Any) -> AnyRequest:
         """Accept offsets 1, 3, ... below `until`."""
-        return self._acknowledge(AckOutcome.ACCEPT, producer, {place: list(range(1, until, 2))}, **more)
+        return self._acknowledge(AckOutcome.ACCEPT, producer, {tp: list(range(1, until, 2))}, **more)
 
     def ask_nack(self, producer: Any, settled: Mapping[str, Any], **more: Any) -> AnyRequest:
         return self._acknowledge(AckOutcome.RELEASE, producer, settled, **more)
@@ -96,14 +101,14 @@ class QueueWords:
     def ask_redrive(
         self, _: Any, letters: Mapping[str, Any], purge: bool = False, topic_id: int | None = None
     ) -> AnyRequest:
-        """Send dead letters of one topic back, or delete them. letters: place -> ranges."""
-        (topic,) = {place_of(text)[0] for text in letters}
-        ranges = {place_of(text)[1]: _ranges(listed) for text, listed in letters.items()}
+        """Send dead letters of one topic back, or delete them. letters: tp -> ranges."""
+        (topic,) = {parse_tp(text)[0] for text in letters}
+        ranges = {parse_tp(text)[1]: _ranges(listed) for text, listed in letters.items()}
         return SettleDeadLetters(topic, topic_id or self.mq.state.topic_ids[topic], ranges, purge)
 
     def see_redrives(self, expected: dict[str, Any]) -> dict[str, Any]:
         """Return the dead letters of partitions, with their status."""
-        deliveries = {text: self.mq.state.find_deliveries(REDRIVE, self._place(text)) for text in expected}
+        deliveries = {text: self.mq.state.find_deliveries(REDRIVE, self._find_tp(text)) for text in expected}
         return {
             text: letters
             and [f"{format_range(letter.first, letter.length)} {letter.status.value}" for letter in letters.stretches]
@@ -113,11 +118,11 @@ class QueueWords:
     def list_lost_partitions(self, member: str, group: str = "g") -> list[Assigned]:
         """Return the partitions that a member had when it was lost."""
         assignments = sorted(self.mq.state.groups[group].assignments.items())
-        return [Assigned(*place, assignment.epoch) for place, assignment in assignments if assignment.lost_by == member]
+        return [Assigned(*tp, assignment.epoch) for tp, assignment in assignments if assignment.lost_by == member]
 
     def see_deliveries(self, expected: dict[str, Any]) -> dict[str, Any]:
         """Return the deliveries of group `g` that are not done: `0-4 acquired`, `5 available, 2 times`."""
-        deliveries = {text: self.mq.state.find_deliveries("g", self._place(text)) for text in expected}
+        deliveries = {text: self.mq.state.find_deliveries("g", self._find_tp(text)) for text in expected}
         return {
             text: [_format_stretch(stretch) for stretch in partition.stretches] if partition else None
             for text, partition in deliveries.items()
@@ -125,18 +130,18 @@ class QueueWords:
 
     def see_stretches(self, expected: dict[str, int]) -> dict[str, int]:
         """Return the number of stretches of group `g`."""
-        deliveries = {text: self.mq.state.find_deliveries("g", self._place(text)) for text in expected}
+        deliveries = {text: self.mq.state.find_deliveries("g", self._find_tp(text)) for text in expected}
         return {text: len(partition.stretches) if partition else 0 for text, partition in deliveries.items()}
 
-    def bury(self, place: str, group: str = "g", stale: str | None = None) -> None:
+    def bury(self, tp: str, group: str = "g", stale: str | None = None) -> None:
         """Let the leader find the messages that are dying, or with `stale` those that were dying when it looked."""
         ranges = None if stale is None else [range_of(stale)]
-        self.mq.see(self.mq.dying(group, self._place(place), ranges))
+        self.mq.see(self.mq.dying(group, self._find_tp(tp), ranges))
 
     def see_expired(self, expected: dict[str, int]) -> dict[str, int]:
         """Return how many messages of each partition have expired in group `g`."""
         offsets = self.mq.state.offsets["g"]
-        return {place: offsets[self._place(place)].expired_count for place in expected}
+        return {tp: offsets[self._find_tp(tp)].expired_count for tp in expected}
 
     def see_topics(self, expected: dict[str, int]) -> dict[str, int]:
         """Return the number of partitions of each topic."""

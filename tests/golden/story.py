@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from golden.queue_words import QueueWords, format_range, place_of
+from golden.queue_words import QueueWords, format_range, parse_tp
 from protocol_harness import Harness
 from protocol_reader import Reader
 
@@ -158,7 +158,7 @@ class Story(QueueWords):
         settings = looked_by or {
             name: topic.setting(name) if topic else 0 for name in ("retention.ms", "retention.bytes")
         }
-        cuts = ({place_of(place)[1]: offset for place, offset in (ends or {}).items()} for ends in (by_age, by_size))
+        cuts = ({parse_tp(tp)[1]: offset for tp, offset in (ends or {}).items()} for ends in (by_age, by_size))
         self.mq.see(LogOutgrown(topic.topic_id if topic else int(of), *settings.values(), *cuts))
 
     def _check(self, result: AnyResult, gives: Any, found: Any, expected: Any) -> None:
@@ -211,7 +211,7 @@ class Story(QueueWords):
         return DeleteTopic(topic)
 
     def ask_delete_records(self, _: Any, offsets: dict[str, int]) -> AnyRequest:
-        before = {place_of(place): offset for place, offset in offsets.items()}
+        before = {parse_tp(tp): offset for tp, offset in offsets.items()}
         (topic,) = {topic for topic, _ in before}  # one topic at a time
         return DeleteRecords(topic, {partition: offset for (_, partition), offset in before.items()})
 
@@ -229,7 +229,7 @@ class Story(QueueWords):
     def ask_publish(
         self,
         process: StoryProducer | None,
-        values_by_place: dict[str, list[str] | int],
+        values_by_tp: dict[str, list[str] | int],
         sequence: int | None = None,
         producer: int | None = None,
         epoch: int = 0,
@@ -244,33 +244,31 @@ class Story(QueueWords):
     ) -> AnyRequest:
         """Publish values.
 
-        values_by_place: place -> the values, or only how many; producer, epoch: those of a producer that is not a
-        process of the story; due: place -> when its values are due, in order.
+        values_by_tp: tp -> the values, or only how many; producer, epoch: those of a producer that is not a
+        process of the story; due: tp -> when its values are due, in order.
         """
-        places = {
-            place_of(place): _values(place, values_or_count) for place, values_or_count in values_by_place.items()
-        }
+        topic_partitions = {parse_tp(tp): _values(tp, values_or_count) for tp, values_or_count in values_by_tp.items()}
         file_id = len(self.values)
-        self.values[file_id] = [value for values in places.values() for value in values]
+        self.values[file_id] = [value for values in topic_partitions.values() for value in values]
         self.mq.missing = {file_id} if file_is_missing else set()
         ref = process.ref if process else None
         identity = (ref.producer_id, ref.producer_epoch) if ref and sequence is not None else None
         if producer is not None:
             identity = (producer, epoch)
-        counts = {place: len(values) for place, values in places.items()}
+        counts = {tp: len(values) for tp, values in topic_partitions.items()}
         request = self.mq.produce_to(
             counts,
             file_id,
             None if outside else ref,
             identity,
             [sequence or 0] * len(counts),
-            {place_of(place): (times[0], times[-1]) for place, times in (due or {}).items()},
+            {parse_tp(tp): (times[0], times[-1]) for tp, times in (due or {}).items()},
         )
         if due:
             times = [
                 ms
-                for place, values_or_count in values_by_place.items()
-                for ms in due.get(place, [0] * len(_values(place, values_or_count)))
+                for tp, values_or_count in values_by_tp.items()
+                for ms in due.get(tp, [0] * len(_values(tp, values_or_count)))
             ]
             self.due_times |= {(file_id, row): ms for row, ms in enumerate(times)}
         if rejected:
@@ -293,7 +291,7 @@ class Story(QueueWords):
     def ask_commit_offsets(
         self,
         producer: StoryProducer | None,
-        offsets_by_place: dict[str, int],
+        offsets_by_tp: dict[str, int],
         group: str = "g",
         metadata: str | None = None,
         member: str | None = None,
@@ -303,17 +301,17 @@ class Story(QueueWords):
         """Commit offsets. epoch: by default that of the partition's owner; generation: by default the current one."""
         note = metadata * 5_000 if metadata else None
         offsets = [
-            OffsetCommit(*place_of(place), offset, note, epoch=self._epoch(group, place) if epoch is None else epoch)
-            for place, offset in offsets_by_place.items()
+            OffsetCommit(*parse_tp(tp), offset, note, epoch=self._epoch(group, tp) if epoch is None else epoch)
+            for tp, offset in offsets_by_tp.items()
         ]
         current = self.mq.state.groups.get(group)
         if generation is None and current is not None and member is not None:
             generation = current.generation
         return CommitOffsets(group, offsets, producer.ref if producer else None, member, generation)
 
-    def _epoch(self, group: str, place: str) -> int | None:
+    def _epoch(self, group: str, tp: str) -> int | None:
         current = self.mq.state.groups.get(group)
-        topic, partition = place_of(place)
+        topic, partition = parse_tp(tp)
         topic_id = self.mq.state.topic_ids.get(topic, 0)
         assignment = current.assignments.get((topic_id, partition)) if current else None
         return assignment.epoch if assignment else None
@@ -363,11 +361,13 @@ class Story(QueueWords):
         """Give up partitions; by default all that the member must give up."""
         current = self.mq.state.groups[group]
         if of is None:
-            places = [place for place in current.list_partitions_of(member) if place in current.paused]
+            topic_partitions = [tp for tp in current.list_partitions_of(member) if tp in current.paused]
         else:
-            places = [(self.mq.state.topic_ids[topic], partition) for topic, partition in map(place_of, of)]
-        epochs = [current.assignments[place].epoch if epoch is None else epoch for place in places]
-        return ReleasePartitions(group, member, [Assigned(*p, e) for p, e in zip(places, epochs, strict=True)])
+            topic_partitions = [(self.mq.state.topic_ids[topic], partition) for topic, partition in map(parse_tp, of)]
+        epochs = [current.assignments[tp].epoch if epoch is None else epoch for tp in topic_partitions]
+        return ReleasePartitions(
+            group, member, [Assigned(*p, e) for p, e in zip(topic_partitions, epochs, strict=True)]
+        )
 
     def ask_configure(self, _: Any, group: str, config: Mapping[str, Any], create: bool = False) -> AnyRequest:
         return ConfigureGroup(
@@ -379,7 +379,7 @@ class Story(QueueWords):
 
     def ask_delete_offsets(self, _: Any, of: Sequence[str], group: str = "g") -> AnyRequest:
         """Delete offsets of partitions or topics."""
-        return DeleteOffsets(group, [place_of(text) if "-" in text else (text, None) for text in of])
+        return DeleteOffsets(group, [parse_tp(text) if "-" in text else (text, None) for text in of])
 
     def ask_reset(
         self,
@@ -391,12 +391,12 @@ class Story(QueueWords):
         dry_run: bool = False,
     ) -> AnyRequest:
         """Reset offsets. of: partitions or topics -> the new offset; by default all that the group has."""
-        pairs = [(place_of(text) if "-" in text else (text, None), offset) for text, offset in (of or {}).items()]
-        places = None if of is None else [ResetPartition(*place, offset) for place, offset in pairs]
-        return ResetOffsets(group, to, by, places, dry_run)  # type: ignore[arg-type]
+        pairs = [(parse_tp(text) if "-" in text else (text, None), offset) for text, offset in (of or {}).items()]
+        topic_partitions = None if of is None else [ResetPartition(*tp, offset) for tp, offset in pairs]
+        return ResetOffsets(group, to, by, topic_partitions, dry_run)  # type: ignore[arg-type]
 
     def ask_fetch_offsets(self, _: Any, group: str, of: str | None = None, stable: bool = True) -> AnyRequest:
-        return FetchOffsets(group, [place_of(of)] if of else None, stable)
+        return FetchOffsets(group, [parse_tp(of)] if of else None, stable)
 
     def ask_commit(self, producer: StoryProducer, batch_id: int | None, parts: int | None = None) -> AnyRequest:
         return EndTransaction(producer.ref, True, producer.parts if parts is None else parts, batch_id)
@@ -452,12 +452,14 @@ class Story(QueueWords):
         return self.mq.state.delays.pointer_ms
 
     def see_log_ends(self, expected: dict[str, int]) -> dict[str, int]:
-        places = {text: place_of(text) for text in expected}
-        return {text: int(self.mq.state.topic(topic).high_watermarks[p]) for text, (topic, p) in places.items()}
+        topic_partitions = {text: parse_tp(text) for text in expected}
+        return {
+            text: int(self.mq.state.topic(topic).high_watermarks[p]) for text, (topic, p) in topic_partitions.items()
+        }
 
     def see_log_starts(self, expected: dict[str, int]) -> dict[str, int]:
-        places = {text: place_of(text) for text in expected}
-        return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in places.items()}
+        topic_partitions = {text: parse_tp(text) for text in expected}
+        return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in topic_partitions.items()}
 
     def see_logs(self, expected: dict[str, list[str]]) -> dict[str, list[str]]:
         """Return the states of the partitions of topics."""
@@ -470,8 +472,11 @@ class Story(QueueWords):
         return [[record.reason, record.log_starts] for record in records if isinstance(record, RecordsDeleted)]
 
     def see_last_stable_offsets(self, expected: dict[str, int]) -> dict[str, int]:
-        places = {text: place_of(text) for text in expected}
-        return {text: int(self.mq.state.topic(topic).last_stable_offsets[p]) for text, (topic, p) in places.items()}
+        topic_partitions = {text: parse_tp(text) for text in expected}
+        return {
+            text: int(self.mq.state.topic(topic).last_stable_offsets[p])
+            for text, (topic, p) in topic_partitions.items()
+        }
 
     def see_read_committed(self, expected: dict[str, Any]) -> dict[str, Any]:
         return self._read(expected, "read_committed")
@@ -484,7 +489,7 @@ class Story(QueueWords):
         self.read_steps = len(self.mq.steps)
         values = {}
         for text in expected:
-            topic, partition = place_of(text)
+            topic, partition = parse_tp(text)
             rows = self.reader.read(self.mq.state.topic(topic), partition, isolation)
             values[text] = [self.values[row.file_id][row.row] for row in rows.values()]
         return values
@@ -493,24 +498,23 @@ class Story(QueueWords):
         """Return the partitions of members, with a mark at those that they must give up."""
         return {
             member: [
-                self._name(place) + (" (paused)" if place in group.paused else "")
-                for place in group.list_partitions_of(member)
+                self._name(tp) + (" (paused)" if tp in group.paused else "") for tp in group.list_partitions_of(member)
             ]
             for member in expected
             for group in [next((g for g in self.mq.state.groups.values() if member in g.members), Group(""))]
         }
 
-    def _name(self, place: tuple[int, int]) -> str:
-        return f"{self.mq.state.topics[place[0]].topic}-{place[1]}"
+    def _name(self, tp: tuple[int, int]) -> str:
+        return f"{self.mq.state.topics[tp[0]].topic}-{tp[1]}"
 
     def see_partitions(self, expected: dict[str, str]) -> dict[str, str]:
         """Return the states of partitions of group `g`."""
-        by_name = {self._name(place): owned for place, owned in self.mq.state.groups["g"].assignments.items()}
+        by_name = {self._name(tp): owned for tp, owned in self.mq.state.groups["g"].assignments.items()}
         return {name: by_name[name].status.value if name in by_name else "none" for name in expected}
 
     def see_starts(self, expected: dict[str, int | None]) -> dict[str, int | None]:
         """Return where the owners of partitions of group `g` began."""
-        by_name = {self._name(place): owned for place, owned in self.mq.state.groups["g"].assignments.items()}
+        by_name = {self._name(tp): owned for tp, owned in self.mq.state.groups["g"].assignments.items()}
         return {name: by_name[name].start_offset for name in expected}
 
     def see_group(self, expected: dict[str, Any]) -> dict[str, Any]:
@@ -543,8 +547,8 @@ class Story(QueueWords):
         }
 
 
-def _values(place: str, values_or_count: list[str] | int) -> list[str]:
-    return [f"{place}#{i}" for i in range(values_or_count)] if isinstance(values_or_count, int) else values_or_count
+def _values(tp: str, values_or_count: list[str] | int) -> list[str]:
+    return [f"{tp}#{i}" for i in range(values_or_count)] if isinstance(values_or_count, int) else values_or_count
 
 
 def answer_of(result: AnyResult) -> Any:

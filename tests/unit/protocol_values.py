@@ -246,7 +246,7 @@ offsets = st.lists(
     ),
     max_size=3,
 )
-places = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
+topic_partitions = st.lists(st.tuples(names, st.integers(-1, 2) | st.integers()), max_size=3)
 members = st.sampled_from(["C1", "C2", "", "x" * 250]) | texts
 assignors = st.sampled_from(["range", "sticky", "", "x" * 250]) | texts
 group_configs = st.dictionaries(st.sampled_from(["group.protocol", "group.assignor", "x"]), json_values, max_size=2)
@@ -271,7 +271,7 @@ REQUESTS: Kinds = {
     ),
     InitProducer: st.builds(InitProducer, st.none() | transactional_ids, st.integers(-1, 9) | st.integers()),
     CommitOffsets: st.builds(CommitOffsets, names, offsets, st.none() | transaction_refs, st.none() | members),
-    FetchOffsets: st.builds(FetchOffsets, names, st.none() | places, st.booleans()),
+    FetchOffsets: st.builds(FetchOffsets, names, st.none() | topic_partitions, st.booleans()),
     EndTransaction: st.builds(
         EndTransaction, transaction_refs, st.booleans(), small | counts, st.none() | small | st.integers(0, 2**62)
     ),

@@ -187,8 +187,8 @@ def test_describe_producers_of_a_partition(lake: Lakemq, found: Found, committed
     assert producers[open_one]["last_sequence"] == 0
     assert committed not in producers  # its new epoch has written nothing yet
     assert found("describe-producers", "in", "1") == []
-    for place in (("out", "1"), ("nowhere", "0")):
-        assert lake("describe-producers", *place, code=1).stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
+    for tp in (("out", "1"), ("nowhere", "0")):
+        assert lake("describe-producers", *tp, code=1).stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
     lake("describe-producers", "out", "first", code=2)
 
 

@@ -68,8 +68,8 @@ def test_room_is_given_out_evenly_and_not_wasted(behind: dict[int, int], room: i
     sizes = divide_room(behind, room)
     assert sizes.keys() == behind.keys()
     assert sum(sizes.values()) == min(room, sum(lag for lag in behind.values() if lag > 0))
-    assert all(0 <= sizes[place] <= max(0, lag) for place, lag in behind.items())
-    unserved = [sizes[place] for place, lag in behind.items() if sizes[place] < lag]
+    assert all(0 <= sizes[tp] <= max(0, lag) for tp, lag in behind.items())
+    unserved = [sizes[tp] for tp, lag in behind.items() if sizes[tp] < lag]
     if unserved:
         assert max(sizes.values()) <= min(unserved) + 1
         # the remainder of the division goes to the first partitions that could take more
@@ -137,7 +137,7 @@ def test_only_what_is_assigned_is_read(mq: Connection, group: str):
     topic = create_filled_topic(mq, 2, 2)
     with mq.consumer(group, assign=[(topic, 1)]) as consumer:
         assert texts(consumer.poll()) == ["1.0", "1.1"]
-        for call in (consumer.position, lambda *place: consumer.seek(*place, 0)):
+        for call in (consumer.position, lambda *tp: consumer.seek(*tp, 0)):
             with pytest.raises(IllegalState):
                 call(topic, 0)
     with pytest.raises(IllegalState):

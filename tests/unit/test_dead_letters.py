@@ -559,12 +559,12 @@ def queue() -> Harness:
 
 def reject(mq: Harness, count: int, kept_count: int = 0) -> None:
     """Acquire the next messages, and reject all but the first `kept_count` of them."""
-    place = mq.state.topic_ids["t"], 0
-    epoch = mq.state.groups["g"].assignments[place].epoch
-    first = deliveries.next_offset if (deliveries := mq.state.find_deliveries("g", place)) else 0
-    mq.ask(Acquire("g", "C1", [WantedMessages(*place, epoch, count)]))
+    tp = mq.state.topic_ids["t"], 0
+    epoch = mq.state.groups["g"].assignments[tp].epoch
+    first = deliveries.next_offset if (deliveries := mq.state.find_deliveries("g", tp)) else 0
+    mq.ask(Acquire("g", "C1", [WantedMessages(*tp, epoch, count)]))
     dying = (first + kept_count, count - kept_count)
-    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*place, epoch, AckOutcome.REJECT, [dying])]))
+    mq.ask(Acknowledge("g", "C1", [Acknowledgement(*tp, epoch, AckOutcome.REJECT, [dying])]))
 
 
 def test_a_look_is_made_when_messages_begin_to_die_and_not_without(queue: Harness) -> None:

@@ -40,7 +40,7 @@ def test_groups_forget_what_they_committed_of_it(mq: Harness) -> None:
     for group, topic, partition in (("g", "t", 0), ("g", "t", 1), ("g", "u", 0), ("h", "t", 1)):
         commit(mq, group, topic, partition)
     mq.one(DeleteTopic("t"))
-    assert {group: list(places) for group, places in mq.state.offsets.items()} == {"g": [(2, 0)]}
+    assert {group: list(topic_partitions) for group, topic_partitions in mq.state.offsets.items()} == {"g": [(2, 0)]}
     assert mq.one(FetchOffsets("g")) == OffsetsFetched([OffsetCommit("u", 0, 0, topic_id=2)])
 
 

@@ -26,9 +26,9 @@ def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
     ranges: dict[tuple[str, int], tuple[int, int]], limit: int | None
 ) -> None:
     ends = limit_ranges(ranges, limit)
-    moved = {place: ends[place[0]][place[1]] - start for place, (start, _) in ranges.items()}
-    remaining = {place: end - start for place, (start, end) in ranges.items()}
-    assert all(0 <= moved[place] <= remaining[place] for place in ranges)
+    moved = {tp: ends[tp[0]][tp[1]] - start for tp, (start, _) in ranges.items()}
+    remaining = {tp: end - start for tp, (start, end) in ranges.items()}
+    assert all(0 <= moved[tp] <= remaining[tp] for tp in ranges)
     assert sum(moved.values()) == min(sum(remaining.values()), sum(remaining.values()) if limit is None else limit)
     assert limit_ranges(dict(reversed(ranges.items())), limit) == ends  # the order of the ranges makes no difference
 

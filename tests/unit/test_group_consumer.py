@@ -72,7 +72,7 @@ def test_a_member_alone_reads_all_and_commits(mq: Connection) -> None:
         batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["0.0", "0.1", "1.0"]
         assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 1}
-        assert {place: committed.offset for place, committed in consumer.committed().items()} == {
+        assert {tp: committed.offset for tp, committed in consumer.committed().items()} == {
             (topic, 0): 2,
             (topic, 1): 1,
         }
@@ -187,7 +187,7 @@ def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: C
 
     class Commits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            first.commit({place: batches[-1].offsets[place] for place in partitions})
+            first.commit({tp: batches[-1].offsets[tp] for tp in partitions})
 
     first = member(mq, group, topic, listener=Commits())
     batches.append(first.poll(timeout_ms=5_000))
@@ -209,7 +209,7 @@ def test_a_commit_of_what_is_another_ones_is_refused_and_the_rest_of_it_counts(m
     settle(first, second, on=lambda: list_partitions(second) == [1])
     with pytest.raises(FencedMemberEpoch, match=f"{topic}-1"):
         first.commit(batch)
-    assert {place: committed.offset for place, committed in first.committed().items()} == {(topic, 0): 3}
+    assert {tp: committed.offset for tp, committed in first.committed().items()} == {(topic, 0): 3}
     assert second.committed() == {}
     second.close()
     first.close()

@@ -114,11 +114,11 @@ def test_who_is_back_in_time_has_handed_over_nothing(story: Story) -> None:
     assert {row["epoch"] for row in project_moves(story.mq).to_pylist()} == {
         story.mq.state.groups["g"].assignments[1, 0].epoch
     }
-    epochs = {place: assignment.epoch for place, assignment in story.mq.state.groups["g"].assignments.items()}
+    epochs = {tp: assignment.epoch for tp, assignment in story.mq.state.groups["g"].assignments.items()}
     story.tell({"silent": "C1"})
     assert [row[3:5] for row in sql(project_moves(story.mq), HANDOFFS)] == [("C1", None)] * 2
     story.tell({"join": "C1", "knows": True})
-    assert {place: assignment.epoch for place, assignment in story.mq.state.groups["g"].assignments.items()} == epochs
+    assert {tp: assignment.epoch for tp, assignment in story.mq.state.groups["g"].assignments.items()} == epochs
     assert sql(project_moves(story.mq), HANDOFFS) == []
 
 
@@ -139,9 +139,9 @@ def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> Non
     mq = build_busy_namespace(seed)
     query = "SELECT g.group, topic, partition, state, owner FROM assignment_history g WHERE until IS NULL"
     expected = {
-        (group.group, assignment.topic, place[1], assignment.status.value, assignment.owner)
+        (group.group, assignment.topic, tp[1], assignment.status.value, assignment.owner)
         for group in mq.state.groups.values()
-        for place, assignment in group.assignments.items()
+        for tp, assignment in group.assignments.items()
         if assignment.status.value != "unassigned"
     }
     assert {row for row in sql(project_moves(mq), query) if row[3] != "unassigned"} == expected

@@ -88,14 +88,14 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
         targets = [
             entry.record for step in mq.steps[begun:] for entry in step.entries if isinstance(entry.record, TargetSet)
         ]
-        changed = sum(len(places) for target in targets for places in target.changed.values())
+        changed = sum(len(topic_partitions) for target in targets for topic_partitions in target.changed.values())
         assert changed <= partitions // (n + 1) + n, "no more than the new one's share"
         mq.now_ms += 1
     group = mq.state.groups["g"]
     assert len(group.paused) == partitions - partitions // members
     assert sum(group.pauses.values()) == len(group.paused)
     assert len(list(machine.find_watched_waits(mq.state))) < members
-    released = [Assigned(*place, group.assignments[place].epoch) for place in sorted(group.paused)]
+    released = [Assigned(*tp, group.assignments[tp].epoch) for tp in sorted(group.paused)]
     mq.one(ReleasePartitions("g", "C0", released))
     assert group.is_settled
     assert not group.pauses

@@ -26,7 +26,7 @@ def test_a_batch_says_since_when_and_from_where_its_partitions_are_owned(mq: Con
     options: dict[str, Any] = {"topics": [topic], "auto_offset_reset": "earliest"}
     with mq.consumer(group, **options) as first_consumer:
         batch = first_consumer.poll(timeout_ms=5_000)
-        assert {place: ownership.first_offset for place, ownership in batch.ownership.items()} == {
+        assert {tp: ownership.first_offset for tp, ownership in batch.ownership.items()} == {
             (topic, 0): 0,
             (topic, 1): 0,
         }

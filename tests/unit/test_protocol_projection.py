@@ -157,7 +157,7 @@ def happen_in_group(mq: Harness, chance: random.Random, kind: int) -> None:
     elif kind in (36, 37):
         mq.ask(DeleteOffsets(group, [(chance.choice("abc"), None)]))
     else:
-        paused = [Assigned(*place, group_state.assignments[place].epoch) for place in sorted(group_state.paused)]
+        paused = [Assigned(*tp, group_state.assignments[tp].epoch) for tp in sorted(group_state.paused)]
         mq.ask(ReleasePartitions(group, member, paused))
 
 
@@ -176,28 +176,28 @@ def happen_in_classic(mq: Harness, chance: random.Random, member: str) -> None:
 def happen_in_queue(mq: Harness, chance: random.Random, kind: int) -> None:
     group_state = mq.state.groups.get("q")
     owned = (
-        [(place, assignment) for place, assignment in sorted(group_state.assignments.items()) if assignment.owner]
+        [(tp, assignment) for tp, assignment in sorted(group_state.assignments.items()) if assignment.owner]
         if group_state
         else []
     )
     if not owned:
         happen_in_group(mq, chance, kind=21)
         return
-    place, assignment = chance.choice(owned)
-    member, deliveries = str(assignment.owner), mq.state.find_deliveries("q", place)
-    if kind == 41 and place[0] in mq.state.topics:
-        mq.ask(DeleteRecords(mq.state.topics[place[0]].topic, {place[1]: -1}))
+    tp, assignment = chance.choice(owned)
+    member, deliveries = str(assignment.owner), mq.state.find_deliveries("q", tp)
+    if kind == 41 and tp[0] in mq.state.topics:
+        mq.ask(DeleteRecords(mq.state.topics[tp[0]].topic, {tp[1]: -1}))
     if kind < 44 or deliveries is None or not deliveries.list_acquired_stretches():
-        mq.ask(Acquire("q", member, [WantedMessages(*place, assignment.epoch, chance.randrange(1, 5))]))
+        mq.ask(Acquire("q", member, [WantedMessages(*tp, assignment.epoch, chance.randrange(1, 5))]))
         return
     if kind >= 47:
-        happen_to_dead_letters(mq, chance, Acknowledgement(*place, assignment.epoch, AckOutcome.REJECT, []), member)
+        happen_to_dead_letters(mq, chance, Acknowledgement(*tp, assignment.epoch, AckOutcome.REJECT, []), member)
         return
     outcome, ref = chance.choice(list(AckOutcome)), None
     if chance.random() < 0.4 and "x" in mq.state.transactions:
         outcome, ref = AckOutcome.ACCEPT, mq.current("x")
     stretch = chance.choice(deliveries.list_acquired_stretches())
-    part = Acknowledgement(*place, assignment.epoch, outcome, [(stretch.first, chance.randint(1, stretch.length))], 0)
+    part = Acknowledgement(*tp, assignment.epoch, outcome, [(stretch.first, chance.randint(1, stretch.length))], 0)
     mq.ask(Acknowledge("q", member, [part], ref))
 
 
@@ -345,10 +345,10 @@ def note_all_rows(state: State) -> State:
         applications=dict.fromkeys(state.applications, step),
         clients=dict.fromkeys(state.clients, step),
         transactions=dict.fromkeys(state.transactions, step),
-        offsets={(group, place): step for group, committed in state.offsets.items() for place in committed},
+        offsets={(group, tp): step for group, committed in state.offsets.items() for tp in committed},
         groups=dict.fromkeys(state.groups, step),
         members={(name, member): step for name, group in state.groups.items() for member in group.members},
-        assignments={(name, place): step for name, group in state.groups.items() for place in group.assignments},
+        assignments={(name, tp): step for name, group in state.groups.items() for tp in group.assignments},
         deleted_topics=state.changes.deleted_topics,
     )
     return replace(state, changes=changes)

@@ -42,8 +42,8 @@ def mq() -> Harness:
     return harness
 
 
-def publish(mq: Harness, ref: TransactionRef, *places: tuple[str, int], rows: int = 2) -> None:
-    result = mq.one(mq.produce_to(dict.fromkeys(places, rows), F, ref))
+def publish(mq: Harness, ref: TransactionRef, *topic_partitions: tuple[str, int], rows: int = 2) -> None:
+    result = mq.one(mq.produce_to(dict.fromkeys(topic_partitions, rows), F, ref))
     assert isinstance(result, Published), result
 
 
@@ -399,12 +399,12 @@ def test_a_restart_after_any_step_finds_the_transaction_as_it_was(mq: Harness) -
 
 
 def test_a_transaction_is_the_same_row_however_it_came_about() -> None:
-    places = [(topic, partition) for topic in range(40) for partition in (1, 0)]
+    topic_partitions = [(topic, partition) for topic in range(40) for partition in (1, 0)]
     moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
     steps = [Step(1, 0, 1, [JournalEntry(moved)])]
     first, other = (
         State(step=1, transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
-        for order in (places, places[::-1])
+        for order in (topic_partitions, topic_partitions[::-1])
     )
     for state in (first, other):
         assert state.change_transaction("etl")

@@ -136,7 +136,7 @@ def test_what_is_acknowledged_is_done_with(mq: Connection) -> None:
         consumer.ack(batch)
         consumer.flush()
         assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
-        assert {place: committed.offset for place, committed in consumer.committed().items()} == {
+        assert {tp: committed.offset for tp, committed in consumer.committed().items()} == {
             (topic, 0): 3,
             (topic, 1): 2,
         }

@@ -27,10 +27,10 @@ def member(mq: Connection, group: str, *topics: str, protocol: str, **options: A
     return consumer
 
 
-def poll_until_it_has(consumer: MemberConsumer, *places: tuple[str, int]) -> list[str]:
+def poll_until_it_has(consumer: MemberConsumer, *topic_partitions: tuple[str, int]) -> list[str]:
     """Poll until the member owns exactly these partitions, and return the texts that it read meanwhile."""
     read_texts: list[str] = []
-    until(lambda: bool(read_texts.extend(texts(consumer.poll())) or consumer.assignment() == sorted(places)))
+    until(lambda: bool(read_texts.extend(texts(consumer.poll())) or consumer.assignment() == sorted(topic_partitions)))
     return read_texts
 
 

@@ -551,11 +551,11 @@ def test_what_was_not_answered_and_comes_after_an_abort(
 
 def test_offsets_count_with_the_commit(mq: Connection, topic: str, producer: TransactionalProducer):
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    group, place = f"group-{topic}", (topic, 0)
+    group, tp = f"group-{topic}", (topic, 0)
     for number, commit in ((1, True), (2, False), (3, True)):
         producer.begin_transaction()
-        producer.send_offsets_to_transaction({place: 0}, group)
-        producer.send_offsets_to_transaction({place: number}, group)
+        producer.send_offsets_to_transaction({tp: 0}, group)
+        producer.send_offsets_to_transaction({tp: number}, group)
         producer.commit_transaction() if commit else producer.abort_transaction()
         assert read_committed_offset(mq, group, topic) == (number if commit else 1)
 

@@ -14,7 +14,7 @@ def commit(model: Namespace, request: CommitOffsets) -> Done:
         transactions.check_writer(model, request.transaction)
     new_offsets = {}
     for offset in request.offsets:
-        tp = _place(model, offset)
+        tp = _find_tp(model, offset)
         if not 0 <= offset.offset <= len(model.log(tp)):
             raise Refused("OFFSET_OUT_OF_RANGE")
         new_offsets[tp] = offset.offset
@@ -42,7 +42,7 @@ def fetch(model: Namespace, request: FetchOffsets) -> OffsetsFetched:
     return OffsetsFetched([OffsetCommit(model.topics[t].topic, p, offset, None, t) for (t, p), offset in committed])
 
 
-def _place(model: Namespace, offset: OffsetCommit) -> TopicIdPartition:
+def _find_tp(model: Namespace, offset: OffsetCommit) -> TopicIdPartition:
     topic = model.find_topic(offset.topic) if offset.topic_id is None else model.topics.get(offset.topic_id)
     if topic is None or not topic.active:
         raise Refused("UNKNOWN_TOPIC_ID")

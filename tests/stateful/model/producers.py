@@ -41,7 +41,7 @@ def find_appended_before(
     appended = {}
     for unit in sorted(messages):
         offset = _find_appended_offset(
-            model, sequences, _place(request, unit), _sequence(sequences, unit), len(messages[unit])
+            model, sequences, _find_tp(request, unit), _sequence(sequences, unit), len(messages[unit])
         )
         if offset is not None:
             appended[unit] = offset
@@ -58,7 +58,7 @@ def is_rejection_repeated(model: Namespace, request: Produce, count: int) -> boo
 
 def remember(model: Namespace, request: Produce, unit: tuple[int, int], count: int, offset: int) -> None:
     if request.producer is not None:
-        _note(model, request.producer, _place(request, unit), _sequence(request.producer, unit), count, offset)
+        _note(model, request.producer, _find_tp(request, unit), _sequence(request.producer, unit), count, offset)
 
 
 def remember_rejection(model: Namespace, request: Produce, count: int) -> None:
@@ -68,7 +68,7 @@ def remember_rejection(model: Namespace, request: Produce, count: int) -> None:
         _note(model, request.producer, REFUSED, sequence, count, 0)
 
 
-def _place(request: Produce, unit: tuple[int, int]) -> TopicIdPartition:
+def _find_tp(request: Produce, unit: tuple[int, int]) -> TopicIdPartition:
     return request.topics[unit[0]].topic_id, unit[1]
 
 
