@@ -34,7 +34,15 @@ from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.parquet import open_parquet
 
 from ..namespace.config import EngineConfig
-from ..namespace.data_file import BODY, WrittenFile, file_name, is_expected_file, look, new_data_file, to_table_file
+from ..namespace.data_file import (
+    BODY,
+    WrittenFile,
+    file_name,
+    is_expected_file,
+    new_data_file,
+    read_file_facts,
+    to_table_file,
+)
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock
 from . import merging
@@ -256,7 +264,7 @@ class DataFileMerger:
         return bodies
 
     def _read_body(self, file: StoredFile, file_id: int, footers: dict[int, int | None]) -> pa.Table:
-        facts = look(self._files, file_id)
+        facts = read_file_facts(self._files, file_id, footers.get(file_id))
         if facts is None or facts.flaw:
             raise ValueError("gone" if facts is None else facts.flaw)
         if file_id in footers and not is_expected_file(footers[file_id], facts.footer_hash, facts.is_journaled):

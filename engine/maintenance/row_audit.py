@@ -18,7 +18,7 @@ from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import open_parquet
 from lakemq.tables.storage.workers import Workers
 
-from ..namespace.data_file import file_name, is_expected_file, look
+from ..namespace.data_file import file_name, is_expected_file, read_file_facts
 from ..namespace.loading.snapshot import Snapshot
 from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.values.topics import Topic
@@ -69,7 +69,7 @@ def find_file_flaws(snapshot: Snapshot, files: Files, ranges: pa.Table) -> dict[
 
     def flaw(path: str) -> str:
         file_id = parse_file_id(path)
-        facts = None if file_id < 0 else look(files, file_id)
+        facts = None if file_id < 0 else read_file_facts(files, file_id, needed.get(path))
         if facts is None:
             return "gone" if file_id >= 0 else "a foreign file"
         if facts.flaw:

@@ -117,7 +117,7 @@ class DataFileWriter:
 
     def written(self, files: Files) -> WrittenFile:
         """Return the facts of the finished file, read back from the store. Raises OSError."""
-        facts = look(files, self.file_id)
+        facts = read_file_facts(files, self.file_id)
         if facts is None or facts.flaw:
             raise OSError(f"data file {file_stem(self.file_id)} was written and is gone, or {facts and facts.flaw}")
         times_ms = (self.min_timestamp_ms, self.max_timestamp_ms)
@@ -174,15 +174,25 @@ def read_journaled_digest(metadata: pq.FileMetaData) -> str | None:
 
 
 class ParquetFooter(NamedTuple):
-    """The footer of a Parquet file. hash: of its bytes, seeded with the file's size, as a signed number."""
+    """The bytes of a Parquet file's footer. hash: of them, seeded with the file's size, as a signed number.
+
+    Compare the hash before parsing, where it is known: Arrow trusts what a footer says, and can crash on a damaged one.
+    """
 
     size_bytes: int
     hash: int
-    metadata: pq.FileMetaData
+    content: bytes
+
+    def parse(self) -> pq.FileMetaData:
+        """Raises ValueError: the file is not Parquet."""
+        try:
+            return pq.read_metadata(pa.BufferReader(self.content))
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"not a Parquet file: {error}") from error
 
 
 def read_footer(source: pa.NativeFile) -> ParquetFooter:
-    """Read the footer. Raises ValueError if the file is not Parquet, OSError if it cannot be read."""
+    """Read the footer. Raises ValueError if there is none, OSError if it cannot be read."""
     size = source.size()
     tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES)) if size else b""
     length = int.from_bytes(tail[-8:-4], "little") + 8
@@ -191,18 +201,16 @@ def read_footer(source: pa.NativeFile) -> ParquetFooter:
     if length > len(tail):
         tail = source.read_at(length, size - length)
     footer = tail[-length:]
-    try:
-        metadata = pq.read_metadata(pa.BufferReader(footer))
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"not a Parquet file: {error}") from error
     unsigned = xxhash.xxh64_intdigest(footer, seed=size)
-    return ParquetFooter(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, metadata)
+    return ParquetFooter(size, unsigned - (1 << 64) if unsigned >> 63 else unsigned, footer)
 
 
-def look(files: Files, file_id: int) -> FileFacts | None:
+def read_file_facts(files: Files, file_id: int, expected_hash: int | None = None) -> FileFacts | None:
     """Return the facts of a data file from one or two small reads. None: there is no such file.
 
-    If the file is unreadable, or holds no message rows, the facts have a flaw.
+    If the file is unreadable, has another footer, or holds no message rows, the facts have a flaw.
+
+    expected_hash: of its footer, where it is known.
     """
     name = file_name(file_id)
     size = files.size(name)
@@ -211,14 +219,17 @@ def look(files: Files, file_id: int) -> FileFacts | None:
     try:
         with files.open_input(name) as source:
             footer = read_footer(source)
+        if expected_hash is not None and footer.hash != expected_hash:
+            return FileFacts(footer.size_bytes, footer_hash=footer.hash, flaw="rewritten or damaged")
+        metadata = footer.parse()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         return FileFacts(size, flaw=" ".join(str(error).split()))
-    columns = footer.metadata.schema.to_arrow_schema()
+    columns = metadata.schema.to_arrow_schema()
     flaw = "" if columns.equals(MESSAGES.stored_schema) else "no file of message rows"
-    is_journaled = read_journaled_digest(footer.metadata) is not None
-    return FileFacts(footer.size_bytes, footer.metadata.num_rows, footer.hash, flaw, is_journaled)
+    is_journaled = read_journaled_digest(metadata) is not None
+    return FileFacts(footer.size_bytes, metadata.num_rows, footer.hash, flaw, is_journaled)
 
 
 def is_expected_file(expected_hash: int | None, found_hash: int, is_journaled: bool) -> bool:

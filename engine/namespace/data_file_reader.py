@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from lakemq.tables.storage.parquet import open_parquet
 from lakemq.tables.storage.workers import Workers
 
 from ..protocol.errors import FileTruncated, StorageError
-from .data_file import file_name, is_expected_file, look, read_footer, read_journaled_digest
+from .data_file import file_name, is_expected_file, read_file_facts, read_footer, read_journaled_digest
 from .storage_error import storage_error
 
 _AT_ONCE = 16
@@ -47,18 +48,20 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
     with source:
         try:
             footer = read_footer(source)
+            is_expected = footer_hash is None or footer.hash == footer_hash
+            metadata = footer.parse() if is_expected else None
         except ValueError as error:
             raise FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=str(error)) from error
         except OSError as error:
             raise _unreadable_error(file_id, error) from error
-        if not is_expected_file(footer_hash, footer.hash, read_journaled_digest(footer.metadata) is not None):
+        if metadata is None or (footer_hash is None and read_journaled_digest(metadata) is None):
             raise FileTruncated(
                 f"Data file {file_stem(file_id)} was rewritten or damaged.",
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",
                 expected="a digest of its rows" if footer_hash is None else f"footer {footer_hash}",
             )
         try:
-            yield open_parquet(source, footer.metadata)
+            yield open_parquet(source, metadata)
         except (pa.ArrowMemoryError, pa.ArrowCancelled):
             raise
         except (OSError, pa.ArrowException) as error:
@@ -87,7 +90,8 @@ def verify_files(files: Files, footer_hashes: Mapping[int, int | None]) -> dict[
         footer_hashes: file_id -> hash of its footer, as the table of segments has it.
     """
     with Workers(_AT_ONCE, "lakemq-footers") as pool:
-        all_facts = zip(footer_hashes, pool.map(lambda file_id: look(files, file_id), footer_hashes), strict=True)
+        read = partial(read_file_facts, files)
+        all_facts = zip(footer_hashes, pool.map(read, footer_hashes.keys(), footer_hashes.values()), strict=True)
         return {
             file_id: "gone" if facts is None else facts.flaw or "rewritten or damaged"
             for file_id, facts in all_facts

@@ -16,7 +16,7 @@ from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.workers import Workers
 
-from ..namespace.data_file import file_name, look, write_data_file
+from ..namespace.data_file import file_name, read_file_facts, write_data_file
 from ..protocol.codec.few_rows import Rows, rows_to_table
 from ..protocol.codec.step_rows import encode_step_rows, join_step_rows
 from ..protocol.errors import StorageError
@@ -72,8 +72,8 @@ class StepPreparer:
         parts = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
         rows = join_step_rows(parts)
         goes_into_step = rows is not None and pending_file.has_room_for(rows.nbytes)
-        named = sorted(_find_named_files(taken))
-        work: list[Callable[[], object]] = [partial(self._inspect_file, file_id) for file_id in named]
+        named = sorted(_find_named_files(taken).items())
+        work: list[Callable[[], object]] = [partial(self._inspect_file, *named_file) for named_file in named]
         if named:
             work.append(self._files.time_ms)
         if rows is not None and not goes_into_step:
@@ -83,7 +83,7 @@ class StepPreparer:
         inspected: Sequence[Any] = answers[: len(named)]
         facts = {
             file_id: self._refuse_if_old(facts_, written_ms, answers[len(named)])
-            for file_id, (facts_, written_ms) in zip(named, inspected, strict=True)
+            for (file_id, _), (facts_, written_ms) in zip(named, inspected, strict=True)
         }
         if rows is not None and goes_into_step:
             body = encode_step_rows(rows)
@@ -107,9 +107,9 @@ class StepPreparer:
         self.close()  # threads of this pool may hang, so the next step gets a new pool
         raise StorageError(f"The store did not answer in {self._timeout_ms} ms.", found=f"{len(requests)} requests")
 
-    def _inspect_file(self, file_id: int) -> tuple[FileFacts | None, int | None]:
+    def _inspect_file(self, file_id: int, footer_hash: int | None) -> tuple[FileFacts | None, int | None]:
         """Return the facts of a data file, and when it was written."""
-        return look(self._files, file_id), self._files.modified_ms(file_name(file_id))
+        return read_file_facts(self._files, file_id, footer_hash), self._files.modified_ms(file_name(file_id))
 
     def _refuse_if_old(self, facts: FileFacts | None, written_ms: int | None, now_ms: Any) -> FileFacts | None:
         """Return the facts, with a flaw if the file is so old that it may be about to be removed."""
@@ -134,11 +134,12 @@ def _find_first_rows(taken: Sequence[OpenedLetter], first: int) -> tuple[int, ..
     return tuple(accumulate(counts, initial=first))[:-1]
 
 
-def _find_named_files(taken: Iterable[OpenedLetter]) -> set[int]:
-    return {
-        file.file_id
-        for opened in taken
-        for request in opened.letter.requests
-        if isinstance(request, Produce)
-        for file in request.files
-    }
+def _find_named_files(taken: Iterable[OpenedLetter]) -> dict[int, int | None]:
+    """Return file_id -> hash of the footer, as requests say; None: they say different ones."""
+    footer_hashes: dict[int, int | None] = {}
+    for opened in taken:
+        for request in opened.letter.requests:
+            for file in request.files if isinstance(request, Produce) else ():
+                if footer_hashes.setdefault(file.file_id, file.footer_hash) != file.footer_hash:
+                    footer_hashes[file.file_id] = None
+    return footer_hashes

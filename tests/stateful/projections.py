@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.maintenance.row_trimming import mask_deleted_segments, read_live_state, trim_rows
-from lakemq.engine.namespace.data_file import look
+from lakemq.engine.namespace.data_file import read_file_facts
 from lakemq.engine.namespace.loading.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import PROJECT, build_watermark, project
@@ -65,7 +65,7 @@ def assert_files_are_there(store: Store) -> None:
     registered = {f.path: f.record_count for f in store.open(MESSAGES).files()}
     for path, count in registered.items():
         file_id = int(path.removesuffix(".parquet"), 16)
-        facts = look(store.files, file_id)
+        facts = read_file_facts(store.files, file_id)
         assert facts is not None
         assert (facts.record_count, facts.flaw) == (count, ""), path
     for name in PLACES:

@@ -8,12 +8,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from unit.served import new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace.data_file import BODY, file_name, look, new_file_id, read_footer, write_data_file
-from lakemq.engine.namespace.data_file_reader import open_data_file
+from lakemq.engine.namespace.data_file import (
+    BODY,
+    file_name,
+    new_file_id,
+    read_file_facts,
+    read_footer,
+    write_data_file,
+)
+from lakemq.engine.namespace.data_file_reader import open_data_file, verify_files
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
@@ -222,6 +230,30 @@ def test_no_byte_of_a_page_can_change_unseen(tmp_path: Path) -> None:
     assert refused > len(pages) / 2
 
 
+def test_a_damaged_footer_is_not_given_to_arrow(tmp_path: Path) -> None:
+    """Arrow trusts a footer: one flipped bit can end the process. So the hash is compared before it is parsed."""
+    files = LocalFiles(str(tmp_path))
+    rows = pa.table(
+        [pa.array([{"partition": 0, "timestamp": 3}.get(f.name)], f.type) for f in BODY_SCHEMA], BODY_SCHEMA
+    )
+    written = write_data_file(files, FINE, rows)
+    path = tmp_path / file_name(FINE)
+    content = path.read_bytes()
+    footer_bytes = int.from_bytes(content[-8:-4], "little") + 8
+    for position in range(len(content) - footer_bytes, len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises(FileTruncated), open_data_file(files, FINE, written.footer_hash):
+            pass
+        facts = read_file_facts(files, FINE, written.footer_hash)
+        assert facts is not None
+        assert facts.flaw
+    assert list(verify_files(files, {FINE: written.footer_hash})) == [FINE]
+    path.write_bytes(content)
+    assert verify_files(files, {FINE: written.footer_hash}) == verify_files(files, {}) == {}
+
+
 def test_a_file_that_this_user_may_not_read_is_worth_another_try(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,12 +271,15 @@ def test_a_file_that_this_user_may_not_read_is_worth_another_try(
 
 
 def publish(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> Published:
-    info = mq.topics.describe(topic)
-    ranges = Ranges([0], [partition], [0], [0], [file.record_count], [0], [0])
-    request = Produce([TopicRef(topic, info.topic_id, info.partitions)], ranges, mq.state().step, [file])
-    result = mq.requester.ask(request)
+    result = mq.requester.ask(build_request(mq, topic, file, partition))
     assert isinstance(result, Published)
     return result
+
+
+def build_request(mq: Connection, topic: str, file: DataFile, partition: int = 0) -> Produce:
+    info = mq.topics.describe(topic)
+    ranges = Ranges([0], [partition], [0], [0], [file.record_count], [0], [0])
+    return Produce([TopicRef(topic, info.topic_id, info.partitions)], ranges, mq.state().step, [file])
 
 
 def write_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> DataFile:
@@ -273,7 +308,7 @@ def test_a_file_of_other_rows_gets_no_offsets(mq: Connection) -> None:
     topic, sink = new_topic(mq), pa.BufferOutputStream()
     pq.write_table(pa.table({"value": [b"x"] * 5}), sink)
     mq.namespace.files.put(file_name(ALIEN), sink.getvalue())
-    facts = look(mq.namespace.files, ALIEN)
+    facts = read_file_facts(mq.namespace.files, ALIEN)
     assert facts is not None
     with pytest.raises(FileMissing, match="no file of message rows"):
         publish(mq, topic, DataFile(ALIEN, facts.size_bytes, 5, 0, 0, facts.footer_hash))
@@ -285,6 +320,18 @@ def test_a_file_with_fewer_rows_than_said_gets_no_offsets(mq: Connection) -> Non
     with pytest.raises(FileMissing, match=r"3 rows.*Expected.*4 rows"):
         publish(mq, topic, more)
     assert publish(mq, topic, file).units[0].record_count == 3
+    assert mq.end_offsets(topic) == {0: 3}
+
+
+def test_a_wrong_footer_in_one_request_does_not_refuse_another(mq: Connection) -> None:
+    """Both travel in one letter, and their files are inspected once."""
+    topic, file = new_topic(mq), write_file(mq, 3, FEW)
+    wrong = replace(file, footer_hash=file.footer_hash ^ 1)
+    requests = [(build_request(mq, topic, named), None) for named in (wrong, file, wrong)]
+    errors = [future.exception() for future in mq.requester.submit_all(requests)]
+    assert [type(error) for error in errors] == [FileMissing, type(None), FileMissing]
+    with pytest.raises(FileMissing, match="rewritten or damaged"):
+        publish(mq, topic, wrong)
     assert mq.end_offsets(topic) == {0: 3}
 
 
@@ -310,5 +357,5 @@ def test_a_footer_larger_than_the_first_read_is_read_whole(tmp_path: Path) -> No
     pq.write_table(wide, tmp_path / "wide.parquet")
     with pa.OSFile(str(tmp_path / "wide.parquet")) as source:
         footer = read_footer(source)
-        assert (footer.metadata.num_columns, footer.size_bytes) == (400, source.size())
+        assert (footer.parse().num_columns, footer.size_bytes) == (400, source.size())
         assert read_footer(source).hash == footer.hash

@@ -18,7 +18,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.lookup import tail
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace.data_file import look, write_data_file
+from lakemq.engine.namespace.data_file import read_file_facts, write_data_file
 from lakemq.engine.protocol.codec.step_rows import decode_step_rows
 from lakemq.engine.protocol.projection import collect_journaled_rows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
@@ -280,7 +280,7 @@ def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
         assert values(mq, "t") == [*texts, "more"]
         rows = mq._fetcher._reader._view.tail_rows
         assert sum(len(part.body) for parts in rows._parts.values() for part in parts) == rows._size_bytes
-        assert all(look(mq.namespace.files, file_id) is None for file_id in rows._parts)
+        assert all(read_file_facts(mq.namespace.files, file_id) is None for file_id in rows._parts)
 
 
 # -- everything else ------------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ def _check(files: Files, rows: JournaledRows, digest: str) -> int:
     try:
         with files.open_input(file_name(rows.file_id)) as source:
             footer = read_footer(source)
-        size_bytes = footer.size_bytes
-        actual = f"{footer.metadata.num_rows} rows, digest {read_journaled_digest(footer.metadata)}"
+        size_bytes, metadata = footer.size_bytes, footer.parse()
+        actual = f"{metadata.num_rows} rows, digest {read_journaled_digest(metadata)}"
     except ValueError as error:
         actual = str(error)
     if actual != expected:
