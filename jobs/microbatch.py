@@ -89,9 +89,9 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
             columns = {name: F.expr(text) for name in COLUMNS if (text := getattr(options, name))}
             source = open_source(spark, options)
             default_checkpoint = checkpoint_of_query(mq.namespace.path, options.query)
-            reached = crash.from_environment()
+            crash_point = crash.from_environment()
             stream = SourceStream(
-                mq, options.query, options.topic, columns, options.checkpoint or default_checkpoint, reached
+                mq, options.query, options.topic, columns, options.checkpoint or default_checkpoint, crash_point
             )
             stream.publish_available(source)
             counts |= {"batches": stream.batch_count, "records": stream.record_count, "rejected": stream.rejected_count}

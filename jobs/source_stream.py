@@ -34,7 +34,7 @@ class SourceStream:
     topic: str
     columns: Mapping[str, Any]
     checkpoint: str
-    reached: crash.Reached
+    crash_point: crash.CrashPoint
     batch_count: int = 0
     record_count: int = 0
     rejected_count: int = 0
@@ -65,7 +65,7 @@ class SourceStream:
         try:
             stream_id = read_stream_id(self.checkpoint, self.mq.namespace.storage_options)
             done = self.mq.publish(self.topic, batch, txn_app_id=stream_id, txn_version=number, **self.columns)
-            self.reached("stream.published")
+            self.crash_point("stream.published")
         except Exception as failure:
             self.failure = failure
             raise

@@ -72,17 +72,17 @@ class Connection(LogAccess):
         namespace: Namespace,
         spark: SparkSession | None = None,
         clock: Clock | None = None,
-        reached: crash.Reached | None = None,
+        crash_point: crash.CrashPoint | None = None,
     ) -> None:
         self.namespace, self._spark = namespace, spark
         if spark is not None:
             configure_spark(spark, namespace.files.root, namespace.storage_options)
         clock = clock or SystemClock()
-        self._reached = reached or crash.from_environment()
-        self._sequencers = SequencerFactory(namespace, clock, self._reached, lambda: self._check_open())
+        self._crash_point = crash_point or crash.from_environment()
+        self._sequencers = SequencerFactory(namespace, clock, self._crash_point, lambda: self._check_open())
         timeout_ms, namespace_id = namespace.config.ms("request.timeout.ms"), namespace.namespace_id
         line = DirectLine(namespace.files, namespace_id, clock)
-        self.requester = Requester(namespace.mailbox, clock, new_id, timeout_ms, self._reached, namespace_id, line)
+        self.requester = Requester(namespace.mailbox, clock, new_id, timeout_ms, self._crash_point, namespace_id, line)
         fetcher, open_objects = (
             Fetcher(namespace, clock, spark, self._new_follow_line),
             OpenObjects(self._sequencers.serve_while_closing),
@@ -201,14 +201,14 @@ class Connection(LogAccess):
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
         from .publish.inbox import Inbox  # pyspark is heavy, and not every client has it
 
-        return Inbox(self.namespace, self.spark_publisher(), self._spark, self._reached).drain()
+        return Inbox(self.namespace, self.spark_publisher(), self._spark, self._crash_point).drain()
 
     def spark_publisher(self) -> SparkPublisher:
         """Return a publisher of DataFrames."""
         from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
         self._open.check_process()
-        return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._reached)
+        return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._crash_point)
 
     @overload
     def producer(self, transactional_id: None = None, **options: Any) -> Producer: ...
@@ -314,7 +314,7 @@ class Connection(LogAccess):
             new_file_id,
             self.namespace.config.number("inline.max.bytes"),
             self._spread,
-            self._reached,
+            self._crash_point,
         )
 
     def sql(self, text: str, *, as_of: int | datetime | None = None, wait_ms: int | None = None) -> pa.Table:

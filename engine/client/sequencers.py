@@ -27,10 +27,10 @@ class SequencerFactory:
     """Creates sequencers of one namespace. Thread-safe. It imports them when it needs them: few clients do."""
 
     def __init__(
-        self, namespace: Namespace, clock: Clock, reached: crash.Reached, check_open: Callable[[], None]
+        self, namespace: Namespace, clock: Clock, crash_point: crash.CrashPoint, check_open: Callable[[], None]
     ) -> None:
         """check_open: raises IllegalState once the connection is closed."""
-        self._namespace, self._clock, self._reached, self._check_open = namespace, clock, reached, check_open
+        self._namespace, self._clock, self._crash_point, self._check_open = namespace, clock, crash_point, check_open
         self._numbers = itertools.count(1)
 
     def create(self, has_lines: bool = False) -> Sequencer:
@@ -40,7 +40,7 @@ class SequencerFactory:
         name = f"{socket.gethostname()}-{os.getpid()}-{next(self._numbers)}-{uuid.uuid4().hex[:6]}"
         locks = LeaderLocks(self._namespace.files)
         return Sequencer(
-            self._namespace, name, self._clock, new_file_id, self._reached, locks=locks, has_lines=has_lines
+            self._namespace, name, self._clock, new_file_id, self._crash_point, locks=locks, has_lines=has_lines
         )
 
     def serve(self, waited_ms: Callable[[], float | None]) -> Serving:

@@ -108,17 +108,17 @@ class DataFileMerger:
         clock: Clock,
         new_file_id: Callable[[], int],
         removing: Lock,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         """Args:
         new_file_id: returns a random id below SEQUENCERS_FILES.
         removing: held while files are removed. A search for dying messages holds it while its findings name files.
         """
         self._store, self._files, self._config, self._clock = store, store.files, config, clock
-        self._new_file_id, self._reached = new_file_id, reached
+        self._new_file_id, self._crash_point = new_file_id, crash_point
         self._leftovers, self._known_files = Leftovers(store.files), _KnownFiles()
         grace_ms = config.ms("merge.grace.ms")
-        self._remover = DataFileRemover(store.files, self._leftovers, clock, grace_ms, removing, reached)
+        self._remover = DataFileRemover(store.files, self._leftovers, clock, grace_ms, removing, crash_point)
         self._settled_ms = min(SETTLED_MS, grace_ms)
         self._looked_at_ms: int | None = None
         self._counted_at_ms: int | None = None
@@ -237,7 +237,7 @@ class DataFileMerger:
                 if name == SEGMENTS.name:
                     rows = merging.coalesce_segments(merging.set_footer_hash(rows, merged.footer_hash), floor, bounds)
                 self._swap_rows(pointing_rows, rows, merged_ids, floor if name == SEGMENTS.name else 0)
-                self._reached("housekeeping.segments_swapped")
+                self._crash_point("housekeeping.segments_swapped")
         if announcement is not None:
             self._leftovers.withdraw(announcement)
         return True
@@ -297,9 +297,9 @@ class DataFileMerger:
             for first in range(0, body.num_rows, rows_at_once):
                 writer.write(body.slice(first, rows_at_once))
         written = writer.written(self._files)
-        self._reached("housekeeping.merged_data_written")
+        self._crash_point("housekeeping.merged_data_written")
         messages.replace_at(messages.version, [to_table_file(written)], moved=True)
-        self._reached("housekeeping.merged_registered")
+        self._crash_point("housekeeping.merged_registered")
         return written, announcement
 
     def _swap_rows(self, pointing: _PointingRows, rows: pa.Table, ids: Numbers, floor: int) -> None:

@@ -53,14 +53,14 @@ class DataFileRemover:
         clock: Clock,
         grace_ms: int,
         removing: Lock,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         """Args:
         grace_ms: merge.grace.ms. Younger leftovers stay.
         removing: held while files are removed. A search for dying messages holds it while its findings name files.
         """
         self._files, self._leftovers, self._clock = files, leftovers, clock
-        self._grace_ms, self._removing, self._reached = grace_ms, removing, reached
+        self._grace_ms, self._removing, self._crash_point = grace_ms, removing, crash_point
 
     def remove(self, handles: Handles, step: int) -> None:
         """Remove files that were replaced, or written in vain, longer ago than the grace, and that nothing names."""
@@ -80,9 +80,9 @@ class DataFileRemover:
         listed = [file for file in messages.files() if file.path in unnamed]
         if listed:
             messages.replace_at(messages.version, [], listed)
-            self._reached("housekeeping.old_removed")
+            self._crash_point("housekeeping.old_removed")
         if self._leftovers.delete_expired_files(expired, MESSAGES.name, unnamed) and unnamed:
-            self._reached("housekeeping.old_deleted")
+            self._crash_point("housekeeping.old_deleted")
 
     def _find_unnamed_files(self, expired: ExpiredLists, handles: Handles, step: int) -> set[str]:
         """Return the files that nothing names.

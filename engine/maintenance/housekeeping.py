@@ -89,7 +89,7 @@ class Housekeeping:
         watermark: WatermarkRow,
         now_ms: Callable[[], int],
         data_files: DataFileMerger,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
         live: LiveState | None = None,
     ) -> None:
         """Args:
@@ -97,13 +97,13 @@ class Housekeeping:
         now_ms: returns the time of the steps.
         live: the live objects at that watermark, if known.
         """
-        self._files, self._config, self._clock, self._reached = files, config, clock, reached
+        self._files, self._config, self._clock, self._crash_point = files, config, clock, crash_point
         self._data_files = data_files
         self._now_ms, self._leftovers = now_ms, Leftovers(files)
         self.floor = watermark.floor
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
         self._watermarks = deque([(clock.steady_ms() - age_ms, watermark.step)])
-        self._step_removal = StepRemoval(files, clock, watermark.step, reached)
+        self._step_removal = StepRemoval(files, clock, watermark.step, crash_point)
         self._tables: dict[str, _TableProgress] = {}
         self._living: LiveState | None = None
         self._coming = None if live is None else (clock.steady_ms() - age_ms, watermark.step, live)
@@ -197,9 +197,9 @@ class Housekeeping:
     def _swap_files(
         self, handle: TableHandle, added: Sequence[NewFile], chosen: Sequence[StoredFile], floor: int
     ) -> None:
-        self._reached("housekeeping.merged_file_written")
+        self._crash_point("housekeeping.merged_file_written")
         handle.replace_at(handle.version, added, chosen, handle.last_step() or None, floor or None)
-        self._reached("housekeeping.files_swapped")
+        self._crash_point("housekeeping.files_swapped")
         self.floor = max(self.floor, floor)
 
     def _retention_ms(self, spec: TableSpec) -> int:
@@ -228,7 +228,7 @@ class Housekeeping:
     def _checkpoint(self, handle: TableHandle, maintained: _TableProgress) -> None:
         handle.checkpoint()
         maintained.checkpointed_version = handle.version
-        self._reached("housekeeping.checkpointed")
+        self._crash_point("housekeeping.checkpointed")
 
     def _is_cleaning_due(self, maintained: _TableProgress, pause_ms: int) -> bool:
         last_ms = maintained.cleaned_at_ms

@@ -21,9 +21,11 @@ _MOST_MS = 500
 class StepRemoval:
     """Removes old step objects during one term. Not thread-safe."""
 
-    def __init__(self, files: Files, clock: Clock, watermark_step: int, reached: crash.Reached = crash.nowhere) -> None:
+    def __init__(
+        self, files: Files, clock: Clock, watermark_step: int, crash_point: crash.CrashPoint = crash.nowhere
+    ) -> None:
         """watermark_step: of the newest watermark. It counts as written now, whenever that was."""
-        self._files, self._clock, self._reached = files, clock, reached
+        self._files, self._clock, self._crash_point = files, clock, crash_point
         self._watermarks = deque([(clock.steady_ms(), watermark_step)])
         self._waiting: deque[int] | None = None
         self._end = 0
@@ -48,4 +50,4 @@ class StepRemoval:
         while self._waiting and self._clock.steady_ms() - begun_ms <= _MOST_MS:
             self._files.delete([step_name(self._waiting[0])])
             self._waiting.popleft()
-            self._reached("housekeeping.step_removed")
+            self._crash_point("housekeeping.step_removed")

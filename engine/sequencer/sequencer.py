@@ -112,7 +112,7 @@ class Sequencer:
         name: str,
         clock: Clock,
         new_file_id: Callable[[], int],
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
         background: Executor | None = None,
         locks: LeaderLocks | None = None,
         has_lines: bool = False,
@@ -128,7 +128,7 @@ class Sequencer:
         self.news = threading.Event()
         self._has_lines = has_lines
         self._line_settings = read_line_settings(namespace.config) if has_lines else None
-        self._ns, self.name, self._clock, self._reached = namespace, name, clock, reached
+        self._ns, self.name, self._clock, self._crash_point = namespace, name, clock, crash_point
         self._owns_executor = background is None
         self._executor = background or Workers(1, "lakemq-projector")
         # not the namespace's mailbox: this one remembers its listing
@@ -141,13 +141,13 @@ class Sequencer:
         # a thread of its own: sweeping may take long, and must not hold up projections
         self._sweeper = background or Workers(1, "lakemq-sweeper")
         self._replies = Replies(self._mailbox, clock, self._sweeper)
-        self._answers = Answers(self._intake, self._replies, reached)
+        self._answers = Answers(self._intake, self._replies, crash_point)
         # threads that read heartbeats, search tables and compute assignments, while steps go on
         self._observers = background or Workers(2, "lakemq-watch")
-        self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, reached)
+        self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, crash_point)
         self._limits = build_limits(namespace.config)
         quarantine = Quarantine(namespace.files, self._mailbox)
-        self._decider = StepDecider(self._preparer, quarantine, self._limits, clock, reached)
+        self._decider = StepDecider(self._preparer, quarantine, self._limits, clock, crash_point)
         self._locks = locks or LeaderLocks(None)
         self._standby = Standby(namespace.store, clock, self._locks.is_dead)
         self._removal = RemovedNamespace(namespace.files)
@@ -228,7 +228,7 @@ class Sequencer:
         self._decider.decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
         files, epoch, settings = self._ns.files, term.state.leader_epoch, self._line_settings
         self._removal.note_term(term.namespace_id, epoch)
-        self._reached("sequencer.elected")
+        self._crash_point("sequencer.elected")
         self._locks.remove_dead()
         remove_old_lines(files, epoch)
         if self._has_lines:
@@ -275,7 +275,7 @@ class Sequencer:
         # give the lease back last, so that the next leader does not meet our projector
         term.background.drain(term.state)
         self._decider.decide(term, StepLetters(), [leader.decide_resign(term.state)])
-        self._reached("sequencer.resigned")
+        self._crash_point("sequencer.resigned")
         term.background.drain(term.state)
 
     def make_retention_due(self) -> None:
@@ -314,7 +314,7 @@ class Sequencer:
         letters = self._intake.take_letters(
             term.state, term.namespace_id, lambda: self._decider.give_sign_of_life(term), lines
         )
-        self._reached("sequencer.letters_taken")
+        self._crash_point("sequencer.letters_taken")
         self._add_later_ranges(term, letters)
         due = self._find_due(term, letters, drained_at_ms)
         renewal = self._decider.build_renewal_if_due(term)

@@ -46,11 +46,11 @@ class StepDecider:
         quarantine: Quarantine,
         limits: Limits,
         clock: Clock,
-        reached: crash.Reached,
+        crash_point: crash.CrashPoint,
     ) -> None:
         """Create it. quarantine: for letters that meet an unexpected error."""
         self._preparer, self._quarantine, self._limits = preparer, quarantine, limits
-        self._clock, self._reached = clock, reached
+        self._clock, self._crash_point = clock, crash_point
 
     def make_time(self, term: Term, now_ms: int) -> Time:
         return Time(now_ms, self._clock.steady_ms(), self._limits, term.observed_waits)
@@ -137,7 +137,7 @@ class StepDecider:
     def _prepare(self, term: Term, letters: StepLetters) -> PreparedStep:
         prepared = self._preparer.prepare(letters.taken, term.pending_file, lambda: self.give_sign_of_life(term))
         if isinstance(prepared.added, FilesAdded):
-            self._reached("sequencer.rows_written")
+            self._crash_point("sequencer.rows_written")
         return prepared
 
     def _append_step(self, term: Term, entries: list[JournalEntry], rows: bytes | None) -> None:
@@ -151,7 +151,7 @@ class StepDecider:
             if not is_renewal(step):  # followers read a renewed lease with the next step
                 term.lines.followers.note_step(step.step)
         term.background.add_step(step)
-        self._reached("sequencer.step_landed")
+        self._crash_point("sequencer.step_landed")
 
     def _encode(self, term: Term, step: Step) -> EncodedStep:
         try:

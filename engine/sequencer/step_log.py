@@ -56,7 +56,7 @@ class StepLog:
         identity: str,
         new_nonce: Callable[[], str],
         steady_ms: Callable[[], int],
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         """Stand on a step that was read, and make it durable: its leader may have died before it did this.
 
@@ -65,7 +65,7 @@ class StepLog:
             steady_ms: returns a time that only goes forward.
         """
         self._files, self._namespace_id, self._new_nonce = files, namespace_id, new_nonce
-        self._steady_ms, self._reached = steady_ms, reached
+        self._steady_ms, self._crash_point = steady_ms, crash_point
         self._stands_on = step, identity
         self._put_at_ms: int | None = None
         files.sync([step_name(step)])
@@ -106,7 +106,7 @@ class StepLog:
             identity = self._files.put(name, encoded.body)
         except OSError as error:  # also FileExistsError: some stores repeat a put that succeeded
             identity = self._find_own(name, encoded.nonce, error)
-        self._reached("sequencer.step_put")
+        self._crash_point("sequencer.step_put")
         self.check_continuity()
         self._stands_on, self._put_at_ms = (encoded.step, identity), now_ms
 

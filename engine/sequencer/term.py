@@ -148,10 +148,10 @@ class TermFactory:
         new_file_id: Callable[[], int],
         projecting: Executor,
         watching: Executor,
-        reached: crash.Reached,
+        crash_point: crash.CrashPoint,
     ) -> None:
         """projecting: executor that writes projections; watching: executor that reads and computes for the leader."""
-        self._ns, self._clock, self._new_file_id, self._reached = namespace, clock, new_file_id, reached
+        self._ns, self._clock, self._new_file_id, self._crash_point = namespace, clock, new_file_id, crash_point
         self._projecting, self._watching = projecting, watching
         self._plug_ins = PlugInThreads()
 
@@ -195,13 +195,17 @@ class TermFactory:
         state = load_state(ns.store, watermark, later=later)
         live = read_live_state(state)
         machine.replay(state, tail)
-        step_log = StepLog(ns.files, namespace_id, reader.step, reader.identity, new_id, clock.steady_ms, self._reached)
+        step_log = StepLog(
+            ns.files, namespace_id, reader.step, reader.identity, new_id, clock.steady_ms, self._crash_point
+        )
         store_ms, removing = ns.files.time_ms(), Lock()
         time = StepTime(clock, store_ms, state.now_ms)
         self._watching.submit(_remove_abandoned_times, ns.files, store_ms)
-        data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._reached)
-        housekeeping = Housekeeping(ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._reached, live)
-        projector = Projector(ns.store, housekeeping, clock.steady_ms, self._reached)
+        data_files = DataFileMerger(ns.store, ns.config, clock, self._new_file_id, removing, self._crash_point)
+        housekeeping = Housekeeping(
+            ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._crash_point, live
+        )
+        projector = Projector(ns.store, housekeeping, clock.steady_ms, self._crash_point)
         pending_file = CurrentPendingFile(self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(
             step_log, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail

@@ -42,10 +42,10 @@ def connect(path: str, config: dict[str, Any], stop_at: str | None = None) -> Co
     `point` or `point:n`, the n-th arrival there; `point:name`, the first arrival at which the namespace has that file.
     """
     reached = _build_stop(stop_at, Path(path)) if stop_at else None
-    return Connection(open_namespace(path, load_config(overrides=config)), reached=reached)
+    return Connection(open_namespace(path, load_config(overrides=config)), crash_point=reached)
 
 
-def _build_stop(place: str, folder: Path) -> crash.Reached:
+def _build_stop(place: str, folder: Path) -> crash.CrashPoint:
     point, _, condition = place.partition(":")
     assert point in crash.POINTS, point
     arrivals, has_stopped = itertools.count(1), False

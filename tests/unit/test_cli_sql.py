@@ -107,7 +107,7 @@ def test_nothing_above_the_watermark_is_shown(tmp_path: Path) -> None:
         if point == "projector.tables_appended":
             raise InterruptedError(point)
 
-    with Connection(namespace, reached=dies) as second:
+    with Connection(namespace, crash_point=dies) as second:
         serving = second.serving()
         second.publish("t", pa.table({"value": ["half projected"]}))
         serving.close()

@@ -161,7 +161,7 @@ class Following:
         self.mq, self.fails_at = mq, ""
         self.clock = AheadClock()
         ids = iter(range(1, 1000)).__next__
-        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, ids, reached=self._reach, has_lines=True)
+        self.sequencer = Sequencer(mq.namespace, "leader", self.clock, ids, crash_point=self._reach, has_lines=True)
         assert self.sequencer.try_lead()
         self.sequencer.step()
         self.line = FollowLine(self._dialer(), lambda: "follower", self.clock)

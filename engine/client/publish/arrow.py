@@ -102,11 +102,11 @@ class ArrowPublisher:
         new_file_id: Callable[[], int],
         inline_max_bytes: int,
         spread: KeylessRoundRobin,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         self._files, self._requester, self._routes = files, requester, routes
         self._clock, self._new_file_id, self._inline_max_bytes = clock, new_file_id, inline_max_bytes
-        self._reached = reached
+        self._crash_point = crash_point
         self._spread = spread
 
     def publish(
@@ -225,7 +225,7 @@ class ArrowPublisher:
         # sorting, compressing and fsyncing a slice leave the interpreter: the slices keep all cores busy
         with store_errors("The rows could not be stored."), Workers(os.cpu_count() or 1, "lakemq-publish") as pool:
             slices = list(pool.map(write, range(0, body.num_rows, slice_rows)))
-        self._reached("publish.file_written")
+        self._crash_point("publish.file_written")
         parts: list[RunsOfFile] = [
             (i, copy, runs) for i, (arranged, _) in enumerate(slices) for copy, runs in arranged.runs
         ]

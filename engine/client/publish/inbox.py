@@ -63,10 +63,10 @@ class Inbox:
         namespace: Namespace,
         publisher: SparkPublisher,
         spark: SparkSession,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
-        self._ns, self._publisher, self._spark, self._reached = namespace, publisher, spark, reached
+        self._ns, self._publisher, self._spark, self._crash_point = namespace, publisher, spark, crash_point
         self._max_batch_bytes = max_batch_bytes
 
     def drain(self) -> DrainReport:
@@ -87,7 +87,7 @@ class Inbox:
             fields = {"batch": after, "records": done.record_count, "rejected": done.rejected_count}
             log.info("inbox up to commit %d: %d published", after, done.record_count, extra=fields)
             total = DrainReport(total.record_count + done.record_count, total.rejected_count + done.rejected_count)
-        self._reached("inbox.drained")
+        self._crash_point("inbox.drained")
         if after >= handle.version:
             self._delete_drained_rows(handle)
         return total
@@ -126,7 +126,7 @@ class Inbox:
         names = sorted(row.topic for row in rows.select("topic").distinct().collect() if row.topic is not None)
         application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
         published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
-        self._reached("inbox.published")
+        self._crash_point("inbox.published")
         return DrainReport(PublishedRows.of(published).record_count, published.rejected_count)
 
     def _read(self, batch: InboxBatch) -> DataFrame:

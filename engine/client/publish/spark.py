@@ -91,10 +91,10 @@ class SparkPublisher:
         requester: Requester,
         metadata: Callable[[], State],
         clock: Clock,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         self._ns, self._requester, self._metadata, self._clock = namespace, requester, metadata, clock
-        self._reached = reached
+        self._crash_point = crash_point
 
     def state(self) -> State:
         """Topics, and what else a client sees, as of the newest step."""
@@ -174,7 +174,7 @@ class SparkPublisher:
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         with nullcontext() if gate is None else gate.hide_values_in_errors():
             written = sorted(rows.mapInArrow(write, RANGES_DDL).collect(), key=lambda row: row.task)
-        self._reached("publish.file_written")
+        self._crash_point("publish.file_written")
         if gate is not None:
             gate.judge(written)
         return self.publish_files(publication, routes, _group_by_file(written))

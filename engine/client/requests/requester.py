@@ -102,7 +102,7 @@ class Requester:
         clock: Clock,
         new_id: Callable[[], str],
         timeout_ms: int,
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
         namespace_id: str = "",
         line: DirectLine | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class Requester:
         all letters go through the mailbox.
         """
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
-        self._reached, self.namespace_id = reached, namespace_id
+        self._crash_point, self.namespace_id = crash_point, namespace_id
         self._pid = os.getpid()
         self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
         self._line, self._has_used_mailbox = line, False
@@ -233,7 +233,7 @@ class Requester:
             return False, None
         try:
             was_sent, answer = self._line.exchange(
-                self._client_id, self._number, body, self._timeout_ms, lambda: self._reached("publish.letter_put")
+                self._client_id, self._number, body, self._timeout_ms, lambda: self._crash_point("publish.letter_put")
             )
         except BaseException:
             self._start_over()
@@ -277,7 +277,7 @@ class Requester:
         except BaseException:
             self._start_over()
             raise
-        self._reached("publish.letter_put")
+        self._crash_point("publish.letter_put")
         return name
 
     def _lose_sent_letter(self, error: Exception) -> RequestTimedOut:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 VARIABLE = "LAKEMQ_CRASH_AT"
 
-Reached = Callable[[str], None]
+CrashPoint = Callable[[str], None]
+"""Called with the name of a point when it is reached."""
 
 POINTS: tuple[str, ...] = (
     "sequencer.elected",
@@ -51,7 +52,7 @@ def nowhere(point: str) -> None:
     """Do nothing: no crash point is active."""
 
 
-def from_environment(environ: dict[str, str] | None = None) -> Reached:
+def from_environment(environ: dict[str, str] | None = None) -> CrashPoint:
     """Return the function to call at crash points, as the environment says."""
     setting = (os.environ if environ is None else environ).get(VARIABLE)
     if not setting:
@@ -61,9 +62,9 @@ def from_environment(environ: dict[str, str] | None = None) -> Reached:
         raise ValueError(f"{VARIABLE} names no crash point: found {name!r}, expected one of {', '.join(POINTS)}")
     arrivals: Counter[str] = Counter()
 
-    def reached(point: str) -> None:
+    def crash_point(point: str) -> None:
         arrivals[point] += 1
         if point == name and arrivals[point] >= int(count or 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return reached
+    return crash_point

@@ -21,8 +21,8 @@ Pace = Callable[[Iterable[Any]], Iterator[Any]]
 class Answers:
     """Answer letters once their step has landed, and discard those of the mailbox."""
 
-    def __init__(self, intake: Intake, replies: Replies, reached: crash.Reached) -> None:
-        self._intake, self._replies, self._reached = intake, replies, reached
+    def __init__(self, intake: Intake, replies: Replies, crash_point: crash.CrashPoint) -> None:
+        self._intake, self._replies, self._crash_point = intake, replies, crash_point
 
     def send(
         self,
@@ -49,11 +49,11 @@ class Answers:
         self._replies.retry_replies(state)
         removed = [entry.record for entry in entries if entry.request_id is None]
         self._replies.forget([record.client_id for record in removed if isinstance(record, ClientRemoved)])
-        self._reached("sequencer.answered")
+        self._crash_point("sequencer.answered")
         done = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
         if done:
             self._intake.discard(pace(done))
-            self._reached("sequencer.letters_discarded")
+            self._crash_point("sequencer.letters_discarded")
 
 
 def _list_replies(

@@ -80,10 +80,15 @@ class Projector:
         store: Store,
         housekeeping: Housekeeping,
         steady_ms: Callable[[], int],
-        reached: crash.Reached = crash.nowhere,
+        crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         """steady_ms: returns a time that only goes forward, and on while the machine sleeps."""
-        self._store, self._housekeeping, self._steady_ms, self._reached = store, housekeeping, steady_ms, reached
+        self._store, self._housekeeping, self._steady_ms, self._crash_point = (
+            store,
+            housekeeping,
+            steady_ms,
+            crash_point,
+        )
         self._handles: dict[str, TableHandle] = {}
         self._looked_at_ms = 0
 
@@ -99,13 +104,13 @@ class Projector:
             files = [*map(to_table_file, work.files), *map(self._write_rows_of_steps, work.journaled)]
             if files:
                 self._register(files, work.step, look)
-                self._reached("projector.messages_registered")
+                self._crash_point("projector.messages_registered")
             for name, rows in work.tables.items():
                 self._append(name, rows, work.step, look)
-                self._reached("projector.table_appended")
-            self._reached("projector.tables_appended")
+                self._crash_point("projector.table_appended")
+            self._crash_point("projector.tables_appended")
             self._append(WATERMARKS.name, work.watermark, work.step, look)
-            self._reached("projector.watermark_written")
+            self._crash_point("projector.watermark_written")
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
                 self._housekeeping.maintain(handle)
@@ -128,11 +133,11 @@ class Projector:
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step, self._reach_rows_point)
 
     def _reach_rows_point(self) -> None:
-        self._reached("projector.table_rows_written")
+        self._crash_point("projector.table_rows_written")
 
     def _write_rows_of_steps(self, rows: JournaledRows) -> NewFile:
         file = write_journaled_rows(self._store.files, rows)
-        self._reached("projector.rows_written")
+        self._crash_point("projector.rows_written")
         return file
 
     def _register(self, files: Sequence[NewFile], step: int, look: Callable[[], None]) -> None:
