@@ -7,9 +7,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from unit.desk import Desk
-from unit.served import new_name
+from unit.served import new_name, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -45,6 +46,19 @@ def test_a_time_of_delivery_without_a_zone_is_refused(mq: Connection, topic: str
             assert producer.send(topic, "v", deliver_at=same).result().deliver_at_ms == int(
                 deliver_at.timestamp() * 1000
             )
+
+
+def test_a_time_of_delivery_in_seconds_is_refused(mq: Connection, topic: str) -> None:
+    """It would be in 1970, so that the message would not be delayed at all."""
+    seconds = 1_900_000_000
+    with mq.producer() as producer:
+        for send in (producer.send, mq.delayed.schedule):
+            with pytest.raises(InvalidTimestamp, match=r"seconds\. Found 1900000000.*such as 1900000000000"):
+                send(topic, "v", deliver_at=seconds)
+    with pytest.raises(InvalidTimestamp, match="seconds"):
+        mq.publish(topic, pa.table({"value": ["v"]}), deliver_at=seconds)
+    mq.publish(topic, pa.table({"value": ["v"]}), deliver_at=0)  # at once
+    assert values(mq, topic) == ["v"]
 
 
 # -- exist_ok -------------------------------------------------------------------------------------------

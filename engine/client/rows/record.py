@@ -22,6 +22,10 @@ MAX_BYTES = 2**31 - 1
 
 _MIN_MS, _MAX_MS = MIN_TIMESTAMP_US // 1000, MAX_TIMESTAMP_US // 1000
 
+_LIKE_SECONDS = range(10**8, 10**11)
+"""Numbers that are a time of our centuries in seconds. As milliseconds they lie between 1970 and 1973, where nobody
+asks for a delivery."""
+
 
 def parse_destination(topic: object) -> str:
     """Return the name of a destination. Raises InvalidTopic."""
@@ -78,6 +82,12 @@ def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int |
             "The time of delivery has no time zone, so that it would mean another moment on another machine.",
             found=str(at)[:40],
             expected="a time with a zone, such as datetime.now(timezone.utc), or epoch milliseconds",
+        )
+    if isinstance(at, int) and at in _LIKE_SECONDS:
+        raise InvalidTimestamp(
+            "The time of delivery looks like seconds.",
+            found=at,
+            expected=f"epoch milliseconds, such as {at * 1000}",
         )
     at_us = to_microseconds(at)
     if not MIN_TIMESTAMP_US <= at_us <= MAX_TIMESTAMP_US:
