@@ -96,12 +96,15 @@ test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 test-quality: $(READY) ## the gate and the audit beside Great Expectations: about a minute
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
+# It looks for credentials in the arguments of all processes, also in those of other tests.
+CLUSTER := tests/stores/test_cluster.py
 .PHONY: test-stores
-test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: about twelve minutes, the first time sixteen
+test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: about twelve minutes, the first time eighteen
 	$(BIN)/python -m lakemq.jobs.s3a_jars && $(BIN)/python -m lakemq.jobs.azure_jars && s3=$$($(BIN)/python tests/versitygw.py) && azure=$$($(BIN)/python tests/azurite.py) && \
 	  gcs=$$($(BIN)/python tests/gcs_server.py) && \
 	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" && \
-	  $(BIN)/pytest tests/stores tests/unit/test_object_stores.py && $(BIN)/pytest tests/unit/test_files.py -k "s3 or azure or gcs"
+	  $(BIN)/pytest -n 2 --dist loadfile tests/stores tests/unit/test_object_stores.py --ignore=$(CLUSTER) && $(BIN)/pytest $(CLUSTER) && \
+	  $(BIN)/pytest tests/unit/test_files.py -k "s3 or azure or gcs"
 
 .PHONY: test-airflow
 test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about three minutes

@@ -64,7 +64,7 @@ def pytest_commands(*targets: str) -> list[Command]:
         check=True,
     )
     commands = []
-    for line in plan.stdout.splitlines():
+    for line in re.split(r"\n|&&", plan.stdout.replace("\\\n", " ")):
         _, is_pytest, arguments = line.partition("bin/pytest ")
         if is_pytest:
             words = shlex.split(arguments)
