@@ -96,7 +96,7 @@ test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 test-quality: $(READY) ## the gate and the audit beside Great Expectations: about a minute
 	$(BIN)/pytest -n auto --dist worksteal tests/quality
 
-# It looks for credentials in the arguments of all processes, also in those of other tests.
+# These tests look for credentials in the arguments of all processes, so no other test may run beside them.
 CLUSTER := tests/stores/test_cluster.py
 .PHONY: test-stores
 test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: about twelve minutes, the first time eighteen

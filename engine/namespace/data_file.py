@@ -183,8 +183,12 @@ class ParquetFooter(NamedTuple):
     hash: int
     content: bytes
 
+    def is_other_than(self, expected_hash: int | None) -> bool:
+        """Return whether the footer has another hash; False if none is known."""
+        return expected_hash is not None and self.hash != expected_hash
+
     def parse(self) -> pq.FileMetaData:
-        """Raises ValueError: the file is not Parquet."""
+        """Parse the footer. Raises ValueError: the file is not Parquet."""
         try:
             return pq.read_metadata(pa.BufferReader(self.content))
         except (OSError, pa.ArrowException) as error:
@@ -219,7 +223,7 @@ def read_file_facts(files: Files, file_id: int, expected_hash: int | None = None
     try:
         with files.open_input(name) as source:
             footer = read_footer(source)
-        if expected_hash is not None and footer.hash != expected_hash:
+        if footer.is_other_than(expected_hash):
             return FileFacts(footer.size_bytes, footer_hash=footer.hash, flaw="rewritten or damaged")
         metadata = footer.parse()
     except FileNotFoundError:

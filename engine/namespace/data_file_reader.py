@@ -48,13 +48,13 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
     with source:
         try:
             footer = read_footer(source)
-            is_expected = footer_hash is None or footer.hash == footer_hash
-            metadata = footer.parse() if is_expected else None
+            metadata = None if footer.is_other_than(footer_hash) else footer.parse()
         except ValueError as error:
             raise FileTruncated(f"Data file {file_stem(file_id)} is damaged.", found=str(error)) from error
         except OSError as error:
             raise _unreadable_error(file_id, error) from error
-        if metadata is None or (footer_hash is None and read_journaled_digest(metadata) is None):
+        is_journaled = metadata is not None and read_journaled_digest(metadata) is not None
+        if not is_expected_file(footer_hash, footer.hash, is_journaled):
             raise FileTruncated(
                 f"Data file {file_stem(file_id)} was rewritten or damaged.",
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",

@@ -72,7 +72,7 @@ class StepPreparer:
         parts = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
         rows = join_step_rows(parts)
         goes_into_step = rows is not None and pending_file.has_room_for(rows.nbytes)
-        named = sorted(_find_named_files(taken).items())
+        named = sorted(_find_footer_hashes(taken).items())
         work: list[Callable[[], object]] = [partial(self._inspect_file, *named_file) for named_file in named]
         if named:
             work.append(self._files.time_ms)
@@ -134,8 +134,8 @@ def _find_first_rows(taken: Sequence[OpenedLetter], first: int) -> tuple[int, ..
     return tuple(accumulate(counts, initial=first))[:-1]
 
 
-def _find_named_files(taken: Iterable[OpenedLetter]) -> dict[int, int | None]:
-    """Return file_id -> hash of the footer, as requests say; None: they say different ones."""
+def _find_footer_hashes(taken: Iterable[OpenedLetter]) -> dict[int, int | None]:
+    """Return file_id -> hash of its footer, for files that requests name; None: requests say different hashes."""
     footer_hashes: dict[int, int | None] = {}
     for opened in taken:
         for request in opened.letter.requests:

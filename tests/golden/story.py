@@ -247,15 +247,15 @@ class Story(QueueWords):
         values_by_tp: tp -> the values, or only how many; producer, epoch: those of a producer that is not a
         process of the story; due: tp -> when its values are due, in order.
         """
-        topic_partitions = {parse_tp(tp): _values(tp, values_or_count) for tp, values_or_count in values_by_tp.items()}
+        values = {parse_tp(tp): _values(tp, values_or_count) for tp, values_or_count in values_by_tp.items()}
         file_id = len(self.values)
-        self.values[file_id] = [value for values in topic_partitions.values() for value in values]
+        self.values[file_id] = [value for of_partition in values.values() for value in of_partition]
         self.mq.missing = {file_id} if file_is_missing else set()
         ref = process.ref if process else None
         identity = (ref.producer_id, ref.producer_epoch) if ref and sequence is not None else None
         if producer is not None:
             identity = (producer, epoch)
-        counts = {tp: len(values) for tp, values in topic_partitions.items()}
+        counts = {tp: len(of_partition) for tp, of_partition in values.items()}
         request = self.mq.produce_to(
             counts,
             file_id,

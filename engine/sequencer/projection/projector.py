@@ -83,12 +83,8 @@ class Projector:
         crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
         """steady_ms: returns a time that only goes forward, and on while the machine sleeps."""
-        self._store, self._housekeeping, self._steady_ms, self._crash_point = (
-            store,
-            housekeeping,
-            steady_ms,
-            crash_point,
-        )
+        self._store, self._housekeeping = store, housekeeping
+        self._steady_ms, self._crash_point = steady_ms, crash_point
         self._handles: dict[str, TableHandle] = {}
         self._looked_at_ms = 0
 

@@ -49,7 +49,7 @@ class _Instance:
         self._lock = threading.Lock()
         self._watches: dict[int, list[Watch]] = {}
         self._closed: deque[tuple[Watch, int]] = deque()
-        """Watches to be removed, with their descriptors, by whoever has the lock."""
+        """Watches that are closed and not removed yet, with their descriptors."""
         self.file = self._check_result(self._libc.inotify_init1(os.O_CLOEXEC))
         try:
             threading.Thread(target=self._read, name="lakemq-inotify", daemon=True).start()
@@ -66,31 +66,23 @@ class _Instance:
     def watch(self, folder: str) -> Watch:
         """Watch a folder. Raises OSError if it is not a folder, or if there are too many watches."""
         mask = _CREATE | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _ONLYDIR
-        try:
-            with self._lock:  # otherwise an event could arrive and be dropped before the watch is registered
-                descriptor = self._check_result(self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask))
-                watch = Watch(descriptor)
-                self._watches.setdefault(descriptor, []).append(watch)
-        finally:
+        with self._lock:  # otherwise an event could arrive and be dropped before the watch is registered
             self._remove_closed()
+            descriptor = self._check_result(self._libc.inotify_add_watch(self.file, os.fsencode(folder), mask))
+            watch = Watch(descriptor)
+            self._watches.setdefault(descriptor, []).append(watch)
         return watch
 
     def forget(self, watch: Watch, descriptor: int) -> None:
-        """Remove a watch, now or when the lock is free. This never waits for the lock.
+        """Let the next event or the next new watch remove this one.
 
-        The garbage collector may call this in the middle of any call, also of one that has the lock.
+        It takes no lock, because the garbage collector may call it in a thread that has the lock.
         """
         self._closed.append((watch, descriptor))
-        self._remove_closed()
 
     def _remove_closed(self) -> None:
-        # Whoever has the lock comes here after releasing it. So what is appended meanwhile is not left behind.
-        while self._closed and self._lock.acquire(blocking=False):
-            try:
-                while self._closed:
-                    self._remove(*self._closed.popleft())
-            finally:
-                self._lock.release()
+        while self._closed:
+            self._remove(*self._closed.popleft())
 
     def _remove(self, watch: Watch, descriptor: int) -> None:
         watches = self._watches.get(descriptor, [])
@@ -105,11 +97,11 @@ class _Instance:
         while True:
             events, at = os.read(self.file, 1 << 16), 0
             with self._lock:
+                self._remove_closed()
                 while at < len(events):
                     descriptor, mask, _, name_bytes = _EVENT.unpack_from(events, at)
                     at += _EVENT.size + name_bytes
                     self._notify(descriptor, mask)
-            self._remove_closed()
 
     def _notify(self, descriptor: int, mask: int) -> None:
         if mask & _OVERFLOW:  # events were lost: wake all
