@@ -55,8 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Let the time limit of a test begin again for its teardown, which may hang for the same reason as the test."""
-    item.config.hook.pytest_timeout_cancel_timer(item=item)
-    item.config.hook.pytest_timeout_set_timer(item=item, settings=pytest_timeout._get_item_settings(item))
+    settings = pytest_timeout._get_item_settings(item)
+    if settings.timeout:  # a copy of the tests without this checkout's settings has no limit
+        item.config.hook.pytest_timeout_cancel_timer(item=item)
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
     return (yield)
 
 
