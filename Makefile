@@ -31,10 +31,12 @@ COMPILE := pip compile setup.cfg --quiet --upgrade --universal --generate-hashes
 # Tests start many processes: none of them compiles again what another has, whoever calls make.
 unexport PYTHONDONTWRITEBYTECODE
 
-PARALLEL := -n auto --dist worksteal tests/unit tests/golden tests/stateful
-# What computes, beside what waits for leases and for processes that were killed: one process runs all of Spark, with one
-# session, the other one takes the faults one by one, and who is done helps.
-BESIDE := -n 2 --dist loadgroup tests/spark tests/faults
+# Tests wait for a third of their time, for leases, notifications and other processes: three workers use two processors.
+WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
+PARALLEL := -n $(WORKERS) --dist worksteal tests/unit tests/golden tests/stateful
+# What computes, beside what waits for leases and for processes that were killed: one worker runs all tests that share
+# the Spark session, the others take the faults one by one.
+BESIDE := -n 3 --dist loadgroup tests/spark tests/faults
 ARCHIVE := $(VENV)/spark.jsa
 
 .PHONY: help
@@ -94,7 +96,7 @@ test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 
 .PHONY: test-quality
 test-quality: $(READY) ## the gate and the audit beside Great Expectations: about a minute
-	$(BIN)/pytest -n auto --dist worksteal tests/quality
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/quality
 
 # These tests look for credentials in the arguments of all processes, so no other test may run beside them.
 CLUSTER := tests/stores/test_cluster.py

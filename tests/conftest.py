@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[1]
 MARKED_FOLDERS = ("faults", "spark")
+SPARK_WITHOUT_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "demo", "example", "executor")}
 PACKAGE_FOLDERS = ("conf", "engine", "jobs", "lakemq", "pyspark_lakemq", "tables")
 
 # pytest's own `pythonpath` reaches this process only; Spark's workers and other children need this.
@@ -63,12 +64,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 class SparkInOneProcess(LoadScopeScheduling):  # type: ignore[misc]
-    """A schedule in which one process runs all tests with Spark, in the only session. Others run on any free
-    process.
+    """A schedule in which one process runs all tests that share the Spark session. Files of Spark without it, and other
+    tests, run on any free process.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+        file = nodeid.partition("::")[0]
+        if file in SPARK_WITHOUT_SESSION:
+            return file
+        return "spark" if file.startswith("tests/spark/") else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -40,5 +40,6 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Airflow:
 
 @pytest.fixture
 def mq(airflow: Airflow) -> Iterator[Connection]:
-    with lakemq.connect(str(airflow.path)) as mq:
+    # Airflow takes half a minute to start a task on a busy machine.
+    with lakemq.connect(str(airflow.path), config={"request.timeout.ms": 120_000}) as mq:
         yield mq
