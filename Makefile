@@ -31,7 +31,7 @@ COMPILE := pip compile setup.cfg --quiet --upgrade --universal --generate-hashes
 # Tests start many processes: none of them compiles again what another has, whoever calls make.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests wait for a third of their time, for leases, notifications and other processes: three workers use two processors.
+# Tests wait for leases, notifications and other processes, so three workers use two processors better than two do.
 WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
 PARALLEL := -n $(WORKERS) --dist worksteal tests/unit tests/golden tests/stateful
 # What computes, beside what waits for leases and for processes that were killed: one worker runs all tests that share

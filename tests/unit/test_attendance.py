@@ -199,6 +199,7 @@ def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> N
     assert scene.files.reads == []
 
 
+@pytest.mark.slow
 def test_beats_of_processes_that_are_gone_are_deleted_in_the_end(scene: Scene) -> None:
     scene.join("C1", poll_ms=2 * ABANDONED_AFTER_MS)
     scene.beat("dead", "C0")

@@ -22,6 +22,7 @@ entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.n
 steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_size=1, max_size=4))
 
 
+@pytest.mark.slow
 @examples(40)
 @given(st.lists(steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
 def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
@@ -39,6 +40,7 @@ def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
     assert decode_steps(encode_steps([riding, plain])) == [msgspec.structs.replace(riding, rows=None), plain]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, 9, 1001])
 def test_few_and_many_segments_stay_with_their_entries(count: int) -> None:
     segments = build_segments(

@@ -261,6 +261,7 @@ def test_offsets_that_lead_out_of_the_letter_are_a_value_error() -> None:
 # -- a letter never stops the sequencer ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @examples(200)
 @given(st.lists(st.lists(requests, max_size=3), max_size=4), st.integers(0, 6))
 def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]], inline_rows: int) -> None:

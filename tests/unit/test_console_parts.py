@@ -56,6 +56,7 @@ def test_a_long_payload_is_cut_and_says_so() -> None:
     assert show_payload(deep, most_characters=200_000).kind == "text"
 
 
+@pytest.mark.slow
 @given(JSON)
 @examples(200)
 def test_indented_json_means_the_same(document: object) -> None:

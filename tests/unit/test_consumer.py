@@ -417,6 +417,7 @@ def test_two_threads_share_a_consumer(mq: Connection, group: str):
     assert len(set(places)) == len(places) == 24
 
 
+@pytest.mark.slow
 def test_a_commit_goes_on_when_a_sequencer_comes(tmp_path: Path) -> None:
     path, impatient = tmp_path / "mq", CONFIG | {"request.timeout.ms": 500}
     with lakemq.connect(path, create=True, config=CONFIG) as mq, lakemq.connect(path, config=impatient) as other:

@@ -87,6 +87,7 @@ def test_beyond_what_is_stable_nothing_is_left_whatever_is_acknowledged_there(st
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reset", "next_offset", "counted_from"),
     [("earliest", 3, "start"), ("latest", 10, "start"), ("none", 3, "log_start")],
@@ -130,6 +131,7 @@ def test_a_partition_in_which_only_an_open_transaction_has_offsets_counts_from_t
     assert row.pending == "x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_so_it_is_whatever_has_happened(seed: int) -> None:
     mq: Any = build_busy_namespace(seed)

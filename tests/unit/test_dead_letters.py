@@ -210,6 +210,7 @@ def _ranges(mq: Connection, newest: str) -> list[tuple[int, str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, 5, b"x", ["x"]])
 def test_an_error_is_text(mq: Connection, error: Any) -> None:
     with member(mq, new_topic(mq), new_name("g")) as consumer:

@@ -62,6 +62,7 @@ def wait_for_messages(mq: Connection, topic: str, count: int) -> int:
     return now_ms()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["send", "few", "riding", "stored"])
 def test_a_message_comes_when_it_is_due_and_not_before(mq: Connection, how: str) -> None:
     topic, due_ms = create_quick_topic(mq), now_ms() + 700
@@ -92,6 +93,7 @@ def test_what_is_released_looks_like_any_other_message(mq: Connection) -> None:
     assert message.timestamp == datetime.fromtimestamp(5_000, timezone.utc)
 
 
+@pytest.mark.slow
 def test_a_delay_counts_from_the_timestamp_or_from_the_call_where_the_topic_stamps(mq: Connection) -> None:
     by_timestamp, by_call = (
         create_quick_topic(mq),
@@ -109,6 +111,7 @@ def test_a_delay_counts_from_the_timestamp_or_from_the_call_where_the_topic_stam
     assert message.timestamp >= datetime.fromtimestamp(due_ms / 1000, timezone.utc)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["few", "stored"])
 def test_they_come_in_the_order_in_which_they_are_due(mq: Connection, how: str) -> None:
     topic, base_ms = create_quick_topic(mq), now_ms() + 300
@@ -200,6 +203,7 @@ def test_a_keyword_is_for_all_rows_and_wins_over_a_column(mq: Connection) -> Non
     assert wait_for_messages(mq, topic, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["send", "few", "riding", "stored"])
 def test_headers_say_when_and_are_taken_off(mq: Connection, how: str) -> None:
     topic, count = create_quick_topic(mq), {"send": 1, "few": 1, "riding": 300, "stored": 5_000}[how]
@@ -225,6 +229,7 @@ def test_what_is_said_in_the_call_wins_over_headers(mq: Connection) -> None:
     assert sent.deliver_at_ms == 10**13
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_refused_and_may_be_asked_again(mq: Connection) -> None:
     topic = create_quick_topic(mq, **{"delay.max.pending": 1})
     mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=400)
@@ -281,6 +286,7 @@ def test_a_delay_is_on_time_beside_a_million_messages_that_nobody_consumes(tmp_p
         assert 0 <= late_ms < 2_000
 
 
+@pytest.mark.slow
 def test_a_new_leader_knows_what_waits_and_what_was_released(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         topic = create_quick_topic(mq)
@@ -295,6 +301,7 @@ def test_a_new_leader_knows_what_waits_and_what_was_released(tmp_path: Path) -> 
         assert [value[:2] for value in values(mq, topic)] == [f"{i:02}" for i in range(40)] + ["fe"]
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("min_rows", [later_ranges.MIN_ROWS, 1])
 def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
@@ -330,6 +337,7 @@ def test_a_new_leader_cancels_reschedules_and_drops_what_it_has_packed(
         assert mq.delayed.all() == []
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
@@ -351,6 +359,7 @@ def test_a_file_that_is_gone_stops_nobody_else(tmp_path: Path) -> None:
         assert len(values(mq, topic)) == 4
 
 
+@pytest.mark.slow
 def test_a_run_of_a_schedule_releases_all_that_is_due(tmp_path: Path) -> None:
     config = {**CONFIG, "release.max.ranges": 3}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq:
@@ -365,6 +374,7 @@ def test_a_run_of_a_schedule_releases_all_that_is_due(tmp_path: Path) -> None:
         assert before < 20
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
@@ -393,6 +403,7 @@ def test_the_table_tells_what_waits_and_what_became_of_it(tmp_path: Path) -> Non
         assert all(row[3].startswith(mq.requester._client_id) for row in ended)
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_the_history_counts_each_message_as_what_became_of_it(tmp_path: Path) -> None:
     """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
@@ -424,6 +435,7 @@ def sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
     return list(run_query(mq.namespace, query)[1])
 
 
+@pytest.mark.slow
 def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:
     mq.publish(new_topic(mq), pa.table({"value": ["a"]}), delay_ms=10**9)
     time.sleep(0.5)
@@ -436,6 +448,7 @@ def test_who_serves_rests_while_what_waits_is_far_away(mq: Connection) -> None:
 # -- receipts ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
     topic = create_quick_topic(mq)
     receipt = mq.delayed.schedule(topic, "never", "k", delay_ms=600)
@@ -449,6 +462,7 @@ def test_a_message_that_is_cancelled_never_comes(mq: Connection) -> None:
     assert mq.delayed.pointer_ms() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [1, 30, 2_000])
 def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: int) -> None:
@@ -474,6 +488,7 @@ def test_every_receipt_of_a_batch_names_its_own_message(mq: Connection, count: i
         assert sorted(values(mq, topic)) == expected
 
 
+@pytest.mark.slow
 def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq: Connection) -> None:
     topic = create_quick_topic(mq)
     first = mq.delayed.schedule(topic, "moved", delay_ms=10**9)
@@ -490,6 +505,7 @@ def test_what_is_rescheduled_comes_at_the_other_time_and_has_another_receipt(mq:
     assert mq.delayed.reschedule(moved.receipt or "", delay_ms=0) == RescheduleResult("released")
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [30, 2_000])
 def test_rows_in_the_middle_are_rescheduled_again_and_again(mq: Connection, count: int) -> None:
@@ -528,6 +544,7 @@ def test_a_time_that_is_none_reschedules_nothing(mq: Connection) -> None:
     assert mq.delayed.cancel(moved.receipt or "") == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("count", [3, 400, pytest.param(300_000, marks=pytest.mark.long)])
 def test_receipts_of_a_publish_are_a_table(mq: Connection, count: int) -> None:
@@ -550,6 +567,7 @@ def test_receipts_of_a_publish_are_a_table(mq: Connection, count: int) -> None:
     assert mq.delayed.all(topic) == []
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_of_fan_out_each_row_has_one_receipt(mq: Connection) -> None:
     topics = [new_topic(mq, 3), new_topic(mq, 2), new_topic(mq, 2)]
@@ -565,6 +583,7 @@ def test_of_what_does_not_wait_there_are_no_receipts(mq: Connection) -> None:
     assert mq.publish(new_topic(mq), pa.table({"value": ["a"]})).receipts().num_rows == 0
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_what_something_is_true_of_is_cancelled(mq: Connection) -> None:
     topic, other = create_quick_topic(mq), create_quick_topic(mq)
@@ -597,6 +616,7 @@ def test_a_predicate_that_is_none_is_refused(mq: Connection, predicate: str) -> 
         mq.delayed.cancel_where(predicate=predicate)
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None:
     topic, count = create_quick_topic(mq), 300
@@ -617,6 +637,7 @@ def test_of_a_cancel_and_a_release_that_meet_one_happens(mq: Connection) -> None
     assert mq.delayed.all(topic) == []
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
@@ -641,6 +662,7 @@ def test_the_job_releases_what_is_due_and_tells(tmp_path: Path) -> None:
         assert values(mq, topic)[-1] == "then"
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_a_job_that_watches_tells_of_each_release_until_it_is_stopped(tmp_path: Path) -> None:
     stop, sentences = threading.Event(), list[str]()
@@ -659,6 +681,7 @@ def test_a_job_that_watches_tells_of_each_release_until_it_is_stopped(tmp_path: 
     assert sentences[-1].endswith("none wait")
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "mq"
@@ -673,6 +696,7 @@ def test_a_job_fails_on_what_it_cannot_read(tmp_path: Path) -> None:
     assert "2 messages" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_what_waits_is_told_by_topic(mq: Connection) -> None:
     topic = create_quick_topic(mq)
@@ -708,6 +732,7 @@ def test_a_forged_receipt_finds_nothing(mq: Connection) -> None:
     assert mq.delayed.cancel(real) == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_what_became_of_a_message_is_told_for_as_long_as_the_history_lasts(tmp_path: Path) -> None:
     """The outcome comes from the journal's tail, then from the table, also after a merge. Later it is gone."""

@@ -62,6 +62,7 @@ def test_letters_go_on_the_line_of_a_leader_that_serves(mq: Connection, monkeypa
     assert not os.path.exists(os.path.join(mq.namespace.path, "replies", other.requester._client_id))
 
 
+@pytest.mark.slow
 def test_a_sequencer_that_only_runs_steps_is_asked_through_the_mailbox(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
         asked = threading.Thread(target=lambda: mq.topics.create("t"))
@@ -72,6 +73,7 @@ def test_a_sequencer_that_only_runs_steps_is_asked_through_the_mailbox(tmp_path:
         assert not (tmp_path / "mq/line").exists()
 
 
+@pytest.mark.slow
 def test_what_leads_to_a_leader_is_there_while_it_serves(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
         for epoch in (1, 2):
@@ -93,6 +95,7 @@ def test_a_leader_removes_what_dead_ones_left_and_nothing_newer(tmp_path: Path) 
     assert sorted(files.list("line")) == names[2:]
 
 
+@pytest.mark.slow
 def test_an_idle_connection_keeps_neither_line_nor_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one that was dropped without a call of `close`."""
     monkeypatch.setattr(requester_module, "IDLE_MS", 100)
@@ -117,6 +120,7 @@ def test_an_idle_connection_keeps_neither_line_nor_thread(tmp_path: Path, monkey
         assert letters == [], "the next request has a line again"
 
 
+@pytest.mark.slow
 def test_a_leader_without_lines_leads_no_client_to_a_stopped_one(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
         mq.namespace.files.put(line_name(0), b"of a process that is stopped", durable=False)
@@ -220,6 +224,7 @@ def test_without_a_good_answer_the_same_letter_goes_into_the_mailbox(
     office.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_greeted", [True, False], ids=["stopped after the welcome", "stopped before the hello"])
 def test_a_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path, is_greeted: bool) -> None:
     """Another leader may answer there, also a request with a short timeout."""

@@ -35,6 +35,7 @@ def test_a_generated_page_is_fresh(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == docs.PAGES[name](), "run: make docs"
 
 
+@pytest.mark.slow
 def test_stale_and_missing_pages_are_told_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in docs.PAGES:
         shutil.copy(DOCS / name, tmp_path)

@@ -104,6 +104,7 @@ class Unsteady(Desk):
         super()._answer(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asking", ASKING)
 def test_the_outcome_is_told_as_unknown(tmp_path: Path, asking: str):
     with pytest.raises(

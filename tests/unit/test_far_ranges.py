@@ -57,6 +57,7 @@ def load(store: Store) -> tuple[State, LaterRanges]:
     return load_state(store, read_watermark(store), later=later), later
 
 
+@pytest.mark.slow
 def test_ranges_take_few_bytes_each(store: Store) -> None:
     load(store)[0].delays.ranges.packed.complete()  # first allocations do not count
     tracemalloc.start()
@@ -92,6 +93,7 @@ def test_a_start_reads_only_hours_that_are_near(store: Store, monkeypatch: pytes
     assert state.delays.ranges.packed
 
 
+@pytest.mark.slow
 def test_reading_all_takes_little_processor_time(store: Store) -> None:
     began_s = time.process_time()
     state, later = load(store)

@@ -110,6 +110,7 @@ def test_times_of_the_sequencer_stand_for_those_of_the_rows(tmp_path: Path) -> N
     assert table["timestampType"].to_pylist() == [1] * 3
 
 
+@pytest.mark.slow
 def test_both_ways_to_put_ranges_together_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, chance = LocalFiles(str(tmp_path)), random.Random(11)
     monkeypatch.setattr("lakemq.engine.namespace.data_file.ROW_GROUP_ROWS", 40)

@@ -274,6 +274,7 @@ def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
     assert (tmp_path / "x").read_bytes() == b"outside"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a..", "a b", "ä%20", "a\\b", "x" * 200, "_delta_log", "a.b-c_d"])
 def test_odd_names_are_only_names(files: Files, name: str):
     if "\\" in name and files.uri("box").startswith("az:"):

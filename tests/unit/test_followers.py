@@ -226,6 +226,7 @@ def without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fetcher, "watch_steps", lambda self: None)
 
 
+@pytest.mark.slow
 def test_a_poll_ends_when_the_leader_tells_of_a_step(mq: lakemq.Connection, without_inotify: None) -> None:
     topic = new_topic(mq)
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
@@ -292,6 +293,7 @@ def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return looks
 
 
+@pytest.mark.slow
 def test_an_idle_follower_with_a_line_looks_rarely(
     mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +312,7 @@ def open_consumer(mq: lakemq.Connection, topic: str, protocol: str | None) -> An
     return mq.consumer(new_name("g"), topics=[topic], protocol=protocol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [None, "queue", "cooperative"])
 def test_polls_look_for_no_steps_while_the_leader_would_tell_of_them(
     mq: lakemq.Connection, protocol: str | None, without_inotify: None, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +343,7 @@ def test_a_poll_with_a_short_timeout_looks(
         assert [message.value for message in consumer.poll(timeout_ms=timeout_ms)] == [b"1"]
 
 
+@pytest.mark.slow
 def test_polls_find_a_step_that_the_leader_did_not_tell_of(
     mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +369,7 @@ def test_a_waiter_on_a_line_looks_once_in_a_lease_before_its_reader_would_load_a
     assert step_waiter.find_line_look_ms(lease_ms) == look_ms < REBASE_MS
 
 
+@pytest.mark.slow
 def test_followers_are_not_told_of_renewed_leases(tmp_path: Path) -> None:
     with served(tmp_path, **{"lease.ms": 900}) as mq:
         mq.topics.create("t")  # the sequencer leads when this returns
@@ -379,6 +384,7 @@ def test_followers_are_not_told_of_renewed_leases(tmp_path: Path) -> None:
         assert term.lines.followers._announced_step == announced_step
 
 
+@pytest.mark.slow
 def test_a_step_that_the_leader_did_not_tell_of_is_found_by_the_next_look(
     mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +406,7 @@ def test_a_step_that_the_leader_did_not_tell_of_is_found_by_the_next_look(
         sender.join()
 
 
+@pytest.mark.slow
 def test_a_hint_of_a_step_that_is_not_there_shows_nothing(mq: lakemq.Connection, without_inotify: None) -> None:
     topic = new_topic(mq)
     serving = mq._open.serving[0]
@@ -427,6 +434,7 @@ def announce_falsely(lines: object) -> None:
     followers.announce()
 
 
+@pytest.mark.slow
 def test_closing_a_consumer_ends_the_poll_of_another_thread(mq: lakemq.Connection, without_inotify: None) -> None:
     consumer = mq.consumer(new_name("g"), assign=[new_topic(mq)])
     consumer._loop._waiter._longest_ms = FAR_MS  # type: ignore[attr-defined]
@@ -473,6 +481,7 @@ def test_an_answer_ends_a_wait_for_steps() -> None:
     answering.join()
 
 
+@pytest.mark.slow
 def test_two_threads_may_wait_with_one_consumer(mq: lakemq.Connection, without_inotify: None) -> None:
     topic, values_polled = new_topic(mq), []
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:

@@ -30,6 +30,7 @@ def has_line(mq: Connection) -> bool:
     return mq.requester._line._connection is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -51,6 +52,7 @@ def test_a_foreign_object_beside_a_leaders_keeps_no_client_from_its_line(
             until(lambda: has_line(other))
 
 
+@pytest.mark.slow
 def test_a_name_of_other_digits_is_no_step(tmp_path: Path) -> None:
     """Python takes them for a number, too. The step would be one without those before it, and nobody would lead."""
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
@@ -61,6 +63,7 @@ def test_a_name_of_other_digits_is_no_step(tmp_path: Path) -> None:
         sequencer.resign()
 
 
+@pytest.mark.slow
 def test_a_leader_does_not_go_on_from_step_0_of_a_namespace_that_was_created_again(s3: S3Server) -> None:
     """A store that identifies objects by their content must not take it for the step on which the leader stands."""
     path = s3.path(uuid.uuid4().hex)

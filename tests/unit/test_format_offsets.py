@@ -20,6 +20,7 @@ remaining_ranges = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(300)
 @given(remaining_ranges, st.none() | st.integers(1, 10**13))
 def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(

@@ -51,6 +51,7 @@ def make_join(**fields: Any) -> JoinGroup:
     return JoinGroup("g", fields.pop("member_id", "C1"), fields.pop("topics", ["t"]), **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("within", "beyond"),
     [

@@ -54,6 +54,7 @@ def story() -> Story:
     return story
 
 
+@pytest.mark.slow
 def test_the_history_says_who_had_a_partition_when_and_why_it_moved(story: Story) -> None:
     story.mq.now_ms = 10_000
     story.tell({"join": "C2"})
@@ -99,6 +100,7 @@ def test_what_nobody_gets_any_more_is_not_delivered_again(story: Story) -> None:
     assert sql(project_moves(story.mq), HANDOFFS) == [("g", "t", 1, "C1", "C2", 3_000, "balance", 0)]
 
 
+@pytest.mark.slow
 def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story) -> None:
     story.mq.now_ms = 10_000
     story.tell({"join": "C2"})
@@ -110,6 +112,7 @@ def test_who_is_lost_and_not_back_hands_over_when_the_delay_is_over(story: Story
     assert sql(project_moves(story.mq), HANDOFFS)[1:] == [("g", "t", 0, "C1", "C2", 5_000, "session", 5)]
 
 
+@pytest.mark.slow
 def test_who_is_back_in_time_has_handed_over_nothing(story: Story) -> None:
     assert {row["epoch"] for row in project_moves(story.mq).to_pylist()} == {
         story.mq.state.groups["g"].assignments[1, 0].epoch
@@ -122,6 +125,7 @@ def test_who_is_back_in_time_has_handed_over_nothing(story: Story) -> None:
     assert sql(project_moves(story.mq), HANDOFFS) == []
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_no_handoff_and_a_group_made_anew_begins_anew(story: Story) -> None:
     story.mq.ask(LeaveGroup("g", ["C1"]))
     assert [row[3:] for row in sql(project_moves(story.mq), HANDOFFS)] == [("C1", None, None, "left", 5)] * 2
@@ -134,6 +138,7 @@ def test_what_is_gone_is_no_handoff_and_a_group_made_anew_begins_anew(story: Sto
     assert find_owners(project_moves(story.mq), story.mq.now_ms) == {0: "C3", 1: "C3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> None:
     mq = build_busy_namespace(seed)
@@ -150,6 +155,7 @@ def test_the_newest_of_the_history_is_what_the_sequencer_knows(seed: int) -> Non
 # -- retention ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_old_moves_go_but_for_what_a_partition_was_before_the_young_ones(story: Story, whole: bool) -> None:
     story.tell({"create": {"u": 1}})

@@ -168,6 +168,7 @@ def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic:
     assert reset_offsets(mq, group, to="latest") == {0: (4, 5)}
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq, mq.serving():
@@ -202,6 +203,7 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
     assert len(run_sql("SELECT * FROM assignments")) > len(rows)
 
 
+@pytest.mark.slow
 def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t", 2)
@@ -217,6 +219,7 @@ def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["deleted"] == 2
 
 
+@pytest.mark.slow
 def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t")
@@ -237,6 +240,7 @@ def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
         assert connection.state().now_ms > expires_at_ms
 
 
+@pytest.mark.slow
 def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t", 2)

@@ -157,6 +157,7 @@ def test_keys_of_one_length_at_any_place_in_the_buffer(partitioner: str, length:
     assert partition_keys(array[3:-1], 12, partitioner, 0).tolist() == expected[3:-1]
 
 
+@pytest.mark.slow
 def test_more_keys_than_a_block():
     keys = [b"%06d" % i for i in range(40_000)]
     mixed = [key[: 1 + i % 6] for i, key in enumerate(keys)]

@@ -29,6 +29,7 @@ ROWS = read_rows()
 COMMANDS = [(tool, span) for tool, _, ours in ROWS for span in re.findall(r"`(lakemq [^`]*)`", ours)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tool", "line"), COMMANDS)
 def test_each_command_of_the_table_exists_with_its_options(tool: str, line: str) -> None:
     command, words = _find_command(line.split()[1:])

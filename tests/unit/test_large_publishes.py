@@ -37,6 +37,7 @@ def read_values(mq: Connection, topic: str) -> dict[int, list[int]]:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("chunks", [1, 7])
 def test_row_groups_change_neither_order_nor_segments(

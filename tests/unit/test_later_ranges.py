@@ -49,6 +49,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate.set()
 
 
+@pytest.mark.slow
 def test_steps_do_not_wait_for_what_is_due_much_later(tmp_path: Path, gate: threading.Event) -> None:
     with served(tmp_path) as mq:
         topic = new_topic(mq)
@@ -79,6 +80,7 @@ def test_steps_do_not_wait_for_what_is_due_much_later(tmp_path: Path, gate: thre
         assert mq.delayed.all() == []
 
 
+@pytest.mark.slow
 def test_what_is_due_much_later_counts_before_it_is_read(tmp_path: Path, gate: threading.Event) -> None:
     with served(tmp_path) as mq:
         topic = new_topic(mq)
@@ -91,6 +93,7 @@ def test_what_is_due_much_later_counts_before_it_is_read(tmp_path: Path, gate: t
             mq.delayed.schedule(topic, "one too many", delay_ms=DAY_MS)
 
 
+@pytest.mark.slow
 def test_a_term_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 1)
     with served(tmp_path) as mq:

@@ -87,6 +87,7 @@ def test_a_beat_that_arrived_is_read_before_anybody_is_judged(leader: Leader) ->
         assert client.receive() == seen(number)
 
 
+@pytest.mark.slow
 def test_nobody_is_judged_while_the_lines_are_not_read(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_beats, "READ_TIMEOUT_S", 0.1)
     go_on = threading.Event()
@@ -280,6 +281,7 @@ class StubbornDialer:
         return self.here, FrameReader(1 << 20)
 
 
+@pytest.mark.slow
 def test_a_beat_that_is_not_counted_in_time_is_written_as_an_object(leader: Leader) -> None:
     """The leader's process may be stopped."""
     line = FollowLine(StubbornDialer(), lambda: "x", leader.clock)  # type: ignore[arg-type]
@@ -311,6 +313,7 @@ class LeaderThatEnds:
         self.there.close()
 
 
+@pytest.mark.slow
 def test_a_leader_that_does_not_answer_holds_up_no_object(tmp_path: Path) -> None:
     """The machine of the leader is gone, so connecting again takes its whole timeout."""
     files, dialer = LocalFiles(str(tmp_path)), LeaderThatEnds()
@@ -332,6 +335,7 @@ def member(mq: lakemq.Connection, topic: str) -> lakemq.engine.client.consume.me
     return mq.consumer(new_name("g"), topics=[topic], **options)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_members_beat_on_lines_and_write_no_objects_and_no_steps(mq: lakemq.Connection) -> None:
     topic = new_topic(mq)
     with member(mq, topic) as consumer:
@@ -348,6 +352,7 @@ def test_members_beat_on_lines_and_write_no_objects_and_no_steps(mq: lakemq.Conn
         assert mq.state().step <= step + 1, "at most the lease was renewed"
 
 
+@pytest.mark.slow
 def test_an_object_is_written_at_once_when_the_line_is_lost(tmp_path: Path) -> None:
     options = {"session_timeout_ms": 900_000, "heartbeat_interval_ms": 300_000}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
@@ -384,6 +389,7 @@ def test_the_next_leader_keeps_members_that_have_beaten_on_the_lines_of_the_last
             until(lambda: len(consumer.poll(timeout_ms=100)) == 1)
 
 
+@pytest.mark.slow
 def test_the_thread_beats_by_objects_without_a_line(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
         thread = HeartbeatThread(Beats(mq.namespace.files), lambda: "ab", mq._new_follow_line)

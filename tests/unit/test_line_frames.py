@@ -43,6 +43,7 @@ def test_an_address_is_json_that_a_person_can_read() -> None:
     assert decode_address(encode_address(address)) == address
 
 
+@pytest.mark.slow
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
 def test_frames_that_arrive_in_pieces_are_the_same(contents: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(encode_frame(FrameKind.LETTER, content) for content in contents)

@@ -260,6 +260,7 @@ def _read_rejections(dead: pa.Table) -> dict[tuple[int, int], list[Any]]:
     return rejections
 
 
+@pytest.mark.slow
 @examples()
 @given(histories(), st.integers(0, 30))
 def test_every_offset_has_its_row_and_every_rejection(

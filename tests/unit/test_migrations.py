@@ -32,6 +32,7 @@ def test_numbers_have_no_gap_and_end_at_the_schema_version() -> None:
     assert all(re.match(r"[A-Z].*\.$", migration.description) for migration in all_migrations())
 
 
+@pytest.mark.slow
 def test_all_of_them_make_a_namespace(store: Store) -> None:
     store.files.put(step_name(0), b"")
     assert migrate(store, 0) == all_migrations()
@@ -42,6 +43,7 @@ def test_all_of_them_make_a_namespace(store: Store) -> None:
     assert migrate(store, SCHEMA_VERSION) == []
 
 
+@pytest.mark.slow
 def test_tables_without_a_first_step_are_no_namespace(store: Store) -> None:
     with pytest.raises(NotATable, match=f"{step_name(0)} is missing"):
         migrate(store, 0)
@@ -76,6 +78,7 @@ def pretend(folder: Path, table: str, version: str) -> None:
     entry.write_text("\n".join(map(json.dumps, actions)))
 
 
+@pytest.mark.slow
 def test_a_namespace_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     store = open_namespace(str(tmp_path), create=True).store
     pretend(tmp_path, JOURNAL.name, str(SCHEMA_VERSION + 1))
@@ -86,6 +89,7 @@ def test_a_namespace_of_a_newer_version_is_refused(tmp_path: Path) -> None:
             open_namespace(str(tmp_path), create=create)
 
 
+@pytest.mark.slow
 def test_a_namespace_of_an_older_version_is_refused(tmp_path: Path) -> None:
     store = open_namespace(str(tmp_path), create=True).store
     pretend(tmp_path, JOURNAL.name, str(SCHEMA_VERSION - 1))

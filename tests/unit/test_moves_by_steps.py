@@ -117,6 +117,7 @@ def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monke
     assert (failed_groups, mq.state.list_moving_groups()) == (["g"] * len(rules), set())
 
 
+@pytest.mark.slow
 def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
     player = Player()
     player.ask(AlterTopic("t", partitions=20))

@@ -121,6 +121,7 @@ def test_the_environment_may_set_the_heaps() -> None:
     assert not native_memory.bound_heaps({"GLIBC_TUNABLES": "glibc.malloc.arena_max=7"})
 
 
+@pytest.mark.slow
 def test_a_process_that_serves_releases_memory_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     releases = 0
 

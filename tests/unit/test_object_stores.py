@@ -71,6 +71,7 @@ def store(object_server: ObjectServer, files: ObjectFiles) -> Store:
 # -- tables -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
     handle = store.open(NOTES)
     handle.append_at(0, notes(1, 2), last_step=2)
@@ -106,6 +107,7 @@ def test_one_of_many_puts_at_once_gets_the_name(files: ObjectFiles) -> None:
     assert files.get("name") == b"%d" % won.index(True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 3 << 20, 20 << 20])
 def test_large_objects_are_written_in_parts_and_read_by_ranges(files: ObjectFiles, size: int) -> None:
     data = bytes(range(251)) * (size // 251) + bytes(size % 251)
@@ -124,6 +126,7 @@ def test_large_objects_are_written_in_parts_and_read_by_ranges(files: ObjectFile
     assert files.get("large") == data
 
 
+@pytest.mark.slow
 def test_a_footer_and_its_columns_take_few_requests(object_server: ObjectServer, root: str) -> None:
     with StoreProxy(object_server.url) as proxy:
         files = open_files(root, object_server.at(proxy.url).options)
@@ -136,6 +139,7 @@ def test_a_footer_and_its_columns_take_few_requests(object_server: ObjectServer,
         assert proxy.request_count - requests_before == 3
 
 
+@pytest.mark.slow
 def test_messages_come_back_from_a_store_and_no_credentials_with_them(object_server: ObjectServer, root: str) -> None:
     path = f"{root}/mq"
     with lakemq.connect(path, storage_options=object_server.options, create=True) as mq, mq.serving():
@@ -164,6 +168,7 @@ def test_objects_of_looks_at_the_time_are_removed_when_they_are_old(files: Objec
     assert files.list("") == ["time-table"]
 
 
+@pytest.mark.slow
 def test_a_leader_removes_what_killed_processes_left_of_looks_at_the_time(
     object_server: ObjectServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +197,7 @@ def faulty(object_server: ObjectServer, root: str, *faults: Fault) -> Iterator[t
         yield opened, proxy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])
 def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
     object_server: ObjectServer, root: str, fault: Fault
@@ -211,6 +217,7 @@ def test_a_put_whose_answer_is_lost_succeeds_or_says_that_it_does_not_know(
                 files.put("name", b"x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["cut before", "cut after"])
 def test_a_put_that_is_forbidden_after_a_lost_answer_may_have_landed(
     object_server: ObjectServer, root: str, lost: Fault
@@ -226,6 +233,7 @@ def test_a_put_that_is_forbidden_after_a_lost_answer_may_have_landed(
         files.put("other", b"x")
 
 
+@pytest.mark.slow
 def test_a_put_whose_mark_cannot_be_read_may_have_landed(object_server: ObjectServer, root: str) -> None:
     pending: list[tuple[str, Fault]] = [("PUT", "cut after"), ("HEAD", "forbid")]
 
@@ -240,6 +248,7 @@ def test_a_put_whose_mark_cannot_be_read_may_have_landed(object_server: ObjectSe
         assert files.get("name") == b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_a_small_request_that_gets_no_answer_ends_within_twenty_seconds(object_server: ObjectServer, root: str) -> None:
     with StoreProxy(object_server.url, lambda *_: "hang") as proxy:
@@ -265,6 +274,7 @@ def test_a_small_request_that_gets_no_answer_ends_within_twenty_seconds(object_s
     assert max(durations_s) < 20, durations_s
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_a_store_that_gives_no_answer_is_not_taken_for_a_wrong_path(object_server: ObjectServer, root: str) -> None:
     with StoreProxy(object_server.url, lambda *_: "cut before") as proxy, pytest.raises(StorageError) as raised:
@@ -273,6 +283,7 @@ def test_a_store_that_gives_no_answer_is_not_taken_for_a_wrong_path(object_serve
     assert "cannot be reached" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("create", [False, True])
 def test_connecting_to_a_store_that_never_answers_ends_and_lets_other_threads_run(
@@ -299,6 +310,7 @@ def test_connecting_to_a_store_that_never_answers_ends_and_lets_other_threads_ru
     assert longest_pause_s[0] < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refuse", "cut before", "cut after"])
 def test_a_commit_whose_answer_is_lost_is_no_conflict(
     object_server: ObjectServer, root: str, store: Store, fault: Fault
@@ -325,6 +337,7 @@ def test_a_commit_whose_answer_is_lost_is_no_conflict(
     assert sorted(fresh.read()["step"].to_pylist()) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_commit_takes_three_requests(object_server: ObjectServer, root: str, store: Store) -> None:
     log = io.StringIO()
     with StoreProxy(object_server.url, log=log) as proxy:
@@ -343,6 +356,7 @@ def test_a_commit_takes_three_requests(object_server: ObjectServer, root: str, s
     assert store.open(NOTES).read().num_rows == 4
 
 
+@pytest.mark.slow
 def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectServer, root: str) -> None:
     with faulty(object_server, root, "refuse") as (files, _):
         files.put("mine", b"x")
@@ -353,6 +367,7 @@ def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectSer
             files.put("theirs", b"x")
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_every_wait_ends(object_server: ObjectServer, root: str) -> None:
     """The store refuses every request."""

@@ -86,6 +86,7 @@ def make_range(number: int, due_ms: int, topic_id: int = 1) -> WaitingRange:
     return WaitingRange(published, number, 0, None, None, None, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The test does everything that ranges support to ranges and to a dict, and compares both."""
@@ -142,6 +143,7 @@ def test_a_range_that_is_not_there_is_not_found() -> None:
     assert len(ranges) == 1000
 
 
+@pytest.mark.slow
 def test_a_packed_range_takes_few_bytes() -> None:
     """The messages are sent one by one, a millisecond apart, and are due at any second of a year."""
     chance = random.Random(1)

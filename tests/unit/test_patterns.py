@@ -92,6 +92,7 @@ def test_names_are_looked_through_where_there_are_others() -> None:
     assert subscription.topics == ["a2"]
 
 
+@pytest.mark.slow
 def test_topics_that_come_later_are_read_from_their_start_and_others_go(mq: Connection) -> None:
     prefix, group = new_name("p"), new_name("g")
     mq.topics.create(f"{prefix}-one")

@@ -51,6 +51,7 @@ def read_keys(mq: Connection, topic: str) -> list[bytes | None]:
 # -- futures and callbacks ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value_bytes", [0, 200], ids=["in the letter", "in files of several slices"])
 def test_a_future_says_where_its_record_is(mq: Connection, value_bytes: int, monkeypatch: pytest.MonkeyPatch):
     """The records are keyed, keyless or have a partition, and another producer sends as well."""
@@ -505,6 +506,7 @@ def test_arguments_of_transactions(mq: Connection):
 # -- memory, and for how long ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_a_flush_nothing_grows(mq: Connection, topic: str):
     with mq.producer(linger_ms=0) as producer:
         for i in range(30):

@@ -253,6 +253,7 @@ def project_in_passes(steps: list[Step], sizes: list[int]) -> tuple[State, Table
     return state, tables
 
 
+@pytest.mark.slow
 @examples(25)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> None:
@@ -263,6 +264,7 @@ def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> N
     assert plain(restored(mark_of(state), tables)) == plain(mq.state)
 
 
+@pytest.mark.slow
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
 def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: list[int]) -> None:
@@ -279,6 +281,7 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
             assert rows.to_pylist() == many[name].to_pylist()
 
 
+@pytest.mark.slow
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_snapshot_and_the_tail_are_the_state(seed: int, step_count: int) -> None:
@@ -289,6 +292,7 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, step_count: int) -> No
     assert plain(recovered) == plain(mq.state)
 
 
+@pytest.mark.slow
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_reader_without_producers_follows_all_the_same(seed: int, step_count: int) -> None:
@@ -315,6 +319,7 @@ def test_a_reader_without_producers_follows_all_the_same(seed: int, step_count: 
         assert reader.topics[topic_id].last_stable_offsets.tolist() == topic.last_stable_offsets.tolist()
 
 
+@pytest.mark.slow
 @examples(10)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
 def test_a_member_follows_groups_without_knowing_transactions(seed: int, step_count: int) -> None:
@@ -354,6 +359,7 @@ def note_all_rows(state: State) -> State:
     return replace(state, changes=changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, SEEDS))])
 def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
     state = State()

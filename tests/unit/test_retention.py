@@ -136,6 +136,7 @@ def test_a_marker_goes_with_what_is_before_it(store: Store) -> None:
     assert find_limits(store, make_topic(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
 
 
+@pytest.mark.slow
 def test_by_size_no_more_goes_than_leaves_the_bound(store: Store) -> None:
     rows = make_log(7, 0, [SegmentShape(2, 0), SegmentShape(3, 0), SegmentShape(1, 0)])
     for bound, expected in ((0, 6), (10, 5), (11, 2), (40, 2), (41, 0), (60, 0), (1 << 62, 0)):

@@ -129,6 +129,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 LAST_MOMENT = pa.table({"value": ["x"], "timestamp": pa.array([2**63 - 1], TIME), "delay_ms": pa.array([2**63 - 1])})
 
 
+@pytest.mark.slow
 @examples(300)
 @given(tables(), copies, st.integers(0, 100))
 @example(LAST_MOMENT, [Copy(1, "xxhash64", 60, (0,), DelayRule(1))], 0)

@@ -269,6 +269,7 @@ def change(data: st.DataObject, fields: list[tuple[str, Any, bool]], types: Any)
     return [*changed, ("d", data.draw(types), False)] if data.draw(st.booleans()) else changed
 
 
+@pytest.mark.slow
 @examples(200)
 @given(avro_records, st.data())
 def test_avro_values_are_read_under_every_admitted_schema(writer: Any, data: st.DataObject) -> None:
@@ -323,6 +324,7 @@ def draw_json(data: st.DataObject, field: Any) -> Any:
     return data.draw(st.sampled_from(ends.get(ddl, [999, 0.1])))
 
 
+@pytest.mark.slow
 @examples(200)
 @given(ddl_fields, st.data())
 def test_json_values_are_read_under_every_admitted_struct(fields: Any, data: st.DataObject) -> None:

@@ -35,6 +35,7 @@ def names_in(path: str) -> set[str]:
     return {name for name in names if name.rpartition("::")[2].startswith(("test_", "Test"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_names_tests_that_are_there(rule: str) -> None:
     tests = NAMED.findall(RULES[rule])

@@ -50,6 +50,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_file_is_one_line_that_names_what_is_wrong(tmp_path: Path, kind: str) -> None:
     text, expected = BAD[kind]

@@ -70,6 +70,7 @@ class Steady(SystemClock):
         return self.ms
 
 
+@pytest.mark.slow
 def test_ten_thousand_short_delays_come_on_time_behind_one_of_two_hours() -> None:
     leader, long_ms = Leader(), BEGIN_MS + 2 * HOUR_MS
     short_ms = [BEGIN_MS + (1 + number % 5) * SECOND_MS for number in range(10_000)]
@@ -85,6 +86,7 @@ def test_ten_thousand_short_delays_come_on_time_behind_one_of_two_hours() -> Non
     assert leader.released[-1] == (0, long_ms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later_ms", [90 * SECOND_MS, 7 * 60 * SECOND_MS])
 def test_what_was_packed_comes_on_time(later_ms: int) -> None:
     """There are 20,000 messages over six hours. Only those of the next minutes are objects."""
@@ -108,6 +110,7 @@ def test_what_was_packed_comes_on_time(later_ms: int) -> None:
     assert not leader.mq.state.delays.pending
 
 
+@pytest.mark.slow
 def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
     leader = Leader()
     leader.schedule([BEGIN_MS + 9 * HOUR_MS + row for row in range(9_000)])

@@ -47,6 +47,7 @@ class RecordedSequencer(Sequencer):
         return report
 
 
+@pytest.mark.slow
 def test_a_step_with_letters_is_followed_by_a_wait(tmp_path: Path) -> None:
     events: list[str | int] = []
     clock = RecordingClock(events)

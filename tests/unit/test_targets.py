@@ -168,6 +168,7 @@ def is_machine(node: ast.Assign) -> bool:
     return isinstance(node.value, ast.Attribute) and node.value.attr == "TestCase"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_make_test_shows_every_capability(capability: str) -> None:
     assert CAPABILITIES[capability]

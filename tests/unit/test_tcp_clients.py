@@ -197,6 +197,7 @@ def test_a_client_that_is_not_welcomed_takes_its_proof_back(leader: TcpLeader) -
     assert leader.files.list("mailbox") == []
 
 
+@pytest.mark.slow
 def test_a_silent_tcp_leader_leaves_half_of_the_time_for_the_mailbox(leader: TcpLeader) -> None:
     """Nobody accepts the connection: the leader's process is stopped."""
     stopped = tcp_sockets.listen("127.0.0.1", 0)
@@ -207,6 +208,7 @@ def test_a_silent_tcp_leader_leaves_half_of_the_time_for_the_mailbox(leader: Tcp
     stopped.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_unix", [False, True], ids=["TCP", "Unix socket"])
 def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_unix: bool) -> None:
     """Nobody accepts the connection of a consumer that polls with a short timeout."""
@@ -226,6 +228,7 @@ def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_uni
     stopped.close()
 
 
+@pytest.mark.slow
 def test_name_and_tls_share_half_of_the_time(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name takes most of the time, and then nobody answers in TLS."""
     resolve, stopped = socket.getaddrinfo, tcp_sockets.listen("127.0.0.1", 0)

@@ -366,6 +366,7 @@ def test_a_store_that_takes_its_time_holds_up_no_line(tmp_path: Path, monkeypatc
     leader.lines.close()
 
 
+@pytest.mark.slow
 def test_a_drain_has_read_all_that_was_sent_before_it(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what has filled the buffers of the connection while the reading thread was busy."""
     client = leader.connect()

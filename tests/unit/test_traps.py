@@ -84,6 +84,7 @@ def test_exist_ok_says_which_setting_differs(mq: Connection) -> None:
 # -- places ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_something_else_is_no_place_for_a_namespace(tmp_path: Path) -> None:
     for name in ("b", "a"):
         open_namespace(str(tmp_path / name), create=True)
@@ -99,6 +100,7 @@ def test_a_folder_that_holds_something_else_is_no_place_for_a_namespace(tmp_path
         lakemq.connect(str(tmp_path), create=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".gitkeep", "lost+found/", "mailbox/", "leaders/"])
 def test_hidden_files_and_what_an_interrupted_creation_has_left_do_not_count(tmp_path: Path, name: str) -> None:
     if name.endswith("/"):
@@ -109,6 +111,7 @@ def test_hidden_files_and_what_an_interrupted_creation_has_left_do_not_count(tmp
     lakemq.connect(str(tmp_path), create=True).close()
 
 
+@pytest.mark.slow
 def test_a_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("lease.ms: 1234")

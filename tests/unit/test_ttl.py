@@ -85,6 +85,7 @@ def list_ways() -> dict[str, Callable[[Connection, str], Any]]:
     return {way.__name__: way for way in functions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list_ways())
 def test_what_has_expired_is_passed_over_however_it_came(mq: Connection, way: str) -> None:
     topic = new_topic(mq)
@@ -97,6 +98,7 @@ def test_what_has_expired_is_passed_over_however_it_came(mq: Connection, way: st
     assert mq.fetch(topic).to_arrow()["offset"].to_pylist() == [1]  # it keeps its offset
 
 
+@pytest.mark.slow
 def test_a_topic_says_how_long_what_has_no_life_of_its_own_lives(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.topics.alter(topic, {"ttl.ms": SHORT_MS})
@@ -108,6 +110,7 @@ def test_a_topic_says_how_long_what_has_no_life_of_its_own_lives(mq: Connection)
     assert values(mq, topic) == ["own", "for ever"]
 
 
+@pytest.mark.slow
 def test_a_delayed_message_lives_from_its_release_on(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.topics.alter(topic, {"delay.slot.ms": 10})
@@ -128,6 +131,7 @@ def test_what_was_fetched_is_the_same_when_it_is_read_later(mq: Connection) -> N
     assert [message.value for message in fetched] == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": "cooperative"})
@@ -141,6 +145,7 @@ def test_a_consumer_passes_over_what_has_expired(mq: Connection) -> None:
         assert consumer.commit() == {(topic, 0): 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["cooperative", pytest.param("classic", marks=pytest.mark.extended), None])
 def test_a_poll_shows_what_is_there_behind_what_has_expired(mq: Connection, protocol: str | None) -> None:
     """The poll does not wait and wants one message, and thousands before it have expired."""
@@ -271,6 +276,7 @@ def _copy_batch(mq: Connection, batch: Any, out: str) -> bool:
 # -- SQL ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_views_show_when_a_message_expires_and_leave_none_out(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
@@ -279,6 +285,7 @@ def test_views_show_when_a_message_expires_and_leave_none_out(mq: Connection) ->
     until(lambda: list(run_query(mq.namespace, query)[1]) == [(False,), (True,)])
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("ttl_ms", [-(2**63), -1, MAX_TTL_MS + 1, 2**63 - 1])
 def test_a_life_that_no_client_of_ours_gives_fails_no_query(mq: Connection, ttl_ms: int) -> None:
