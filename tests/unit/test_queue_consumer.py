@@ -958,18 +958,60 @@ def test_a_flush_looks_at_what_other_threads_change_only_with_the_lock(
     with member(mq, new_name("g"), topic) as consumer:
         (message,) = poll_messages(consumer, 1)
         looks: list[bool] = []
-        is_sent = AckTracker.is_sent.fget
-        assert is_sent is not None
+        build = AckTracker.build_acknowledgements
 
-        def look(tracker: AckTracker) -> bool:
+        def look(tracker: AckTracker) -> list[Acknowledgement]:
             looks.append(consumer._lock.own._is_owned())  # type: ignore[union-attr]
-            return is_sent(tracker)
+            return build(tracker)
 
-        monkeypatch.setattr(AckTracker, "is_sent", property(look))
+        monkeypatch.setattr(AckTracker, "build_acknowledgements", look)
         consumer.ack(message)
         consumer.flush()
         assert looks
         assert all(looks)
+
+
+def test_a_flush_does_not_wait_for_what_other_threads_acknowledge_meanwhile(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    add(mq, topic, {0: 5_000})
+    with member(mq, group, topic) as consumer:
+        messages = poll_messages(consumer, 5_000, max_records=5_000)
+        has_begun, ends = threading.Event(), threading.Event()
+
+        def acknowledge() -> None:
+            for message in messages[1:]:
+                if ends.is_set():
+                    break
+                consumer.ack([message])
+                has_begun.set()
+                time.sleep(0.0005)
+
+        consumer.ack([messages[0]])
+        other = threading.Thread(target=acknowledge)
+        other.start()
+        try:
+            assert has_begun.wait(10)
+            consumer.flush(60_000)
+            assert other.is_alive()
+        finally:
+            ends.set()
+            other.join()
+        assert deliveries(mq, group, topic)[0][0][0] > 0
+
+
+def test_an_acknowledgement_that_is_refused_while_its_consumer_closes_is_logged(
+    mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, group = new_topic(mq, 2), create_queue_group(mq, max_handoff_ms=100)
+    add(mq, topic, {0: 1, 1: 1})
+    with member(mq, group, topic) as first:
+        messages = poll_messages(first, 2)
+        with member(mq, group, topic) as second:
+            (moved,) = poll_messages(second, 1)
+            first.ack([message for message in messages if message.partition == moved.partition])
+            first.close()
+    assert "refused before the consumer closed: FENCED_MEMBER_EPOCH" in caplog.text
+    assert f"{topic}-{moved.partition}" in caplog.text
 
 
 def test_what_is_on_its_way_to_who_closes_was_not_delivered(mq: Connection) -> None:

@@ -216,12 +216,9 @@ class AckSender:
 
     def _handle_failure(self, acknowledgements: Sequence[Acknowledgement], error: BaseException) -> None:
         """Put the outcomes of a failed request back if the group may still accept them; else keep the error."""
-        can_send_again = isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded) or getattr(
-            error, "retriable", False
-        )
         for acknowledgement in acknowledgements:
             tracker = self.find_tracker(acknowledgement)
-            if tracker is not None and can_send_again:
+            if tracker is not None and can_send_again(error):
                 tracker.requeue(acknowledgement)
                 continue
             if tracker is not None:
@@ -269,18 +266,13 @@ class AckSender:
         return f"{topics.get(topic_id, f'topic {topic_id}')}-{acknowledgement.partition}"
 
 
-def flush_acknowledgements(
-    sender: AckSender,
-    trackers: Mapping[TopicPartition, AckTracker],
-    lock: ConsumerLock,
-    clock: Clock,
-    deadline_ms: float,
-) -> None:
-    """Wait until the group has answered all acknowledgements, and send them again while no sequencer answers.
+def flush_acknowledgements(sender: AckSender, lock: ConsumerLock, clock: Clock, deadline_ms: float) -> None:
+    """Wait until the group has answered all acknowledgements made so far; send them again while no sequencer answers.
+
+    It does not wait for those that other threads make meanwhile.
 
     Args:
         sender: of the consumer.
-        trackers: of the consumer.
         lock: of the consumer; it is not held while waiting.
         clock: the steady time that the deadline counts.
         deadline_ms: when to give up.
@@ -295,20 +287,26 @@ def flush_acknowledgements(
             if sender.is_lost:
                 raise UnknownMemberId("The member was lost; it joins again with the next poll.")
             sender.send()
-            unanswered = sender.list_open_requests()
+            unanswered = set(sender.list_open_requests())
         left_ms = deadline_ms - clock.steady_ms()
         if not unanswered or left_ms <= 0:
             break
-        wait(unanswered, min(left_ms, LONGEST_WAIT_MS) / 1000)
+        done, unanswered = wait(unanswered, min(left_ms, LONGEST_WAIT_MS) / 1000)
         with lock.own:
             sender.collect_answers()
-            is_sent = all(tracker.is_sent for tracker in trackers.values())
-        if not is_sent:
+        if any(can_send_again(error) for request in done if (error := request.exception()) is not None):
             clock.sleep(_PAUSE_MS)
+        elif not unanswered:
+            break
     if unanswered:
         raise RequestTimedOut("Acknowledgements were not answered in time; they are sent again.")
     with lock.own:
         sender.refusals.raise_all()
+
+
+def can_send_again(error: BaseException) -> bool:
+    """Return whether the group may still accept the acknowledgements of a request that failed with this error."""
+    return isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded) or getattr(error, "retriable", False)
 
 
 def split_into_requests(acknowledgements: Sequence[Acknowledgement]) -> list[list[Acknowledgement]]:

@@ -231,7 +231,7 @@ class QueueConsumer(MemberConsumer):
             return len(still_owned) == len(batch.offsets)
 
     def flush(self, timeout_ms: int | None = None) -> None:
-        """Wait until the group has noted all acknowledgements. They are sent again while no sequencer answers.
+        """Wait until the group has noted all acknowledgements made so far. Unanswered ones are sent again.
 
         Args:
             timeout_ms: how long to wait; left out, a minute.
@@ -244,7 +244,7 @@ class QueueConsumer(MemberConsumer):
         """
         limit_ms = _FLUSH_MS if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)
         deadline_ms = self._clock.steady_ms() + limit_ms
-        flush_acknowledgements(self._ack_sender, self._trackers, self._lock, self._clock, deadline_ms)
+        flush_acknowledgements(self._ack_sender, self._lock, self._clock, deadline_ms)
 
     @traces_commit
     def commit(

@@ -129,7 +129,10 @@ class QueuePartitions:
             )
 
     def drop_all(self) -> None:
-        """Send all recorded outcomes, and return prefetched messages that the user has not seen."""
+        """Send all recorded outcomes, and return prefetched messages that the user has not seen.
+
+        Wait for the answers, but no longer than ANSWER_MS. Refused and unanswered outcomes are logged.
+        """
         if (request := self._ack_sender.acquire_request) is not None:
             wait([request], ANSWER_MS / 1000)  # its messages would count as delivered to a member that has gone
         owned = self.read_owned()
@@ -142,8 +145,14 @@ class QueuePartitions:
         for step in self._ack_sender.collect_answers, partial(self._ack_sender.send, unseen=unseen):
             with suppress(LakeMQError):  # a closing consumer has no more use for the messages
                 step()
-        self._trackers.clear()
+        has_answers = not wait(self._ack_sender.list_open_requests(), ANSWER_MS / 1000).not_done
+        with suppress(LakeMQError):
+            self._ack_sender.collect_answers()
+        dropped = list(self._trackers.values())
+        self._trackers.clear()  # from now on `ack` in another thread is refused
         self.paused_by_user.clear()
+        if not has_answers or not all(tracker.is_sent for tracker in dropped):
+            log.warning("The consumer closed before all its acknowledgements were noted. Messages may be redelivered.")
         try:
             self._ack_sender.refusals.raise_all()
         except LakeMQError as error:
