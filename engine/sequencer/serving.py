@@ -52,7 +52,7 @@ def serve(
 
     Errors of the store (no space left, read-only, gone for a while) are logged. The step is tried again after a pause
     that grows; requests wait meanwhile. A failure that repeats has a stack trace only the first time. An error that
-    does not pass by itself, such as a missing file, is raised if it occurs twice before any step has succeeded.
+    does not pass by itself, such as a missing file, is raised unless it is the first failure or a step has succeeded.
 
     Args:
         stopped: returns whether to end.
@@ -298,8 +298,14 @@ class Serving:
         self._stop = threading.Event()
         self._ended = threading.Event()
         self._sequencer = make()
-        # every wait of a step ends sooner than this
-        self._watchdog = Watchdog(self._run, self._make_next_sequencer, self._fail, 2 * config.ms("step.timeout.ms"))
+        self._watchdog = Watchdog(
+            self._run,
+            lambda: self._sequencer.state.step,
+            self._make_next_sequencer,
+            self._fail,
+            # A failing step waits twice at most: for what it prepares, and for the projection. Both end before this.
+            3 * config.ms("step.timeout.ms"),
+        )
         self._watchdog.start()
         name = f"The sequencer {self._sequencer.name}"
         self._exit_hook = HOOKS.add(Stage.SERVING, name, self.close, EXIT_TIMEOUT_S)
@@ -341,7 +347,7 @@ class Serving:
     def close(self) -> None:
         """Answer the requests of its own connection, finish the step, hand over the lease.
 
-        A stuck sequencer is left alone after twice step.timeout.ms. In a forked child there is nothing to end.
+        A stuck sequencer is left alone after three times step.timeout.ms. In a forked child there is nothing to end.
         """
         if os.getpid() != self._pid:
             return

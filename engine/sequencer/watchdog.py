@@ -1,6 +1,7 @@
 """The watchdog: replace a sequencer that is stuck in a step for an unexpected reason.
 
-A stuck sequencer does not renew its lease. When the lease has run out, another sequencer leads, in this process or in
+A stuck sequencer puts no step, so it does not renew its lease. A step that takes long and renews the lease meanwhile is
+not stuck. When the lease has run out, another sequencer leads, in this process or in
 another one. If the stuck one ever continues, it cannot put a step, because its name is taken. It writes no reply, and
 ends.
 """
@@ -30,7 +31,8 @@ class _Worker:
     """A thread, with the number of checks during which it has been in the same step."""
 
     def __init__(self, run: RunWorker, number: int) -> None:
-        self.given_up, self._is_working, self._steps, self._seen, self._looks = threading.Event(), False, 0, 0, 0
+        self.given_up, self._is_working, self._steps, self._looks = threading.Event(), False, 0, 0
+        self._seen = 0, 0
         self.thread = threading.Thread(
             target=run, args=(self.given_up.is_set, self._note_step), name=f"lakemq-sequencer-{number}", daemon=True
         )
@@ -38,19 +40,39 @@ class _Worker:
     def _note_step(self, is_working: bool) -> None:
         self._is_working, self._steps = is_working, self._steps + 1
 
-    def is_stuck(self) -> bool:
-        """Check once more, and return whether the thread has been in the same step for too long."""
-        same = self._is_working and self._seen == self._steps
-        self._looks, self._seen = self._looks + 1 if same else 0, self._steps
+    def is_stuck(self, last_put: int) -> bool:
+        """Check once more, and return whether the thread has been in the same step for too long.
+
+        last_put: number of the last step that it has put.
+        """
+        seen = self._steps, last_put
+        same = self._is_working and self._seen == seen
+        self._looks, self._seen = self._looks + 1 if same else 0, seen
         return self._looks > CHECKS_PER_TIMEOUT and self.thread.is_alive()
 
 
 class Watchdog:
     """Keeps one worker going."""
 
-    def __init__(self, run: RunWorker, renew: Callable[[], None], fail: Callable[[str], None], timeout_ms: int) -> None:
-        """renew: called before another worker begins; fail: called after too many; timeout_ms: of one step."""
-        self._run, self._renew, self._fail, self._timeout_ms = run, renew, fail, timeout_ms
+    def __init__(
+        self,
+        run: RunWorker,
+        read_last_put: Callable[[], int],
+        renew: Callable[[], None],
+        fail: Callable[[str], None],
+        timeout_ms: int,
+    ) -> None:
+        """Watch a worker, which `start` starts.
+
+        Args:
+            run: the worker's work.
+            read_last_put: returns the number of the last step that the worker has put.
+            renew: called before another worker begins.
+            fail: called after too many.
+            timeout_ms: how long a worker may go on without putting a step.
+        """
+        self._run, self._read_last_put, self._timeout_ms = run, read_last_put, timeout_ms
+        self._renew, self._fail = renew, fail
         self._replaced_count = 0
         self._worker = _Worker(run, 0)
         self._stop = threading.Event()
@@ -69,7 +91,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._timeout_ms / 1000 / CHECKS_PER_TIMEOUT):
-            if self._worker.is_stuck():
+            if self._worker.is_stuck(self._read_last_put()):
                 if self._replaced_count == MAX_REPLACED:
                     return self._fail(f"{MAX_REPLACED} sequencers of this process are stuck; the log says where.")
                 self._replace()

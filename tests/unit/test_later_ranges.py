@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from unit.served import new_topic, served, until, values
+from unit.served import CONFIG, new_topic, served, until, values
 from unit.test_waiting_rows import make_row
 
+import lakemq
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.loading import later_ranges
 from lakemq.engine.namespace.loading.later_ranges import LaterRanges
@@ -78,6 +79,24 @@ def test_steps_do_not_wait_for_what_is_due_much_later(tmp_path: Path, gate: thre
     with served(tmp_path) as mq:
         assert mq.delayed.cancel(receipts[2]) == "cancelled"
         assert mq.delayed.all() == []
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+def test_a_step_that_waits_long_for_what_is_due_much_later_renews_the_lease_and_is_not_stuck(
+    tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(tmp_path) as mq:
+        receipt = mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
+    settings = {"step.timeout.ms": 1_000, "lease.ms": 600}
+    with lakemq.connect(str(tmp_path / "mq"), config={**CONFIG, **settings}) as mq:
+        serving = mq.serving()
+        first = serving.sequencer
+        threading.Timer(5, gate.set).start()
+        assert mq.delayed.cancel(receipt) == "cancelled"
+        assert gate.is_set(), "a step has waited for longer than a sequencer counts as stuck"
+        assert serving.sequencer is first
+    assert "A step takes longer" not in caplog.text
 
 
 @pytest.mark.slow
