@@ -77,7 +77,7 @@ def _file(mq: Connection, rows: int) -> DataFile:
         "headers": pa.nulls(rows, BY_NAME["messages"].stored_schema.field("headers").type),
         "timestamp": pa.array(np.zeros(rows, np.int64)).cast(pa.timestamp("us", "UTC")),
         "deliver_at": pa.nulls(rows, pa.timestamp("us", "UTC")),
-        "expires_at": pa.nulls(rows, pa.timestamp("us", "UTC")),
+        "ttl_ms": pa.nulls(rows, pa.int64()),
     }
     return DataFile(*write_data_file(mq.namespace.files, new_file_id(), pa.table(body)))
 

@@ -1,0 +1,38 @@
+"""The benchmarks that need no JVM run to their end. `--quick` leaves out nothing but repetitions and sizes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GROUPS = (
+    "control",
+    "core-memory",
+    "dead-letters",
+    "followers",
+    "groups",
+    "latency",
+    "leader-memory",
+    "merging",
+    "python",
+    "rebalances",
+    "schemas",
+    "take-over",
+    "topics",
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_quick_benchmark_measures_something(tmp_path: Path, group: str) -> None:
+    figures_file = tmp_path / "figures.json"
+    command = [sys.executable, "tests/bench/run.py", group, "--quick", "--json", str(figures_file)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=500)
+    figures = json.loads(figures_file.read_text())["figures"]
+    assert figures
+    assert all(isinstance(figure["value"], int | float) for figure in figures)
