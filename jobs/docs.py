@@ -254,7 +254,12 @@ def states_page() -> str:
                 "No table has them. A call that does not fit the phase is refused with `ILLEGAL_STATE`.",
             ),
             *_states(LOG_TRANSITIONS, "They are in [`partitions`](tables.md#partitions)."),
-            *_states(PARTITION_TRANSITIONS, "They are in [`assignments`](tables.md#assignments)."),
+            *_states(
+                PARTITION_TRANSITIONS,
+                "They are in [`assignments`](tables.md#assignments). In the state `paused`, the owner must give the "
+                "partition up: in Kafka, it is being revoked. `consumer.pause` is something else, and changes no "
+                "state.",
+            ),
             *_states(
                 DELIVERY_TRANSITIONS,
                 "They are in [`consumer_offsets`](tables.md#consumer_offsets). Messages that are deleted leave from "
@@ -262,7 +267,8 @@ def states_page() -> str:
             ),
             *_states(
                 REDRIVE_TRANSITIONS,
-                "It has them as a message of the dead-letter topic. They are in [`partitions`](tables.md#partitions).",
+                "A dead letter has three of them, as a message of the dead-letter topic. Here `dying` means that it "
+                "goes back to the topic it came from. They are in [`partitions`](tables.md#partitions).",
             ),
             *_states(
                 DELAY_TRANSITIONS,

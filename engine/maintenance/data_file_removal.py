@@ -2,7 +2,7 @@
 
 How a removal is safe: the leader first commits to every table that may come to name the file (`claim`). A leader that
 was stopped just before naming it can then no longer commit. Only then does the leader look for names of the file: in
-waiting letters, in the steps behind the watermark and in all tables, in this order, because a step names a letter's
+waiting letters, in the steps after the watermark and in all tables, in this order, because a step names a letter's
 file before the letter is deleted.
 """
 

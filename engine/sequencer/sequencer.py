@@ -212,7 +212,7 @@ class Sequencer:
             try:
                 self._open_term(term)
             except BaseException:
-                term.release()
+                term.end_threads()
                 raise
         return term
 
@@ -241,7 +241,7 @@ class Sequencer:
         term, self._term = self._term, None
         self._standby.forget()
         if term is not None:
-            term.release()
+            term.end_threads()
 
     def resign(self) -> bool:
         """Project all decided steps and give the lease back, so that the next leader need not wait for it to run out.

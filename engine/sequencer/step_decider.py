@@ -80,7 +80,7 @@ class StepDecider:
         entries += machine.decide_timers(
             state, due, self.make_time(term, state.now_ms), partial(self._log_failed_due, term)
         )
-        entries += self._release(term)
+        entries += self._release_due_messages(term)
         entries += machine.decide_group_changes(state, _log_failed_group)
         if not entries:  # a step is never empty: the renewal is its only record then
             entries = machine.fold(state, [leader.decide_renew(state)])
@@ -89,7 +89,10 @@ class StepDecider:
         return entries
 
     def give_sign_of_life(self, term: Term) -> None:
-        """Renew the lease in a step of its own, if that is due. Long work around a step calls this repeatedly."""
+        """Decide a step without letters if the lease must be renewed. Long work around a step calls this repeatedly.
+
+        The step also releases messages that are due and decides changes of groups.
+        """
         if renewal := self.build_renewal_if_due(term):
             self.decide(term, StepLetters(), renewal)
 
@@ -99,7 +102,7 @@ class StepDecider:
             self.give_sign_of_life(term)
             yield item
 
-    def _release(self, term: Term) -> list[JournalEntry]:
+    def _release_due_messages(self, term: Term) -> list[JournalEntry]:
         """Release messages that are due both by the step's time and by the store's, which may be behind it."""
         state = term.state
         term.delay_queue.add_new_ranges(state.delays)

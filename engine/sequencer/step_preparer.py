@@ -63,11 +63,11 @@ class StepPreparer:
         self._pool: Workers | None = None
 
     def prepare(
-        self, taken: Sequence[OpenedLetter], pending_file: CurrentPendingFile, alive: Callable[[], None]
+        self, taken: Sequence[OpenedLetter], pending_file: CurrentPendingFile, give_sign_of_life: Callable[[], None]
     ) -> PreparedStep:
         """Make the requests of one step. Raises StorageError if the store fails or does not answer in time.
 
-        alive: renews the lease if that is due. It is called repeatedly meanwhile, and its error ends the wait.
+        give_sign_of_life: renews the lease if that is due. It is called repeatedly; its error ends the wait.
         """
         parts = [opened.rows for opened in taken if opened.rows is not None and opened.rows.num_rows]
         rows = join_step_rows(parts)
@@ -78,7 +78,7 @@ class StepPreparer:
             work.append(self._files.time_ms)
         if rows is not None and not goes_into_step:
             work.append(partial(self._write_file, rows))
-        answers = self._run_all(work, alive)
+        answers = self._run_all(work, give_sign_of_life)
         # the answers come in the order of `work`: the named files, then the store's time, then the new file
         inspected: Sequence[Any] = answers[: len(named)]
         facts = {
@@ -95,7 +95,7 @@ class StepPreparer:
             return PreparedStep(written, FilesAdded([written]), None, _find_first_rows(taken, 0), facts)
         return PreparedStep(first_rows=_find_first_rows(taken, 0), facts=facts)
 
-    def _run_all(self, requests: Sequence[Callable[[], object]], alive: Callable[[], None]) -> list[object]:
+    def _run_all(self, requests: Sequence[Callable[[], object]], give_sign_of_life: Callable[[], None]) -> list[object]:
         if not requests:
             return []
         self._pool = self._pool or Workers(_AT_ONCE, "lakemq-preparing")
@@ -103,7 +103,7 @@ class StepPreparer:
         for _ in range(max(1, int(self._timeout_ms / 1000 / _TURN_S))):
             if not wait(futures, _TURN_S).not_done:
                 return [future.result() for future in futures]
-            alive()
+            give_sign_of_life()
         self.close()  # threads of this pool may hang, so the next step gets a new pool
         raise StorageError(f"The store did not answer in {self._timeout_ms} ms.", found=f"{len(requests)} requests")
 

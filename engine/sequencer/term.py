@@ -117,7 +117,7 @@ class Term:
         if lines is not None:
             lines.close()
 
-    def release(self) -> None:
+    def end_threads(self) -> None:
         """End what works for the term in other threads. The term is over, or has failed to begin."""
         self.close_lines()
         self.delay_queue.close()
@@ -156,7 +156,7 @@ class TermFactory:
         self._plug_ins = PlugInThreads()
 
     def begin(self, step: int | None) -> Term | None:
-        """Load the state: the tables at the watermark, then the steps behind it.
+        """Load the state: the tables at the watermark, then the steps after it.
 
         Return None if `step`, which the standby read last, is not the newest any more: another sequencer leads.
 

@@ -1,4 +1,4 @@
-"""Reading how delayed ranges ended: from the table, and from the steps behind it."""
+"""Reading how delayed ranges ended: from the table, and from the steps after it."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ class RouteCache:
     A route may be old: the sequencer refuses a stale one (StaleTopicMetadata), and the publisher looks it up again.
     """
 
-    def __init__(self, look: Callable[[Callable[[State], Route]], Route]) -> None:
-        """look: calls a function with the newest state."""
-        self._look = look
+    def __init__(self, query_state: Callable[[Callable[[State], Route]], Route]) -> None:
+        """query_state: calls a function with the newest state."""
+        self._query_state = query_state
         self._routes: dict[str, Route] = {}
 
     def find(self, destination: str) -> tuple[Route, bool]:
@@ -75,7 +75,7 @@ class RouteCache:
             self._routes = {}
         # stored in the dict of the look-up: if `forget` runs meanwhile, it has replaced the dict, and drops the route
         routes = self._routes
-        route = routes[destination] = self._look(lambda state: find_route(state, destination))
+        route = routes[destination] = self._query_state(lambda state: find_route(state, destination))
         return route
 
     def forget(self) -> None:

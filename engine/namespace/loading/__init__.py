@@ -1,1 +1,1 @@
-"""Load the state of a namespace: the tables at a watermark, and the steps behind it."""
+"""Load the state of a namespace: the tables at a watermark, and the steps after it."""

@@ -1,7 +1,7 @@
-"""Read decided steps from the step log, beginning behind a watermark.
+"""Read decided steps from the step log, beginning after a watermark.
 
 All tables hold the steps up to the watermark. So a reader of the namespace takes the tables as of the watermark, and
-the steps behind it from their objects.
+the steps after it from their objects.
 """
 
 from __future__ import annotations

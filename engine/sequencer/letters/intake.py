@@ -114,31 +114,31 @@ class Intake:
         self,
         state: State,
         namespace_id: str,
-        alive: Callable[[], None] = lambda: None,
+        give_sign_of_life: Callable[[], None] = lambda: None,
         lines: LineTable | None = None,
     ) -> StepLetters:
         """Return the letters of the next step. Those of the mailbox stay there until they are discarded.
 
         Args:
             namespace_id: letters for another namespace are refused.
-            alive: renews the lease if that is due. It is called between letters.
+            give_sign_of_life: renews the lease if that is due. It is called between letters.
             lines: on which letters may have come, too.
         """
-        step_pass = _Pass(self._config, self._clock.steady_ms(), namespace_id, lines)
+        selection = _LetterSelection(self._config, self._clock.steady_ms(), namespace_id, lines)
         if lines is not None and not self._is_mailbox_next:
-            _take_from_lines(lines, state, step_pass)
-        self._is_mailbox_next = step_pass.is_enough
-        if step_pass.is_enough:
-            step_pass.letters.backlog = True
-            return step_pass.letters
+            _take_from_lines(lines, state, selection)
+        self._is_mailbox_next = selection.is_enough
+        if selection.is_enough:
+            selection.letters.backlog = True
+            return selection.letters
         if self._is_listing_due(lines):
-            self._take_from_mailbox(state, step_pass, alive)
+            self._take_from_mailbox(state, selection, give_sign_of_life)
         else:
-            step_pass.letters.is_mailbox_skipped = True
+            selection.letters.is_mailbox_skipped = True
         if lines is not None:
-            _take_from_lines(lines, state, step_pass)
-        step_pass.letters.backlog |= step_pass.is_enough
-        return step_pass.letters
+            _take_from_lines(lines, state, selection)
+        selection.letters.backlog |= selection.is_enough
+        return selection.letters
 
     def request_listing(self) -> None:
         """Let the next step list the mailbox."""
@@ -150,20 +150,22 @@ class Intake:
             return True
         return self._listing_pace.is_due(lines.client_count)
 
-    def _take_from_mailbox(self, state: State, step_pass: _Pass, alive: Callable[[], None]) -> None:
+    def _take_from_mailbox(
+        self, state: State, selection: _LetterSelection, give_sign_of_life: Callable[[], None]
+    ) -> None:
         names: set[str] = set()
         for name in self._mailbox.iterate_letters():
-            alive()
+            give_sign_of_life()
             names.add(name.name)
-            self._process(name, state, step_pass)
-            if step_pass.is_enough:
+            self._process(name, state, selection)
+            if selection.is_enough:
                 break
         else:
             self._retries = {name: retry for name, retry in self._retries.items() if name in names}
-        self._is_listing_unfinished = step_pass.is_enough
+        self._is_listing_unfinished = selection.is_enough
         if self._listing_pace is not None:
             self._listing_pace.note_listing(bool(names))
-        step_pass.log_unreadable()
+        selection.log_unreadable()
 
     def discard(self, letters: Iterable[LetterName]) -> None:
         """Delete decided letters. A letter that cannot be deleted is tried again later, and never decided again."""
@@ -175,70 +177,70 @@ class Intake:
             retry.decided = True
             retry.postpone(now_ms)
 
-    def _process(self, name: LetterName, state: State, step_pass: _Pass) -> None:
-        retry, letters = self._retries.get(name.name), step_pass.letters
-        turn = self._find_turn(state, name, step_pass, retry)
+    def _process(self, name: LetterName, state: State, selection: _LetterSelection) -> None:
+        retry, letters = self._retries.get(name.name), selection.letters
+        turn = self._find_turn(state, name, selection, retry)
         if turn is Turn.WAIT:
-            self._retries.setdefault(name.name, _Retry(step_pass.now_ms))
+            self._retries.setdefault(name.name, _Retry(selection.now_ms))
             letters.gaps = True
-        elif retry is not None and step_pass.now_ms < retry.again_at_ms:
+        elif retry is not None and selection.now_ms < retry.again_at_ms:
             letters.undeleted |= retry.decided
         elif turn is Turn.REPEAT:
             letters.repeated.append(name)
-            step_pass.looked_count += 1
+            selection.looked_count += 1
         else:
-            self._take_letter(name, turn, step_pass)
+            self._take_letter(name, turn, selection)
 
-    def _find_turn(self, state: State, name: LetterName, step_pass: _Pass, retry: _Retry | None) -> Turn:
+    def _find_turn(self, state: State, name: LetterName, selection: _LetterSelection, retry: _Retry | None) -> Turn:
         if retry is not None and retry.decided:
             return Turn.REPEAT  # even if its client is forgotten by now
-        planned = step_pass.planned.get(name.client_id)
+        planned = selection.planned.get(name.client_id)
         if planned is not None:
             return Turn.DECIDE if name.number == planned + 1 else Turn.WAIT
-        waited_ms = 0 if retry is None else step_pass.now_ms - retry.since_ms
+        waited_ms = 0 if retry is None else selection.now_ms - retry.since_ms
         return find_turn(state, name.client_id, name.number, waited_ms, self._config.ms("request.gap.ms"))
 
-    def _take_letter(self, name: LetterName, turn: Turn, step_pass: _Pass) -> None:
-        step_pass.looked_count += 1
+    def _take_letter(self, name: LetterName, turn: Turn, selection: _LetterSelection) -> None:
+        selection.looked_count += 1
         try:
             body = self._mailbox.read(name)
         except OSError as error:
             if turn is not Turn.REFUSE:
-                retry = self._retries.setdefault(name.name, _Retry(step_pass.now_ms))
+                retry = self._retries.setdefault(name.name, _Retry(selection.now_ms))
                 if not retry.tries:
-                    step_pass.unreadable.append((name, error))
-                retry.postpone(step_pass.now_ms)
+                    selection.unreadable.append((name, error))
+                retry.postpone(selection.now_ms)
                 return
             body = b""  # the letter is refused whatever it contains
         if body is None:
             return
-        if step_pass.lines is not None:  # its client gave its line up; what that still holds is the same letter
-            step_pass.lines.drop_client(name.client_id)
-        opened = _open_body(name, body, step_pass.namespace_id, in_turn=turn is Turn.DECIDE)
+        if selection.lines is not None:  # if its client's line still holds a letter, it is this one
+            selection.lines.drop_client(name.client_id)
+        opened = _open_body(name, body, selection.namespace_id, in_turn=turn is Turn.DECIDE)
         if turn is Turn.DECIDE:
-            step_pass.planned[name.client_id] = name.number
-        step_pass.add(opened, len(body))
+            selection.planned[name.client_id] = name.number
+        selection.add(opened, len(body))
 
 
-def _take_from_lines(lines: LineTable, state: State, step_pass: _Pass) -> None:
+def _take_from_lines(lines: LineTable, state: State, selection: _LetterSelection) -> None:
     """Take the letters that have come on lines. One out of turn is left to the mailbox, where gaps are judged."""
-    while not step_pass.is_enough:
+    while not selection.is_enough:
         on_line = lines.take_letter()
         if on_line is None:
             return
         name = on_line.name
-        planned = step_pass.planned.get(name.client_id)
+        planned = selection.planned.get(name.client_id)
         turn = Turn.WAIT if planned is not None else find_turn(state, name.client_id, name.number, 0, 0)
-        step_pass.looked_count += 1
+        selection.looked_count += 1
         if turn is Turn.DECIDE:
-            opened = _open_body(name, on_line.body, step_pass.namespace_id, in_turn=True)
-            step_pass.planned[name.client_id] = name.number
-            step_pass.add(replace(opened, on_line=on_line), len(on_line.body))
+            opened = _open_body(name, on_line.body, selection.namespace_id, in_turn=True)
+            selection.planned[name.client_id] = name.number
+            selection.add(replace(opened, on_line=on_line), len(on_line.body))
         else:
             lines.refuse(on_line)
 
 
-class _Pass:
+class _LetterSelection:
     """The letters that a step has taken so far. planned: the last number of each client that it decides."""
 
     def __init__(self, config: EngineConfig, now_ms: int, namespace_id: str, lines: LineTable | None) -> None:

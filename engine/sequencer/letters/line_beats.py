@@ -62,8 +62,8 @@ class LineBeats:
         """Id of beats -> the last one of a line that has closed since the last `read_all`."""
         self._size_bytes = self._last_bytes = 0
         self._is_over = self._has_lost = False
-        self._passes_requested = self._passes_done = 0
-        """Numbers of passes of the reading thread over all lines. Each begins after it was requested."""
+        self._rounds_requested = self._rounds_done = 0
+        """Numbers of rounds of the reading thread over all lines. Each begins after it was requested."""
 
     # -- any thread -------------------------------------------------------------------------------------
 
@@ -86,11 +86,11 @@ class LineBeats:
         Raises TimeoutError: the reading thread does not answer, so nobody may be judged by what it has read.
         """
         with self._changed:
-            self._passes_requested += 1
-            number = self._passes_requested
+            self._rounds_requested += 1
+            number = self._rounds_requested
         self._wake_reader()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._is_over or self._passes_done >= number, READ_TIMEOUT_S):
+            if not self._changed.wait_for(lambda: self._is_over or self._rounds_done >= number, READ_TIMEOUT_S):
                 raise TimeoutError(f"the lines were not read within {READ_TIMEOUT_S:.0f} s")
             closed, self._last, self._last_bytes = self._last, {}, 0
             return [*closed.values(), *self._by_line.values()]
@@ -130,19 +130,19 @@ class LineBeats:
             self._last_bytes, self._last[beat.beats_id] = size_bytes, beat
 
     @property
-    def is_pass_requested(self) -> bool:
-        """Whether somebody waits for a pass that has not begun yet."""
-        return self._passes_requested != self._passes_done
+    def is_round_requested(self) -> bool:
+        """Whether somebody waits for a round that has not begun yet."""
+        return self._rounds_requested != self._rounds_done
 
-    def begin_pass(self) -> int:
-        """Return the number of the pass over all lines that begins now."""
-        return self._passes_requested
+    def begin_round(self) -> int:
+        """Return the number of the round over all lines that begins now."""
+        return self._rounds_requested
 
-    def end_pass(self, number: int) -> None:
-        """Note that everything was read that had arrived before this pass began."""
-        if number != self._passes_done:
+    def end_round(self, number: int) -> None:
+        """Note that everything was read that had arrived before this round began."""
+        if number != self._rounds_done:
             with self._changed:
-                self._passes_done = number
+                self._rounds_done = number
                 self._changed.notify_all()
 
     def end(self) -> None:

@@ -120,7 +120,9 @@ class LineServer:
         """
         if self._is_over:  # no letter can come any more
             return self._clock.steady_ms()
-        drained_at_ms, self._drained_at_ms = self._drained_at_ms, None
+        drained_at_ms = self._drained_at_ms
+        if drained_at_ms is not None:
+            self._drained_at_ms = None
         return drained_at_ms
 
     def close(self) -> None:
@@ -156,9 +158,11 @@ class LineServer:
             self._end()
 
     def _serve_events(self) -> None:
-        is_drain, self._is_drain_requested = self._is_drain_requested, False
-        begun_ms, beats_pass = self._clock.steady_ms(), self.beats.begin_pass()
-        is_hurried = is_drain or self.beats.is_pass_requested
+        is_drain = self._is_drain_requested
+        if is_drain:  # a request that comes between these two lines is served, too: everything is read after them
+            self._is_drain_requested = False
+        begun_ms, beats_round = self._clock.steady_ms(), self.beats.begin_round()
+        is_hurried = is_drain or self.beats.is_round_requested
         for key, mask in self._selector.select(0 if is_hurried else _TURN_MS / 1000):
             if isinstance(key.data, Line):
                 self._serve_line(key.data, mask)
@@ -166,7 +170,7 @@ class LineServer:
                 self._accept(key.data)
             else:
                 self._take_wake_ups()
-        self.beats.end_pass(beats_pass)
+        self.beats.end_round(beats_round)
         if is_drain:
             self._drained_at_ms = begun_ms
             self._news.set()

@@ -74,25 +74,25 @@ class BackgroundProjection:
         if self._running is not None and self._running.done():
             self._finish_pass()
 
-    def project_if_due(self, state: State, alive: Callable[[], None]) -> None:
+    def project_if_due(self, state: State, give_sign_of_life: Callable[[], None]) -> None:
         """Begin a pass if one is due and none is running.
 
         If passes are slower than steps, the steps wait, so that the tail stays bounded.
 
         Args:
             state: the fold up to the last step that landed.
-            alive: renews the lease if that is due. It is called repeatedly during that wait.
+            give_sign_of_life: renews the lease if that is due. It is called repeatedly during that wait.
 
         Raises:
             StorageError: a pass does not end within step.timeout.ms.
         """
         if self._running is not None and len(self._tail) >= MAX_TAIL:
-            self._wait_for_pass(self._running, alive)
+            self._wait_for_pass(self._running, give_sign_of_life)
             self._finish_pass()
         if self._running is None and self._is_due():
             self._begin_pass(state)
 
-    def _wait_for_pass(self, running: Future[None], alive: Callable[[], None]) -> None:
+    def _wait_for_pass(self, running: Future[None], give_sign_of_life: Callable[[], None]) -> None:
         timeout_ms = self._config.ms("step.timeout.ms")
         deadline_ms = self._clock.steady_ms() + timeout_ms
         while True:
@@ -103,7 +103,7 @@ class BackgroundProjection:
                     raise StorageError(
                         f"A projection did not end in {timeout_ms} ms.", found=f"{len(self._tail)} steps wait"
                     ) from None
-                alive()
+                give_sign_of_life()
             else:
                 return
 

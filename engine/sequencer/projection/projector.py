@@ -86,26 +86,26 @@ class Projector:
         self._store, self._housekeeping = store, housekeeping
         self._steady_ms, self._crash_point = steady_ms, crash_point
         self._handles: dict[str, TableHandle] = {}
-        self._looked_at_ms = 0
+        self._checked_at_ms = 0
 
-    def write(self, work: Projection, look: Callable[[], None]) -> None:
+    def write(self, work: Projection, check_continuity: Callable[[], None]) -> None:
         """Write one pass, then maintain the tables written so far. Raises NotLeader.
 
-        look: raises NotLeader unless the log of steps still continues from the last step that landed.
+        check_continuity: raises NotLeader unless the log of steps still continues from the last step that landed.
         """
         try:
             data = [MESSAGES.name] if work.files or work.journaled else []
             looked_at = self._housekeeping.list_tables_to_open()
-            self._open([*data, *work.tables, WATERMARKS.name, *looked_at], look)
+            self._open([*data, *work.tables, WATERMARKS.name, *looked_at], check_continuity)
             files = [*map(to_table_file, work.files), *map(self._write_rows_of_steps, work.journaled)]
             if files:
-                self._register(files, work.step, look)
+                self._register(files, work.step, check_continuity)
                 self._crash_point("projector.messages_registered")
             for name, rows in work.tables.items():
-                self._append(name, rows, work.step, look)
+                self._append(name, rows, work.step, check_continuity)
                 self._crash_point("projector.table_appended")
             self._crash_point("projector.tables_appended")
-            self._append(WATERMARKS.name, work.watermark, work.step, look)
+            self._append(WATERMARKS.name, work.watermark, work.step, check_continuity)
             self._crash_point("projector.watermark_written")
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
@@ -116,7 +116,7 @@ class Projector:
         except (CommitConflict, StepsGone) as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
 
-    def _append(self, name: str, rows: pa.Table, step: int, look: Callable[[], None]) -> None:
+    def _append(self, name: str, rows: pa.Table, step: int, check_continuity: Callable[[], None]) -> None:
         handle = self._handles[name]
         if handle.last_step() > step:
             raise make_damage_error(self._store, f"{name} has steps up to {handle.last_step()}, the log up to {step}")
@@ -124,7 +124,7 @@ class Projector:
         # pass goes further, they are written once more, and readers take the newest row of a key.
         rows = rows.filter(pc.field("step") > handle.last_step())
         if rows.num_rows:
-            self._look_if_long_ago(look)
+            self._check_continuity_if_long_ago(check_continuity)
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step, self._reach_rows_point)
 
@@ -136,31 +136,31 @@ class Projector:
         self._crash_point("projector.rows_written")
         return file
 
-    def _register(self, files: Sequence[NewFile], step: int, look: Callable[[], None]) -> None:
+    def _register(self, files: Sequence[NewFile], step: int, check_continuity: Callable[[], None]) -> None:
         handle = self._handles[MESSAGES.name]
         if handle.last_step() < step:
-            self._look_if_long_ago(look)
+            self._check_continuity_if_long_ago(check_continuity)
             # the same path added again replaces itself: registering is idempotent
             handle.replace_at(handle.version, files, last_step=step)
 
-    def _open(self, names: Iterable[str], look: Callable[[], None]) -> None:
+    def _open(self, names: Iterable[str], check_continuity: Callable[[], None]) -> None:
         """Open the tables that are not open yet: those of this term's namespace, or none.
 
-        If the namespace was created again at this path, its tables appear only after our steps have gone. `look`
-        notices that after opening. A handle that was opened before commits to no other table.
+        If the namespace was created again at this path, its tables appear only after our steps have gone.
+        `check_continuity` notices that after opening. A handle that was opened before commits to no other table.
         """
         opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
-        look()
-        self._looked_at_ms = self._steady_ms()
+        check_continuity()
+        self._checked_at_ms = self._steady_ms()
         self._handles |= opened
 
-    def _look_if_long_ago(self, look: Callable[[], None]) -> None:
-        """Call `look` if this process may have been stopped since the last call. A call per commit would cost requests.
+    def _check_continuity_if_long_ago(self, check_continuity: Callable[[], None]) -> None:
+        """Check it again if this process may have been stopped since. A check per commit would cost requests.
 
-        The handles notice a take-over after each commit. The call before it only avoids that an entry is left behind in
-        the log of a table that was cleaned or recreated meanwhile.
+        The handles notice a take-over after each commit. The check before it only avoids that an entry is left behind
+        in the log of a table that was cleaned or recreated meanwhile.
         """
         now_ms = self._steady_ms()
-        if now_ms - self._looked_at_ms > LOOK_BEFORE_MS:
-            look()
-            self._looked_at_ms = now_ms
+        if now_ms - self._checked_at_ms > LOOK_BEFORE_MS:
+            check_continuity()
+            self._checked_at_ms = now_ms

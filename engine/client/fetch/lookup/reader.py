@@ -1,6 +1,6 @@
-"""A client's reader of a namespace: tables as of a watermark, and the steps behind it on top, up to the newest one.
+"""A client's reader of a namespace: tables as of a watermark, and the steps after it on top, up to the newest one.
 
-A view is consistent: it has the tables up to a watermark, and the steps behind it without a gap. The reader reads the
+A view is consistent: it has the tables up to a watermark, and the steps after it without a gap. The reader reads the
 watermark first, then opens the tables, all of them before it reads any. The steps stay for a minute after all tables
 have them (see `step_objects`), so even a slow reader finds those behind its watermark, or notices that some are gone.
 Then it starts again, as it does if a merge went beyond its watermark (the table's floor is above it).
@@ -269,7 +269,7 @@ class _View:
 
     @property
     def has_tail(self) -> bool:
-        """Whether steps behind the watermark changed more than the lease, so that a newer one shortens the tail."""
+        """Whether steps after the watermark changed more than the lease, so that a newer one shortens the tail."""
         return self.decided_step > self._base_step
 
     def follow(self) -> bool:
