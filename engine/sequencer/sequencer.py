@@ -71,9 +71,6 @@ process. So another one, for which the store may work, can lead.
 MAX_BACKLOG_MS = 10_000
 """How long unread letters hold up timeouts. A longer backlog no longer protects a transaction from its timeout."""
 
-_LATER_WAIT_S = 0.2
-"""How long to wait for ranges that are still being read, before the lease is renewed if that is due."""
-
 
 @dataclass(frozen=True)
 class StepReport:
@@ -357,9 +354,7 @@ class Sequencer:
             return
         requests = [request for opened in letters.taken for request in opened.letter.requests]
         if any(needs_all_ranges(term.state, request) for request in requests):
-            while not later.is_done:
-                self._decider.give_sign_of_life(term)
-                later.wait(_LATER_WAIT_S)
+            later.wait_for_all(lambda: self._decider.give_sign_of_life(term))
         if later.is_done:
             term.state.delays.ranges.packed.complete()
             later.is_added = True

@@ -34,7 +34,7 @@ class StepDurations:
         self._step = -1
 
     def add(self, step: int, letters: int, took_ms: float) -> None:
-        """Count one pass of the sequencer. A pass that has put no step does not count."""
+        """Count one call of `step` of the sequencer. One that has put no step does not count."""
         with self._lock:
             if step == self._step:
                 return

@@ -40,12 +40,12 @@ class _Worker:
     def _note_step(self, is_working: bool) -> None:
         self._is_working, self._steps = is_working, self._steps + 1
 
-    def is_stuck(self, last_put: int) -> bool:
+    def is_stuck(self, step_number: int) -> bool:
         """Check once more, and return whether the thread has been in the same step for too long.
 
-        last_put: number of the last step that it has put.
+        step_number: number of the last step that it has begun to put.
         """
-        seen = self._steps, last_put
+        seen = self._steps, step_number
         same = self._is_working and self._seen == seen
         self._looks, self._seen = self._looks + 1 if same else 0, seen
         return self._looks > CHECKS_PER_TIMEOUT and self.thread.is_alive()
@@ -57,7 +57,7 @@ class Watchdog:
     def __init__(
         self,
         run: RunWorker,
-        read_last_put: Callable[[], int],
+        read_step: Callable[[], int],
         renew: Callable[[], None],
         fail: Callable[[str], None],
         timeout_ms: int,
@@ -66,12 +66,12 @@ class Watchdog:
 
         Args:
             run: the worker's work.
-            read_last_put: returns the number of the last step that the worker has put.
+            read_step: returns the number of the last step that the worker has begun to put.
             renew: called before another worker begins.
             fail: called after too many.
             timeout_ms: how long a worker may go on without putting a step.
         """
-        self._run, self._read_last_put, self._timeout_ms = run, read_last_put, timeout_ms
+        self._run, self._read_step, self._timeout_ms = run, read_step, timeout_ms
         self._renew, self._fail = renew, fail
         self._replaced_count = 0
         self._worker = _Worker(run, 0)
@@ -91,7 +91,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._timeout_ms / 1000 / CHECKS_PER_TIMEOUT):
-            if self._worker.is_stuck(self._read_last_put()):
+            if self._worker.is_stuck(self._read_step()):
                 if self._replaced_count == MAX_REPLACED:
                     return self._fail(f"{MAX_REPLACED} sequencers of this process are stuck; the log says where.")
                 self._replace()

@@ -204,13 +204,15 @@ def _measure_late_session_end(folder: str) -> Figure:
     children = [spawn.Process(target=_saturate, args=(folder, stop)) for _ in range(SATURATING)]
     for child in children:
         child.start()
-    time.sleep(5)
-    paused_at = members.pause(last)
-    late_s = members.until_each_has(6) - paused_at - SESSION_MS / 1000
-    stop.set()
-    for child in children:
-        child.join()
-    members.close()
+    try:
+        time.sleep(5)
+        paused_at = members.pause(last)
+        late_s = members.until_each_has(6) - paused_at - SESSION_MS / 1000
+    finally:
+        stop.set()
+        for child in children:
+            child.join()
+        members.close()
     return Figure("a session ends while letters always wait: late by", late_s, "s", 2, "<=", "a paused process")
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks that need no JVM run to their end. `--quick` leaves out nothing but repetitions and sizes."""
+"""Most benchmarks that need no JVM run to their end. `--quick` changes only sizes, times and repetitions."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ GROUPS = (
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_quick_benchmark_measures_something(tmp_path: Path, group: str) -> None:
     figures_file = tmp_path / "figures.json"

@@ -100,6 +100,35 @@ def test_a_step_that_waits_long_for_what_is_due_much_later_renews_the_lease_and_
 
 
 @pytest.mark.slow
+def test_a_step_does_not_wait_for_ever_for_what_is_due_much_later(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(later_ranges, "LONGEST_WAIT_S", 0.4)
+    with served(tmp_path) as mq:
+        receipt = mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
+    with lakemq.connect(str(tmp_path / "mq"), config=CONFIG) as mq:
+        sequencer = mq.sequencer()
+        until(sequencer.try_lead)
+        outcomes: list[str] = []
+        cancel = threading.Thread(target=lambda: outcomes.append(mq.delayed.cancel(receipt)))
+        cancel.start()
+
+        def has_given_up() -> bool:
+            try:
+                sequencer.step()
+            except StorageError as error:
+                return "due much later were not read in 0.4 s" in str(error)
+            return False
+
+        until(has_given_up)
+        assert not sequencer.leads
+        gate.set()
+        with mq.serving():
+            cancel.join(60)
+        assert outcomes == ["cancelled"], "the letter was not lost"
+
+
+@pytest.mark.slow
 def test_what_is_due_much_later_counts_before_it_is_read(tmp_path: Path, gate: threading.Event) -> None:
     with served(tmp_path) as mq:
         topic = new_topic(mq)

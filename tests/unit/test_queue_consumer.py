@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue import queue_reader
 from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
 from lakemq.engine.client.consume.queue.ack_tracker import AckTracker
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
@@ -43,6 +44,7 @@ from lakemq.errors import (
     InvalidConfig,
     InvalidRecordState,
     InvalidRequest,
+    MailboxFullError,
     NoOffsetForPartition,
     RequestTimedOut,
     TransactionAbortable,
@@ -984,7 +986,7 @@ def test_a_flush_does_not_wait_for_what_other_threads_acknowledge_meanwhile(mq: 
                     break
                 consumer.ack([message])
                 has_begun.set()
-                time.sleep(0.0005)
+                time.sleep(0.002)
 
         consumer.ack([messages[0]])
         other = threading.Thread(target=acknowledge)
@@ -1000,8 +1002,9 @@ def test_a_flush_does_not_wait_for_what_other_threads_acknowledge_meanwhile(mq: 
 
 
 def test_an_acknowledgement_that_is_refused_while_its_consumer_closes_is_logged(
-    mq: Connection, caplog: pytest.LogCaptureFixture
+    mq: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(queue_reader, "ANSWER_MS", 30_000)  # a busy machine answers late
     topic, group = new_topic(mq, 2), create_queue_group(mq, max_handoff_ms=100)
     add(mq, topic, {0: 1, 1: 1})
     with member(mq, group, topic) as first:
@@ -1012,6 +1015,24 @@ def test_an_acknowledgement_that_is_refused_while_its_consumer_closes_is_logged(
             first.close()
     assert "refused before the consumer closed: FENCED_MEMBER_EPOCH" in caplog.text
     assert f"{topic}-{moved.partition}" in caplog.text
+
+
+def test_a_flush_tells_of_acknowledgements_that_could_not_be_repeated_because_the_consumer_closed(
+    mq: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(mq)
+    add(mq, topic, {0: 1})
+    consumer = member(mq, new_name("g"), topic)
+    messages = poll_messages(consumer, 1)
+    failed = Future[Any]()
+    failed.set_exception(MailboxFullError())
+    monkeypatch.setattr(consumer._member.membership, "submit", lambda requests, _: [failed for _ in requests])
+    consumer.ack(messages)
+    consumer.close()
+    assert "It may deliver their messages again" in caplog.text
+    with pytest.raises(RequestTimedOut, match="closed or unsubscribed"):
+        consumer.flush()
+    consumer.flush()
 
 
 def test_what_is_on_its_way_to_who_closes_was_not_delivered(mq: Connection) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
 from typing import TypeVar
@@ -11,6 +11,7 @@ from typing import TypeVar
 from lakemq.tables.specs.delayed import HOUR_MS
 from lakemq.tables.storage.delta.store import Store
 
+from ...protocol.errors import StorageError
 from ...protocol.projection import NEAR_MS, pack_pieces
 from ...protocol.values.delayed.waiting import CountedBlock
 from ...protocol.values.state import State
@@ -25,6 +26,11 @@ asks for the lock a dozen times; with Python's 5 ms, the slowest of a hundred to
 
 MIN_ROWS = 1 << 17
 """Fewer rows than this take less than about 0.1 s, so a start waits for them."""
+
+LONGEST_WAIT_S = 1_800.0
+"""How long a step waits for these ranges. Ten million take about ten seconds from a disk, longer from a store."""
+_TURN_S = 0.2
+"""How long to wait at once."""
 
 
 class LaterRanges:
@@ -56,10 +62,17 @@ class LaterRanges:
     def is_done(self) -> bool:
         return self._future is None or self._future.done()
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until all is read, at most for timeout_s."""
-        if self._future is not None:
-            wait([self._future], timeout_s)
+    def wait_for_all(self, meanwhile: Callable[[], None]) -> None:
+        """Wait until all is read. Raises StorageError after LONGEST_WAIT_S.
+
+        meanwhile: called several times in a second.
+        """
+        for _ in range(int(LONGEST_WAIT_S / _TURN_S)):
+            if self._future is None or self._future.done():
+                return
+            meanwhile()
+            wait([self._future], _TURN_S)
+        raise StorageError(f"The delayed messages that are due much later were not read in {LONGEST_WAIT_S:g} s.")
 
     def stop(self) -> None:
         """Stop reading: the term has ended, or all is read."""

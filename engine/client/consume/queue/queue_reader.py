@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ....namespace.processes.clock import Clock
-from ....protocol.errors import IllegalState, LakeMQError
+from ....protocol.errors import IllegalState, LakeMQError, RequestTimedOut
 from ....protocol.values.consuming.groups import Assigned
 from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome, WantedMessages
 from ...fetch.planning.plan import Bounds
@@ -31,7 +31,7 @@ from .unseen_deliveries import UnseenDeliveries
 log = logging.getLogger("lakemq.consumer")
 
 ANSWER_MS = 1_000
-"""How long to wait for the answer to a request for messages that is under way."""
+"""How long a consumer that closes waits for answers: to its request for messages, then to its acknowledgements."""
 
 
 class QueuePartitions:
@@ -151,12 +151,16 @@ class QueuePartitions:
         dropped = list(self._trackers.values())
         self._trackers.clear()  # from now on `ack` in another thread is refused
         self.paused_by_user.clear()
-        if not has_answers or not all(tracker.is_sent for tracker in dropped):
-            log.warning("The consumer closed before all its acknowledgements were noted. Messages may be redelivered.")
         try:
             self._ack_sender.refusals.raise_all()
         except LakeMQError as error:
             log.warning("Acknowledgements were refused before the consumer closed: %s", error)
+        is_sent = all(tracker.is_sent for tracker in dropped)
+        if not has_answers or not is_sent:
+            log.warning("The group has not answered all acknowledgements. It may deliver their messages again.")
+        if not is_sent:  # for a thread that is in `flush`
+            unnoted = RequestTimedOut("The consumer closed or unsubscribed before all acknowledgements were answered.")
+            self._ack_sender.refusals.note_error(unnoted)
 
 
 class QueueReader:
