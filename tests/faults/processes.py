@@ -119,8 +119,7 @@ class Processes:
 
     def outcomes(self, transactional_id: str) -> list[tuple[int, str]]:
         """Return for each transaction its number, and `committed` or the name of an error."""
-        notes = self._notes(transactional_id)
-        return [tuple(json.loads(line)) for line in notes.read_text().splitlines()]
+        return [tuple(json.loads(line)) for line in _read_whole_lines(self._notes(transactional_id))]
 
     def consume(
         self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any
@@ -134,8 +133,7 @@ class Processes:
     def read_notes_of(self, name: str) -> list[tuple[str, list[list[Any]]]]:
         """Return the lines that a member has noted by now: a word, and its details."""
         notes = self._notes(name)
-        lines = notes.read_text().splitlines() if notes.exists() else []
-        return [tuple(json.loads(line)) for line in lines]
+        return [tuple(json.loads(line)) for line in (_read_whole_lines(notes) if notes.exists() else [])]
 
     def read_log(self) -> str:
         """Return all that the children have logged."""
@@ -244,6 +242,11 @@ class Publishing:
         start_s, expected = time.monotonic(), len(self.acknowledged) + more
         until(lambda: len(self.acknowledged) >= expected or self._error is not None, timeout_s, "acknowledgements")
         return time.monotonic() - start_s
+
+
+def _read_whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file. One that a process is just writing is left out."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def until(condition: Callable[[], bool], timeout_s: float, event: str) -> None:

@@ -1,4 +1,4 @@
-"""Most benchmarks that need no JVM run to their end. `--quick` changes only sizes, times and repetitions."""
+"""Benchmarks that take little processor time run to their end. `--quick` changes only sizes, times and repetitions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ GROUPS = (
     "control",
     "core-memory",
     "dead-letters",
-    "followers",
     "groups",
-    "latency",
     "leader-memory",
-    "merging",
-    "python",
     "rebalances",
     "schemas",
     "take-over",
-    "topics",
 )
 
 
