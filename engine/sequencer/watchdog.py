@@ -1,9 +1,8 @@
 """The watchdog: replace a sequencer that is stuck in a step for an unexpected reason.
 
-A stuck sequencer puts no step, so it does not renew its lease. A step that takes long and renews the lease meanwhile is
-not stuck. When the lease has run out, another sequencer leads, in this process or in
-another one. If the stuck one ever continues, it cannot put a step, because its name is taken. It writes no reply, and
-ends.
+A stuck sequencer puts no step, so it does not renew its lease. When the lease has run out, another sequencer leads, in
+this process or in another one. If the stuck one ever continues, it cannot put a step, because its name is taken. It
+writes no reply, and ends. A sequencer that puts steps during a long wait, to renew its lease, is not stuck.
 """
 
 from __future__ import annotations

@@ -1001,7 +1001,7 @@ def test_a_flush_does_not_wait_for_what_other_threads_acknowledge_meanwhile(mq: 
         assert deliveries(mq, group, topic)[0][0][0] > 0
 
 
-def test_an_acknowledgement_that_is_refused_while_its_consumer_closes_is_logged(
+def test_an_acknowledgement_that_is_refused_while_its_consumer_closes_is_logged_and_raised_by_flush(
     mq: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_reader, "ANSWER_MS", 30_000)  # a busy machine answers late
@@ -1013,24 +1013,27 @@ def test_an_acknowledgement_that_is_refused_while_its_consumer_closes_is_logged(
             (moved,) = poll_messages(second, 1)
             first.ack([message for message in messages if message.partition == moved.partition])
             first.close()
-    assert "refused before the consumer closed: FENCED_MEMBER_EPOCH" in caplog.text
-    assert f"{topic}-{moved.partition}" in caplog.text
+            with pytest.raises(FencedMemberEpoch, match=f"{topic}-{moved.partition}"):
+                first.flush()
+            first.flush()
+    assert "a consumer that is closed have failed: FENCED_MEMBER_EPOCH" in caplog.text
 
 
+@pytest.mark.parametrize("error", [MailboxFullError(), RuntimeError("of a thread that has ended")])
 def test_a_flush_tells_of_acknowledgements_that_could_not_be_repeated_because_the_consumer_closed(
-    mq: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 1})
     consumer = member(mq, new_name("g"), topic)
     messages = poll_messages(consumer, 1)
     failed = Future[Any]()
-    failed.set_exception(MailboxFullError())
+    failed.set_exception(error)
     monkeypatch.setattr(consumer._member.membership, "submit", lambda requests, _: [failed for _ in requests])
     consumer.ack(messages)
     consumer.close()
-    assert "It may deliver their messages again" in caplog.text
-    with pytest.raises(RequestTimedOut, match="closed or unsubscribed"):
+    assert "a consumer that is closed have failed: REQUEST_TIMED_OUT" in caplog.text
+    with pytest.raises(RequestTimedOut, match="was closed before"):
         consumer.flush()
     consumer.flush()
 

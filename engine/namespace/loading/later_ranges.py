@@ -68,10 +68,9 @@ class LaterRanges:
         meanwhile: called several times in a second.
         """
         for _ in range(int(LONGEST_WAIT_S / _TURN_S)):
-            if self._future is None or self._future.done():
+            if self._future is None or not wait([self._future], _TURN_S).not_done:
                 return
             meanwhile()
-            wait([self._future], _TURN_S)
         raise StorageError(f"The delayed messages that are due much later were not read in {LONGEST_WAIT_S:g} s.")
 
     def stop(self) -> None:

@@ -121,7 +121,7 @@ class LineServer:
         if self._is_over:  # no letter can come any more
             return self._clock.steady_ms()
         drained_at_ms = self._drained_at_ms
-        if drained_at_ms is not None:
+        if drained_at_ms is not None:  # a drain that ends while this reads None must stay for the next call
             self._drained_at_ms = None
         return drained_at_ms
 

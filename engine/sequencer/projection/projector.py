@@ -155,10 +155,10 @@ class Projector:
         self._handles |= opened
 
     def _check_continuity_if_long_ago(self, check_continuity: Callable[[], None]) -> None:
-        """Check it again if this process may have been stopped since. A check per commit would cost requests.
+        """Check that the step log continues, if the last check is long ago: this process may have been stopped since.
 
-        The handles notice a take-over after each commit. The check before it only avoids that an entry is left behind
-        in the log of a table that was cleaned or recreated meanwhile.
+        A check per commit would cost requests. The handles notice a take-over after each commit. The check before it
+        only avoids that an entry is left behind in the log of a table that was cleaned or recreated meanwhile.
         """
         now_ms = self._steady_ms()
         if now_ms - self._checked_at_ms > LOOK_BEFORE_MS:

@@ -67,20 +67,25 @@ class Refusals:
         """Keep the error with which a whole request was refused."""
         self._others.setdefault(str(error), error)
 
+    def list_errors(self) -> list[LakeMQError]:
+        """Return the errors of all refusals, and keep them."""
+        fenced = [FencedMemberEpoch(found=[partition]) for partition in self._fenced]
+        return [*fenced, *self._list_invalid(), *self._others.values()]
+
     def raise_all(self) -> None:
         """Raise and forget all refusals. Of several errors, each is the `__cause__` of the one before it."""
-        fenced = [FencedMemberEpoch(found=[partition]) for partition in self._fenced]
-        errors = [*fenced, *self._take_invalid(), *self._others.values()]
-        self._fenced, self._others = {}, {}
+        errors = self.list_errors()
+        self._fenced, self._invalid, self._others = {}, {}, {}
         raise_chain(errors)
 
     def raise_invalid(self) -> None:
         """Raise and forget the refusals of messages that the member did not have; keep the others."""
-        raise_chain(self._take_invalid())
+        errors = self._list_invalid()
+        self._invalid = {}
+        raise_chain(errors)
 
-    def _take_invalid(self) -> list[LakeMQError]:
-        invalid, self._invalid = self._invalid, {}
-        return [invalid_error(partition, spans) for partition, spans in invalid.items()]
+    def _list_invalid(self) -> list[LakeMQError]:
+        return [invalid_error(partition, spans) for partition, spans in self._invalid.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +272,7 @@ class AckSender:
 
 
 def flush_acknowledgements(sender: AckSender, lock: ConsumerLock, clock: Clock, deadline_ms: float) -> None:
-    """Wait until the group has answered all acknowledgements made so far; send them again while no sequencer answers.
+    """Wait until the group has answered all acknowledgements made so far; send unanswered ones again.
 
     It does not wait for those that other threads make meanwhile.
 
@@ -305,8 +310,13 @@ def flush_acknowledgements(sender: AckSender, lock: ConsumerLock, clock: Clock, 
 
 
 def can_send_again(error: BaseException) -> bool:
-    """Return whether the group may still accept the acknowledgements of a request that failed with this error."""
-    return isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded) or getattr(error, "retriable", False)
+    """Return whether the group may still accept the acknowledgements of a request that failed with this error.
+
+    Any error that is not LakeMQ's own says nothing of the group.
+    """
+    if not isinstance(error, LakeMQError):
+        return True
+    return error.retriable or isinstance(error, UnknownMemberId | RequestTimedOut | ClientEnded)
 
 
 def split_into_requests(acknowledgements: Sequence[Acknowledgement]) -> list[list[Acknowledgement]]:

@@ -151,16 +151,13 @@ class QueuePartitions:
         dropped = list(self._trackers.values())
         self._trackers.clear()  # from now on `ack` in another thread is refused
         self.paused_by_user.clear()
-        try:
-            self._ack_sender.refusals.raise_all()
-        except LakeMQError as error:
-            log.warning("Acknowledgements were refused before the consumer closed: %s", error)
-        is_sent = all(tracker.is_sent for tracker in dropped)
-        if not has_answers or not is_sent:
-            log.warning("The group has not answered all acknowledgements. It may deliver their messages again.")
-        if not is_sent:  # for a thread that is in `flush`
-            unnoted = RequestTimedOut("The consumer closed or unsubscribed before all acknowledgements were answered.")
-            self._ack_sender.refusals.note_error(unnoted)
+        refusals = self._ack_sender.refusals
+        if not all(tracker.is_sent for tracker in dropped):
+            refusals.note_error(RequestTimedOut("The consumer was closed before the group answered acknowledgements."))
+        if not has_answers:
+            log.warning("The group has not answered the last acknowledgements. It may deliver their messages again.")
+        for error in refusals.list_errors():  # a thread that is in `flush` raises them
+            log.warning("Acknowledgements of a consumer that is closed have failed: %s", error)
 
 
 class QueueReader:
