@@ -8,7 +8,7 @@ The layers, each importing only what stands below it:
     jobs      entry points: the `lakemq` command, spark-submit scripts, Airflow DAGs. They parse arguments and call
     engine    by process: `client` runs in users' processes, `sequencer` and `maintenance` run the namespace. They share
               `namespace`, and under it `protocol`, the pure core without I/O, clock or chance
-    tables    what is stored (`specs`), how (`storage`, the only I/O), and how that changes (`migrations`)
+    tables    what is stored (`specs`), and how (`storage`, the only I/O)
 
 For users: `connect`, `RebalanceListener`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`. For authors
 of assignors: `lakemq.assignors`.

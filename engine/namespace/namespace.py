@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from deltalake.exceptions import DeltaError
 
-from lakemq.tables.migrations import migrate
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
@@ -80,7 +79,8 @@ def open_namespace(
             _check_free(path, files, store)
             store.create(WATERMARKS, _shard_properties(config))
             _put_first_step(files)
-            migrate(store, 0)
+            for spec in TABLES:  # the journal comes last
+                store.create(spec)
         namespace_id = _open_journal(path, files, store)
     except OSError as error:
         if is_unreachable(error):

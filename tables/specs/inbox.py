@@ -26,6 +26,7 @@ INBOX = TableSpec(
     row=InboxRow,
     shape="data",
     keys=(),
+    is_open_to_writers=True,
     comment="INSERT INTO inbox (topic, key, value) VALUES ...: published by the next micro-batch. "
     "On a local disk, one JVM may insert at a time: Spark's commits to a local path are not atomic between processes.",
 )

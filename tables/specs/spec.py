@@ -16,8 +16,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SCHEMA_VERSION = 6
-"""Version of the stored format; a namespace with a newer one is refused."""
+SCHEMA_VERSION = 1
+"""Version of the stored format. A namespace with another one is refused."""
 
 VERSION_PROPERTY = "lakemq.schemaVersion"
 
@@ -48,6 +48,8 @@ class TableSpec:
     properties: Mapping[str, str] = field(default_factory=dict)
     log_retention_ms: int = 600_000
     """How long the leader keeps log entries after a checkpoint covers them, by the store's clock."""
+    is_open_to_writers: bool = False
+    """Whether other programs may write the table. Engines refuse to write every other one."""
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlglot
 from deltalake import DeltaTable, write_deltalake
+from lawless_writer import ignore_protocol
 from typer.testing import CliRunner
 from unit.served import CONFIG, until
 
@@ -179,7 +180,8 @@ def segments(path: Path, **where: Any) -> pa.Table:
 
 def test_a_segment_that_stands_twice_is_found(path: Path) -> None:
     twice = segments(path, kind="data", topic="t", partition=1)
-    write_deltalake(str(path / "segments"), twice.cast(BY_NAME["segments"].stored_schema), mode="append")
+    with ignore_protocol(path / "segments") as copy:
+        write_deltalake(copy, twice.cast(BY_NAME["segments"].stored_schema), mode="append")
     places = find_broken(path)
     count = twice.column("record_count")[0].as_py()
     assert places["partitions", "offsets_twice"] == (f"t-1: {count}",)
@@ -197,7 +199,8 @@ def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
         pc.equal(table["base_offset"], base_offset),
     )
     remaining = table.filter(pc.invert(is_segment)).cast(BY_NAME["segments"].stored_schema)
-    write_deltalake(str(path / "segments"), remaining, mode="overwrite")
+    with ignore_protocol(path / "segments") as copy:
+        write_deltalake(copy, remaining, mode="overwrite")
     places = find_broken(path)
     assert places["partitions", "offsets_missing"] == (f"t-2: {count}",)
     assert places["tables", "foreign_commits"] == ("segments: 1",)

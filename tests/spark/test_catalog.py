@@ -33,6 +33,19 @@ from lakemq.tables.views import VIEWS
 CHECKOUT = Path(__file__).parents[2]
 
 
+FOREIGN_STATEMENTS = (
+    "UPDATE guarded.topics SET topic = 'other'",
+    "DELETE FROM guarded.segments",
+    "INSERT INTO guarded.messages SELECT * FROM guarded.messages",
+    "MERGE INTO guarded.topics t USING guarded.topics s ON t.topic = s.topic WHEN MATCHED THEN DELETE",
+    "OPTIMIZE guarded.segments ZORDER BY (topic_id)",
+    "VACUUM guarded.messages",
+    "TRUNCATE TABLE guarded.partitions",
+    "RESTORE TABLE guarded.topics TO VERSION AS OF 0",
+    "ALTER TABLE guarded.topics SET TBLPROPERTIES ('delta.appendOnly' = 'true')",
+)
+
+
 def rows(count: int, first: int = 0) -> pa.Table:
     numbers = range(first, first + count)
     return pa.table({"key": [f"k{i % 10}" for i in numbers], "value": [str(i) for i in numbers]})
@@ -60,6 +73,27 @@ def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypa
     assert [text.split(" COMMENT")[0] for text in statements] == ["CREATE DATABASE IF NOT EXISTS `unread`"]
     monkeypatch.undo()
     spark.sql("DROP DATABASE unread CASCADE")
+
+
+def test_spark_refuses_to_write_the_tables_of_the_engine(spark: SparkSession, tmp_path: Path) -> None:
+    """Only `inbox` is open. A dropped table loses its name in this session, and is there for everybody else."""
+    path = tmp_path / "guarded"
+    with lakemq.connect(str(path), spark=spark, create=True) as mq, mq.serving():
+        mq.topics.create("t")
+        mq.publish("t", rows(3))
+        mq.sql("SELECT 1", wait_ms=10_000)
+        for statement in FOREIGN_STATEMENTS:
+            with pytest.raises(Exception, match=r"UnsupportedTableFeature|DELTA_UNSUPPORTED_FEATURES_FOR_WRITE"):
+                spark.sql(statement)
+        spark.sql("INSERT INTO guarded.inbox (topic, value) VALUES ('t', '4')")
+        assert mq.drain_inbox().record_count == 1
+        spark.sql("DROP TABLE guarded.topics")
+        assert [value.decode() for value in mq.fetch("t").to_arrow()["value"].to_pylist()] == ["0", "1", "2", "4"]
+    with lakemq.connect(str(path), spark=spark):
+        assert spark.table("guarded.topics").count() == 1
+    spark.sql("DROP DATABASE guarded CASCADE")
+    with lakemq.connect(str(path)) as mq:
+        assert mq.fetch("t").to_arrow().num_rows == 4
 
 
 def describe_entries(spark: SparkSession, database: str) -> dict[str, dict[str, object]]:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
+from lawless_writer import ignore_protocol
 from unit.served import until
 
 import lakemq
@@ -80,7 +81,8 @@ def test_a_value_that_was_never_written_is_named(
     index = rows.column_names.index(column)
     field = rows.schema.field(index)
     changed = rows.set_column(index, field, pa.array([value] * rows.num_rows, field.type))
-    write_deltalake(str(path / table), changed, mode="overwrite")
+    with ignore_protocol(path / table) as copy:
+        write_deltalake(copy, changed, mode="overwrite")
     with pytest.raises(TableDamaged, match=rf"{table} version \d+: WRITE \(Overwrite\)") as damaged:
         reader.topics.list()
     assert value is not None or f"{table}.{column} is null" in str(damaged.value)
@@ -278,7 +280,8 @@ def test_a_segment_that_names_no_file_is_damage(path: Path) -> None:
     rows = pa.table(DeltaTable(str(path / SEGMENTS.name)).to_pyarrow_table())
     index = rows.column_names.index("file_id")
     rows = rows.set_column(index, rows.schema.field(index), pa.nulls(rows.num_rows, pa.int64()))
-    write_deltalake(str(path / SEGMENTS.name), rows, mode="overwrite")
+    with ignore_protocol(path / SEGMENTS.name) as copy:
+        write_deltalake(copy, rows, mode="overwrite")
     with lakemq.connect(path) as mq, pytest.raises(TableDamaged, match="names no rows of a file"):
         mq.fetch("t")
 
@@ -319,7 +322,8 @@ def test_a_row_that_was_never_written_is_named(
     stored = DeltaTable(str(path / table)).to_pyarrow_table()
     mark = max(DeltaTable(str(path / "watermarks")).to_pyarrow_table()["step"].to_pylist())
     row = max(stored.to_pylist(), key=lambda row: row["step"]) | {"step": mark} | changes
-    write_deltalake(str(path / table), pa.Table.from_pylist([row], stored.schema), mode="append")
+    with ignore_protocol(path / table) as copy:
+        write_deltalake(copy, pa.Table.from_pylist([row], stored.schema), mode="append")
     with lakemq.connect(str(path)) as mq, pytest.raises(TableDamaged, match=message):
         mq.step_until_idle()
 
@@ -333,7 +337,8 @@ def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
     mark = max(DeltaTable(str(path / "watermarks")).to_pyarrow_table()["step"].to_pylist())
     row = stored.to_pylist()[-1] | {"step": mark, "state": "Ongoing", "started_at_ms": 1, "timeout_ms": 1}
     row |= {"partitions": [{"topic_id": 1, "partition": 0}]}
-    write_deltalake(str(path / "transactional_ids"), pa.Table.from_pylist([row], stored.schema), mode="append")
+    with ignore_protocol(path / "transactional_ids") as copy:
+        write_deltalake(copy, pa.Table.from_pylist([row], stored.schema), mode="append")
     with lakemq.connect(str(path), config=CONFIG) as mq, mq.serving() as serving:
         until(lambda: "unexpected error" in caplog.text)
         for name in ("a", "b"):
@@ -345,7 +350,8 @@ def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
 def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:
     table = DeltaTable(str(path / "clients")).to_pyarrow_table()
     newer = table.to_pylist()[-1] | {"client_id": "newer", "results": '[{"outcome":"topic_archived"}]'}
-    write_deltalake(str(path / "clients"), pa.Table.from_pylist([newer], table.schema), mode="append")
+    with ignore_protocol(path / "clients") as copy:
+        write_deltalake(copy, pa.Table.from_pylist([newer], table.schema), mode="append")
     with pytest.raises(NewerFormat, match="a result topic_archived"):
         reader.step_until_idle()
 
@@ -356,7 +362,8 @@ def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
     def refuse(_: DeltaTable) -> None:
         raise DeltaError("half a line")
 
-    DeltaTable(str(path / "topics")).delete()
+    with ignore_protocol(path / "topics") as copy:
+        DeltaTable(copy).delete()
     monkeypatch.setattr(DeltaTable, "history", refuse)
     with pytest.raises(TableDamaged, match=r"topics lacks topic 1.*unknown, because a log cannot be read"):
         reader.topics.list()

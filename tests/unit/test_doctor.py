@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from lawless_writer import ignore_protocol
 from typer.testing import CliRunner
 
 import lakemq
@@ -257,10 +258,12 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
         mq.publish("t", pa.table({"value": ["2"]}))
     commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
     (path / "groups/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
-    write_deltalake(str(path / "rejected_rows"), REJECTED_ROWS.empty(), mode="overwrite")
-    segments = DeltaTable(str(path / "segments"))
-    segments.optimize.compact()
-    segments.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    with ignore_protocol(path / "rejected_rows") as copy:
+        write_deltalake(copy, REJECTED_ROWS.empty(), mode="overwrite")
+    with ignore_protocol(path / "segments") as copy:
+        segments = DeltaTable(copy)
+        segments.optimize.compact()
+        segments.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
     findings = find_problems(path)
     assert set(findings) == {"foreign commits"}
     text = findings["foreign commits"].found

@@ -9,11 +9,11 @@ from typing import Any
 
 from ...specs.inbox import INBOX
 from ...specs.registry import TABLES
-from .log_entry import ENGINE, OPERATION
+from .log_entry import CREATION, ENGINE, OPERATION
 from .store import NewerTable, NotATable, Store
 
-_OUR_COMMITS = ((ENGINE, OPERATION), ("delta-rs", "CREATE TABLE"))
-"""Engine and operation of LakeMQ's own commits in the tables' history. Anything else is foreign."""
+_OUR_OPERATIONS = (OPERATION, CREATION)
+"""LakeMQ's own operations in the tables' history. Anything else is foreign."""
 
 _MAINTENANCE = ("OPTIMIZE", "VACUUM", "SET TBLPROPERTIES")
 
@@ -52,7 +52,7 @@ def _describe_foreign(commit: Mapping[str, Any]) -> str:
     """Describe a commit, its writer and time; empty if it is LakeMQ's own."""
     engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
     mode = str((commit.get("operationParameters") or {}).get("mode", ""))
-    if any(engine.startswith(name) and operation == made for name, made in _OUR_COMMITS):
+    if engine.startswith(ENGINE) and operation in _OUR_OPERATIONS:
         return ""
     at = datetime.fromtimestamp(int(commit.get("timestamp", 0)) / 1000, timezone.utc)
     when = at.replace(tzinfo=None).isoformat(timespec="milliseconds")

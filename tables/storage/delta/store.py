@@ -1,7 +1,7 @@
 """The only Delta I/O. Every commit is a compare-and-append: it lands on the version that the caller names, or fails.
 
-A commit is one object, the log entry of the next version, which is put if its name is free. delta-rs creates tables,
-loads them and writes checkpoints. Nothing here refreshes and retries. A conflict means that another process commits,
+A commit is one object, the log entry of the next version, which is put if its name is free. delta-rs loads tables and
+writes checkpoints. Nothing here refreshes and retries. A conflict means that another process commits,
 and the layers above decide who may. A process that was stopped while others cleaned the log gets a conflict, too: the
 log entry of its version must be the same object after a commit.
 """
@@ -9,7 +9,7 @@ log entry of its version must be the same object after a commit.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -27,7 +27,7 @@ from ..object_stores.store_options import DELTA_DEFAULTS
 from .commits import CommitConflict, NewFile, StoredFile, write_rows
 from .datasets import make_filter, open_dataset, report_damaged_file
 from .delta_log import DeltaLog
-from .log_entry import WRITER_VERSION, encode_entry, read_clock_ms
+from .log_entry import WriterProtocol, encode_creation, encode_entry, read_clock_ms, writer_protocol
 
 APP_ID = "lakemq"
 """Delta application id under which a projection stores its last step."""
@@ -163,11 +163,12 @@ class TableHandle:
     def _check_version(self, expected_version: int) -> None:
         if self.version != expected_version:
             raise CommitConflict(f"{self.spec.name}: the handle is at version {self.version}, not {expected_version}")
-        writer_version = self._table.protocol().min_writer_version
-        if writer_version > WRITER_VERSION:
+        stored, expected = self._table.protocol(), writer_protocol(self.spec)
+        protocol = WriterProtocol(stored.min_writer_version, frozenset(stored.writer_features or ()))
+        if protocol != expected:
             raise OSError(
-                f"{self.spec.name}: found writer version {writer_version} of Delta's protocol, expected"
-                f" {WRITER_VERSION}. Another program has raised it, so LakeMQ cannot write to this table."
+                f"{self.spec.name}: found {protocol}, expected {expected}. Another program has changed it, so LakeMQ"
+                " cannot write to this table."
             )
 
     def _commit_at(self, expected_version: int, entry: bytes, notes: Mapping[str, int]) -> None:
@@ -289,21 +290,10 @@ class Store:
         properties: table properties in addition to the spec's. An existing table keeps its own.
         """
         log = DeltaLog(self.files, spec.name)
-        if not self.exists(spec):
-            try:
-                DeltaTable.create(
-                    self.uri(spec),
-                    schema=spec.stored_schema,
-                    mode="ignore",
-                    name=spec.name,
-                    description=spec.comment,
-                    configuration={**spec.configuration, **(properties or {})},
-                    storage_options=self._options,
-                    raise_if_key_not_exists=False,
-                )
-            except DeltaError as error:
-                text, cause = self.explain(error, whole=True)
-                raise OSError(" ".join(text.split())) from cause
+        if not log.has_versions():
+            configuration = {**spec.configuration, **(properties or {})}
+            with suppress(CommitConflict):  # another process has created it meanwhile
+                log.put_entry(0, encode_creation(spec, configuration, read_clock_ms()))
         # also for an existing table: its creator may have been killed before this
         if log.identity(0) is not None:
             log.sync_commit(0)

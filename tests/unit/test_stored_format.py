@@ -1,0 +1,92 @@
+"""Tests of the stored format: only LakeMQ writes the tables, and other versions are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
+from lakemq.tables.specs.inbox import INBOX
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
+from lakemq.tables.specs.topics import TOPICS
+from lakemq.tables.storage.delta.log_entry import WRITER_FEATURE
+from lakemq.tables.storage.delta.store import NewerTable, OlderTable
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A new namespace."""
+    open_namespace(str(tmp_path), create=True)
+    return tmp_path
+
+
+# -- other writers ------------------------------------------------------------------------------------------
+
+
+def test_a_new_table_is_read_by_every_delta_reader(folder: Path) -> None:
+    for spec in TABLES:
+        table = DeltaTable(str(folder / spec.name))
+        assert table.version() == 0
+        assert table.to_pyarrow_dataset().to_table().num_rows == 0
+        assert table.metadata().description == spec.comment
+        assert table.protocol().min_reader_version == 1
+
+
+def test_every_table_but_the_inbox_refuses_other_writers(folder: Path) -> None:
+    write_deltalake(str(folder / INBOX.name), INBOX.empty(), mode="append")
+    for spec in TABLES:
+        if spec is not INBOX:
+            with pytest.raises(DeltaError, match=WRITER_FEATURE):
+                write_deltalake(str(folder / spec.name), spec.empty(), mode="append")
+
+
+@pytest.mark.parametrize("work", ["delete", "update", "optimize"])
+def test_changes_by_another_program_are_refused_and_change_nothing(folder: Path, work: str) -> None:
+    table = DeltaTable(str(folder / TOPICS.name))
+    calls = {
+        "delete": table.delete,
+        "update": lambda: table.update(updates={"topic": "'other'"}),
+        "optimize": table.optimize.compact,
+    }
+    with pytest.raises(DeltaError, match=WRITER_FEATURE):
+        calls[work]()
+    assert DeltaTable(str(folder / TOPICS.name)).version() == 0
+
+
+# -- versions of the format ---------------------------------------------------------------------------------
+
+
+def pretend_version(folder: Path, version: int) -> None:
+    """Pretend that another version of LakeMQ wrote the journal."""
+    entry = folder / JOURNAL.name / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"][VERSION_PROPERTY] = str(version)
+    entry.write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_a_namespace_of_a_newer_version_is_refused(folder: Path) -> None:
+    store = open_namespace(str(folder)).store
+    pretend_version(folder, SCHEMA_VERSION + 1)
+    with pytest.raises(NewerTable, match=f"schema version {SCHEMA_VERSION + 1}, this LakeMQ supports {SCHEMA_VERSION}"):
+        store.open(JOURNAL)
+    for create in (False, True):
+        with pytest.raises(NewerFormat, match=r"NEWER_FORMAT.*schema version"):
+            open_namespace(str(folder), create=create)
+
+
+def test_a_namespace_of_an_older_version_is_refused(folder: Path) -> None:
+    store = open_namespace(str(folder)).store
+    pretend_version(folder, SCHEMA_VERSION - 1)
+    with pytest.raises(OlderTable, match=f"schema version {SCHEMA_VERSION - 1}, this LakeMQ needs {SCHEMA_VERSION}"):
+        store.open(JOURNAL)
+    with pytest.raises(NamespaceError, match=r"older LakeMQ.*no command of this one migrates it"):
+        open_namespace(str(folder))
