@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 import pytest
-from unit import protocol_values
 
 from lakemq.engine.client.transactions.phase import PHASE_TRANSITIONS, Phase, PhaseEvent
 from lakemq.engine.protocol import machine, projection, rows, rules
-from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values import clients as client_values
 from lakemq.engine.protocol.values import leader as leader_values
 from lakemq.engine.protocol.values.base import (
@@ -97,12 +95,6 @@ def test_every_result_is_listed() -> None:
 def test_every_record_is_listed_and_has_a_fold() -> None:
     subjects = (*SUBJECTS, client_values, leader_values)
     assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
-
-
-def test_a_value_of_every_kind_is_drawn_where_what_travels_is_tested() -> None:
-    assert protocol_values.REQUESTS.keys() == set(kinds(Request))
-    assert protocol_values.RESULTS.keys() == {Refusal, *kinds(Result)}
-    assert protocol_values.RECORDS.keys() == set(kinds(Record))
 
 
 @pytest.mark.parametrize("registry", ["DECIDE", "EVOLVE", "TIMERS"])
