@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from golden.queue_words import QueueWords, format_range, parse_tp
-from protocol_harness import Harness
+from protocol_harness import Harness, plain
 from protocol_reader import Reader
 
 from lakemq.engine.client.groups.partition_lag import count_deleted_offsets
@@ -136,8 +136,11 @@ class Story(QueueWords):
             assert producer
             producer.ref = TransactionRef(argument["id"], argument["producer"], argument["epoch"])
         else:
+            before = plain(self.mq.state) if isinstance(answer["gives"], str) else None
             result = self.mq.one(getattr(self, f"ask_{word}")(producer, argument, **dict(more)))
             self._check(result, **answer)
+            if before is not None:
+                assert_unchanged(before, plain(self.mq.state))
             if producer and not lost:
                 self._note_result(producer, result, dict(more).get("group", "g"))
         if self.answers_at_once:
@@ -240,12 +243,15 @@ class Story(QueueWords):
         file_is_missing: bool = False,
         application: str | None = None,
         version: int = 1,
+        target: str = "t",
         due: Mapping[str, list[int]] | None = None,
+        known_step: int | None = None,
     ) -> AnyRequest:
         """Publish values.
 
         values_by_tp: tp -> the values, or only how many; producer, epoch: those of a producer that is not a
-        process of the story; due: tp -> when its values are due, in order.
+        process of the story; due: tp -> when its values are due, in order; known_step: the step up to which the
+        client knows the topics, by default the last one.
         """
         values = {parse_tp(tp): _values(tp, values_or_count) for tp, values_or_count in values_by_tp.items()}
         file_id = len(self.values)
@@ -279,8 +285,10 @@ class Story(QueueWords):
         if hashed_to_partitions:
             refs = [TopicRef(ref.topic, ref.topic_id, hashed_to_partitions) for ref in request.topics]
             request = msgspec.structs.replace(request, topics=refs)
-        if application:
-            request = msgspec.structs.replace(request, application=ApplicationVersion(application, version, "t"))
+        if application is not None:
+            request = msgspec.structs.replace(request, application=ApplicationVersion(application, version, target))
+        if known_step is not None:
+            request = msgspec.structs.replace(request, metadata_step=known_step)
         self.published.append(request)
         return request
 
@@ -457,6 +465,10 @@ class Story(QueueWords):
             text: int(self.mq.state.topic(topic).high_watermarks[p]) for text, (topic, p) in topic_partitions.items()
         }
 
+    def see_settings(self, expected: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings that topics do not have by default."""
+        return {name: self.mq.state.topic(name).config for name in expected}
+
     def see_log_starts(self, expected: dict[str, int]) -> dict[str, int]:
         topic_partitions = {text: parse_tp(text) for text in expected}
         return {text: int(self.mq.state.topic(topic).log_starts[p]) for text, (topic, p) in topic_partitions.items()}
@@ -545,6 +557,16 @@ class Story(QueueWords):
             }
             for group in expected
         }
+
+
+def assert_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Check that a refused request has changed nothing, except that its transaction can then only be aborted."""
+    for changed in ("step", "now_ms", "clients"):
+        del before[changed], after[changed]
+    failed = [name for name, transaction in after["transactions"].items() if transaction.error is not None]
+    for changed in ("transactions", "ongoing", "has_transactions") if failed else ():
+        del before[changed], after[changed]
+    assert before == after
 
 
 def _values(tp: str, values_or_count: list[str] | int) -> list[str]:

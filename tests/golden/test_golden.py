@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 
 def cases(file: str) -> Any:
-    return yaml.safe_load((FOLDER / file).read_text())
+    return yaml.load((FOLDER / file).read_text(), Loader=yaml.CSafeLoader)
 
 
 def name_case(case: dict[str, Any]) -> str:
