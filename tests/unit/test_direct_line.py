@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from lakemq.engine.client.requests import direct_line
 from lakemq.engine.client.requests import requester as requester_module
 from lakemq.engine.client.requests.direct_line import DirectLine
 from lakemq.engine.client.requests.requester import Requester
-from lakemq.engine.namespace.line_frames import FrameKind, LineAddress, encode_address, encode_frame
+from lakemq.engine.namespace.line_frames import LineAddress, encode_address
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
 from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut
 from lakemq.engine.protocol.values.clients import Answer, Letter
@@ -33,7 +32,6 @@ from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.engine.sequencer.letters.line_table import LineLetter
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage.coordination import unix_sockets
 from lakemq.tables.storage.coordination.line_objects import line_name, remove_older_lines
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -224,29 +222,20 @@ def test_without_a_good_answer_the_same_letter_goes_into_the_mailbox(
     office.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_greeted", [True, False], ids=["stopped after the welcome", "stopped before the hello"])
-def test_a_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path, is_greeted: bool) -> None:
+def test_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path) -> None:
     """Another leader may answer there, also a request with a short timeout."""
-    desk = Desk(tmp_path)
-    address = LineAddress("ns", 1, "t", f"{line_name(1)}-aa.sock")
-    (tmp_path / "line").mkdir()
-    listener = unix_sockets.listen(str(tmp_path / address.socket))
-    desk.files.put(line_name(1), encode_address(address), durable=False)
-    line = DirectLine(desk.files, "ns", AheadClock())
-    accepted = []
+    office, clock = OnLine(tmp_path, stay_silent), AheadClock()
+    line = DirectLine(office.desk.files, "ns", clock)
 
-    def greet() -> None:
-        accepted.append(listener.accept()[0])
-        accepted[0].sendall(encode_frame(FrameKind.WELCOME, b""))
+    def let_half_of_the_time_pass() -> None:
+        clock.ahead_ms += 500
 
-    if is_greeted:
-        threading.Thread(target=greet).start()
-    begun = time.monotonic()
-    assert line.exchange("c1", 1, b"a letter", 1_000) == (is_greeted, None)
-    assert 0.4 < time.monotonic() - begun < 0.9
-    for end in (*accepted, listener):
-        end.close()
+    begun_ms = clock.steady_ms()
+    answer = line.exchange("stopped", 1, letter_of("stopped", 1, "t"), 1_000, let_half_of_the_time_pass)
+    assert answer == (True, None)
+    assert clock.steady_ms() - begun_ms < 950, "it has waited for longer than half of the time"
+    line.close()
+    office.close()
 
 
 @pytest.mark.parametrize("error", ["full", "unwritable"])

@@ -106,7 +106,7 @@ def test_a_step_does_not_wait_for_ever_for_what_is_due_much_later(
     monkeypatch.setattr(later_ranges, "LONGEST_WAIT_S", 0.4)
     with served(tmp_path) as mq:
         receipt = mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
-    with lakemq.connect(str(tmp_path / "mq"), config=CONFIG) as mq:
+    with lakemq.connect(str(tmp_path / "mq"), config={**CONFIG, "lease.ms": 500}) as mq:
         sequencer = mq.sequencer()
         until(sequencer.try_lead)
         outcomes: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from clocks import AheadClock
 from unit.line_peers import LEASE_MS, PATIENCE_S
@@ -236,6 +236,20 @@ def test_a_member_on_a_line_that_does_not_poll_is_lost(scene: LineScene) -> None
     assert scene.pass_ms(1_000) == [("C1", "poll")]
 
 
+def test_next_leader_keeps_a_member_whose_beats_came_on_lines(scene: LineScene) -> None:
+    """Its session is judged from the new term on, however long ago the member has written an object."""
+    scene.join("C1")
+    scene.beat("a", "C1")
+    (name,) = scene.files.list("beats")
+    os.utime(Path(scene.files.root, name), (0, 0))
+    scene.number = 1
+    scene.attendance = scene.make_attendance()
+    scene.attendance.use_line_beats(scene.lines.beats)
+    for _ in range(2 * SESSION_MS // 1_000):
+        scene.beat_on_line("C1")
+        assert scene.pass_ms(1_000) == []
+
+
 IDENTIFY = """
 import time
 from lakemq.engine.namespace.processes.process_identity import read_own_identity
@@ -287,7 +301,7 @@ def test_a_beat_that_is_not_counted_in_time_is_written_as_an_object(leader: Lead
     line = FollowLine(StubbornDialer(), lambda: "x", leader.clock)  # type: ignore[arg-type]
     began_s = time.monotonic()
     assert not line.send_beat(LineBeat("a", 1, encode_beat([])))
-    assert 0.9 * BEAT_SEEN_MS / 1000 < time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s > 0.9 * BEAT_SEEN_MS / 1000
     assert line._connection is None
 
 
@@ -368,25 +382,6 @@ def test_an_object_is_written_at_once_when_the_line_is_lost(tmp_path: Path) -> N
 def find_line_beats(mq: lakemq.Connection) -> list[object]:
     term = mq._open.serving[0].sequencer._term
     return [] if term is None or term.lines is None else list(term.lines.beats.list_newest())
-
-
-@pytest.mark.slow
-def test_the_next_leader_keeps_members_that_have_beaten_on_the_lines_of_the_last_one(tmp_path: Path) -> None:
-    """Their sessions are judged from its own term on, however long ago it may seem that they wrote an object."""
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
-        mq.serving()
-        mq.topics.create("t")
-        with member(mq, "t") as consumer:
-            until(lambda: bool(consumer.poll() is not None and consumer.assignment()))
-            name = consumer.member_id
-            mq._open.serving[0].close()
-            mq.serving()
-            end_s = time.monotonic() + SESSION_MS / 1000 + 2
-            while time.monotonic() < end_s:
-                consumer.poll(timeout_ms=200)
-            assert consumer.member_id == name, "it was never lost"
-            mq.publish("t", pa.table({"value": ["1"]}))
-            until(lambda: len(consumer.poll(timeout_ms=100)) == 1)
 
 
 @pytest.mark.slow

@@ -352,32 +352,6 @@ def test_closing_thousands_of_lines_whose_letters_wait_takes_no_time() -> None:
     theirs.close()
 
 
-def test_a_forked_child_keeps_no_line_open(leader: Leader) -> None:
-    """The client must see that its leader has ended, though a child of it lives on."""
-    client = leader.connect().greet()
-    go_on, begun = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(begun[1], b".")
-        os.read(go_on[0], 1)
-        os._exit(0)
-    try:
-        os.read(begun[0], 1)
-        client.send(encode_letter_frame(1, b"after the fork"))
-        letter = leader.take()
-        leader.lines.table.answer(letter, b"answered")
-        assert client.receive() == Frame(FrameKind.ANSWER, b"answered"), "the parent goes on"
-        leader.lines.close()
-        assert client.receive() is None
-        with pytest.raises(ConnectionError):
-            leader.connect()
-    finally:
-        os.write(go_on[1], b".")
-        os.waitpid(child, 0)
-        for end in (*go_on, *begun):
-            os.close(end)
-
-
 def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 200)
     folder.mkdir()

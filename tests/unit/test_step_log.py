@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from clocks import ManualClock
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from stateful.runs import runs
 
 from lakemq.engine.protocol.codec.step_object import decode_head, decode_step_object
 from lakemq.engine.protocol.errors import NotLeader
@@ -440,4 +440,4 @@ class Log(RuleBasedStateMachine):
 
 
 TestLog = Log.TestCase
-TestLog.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLog.settings = runs(60, 40)

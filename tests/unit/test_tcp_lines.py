@@ -19,7 +19,7 @@ from unit.tcp_lines import TcpLeader
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, compute_proof, encode_hello
 from lakemq.engine.sequencer.letters import line_acceptor, line_table, proof_checker
 from lakemq.engine.sequencer.letters.line_connections import MAX_HANDSHAKE_BYTES
-from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS
+from lakemq.engine.sequencer.letters.lines import HELLO_MS
 from lakemq.tables.storage.coordination.line_proofs import ABANDONED_AFTER_MS, put_proof, remove_abandoned_proofs
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
@@ -38,11 +38,6 @@ def tls_leader(tmp_path: Path) -> Iterator[TcpLeader]:
     leader.lines.close()
 
 
-def prove(leader: TcpLeader, hello: Hello) -> Hello:
-    """Put the proof of this hello, as its client would."""
-    return msgspec.structs.replace(hello, proof=put_proof(leader.files, compute_proof(hello)))
-
-
 # -- who is believed ----------------------------------------------------------------------------------------
 
 
@@ -56,23 +51,6 @@ def test_letters_and_answers_of_any_size_arrive(leader: TcpLeader) -> None:
         assert letter.body == body
         leader.lines.table.answer(letter, body)
         assert client.receive() == Frame(FrameKind.ANSWER, body)
-
-
-WRONG_HELLOS: dict[str, dict[str, object]] = {
-    "another namespace": {"namespace_id": "other"},
-    "another epoch": {"epoch": 2},
-    "a wrong token": {"token": "Token"},
-    "a client that is a path": {"client_id": "../../steps/1"},
-}
-
-
-@pytest.mark.parametrize("changes", WRONG_HELLOS.values(), ids=WRONG_HELLOS)
-def test_a_wrong_hello_closes_the_line_although_its_client_may_write(
-    leader: TcpLeader, changes: dict[str, object]
-) -> None:
-    client, hello = leader.reach()
-    client.send(encode_hello(prove(leader, msgspec.structs.replace(hello, **changes))))
-    assert client.receive() is None
 
 
 def read_others_proof(leader: TcpLeader, hello: Hello) -> Hello:
@@ -294,16 +272,6 @@ def test_sending_never_waits_for_a_client_that_stops_reading(leader: TcpLeader) 
     reader.start()
     reader.join(PATIENCE_S)
     assert frames == [Frame(FrameKind.ANSWER, answer)], "the reading thread sends the rest"
-
-
-@pytest.mark.slow
-def test_a_client_that_stops_reading_is_left_after_a_while(leader: TcpLeader) -> None:
-    slow, client = leader.connect("slow"), leader.connect()
-    slow.send_letter(1, b"")
-    leader.lines.table.answer(leader.take(), bytes(30 << 20))
-    leader.clock.ahead_ms += TRANSFER_MS + 1_000
-    until(lambda: len(leader.lines.table) == 1)
-    leader.serve(client)
 
 
 @pytest.mark.slow
