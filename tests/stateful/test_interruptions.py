@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from faults.processes import MERGING_POINTS
+from faulty_files import FaultyFiles
 from stateful.player import Player
-from stateful.world import EXPIRATION_MS, GRACE_MS, Background, Killed
+from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GRACE_MS, Background, Killed, World
 from targets import extended_but
 
 from lakemq.engine.namespace.processes import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Published, Ranges
-from lakemq.engine.protocol.values.topics import TopicRef
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
@@ -280,3 +283,33 @@ def test_an_answer_tells_where_the_messages_are(player: Player) -> None:
     assert isinstance(result, Published)
     assert [tuple(msg) for msg in player.read()] == [(0, "first"), (1, "second")]
     assert (result.units[0].base_offset, result.units[0].record_count) == (0, 2)
+
+
+def test_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted() -> None:
+    """The next leader would decide the letter again."""
+    world = World()
+    files = FaultyFiles(world.folder, undeletable="-stuck-")
+    world.namespace = replace(world.namespace, files=files)
+    sequencer, background = world.sequencer()
+    world.lead(sequencer)
+    world.put("stuck", 1, [CreateTopic("paid", 1)], [])
+    world.put("other", 1, [InitProducer()], [])
+    sequencer.step()
+    for _ in range(20):
+        world.clock.sleep(EXPIRATION_MS // 10)
+        sequencer.step()
+    assert "stuck" in sequencer.state.clients
+    sequencer.resign()
+    background.run()
+    heir, _ = world.sequencer()
+    assert heir.try_lead()
+    heir.step()
+    (created,) = world.take_reply("stuck", 1) or []
+    assert (created.topic_id, len(heir.state.topics)) == (1, 1)
+    files.undeletable = ""
+    for _ in range(20):
+        world.clock.sleep(EXPIRY_INTERVAL_MS)
+        heir.step()
+    assert world.namespace.mailbox.list_waiting(9) == []
+    assert heir.state.clients == {}
+    world.close()

@@ -17,7 +17,7 @@ from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.protocol.codec.overdue_member import decode_overdue_members
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup, LeaveGroup, MemberSilent
-from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, Attendance
+from lakemq.engine.sequencer.attendance import Attendance
 from lakemq.engine.sequencer.overdue_members import OverdueMembers
 from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
@@ -100,15 +100,6 @@ def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
     assert scene.pass_ms(1_001) == []
     scene.beat("a", "C1", polls=3)
     assert scene.pass_ms(1_000) == [("C1", "poll")]
-
-
-def test_who_polls_in_time_is_never_lost_however_seldom_it_beats(scene: Scene) -> None:
-    """The member polls every 4 s of 5 and beats every 3 s. A poll is known with the next beat."""
-    scene.join("C1", poll_ms=5_000)
-    for second in range(120):
-        if second % 3 == 0:
-            scene.beat("a", "C1", polls=second // 4)
-        assert scene.pass_ms(1_000) == []
 
 
 def test_who_has_never_been_seen_has_its_session_from_the_first_look_on(scene: Scene) -> None:
@@ -197,19 +188,6 @@ def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> N
     scene.files.reads.clear()
     assert scene.pass_ms(10_000) == []
     assert scene.files.reads == []
-
-
-@pytest.mark.slow
-def test_beats_of_processes_that_are_gone_are_deleted_in_the_end(scene: Scene) -> None:
-    scene.join("C1", poll_ms=2 * ABANDONED_AFTER_MS)
-    scene.beat("dead", "C0")
-    scene.beat("abc", "C1")
-    scene.look()
-    for _ in range(ABANDONED_AFTER_MS // 4_000 + 2):
-        scene.beat("abc", "C1")
-        assert scene.pass_ms(4_000) == []
-    scene.look()
-    assert [name.split("-")[0] for name in scene.files.list("beats")] == ["beats/abc"]
 
 
 def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import example, given
-from protocol_harness import Harness, inline_file, letter_bytes, plain
+from protocol_harness import Harness, letter_bytes, plain
 from unit.protocol_values import requests, results
 
 from lakemq.engine.protocol import machine
@@ -45,13 +45,6 @@ def body(values: list[bytes | None]) -> pa.Table:
 def test_a_letter_comes_out_as_it_went_in(sent_requests: list[AnyRequest], values: list[bytes | None] | None) -> None:
     letter, rows = Letter("c", 7, sent_requests, 5), None if values is None else body(values)
     assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
-
-
-def test_rows_of_many_requests_come_out_in_order() -> None:
-    rows = pa.concat_tables([body([b"a"]), body([b"b", b"c"])])
-    _, decoded = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows))
-    assert decoded is not None
-    assert decoded.column("value").to_pylist() == [b"a", b"b", b"c"]
 
 
 def test_of_rows_nothing_comes_along_that_is_no_row() -> None:
@@ -284,8 +277,3 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
 def test_an_answer_comes_out_as_it_went_in(sent_results: list[AnyResult]) -> None:
     answer = Answer("c", 7, 5, sent_results)
     assert decode_answer(encode_answer(answer)) == answer
-
-
-def test_inline_rows_of_the_harness_lie_within_their_file() -> None:
-    inline = inline_file(1, 5)
-    assert inline.first_row + inline.record_count < inline.file.record_count

@@ -70,11 +70,6 @@ def test_xxhash64_is_sparks(key: bytes, spark: int):
         assert xxhash64_partition(key, count) == (spark % count + count) % count
 
 
-@pytest.mark.parametrize(("name", "expected"), [("test-group", 12), ("my-group", 12), ("polygenelubricants", 0)])
-def test_shard_is_kafkas(name: str, expected: int):
-    assert shard(name) == expected
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

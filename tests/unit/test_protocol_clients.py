@@ -10,7 +10,7 @@ from lakemq.engine.protocol.errors import ClientEnded, InvalidRequest, Refusal
 from lakemq.engine.protocol.rules.clients import Turn, find_turn
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.decision import Limits
-from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic
 
 
@@ -50,14 +50,6 @@ def test_a_client_begins_with_one(mq: Harness) -> None:
 # -- letters ------------------------------------------------------------------------------------------------
 
 
-def test_the_last_answer_is_kept_for_a_repeat(mq: Harness) -> None:
-    first = mq.ask(InitProducer(), client="c", number=1)
-    second = mq.ask(InitProducer(), CreateTopic("..", 1), client="c", number=2)
-    assert first == [ProducerDone(0, 0)]
-    assert mq.state.clients["c"].results == second
-    assert (mq.state.clients["c"].number, mq.state.clients["c"].seen_at_ms) == (2, 1_000)
-
-
 def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
     mq.ask(InitProducer(), CreateTopic("t", 1), client="c", number=1)
     assert [(entry.record.kind, entry.request_id) for entry in mq.steps[-1].entries] == [
@@ -65,11 +57,6 @@ def test_every_decision_names_the_letter_that_asked(mq: Harness) -> None:
         ("topic_created", "c/1"),
         ("answered", "c/1"),
     ]
-
-
-def test_a_letter_without_requests_has_its_turn_too(mq: Harness) -> None:
-    assert mq.ask(client="c") == []
-    assert find_turn(mq.state, "c", 2, 0, 0) is Turn.DECIDE
 
 
 def test_an_unreadable_letter_is_answered_and_the_next_has_its_turn(mq: Harness) -> None:

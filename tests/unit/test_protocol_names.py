@@ -12,31 +12,14 @@ from lakemq.engine.protocol.names import (
     check_destination,
     check_subscription,
     check_topic_name,
-    find_reached_topics,
     is_name,
     matches,
     unify_collision_chars,
 )
 
-GOOD = ["a", "A-1_b.c", "...", "..a", "x" * 249, "-", "_", "0"]
-BAD = [
-    "",
-    ".",
-    "..",
-    "x" * 250,
-    "../x",
-    "a'; DROP TABLE y--",
-    "a b",
-    "a\x00",
-    "a\n",
-    "\n",
-    "é",
-    "a/b",
-    "%s",
-    "a\\b",
-    "*",
-    ">",
-]
+GOOD = ["...", "x" * 249, "-", "_", "0"]
+BAD = ["", "x" * 250, "a b", "a\n", "%s", "*"]
+"""More are in golden/names.yaml."""
 
 levels = st.text("ab.", min_size=1, max_size=2).filter(is_name)
 
@@ -78,32 +61,6 @@ def test_a_subscription_may_hold_wildcards(subscription: str) -> None:
     check_subscription(subscription)
 
 
-@pytest.mark.parametrize(
-    ("subscription", "destination", "receives"),
-    [
-        ("a/b", "a/b", True),
-        ("a/b", "a", False),
-        ("a/b", "a/b/c", False),
-        ("*", "a", True),
-        ("*", "a/b", False),
-        ("a/*", "a/b", True),
-        ("a/*", "a", False),
-        ("a/*/c", "a/b/c", True),
-        ("a/*/c", "a/b/d", False),
-        (">", "a", True),
-        (">", "a/b/c", True),
-        ("a/>", "a/b", True),
-        ("a/>", "a/b/c", True),
-        ("a/>", "a", False),
-        ("a/>", "b/c", False),
-        ("*/>", "a/b", True),
-        ("*/>", "a", False),
-    ],
-)
-def test_what_a_subscription_receives(subscription: str, destination: str, receives: bool) -> None:
-    assert matches(subscription, destination) is receives
-
-
 @examples()
 @given(st.lists(levels | st.just("*"), min_size=1, max_size=4), st.booleans(), st.lists(levels, min_size=1, max_size=4))
 def test_matching_is_level_by_level(levels: list[str], rest: bool, destination_levels: list[str]) -> None:
@@ -112,15 +69,6 @@ def test_matching_is_level_by_level(levels: list[str], rest: bool, destination_l
     agree = all(w in ("*", g) for w, g in zip(levels, destination_levels, strict=False))
     subscription = "/".join([*levels, ">"] if rest else levels)
     assert matches(subscription, "/".join(destination_levels)) is (long_enough and agree)
-
-
-def test_a_destination_reaches_the_topic_so_named_and_all_that_subscribe() -> None:
-    topics, subscriptions = {"q3", "q1", "a", "q2", "other"}, {"q3": ["a/>", "a/b"], "q1": ["*/b"], "q2": ["b/>"]}
-    assert find_reached_topics("a/b", topics, subscriptions) == ["q1", "q3"]
-    assert find_reached_topics("a", topics, subscriptions) == ["a"]
-    assert find_reached_topics("q1", topics, {"q1": ["q1"]}) == ["q1"]
-    assert find_reached_topics("b/b/b", topics, subscriptions) == ["q2"]
-    assert find_reached_topics("nobody", topics, subscriptions) == []
 
 
 def test_dots_and_underscores_clash() -> None:

@@ -58,6 +58,10 @@ def test_the_topic_settings_and_their_defaults() -> None:
         ("delay.levels", "5s 10s 30s 1m 2h", (5_000, 10_000, 30_000, 60_000, 7_200_000)),
         ("delay.levels", " 5s, 10000,1d ", (5_000, 10_000, 86_400_000)),
         ("delay.levels", ["250ms", 5000], (250, 5_000)),
+        ("retention.waits.for.groups", " True ", True),
+        ("retention.waits.for.groups", False, False),
+        ("dead.letter.topic", "orders.dead", "orders.dead"),
+        ("dead.letter.topic", "", ""),
     ],
 )
 def test_a_good_value(key: str, value: Any, parsed: Any) -> None:
@@ -91,6 +95,13 @@ def test_a_good_value(key: str, value: Any, parsed: Any) -> None:
         ("delay.levels", "2000d"),
         ("delay.levels", ""),
         ("delay.levels", "5s,,x"),
+        ("delay.levels", [1, 0]),
+        ("delay.levels", [True]),
+        ("delay.levels", []),
+        ("delay.levels", 5),
+        ("retention.waits.for.groups", 1),
+        ("retention.waits.for.groups", "yes"),
+        ("dead.letter.topic", "a b"),
         ("retention.ms", "5s"),
     ],
 )
@@ -222,60 +233,3 @@ def test_what_is_expected_is_said_with_its_unit() -> None:
     parameters = Parameters([Parameter("x.ms", 5, "m", 1, 9), Parameter("y.count", 5, "m", 1, 9)])
     assert parameters["x.ms"].expected == "a whole number of milliseconds from 1 to 9"
     assert parameters["y.count"].expected == "a whole number from 1 to 9"
-
-
-# -- kinds ----------------------------------------------------------------------------------------------
-
-
-KINDS = Parameters(
-    [
-        Parameter("waits", False, "A flag."),
-        Parameter("dead.letter.topic", "", "A name, or none."),
-        Parameter("group.topic", "all", "A name."),
-        Parameter("levels.ms", (1_000, 5_000), "A list of durations.", 1, 86_400_000),
-    ]
-)
-
-
-@pytest.mark.parametrize(
-    ("key", "raw", "value"),
-    [
-        ("waits", True, True),
-        ("waits", " True ", True),
-        ("waits", "false", False),
-        ("dead.letter.topic", "orders.dead", "orders.dead"),
-        ("dead.letter.topic", "", ""),
-        ("levels.ms", "1, 60000", (1, 60_000)),
-        ("levels.ms", [3, "4"], (3, 4)),
-        ("levels.ms", (7,), (7,)),
-    ],
-)
-def test_each_kind_is_read_as_people_write_it(key: str, raw: object, value: object) -> None:
-    assert KINDS.parse({key: raw}) == {key: value}
-
-
-@pytest.mark.parametrize(
-    ("key", "raw", "expected"),
-    [
-        ("waits", 1, "true or false"),
-        ("waits", "yes", "true or false"),
-        ("waits", None, "true or false"),
-        ("dead.letter.topic", "a b", "a name of letters"),
-        ("group.topic", "", "a name of letters"),
-        ("group.topic", 5, "a name of letters"),
-        (
-            "levels.ms",
-            "1,,2",
-            "whole numbers of milliseconds, or durations such as 5s, 30m and 2h, divided by commas or spaces, "
-            "each from 1 to 86400000",
-        ),
-        ("levels.ms", [1, 0], "whole numbers"),
-        ("levels.ms", [True], "whole numbers"),
-        ("levels.ms", [], "whole numbers"),
-        ("levels.ms", 5, "whole numbers"),
-    ],
-)
-def test_what_is_of_no_such_kind_is_refused(key: str, raw: object, expected: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"{key} is not valid") as refused:
-        KINDS.parse({key: raw})
-    assert str(refused.value.expected).startswith(expected)

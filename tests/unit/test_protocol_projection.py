@@ -400,16 +400,6 @@ def test_the_busy_namespace_knows_every_kind_of_decision() -> None:
     assert {move.reason for move in moves} == {None, "producer", "timeout", "fenced", "operator"}
 
 
-def test_a_replayed_step_is_folded_as_it_was_decided() -> None:
-    mq = build_busy_namespace(1)
-    half = machine.replay(State(), mq.steps[:20])
-    before = plain(half)
-    assert plain(machine.replay(State(), mq.steps[:20])) == before
-    machine.replay(half, mq.steps[20:])
-    assert half.step == mq.state.step
-    assert half.now_ms == mq.state.now_ms
-
-
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
@@ -458,12 +448,6 @@ def test_rows_bear_the_shard_of_their_group_and_id(mq: Harness) -> None:
     assert tables["transactions"].column("shard").to_pylist() == [12]
 
 
-def test_segments_bear_the_step_that_decided_them(mq: Harness) -> None:
-    mq.one(mq.produce({0: 1}))
-    mq.one(mq.produce({0: 1}))
-    assert project(mq.state, mq.steps)["segments"].column("step").to_pylist() == [2, 3]
-
-
 def test_cuts_of_a_log_come_after_the_segments_of_their_step(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}))
     mq.ask(mq.produce({0: 1}), DeleteRecords("t", {0: 1}), mq.produce({0: 1}))
@@ -488,22 +472,6 @@ def test_rejections_say_where_the_rows_are_and_why(mq: Harness) -> None:
         }
     ]
     assert [f.file_id for f in find_added_files(mq.steps)] == [F]
-
-
-def test_who_is_forgotten_is_marked_removed(mq: Harness) -> None:
-    pid = mq.producer()
-    mq.now_ms += 2 * HOUR_MS
-    mq.expire()
-    assert pid in [row["producer_id"] for row in project_last_step(mq, "producers") if row["removed"]]
-    assert "client-1" in [row["client_id"] for row in project_last_step(mq, "clients") if row["removed"]]
-
-
-def test_an_application_is_named_by_target_and_id(mq: Harness) -> None:
-    mq.one(mq.produce({0: 1}, version=("a:b", 4)))
-    (row,) = project_last_step(mq, "applications")
-    assert (row["target"], row["txn_app_id"], row["version"]) == ("t", "a:b", 4)
-    state, tables = project_in_passes(mq.steps, [])
-    assert restored(mark_of(state), tables).applications == mq.state.applications
 
 
 def test_a_step_that_changes_no_table_adds_no_rows() -> None:

@@ -139,21 +139,6 @@ def replace_id(file: DataFile, number: int) -> DataFile:
     return file if number < 5 else DataFile(number, 1, 1, 0, 0, 0)
 
 
-def test_a_store_that_does_not_answer_ends_the_step_not_the_service(path: str, mq: Connection) -> None:
-    with mq.serving():
-        mq.topics.create("t")
-    hangs, files = threading.Event(), SlowFiles(path)
-    files.answer = hangs.wait  # type: ignore[assignment,method-assign]
-    with serving(namespace_on(files), "s") as at_work:
-        until(lambda: at_work.sequencer.leads)
-        answer = mq.requester.submit(produce(mq, [data_file(LocalFiles(path))]))
-        time.sleep(1.5)  # longer than a step may take
-        assert not answer.done()
-        hangs.set()
-        assert answer.result(10).units[0].record_count == 1  # type: ignore[union-attr]
-    assert values(mq, "t") == ["v"]
-
-
 # -- odd requests -------------------------------------------------------------------------------------------
 
 
@@ -251,16 +236,6 @@ def test_close_ends_though_the_sequencer_is_stuck(mq: Connection) -> None:
     watched.close()
     assert time.monotonic() - began_s < 5
     stuck.set()
-
-
-def test_a_long_rest_is_no_step(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_module, "_SHORTEST_WAKEABLE_REST_MS", 5_000)  # as long at once as after some time
-    config = {**CONFIG, "engine.idle.ms": 5_000, "lease.ms": 60_000}
-    with lakemq.connect(path, config=config) as mq, mq.serving() as watched:
-        first = watched.sequencer
-        until(lambda: first.leads)
-        time.sleep(STUCK_S + 1)
-        assert watched.sequencer is first
 
 
 def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> None:

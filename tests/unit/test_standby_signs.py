@@ -6,7 +6,6 @@ import os
 import time
 from pathlib import Path
 
-import lakemq
 from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
@@ -47,12 +46,6 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert StandbySigns(files).list_present(files.time_ms()) == []
     StandbySigns(files).forget("notes")
     assert (tmp_path / "standbys" / "notes.txt").exists()
-
-
-def test_a_sign_that_is_left_is_not_in_the_way_of_a_new_namespace(tmp_path: Path) -> None:
-    StandbySigns(LocalFiles(str(tmp_path / "mq"))).put("left-1-ab", 1)
-    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
-        assert mq.topics.list() == []
 
 
 def test_old_signs_are_searched_for_once_an_hour(tmp_path: Path) -> None:

@@ -171,19 +171,6 @@ def test_a_fresh_handle_cannot_sneak_past_the_version_it_names(store: Store, fol
     assert list_files(folder) == before
 
 
-def test_many_handles_race_for_one_version(store: Store) -> None:
-    handles = [store.open(NOTES) for _ in range(8)]
-    won = []
-    for step, handle in enumerate(handles):
-        try:
-            handle.append_at(0, make_notes(step))
-            won.append(step)
-        except CommitConflict:
-            pass
-    assert won == [0]
-    assert list_steps(store.open(NOTES).read()) == [0]
-
-
 def test_a_foreign_commit_is_a_conflict_too(store: Store, handle: TableHandle) -> None:
     DeltaTable(store.uri(NOTES)).optimize.compact()
     write_deltalake(store.uri(NOTES), make_notes(9), mode="append")
@@ -519,31 +506,6 @@ def test_a_handle_sees_its_own_commits_and_refuses_those_of_others(store: Store,
     for read in (handle.files, handle.checkpoint):
         with pytest.raises(CommitConflict, match="version 4 appeared after 3"):
             read()
-
-
-def test_a_commit_reads_nothing_but_the_entry_before_it(
-    files: Files, handle: TableHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle.append_at(0, make_notes(0), last_step=1)
-    calls: list[str] = []
-
-    def note_call(name: str) -> None:
-        real = getattr(type(files), name)
-
-        def call(self: Files, *arguments: Any, **options: Any) -> Any:
-            calls.append(name)
-            return real(self, *arguments, **options)
-
-        monkeypatch.setattr(type(files), name, call)
-
-    for name in ("get_identified", "identity", "size", "modified_ms", "list", "open_input"):
-        note_call(name)
-    monkeypatch.setattr(DeltaTable, "update_incremental", lambda _: calls.append("update_incremental"))
-    monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: calls.append("transaction_version"))
-    for version in (1, 2, 3):
-        assert handle.last_step() == version
-        handle.append_at(version, make_notes(version), last_step=version + 1)
-    assert calls == ["identity"] * 3
 
 
 def test_a_table_with_a_raised_protocol_is_not_written(store: Store, handle: TableHandle, folder: Path) -> None:

@@ -25,82 +25,56 @@ from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
 
-REQUIRED_COLUMNS = {
-    "messages": "file_id row topic partition key value headers timestamp deliver_at ttl_ms",
-    "inbox": "topic key value",
-    "journal": "step position kind subject decision request_id decided_at_ms leader_epoch format_version",
-    "topics": "topic topic_id partition_count config subscriptions state",
-    "segments": "topic partition base_offset record_count last_offset first_offset file_id footer_hash first_row "
-    "min_timestamp_ms max_timestamp_ms producer_id producer_epoch base_sequence transactional origin",
-    "partitions": "log_start_offset high_watermark last_stable_offset open_transactions removed",
-    "control_markers": "topic partition offset producer_id producer_epoch marker first_offset transactional_id",
-    "transactions": "transactional_id state reason batch_id",
-    "transactional_ids": "transactional_id producer_id producer_epoch state partitions offsets ended batch_id",
-    "producers": "producer_id producer_epoch units",
-    "applications": "txn_app_id target version",
-    "clients": "client_id number results",
-    "consumer_offsets": "group topic partition committed_offset ranges metadata",
-    "groups": "generation protocol state",
-    "members": "member_id instance_id session_timeout_ms",
-    "assignments": "partition owner state target",
-    "assignment_moves": "group topic partition state owner reason redelivered_count moved_at_ms",
-    "delayed": "file_id partition due_hour first_row record_count state",
-    "rejected_rows": "source error reason",
-}
+# -- every table ----------------------------------------------------------------------------------------
 
 
-def test_every_table_of_the_design_is_there() -> None:
-    assert set(REQUIRED_COLUMNS) <= set(BY_NAME)
+def test_tables_have_names_of_their_own_and_the_journal_is_the_last() -> None:
     assert len(BY_NAME) == len(TABLES)
     assert TABLES[-1] is JOURNAL
-    for name, columns in REQUIRED_COLUMNS.items():
-        assert set(columns.split()) <= set(BY_NAME[name].schema.names), name
 
 
-@pytest.mark.parametrize("spec", TABLES, ids=lambda s: s.name)
-class TestEverySpec:
-    def test_comments_stand_on_the_table_and_on_every_column(self, spec: TableSpec) -> None:
-        assert spec.comment.endswith((".", "processes."))
-        for field in spec.schema:
-            comment = field.metadata[b"comment"].decode()
-            assert comment.endswith("."), field.name
+def test_table_and_each_column_have_a_comment() -> None:
+    for spec in TABLES:
+        assert spec.comment.endswith((".", "processes.")), spec.name
+        assert all(field.metadata[b"comment"].decode().endswith(".") for field in spec.schema), spec.name
 
-    def test_keys_and_order_name_columns(self, spec: TableSpec) -> None:
-        assert {*spec.keys, *spec.sort_by} <= set(spec.schema.names)
+
+def test_keys_and_order_name_columns_without_nulls() -> None:
+    for spec in TABLES:
+        assert {*spec.keys, *spec.sort_by} <= set(spec.schema.names), spec.name
         assert spec.keys or spec.name == "inbox"
-        assert not any(spec.schema.field(key).nullable for key in (*spec.keys, *spec.sort_by))
+        assert not any(spec.schema.field(key).nullable for key in (*spec.keys, *spec.sort_by)), spec.name
 
-    def test_what_the_engine_writes_bears_the_step(self, spec: TableSpec) -> None:
+
+def test_table_that_the_engine_writes_begins_with_the_step() -> None:
+    for spec in TABLES:
         if spec.shape == "data":
             assert "step" not in spec.schema.names
         else:
-            assert spec.schema.names[0] == "step"
-            assert spec.schema.field("step").type == INT64
+            assert (spec.schema.names[0], spec.schema.field("step").type) == ("step", INT64), spec.name
 
-    def test_units_stand_in_the_names_of_times(self, spec: TableSpec) -> None:
+
+def test_times_are_timestamps_or_have_their_unit_in_the_name() -> None:
+    for spec in TABLES:
         for field in spec.schema:
             if pa.types.is_timestamp(field.type):
                 assert field.type == TIME
             elif field.name.endswith("_ms"):
                 assert field.type in (INT64, pa.list_(INT64)), field.name
 
-    def test_every_type_has_its_ddl(self, spec: TableSpec) -> None:
-        listed = columns_ddl(spec).split(", ")
-        assert [line.split("`")[1] for line in listed] == spec.schema.names
 
-    def test_rows_become_a_table_of_the_stored_schema(self, spec: TableSpec) -> None:
-        nothing = {f.name: None for f in dataclasses.fields(spec.row)}
-        table = spec.table([spec.row(**nothing)])
-        assert table.schema == spec.stored_schema
-        assert table.num_rows == 1
+def test_rows_become_a_table_of_the_stored_schema() -> None:
+    for spec in TABLES:
+        table = spec.table([spec.row(**{field.name: None for field in dataclasses.fields(spec.row)})])
+        assert (table.schema, table.num_rows) == (spec.stored_schema, 1), spec.name
         assert spec.table([]).schema == spec.empty().schema == spec.stored_schema
+        optional = [field.name for field in dataclasses.fields(spec.row) if field.default is None]
+        assert optional == [field.name for field in spec.schema if field.nullable], spec.name
 
-    def test_an_optional_column_is_null_by_default(self, spec: TableSpec) -> None:
-        optional = [f.name for f in dataclasses.fields(spec.row) if f.default is None]
-        assert optional == [f.name for f in spec.schema if f.nullable]
 
-    def test_delta_stores_columns_comment_and_version(self, spec: TableSpec, tmp_path: Path) -> None:
-        store = Store(LocalFiles(str(tmp_path)))
+def test_delta_stores_columns_comment_and_version(tmp_path: Path) -> None:
+    store = Store(LocalFiles(str(tmp_path)))
+    for spec in (JOURNAL, PARTITIONS):
         store.create(spec)
         table = DeltaTable(store.uri(spec))
         assert pa.schema(table.schema()) == spec.stored_schema
@@ -108,6 +82,15 @@ class TestEverySpec:
         assert (metadata.name, metadata.description, metadata.partition_columns) == (spec.name, spec.comment, [])
         assert metadata.configuration == spec.configuration
         assert VERSION_PROPERTY in metadata.configuration
+
+
+# -- types and rows -------------------------------------------------------------------------------------
+
+
+def test_every_column_has_its_ddl() -> None:
+    for spec in TABLES:
+        listed = columns_ddl(spec).split(", ")
+        assert [line.split("`")[1] for line in listed] == spec.schema.names
 
 
 @pytest.mark.parametrize(
