@@ -14,39 +14,25 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from urllib.parse import unquote
 
-import pyarrow as pa
 import pytest
 from object_servers import ObjectServer
 from s3_server import BUCKET, SECRET_KEY, S3Server
 from store_proxy import Fault, StoreProxy
+from unit.notes_table import NOTES, NoteRow, make_notes
 from unit.served import until
 
 import lakemq
 from lakemq.errors import StorageError
 from lakemq.jobs import entry
-from lakemq.tables.specs.spec import INT64, TEXT, TableSpec, column
+from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.commits import CommitConflict
 from lakemq.tables.storage.delta.store import NotATable, Store
 from lakemq.tables.storage.object_stores import time_objects
 from lakemq.tables.storage.object_stores.files import ObjectFiles, open_files
 from lakemq.tables.storage.object_stores.objects import MaybeThere
 from lakemq.tables.storage.object_stores.secrets import hide_secrets
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoteRow:
-    step: int = column(INT64, "When.")
-    name: str = column(TEXT, "Who.")
-
-
-NOTES = TableSpec(name="notes", row=NoteRow, shape="log", keys=("step",), comment="Notes.", log_retention_ms=0)
-
-
-def notes(*steps: int) -> pa.Table:
-    return NOTES.table([NoteRow(step=step, name="n") for step in steps])
 
 
 @pytest.fixture
@@ -74,8 +60,8 @@ def store(object_server: ObjectServer, files: ObjectFiles) -> Store:
 @pytest.mark.slow
 def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
     handle = store.open(NOTES)
-    handle.append_at(0, notes(1, 2), last_step=2)
-    handle.append_at(1, notes(3))
+    handle.append_at(0, make_notes(1, 2), last_step=2)
+    handle.append_at(1, make_notes(3))
     assert sorted(handle.read(step=(2, None))["step"].to_pylist()) == [2, 3]
     assert store.open(NOTES).dataset().count_rows() == 3
     handle.checkpoint()
@@ -87,9 +73,9 @@ def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
 
 def test_one_of_two_commits_wins_and_the_other_learns_of_it(store: Store) -> None:
     first, second = (store.open(NOTES) for _ in range(2))
-    first.append_at(0, notes(1))
+    first.append_at(0, make_notes(1))
     with pytest.raises(CommitConflict):
-        second.append_at(0, notes(2))
+        second.append_at(0, make_notes(2))
     assert store.open(NOTES).read()["step"].to_pylist() == [1]
 
 
@@ -309,12 +295,12 @@ def test_a_commit_whose_answer_is_lost_is_no_conflict(
         options = object_server.at(proxy.url).options
         handle = Store(open_files(root, options), options).open(NOTES)
         try:
-            handle.append_at(0, notes(1), last_step=1)
+            handle.append_at(0, make_notes(1), last_step=1)
         except MaybeThere:
             assert fault == "cut before"
             return
         assert [kind for kind, *_ in proxy.faults] == [fault]
-        handle.append_at(1, notes(2), last_step=2)
+        handle.append_at(1, make_notes(2), last_step=2)
     fresh = store.open(NOTES)
     assert (fresh.version, fresh.last_step()) == (2, 2)
     assert sorted(fresh.read()["step"].to_pylist()) == [1, 2]
@@ -326,11 +312,11 @@ def test_a_commit_takes_three_requests(object_server: ObjectServer, root: str, s
     with StoreProxy(object_server.url, log=log) as proxy:
         options = object_server.at(proxy.url).options
         handle = Store(open_files(root, options), options).open(NOTES)
-        handle.append_at(0, notes(0), last_step=1)
+        handle.append_at(0, make_notes(0), last_step=1)
         requests_before = proxy.request_count
         for version in (1, 2, 3):
             assert handle.last_step() == version
-            handle.append_at(version, notes(version), last_step=version + 1)
+            handle.append_at(version, make_notes(version), last_step=version + 1)
         assert proxy.request_count - requests_before == 9
     lines = unquote(log.getvalue()).splitlines()  # clients of Google Cloud Storage quote even dots
     requests = [line.split()[0] + " " + line.rsplit("/", 1)[-1] for line in lines[-3:]]
