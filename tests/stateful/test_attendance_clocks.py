@@ -111,7 +111,7 @@ EVENTS = st.lists(
 @example([("store clock jumps", 2 * HOUR_MS), ("new leader", 0), ("member pauses", 6_000)])
 @given(events=EVENTS)
 @examples(40)
-def test_who_lives_is_never_thought_dead_and_who_died_is_found(folder: str, events: list[tuple[str, int]]) -> None:
+def test_living_member_is_never_lost_and_dead_member_is_found(folder: str, events: list[tuple[str, int]]) -> None:
     files = StampedFiles(folder, ManualClock())
     files.delete(files.list("beats"))
     simulation = Simulation(folder)

@@ -90,7 +90,7 @@ def test_the_time_of_the_steps_never_goes_back_and_comes_right_again() -> None:
     assert time.now_ms() == clock.now_ms()
 
 
-def test_what_passed_while_nobody_led_has_passed(player: Player) -> None:
+def test_time_without_a_leader_has_passed(player: Player) -> None:
     player.step()
     player.world.clock.sleep(HOURS_MS)
     player.new_leader()
@@ -103,9 +103,7 @@ def test_what_passed_while_nobody_led_has_passed(player: Player) -> None:
 
 
 @pytest.mark.parametrize("off_ms", [-HOURS_MS, 0, HOURS_MS])
-def test_a_change_of_leader_ends_no_transaction_early_and_gives_it_one_timeout_more_at_most(
-    player: Player, off_ms: int
-) -> None:
+def test_change_of_leader_gives_a_transaction_at_most_one_timeout_more(player: Player, off_ms: int) -> None:
     open_transaction(player)
     player.world.clock.sleep(TIMEOUT_MS - LEASE_MS - 2)
     player.new_leader(WrongClock(player.world.clock, off_ms))

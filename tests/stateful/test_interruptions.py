@@ -67,7 +67,7 @@ def test_a_zombies_projection_that_ends_before_the_new_leaders_begins_is_as_good
     player.settle()
 
 
-def test_two_that_think_they_lead_decide_once(player: Player) -> None:
+def test_two_leaders_decide_a_letter_once(player: Player) -> None:
     player.step()
     old = player.leader
     player.new_leader()
@@ -101,7 +101,7 @@ def go_on(player: Player, point: str) -> None:
         [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))],
     ),
 )
-def test_killed_at(player: Player, point: str) -> None:
+def test_sequencer_killed_at_a_point_loses_nothing(player: Player, point: str) -> None:
     """Readers see the right messages at once, and after the next leader has taken over."""
     player.publish()
     player.step()
@@ -146,7 +146,7 @@ def publish_and_project(player: Player) -> None:
 
 
 @pytest.mark.parametrize("point", extended_but(["housekeeping.segments_swapped"], MERGING_POINTS))
-def test_killed_while_data_files_are_merged(player: Player, point: str) -> None:
+def test_sequencer_killed_while_merging_loses_nothing(player: Player, point: str) -> None:
     """Old and new readers can read at any time what they could read before. In the end no useless file is left."""
     with pytest.raises(Killed):  # noqa: PT012
         for round in range(20):
@@ -259,7 +259,7 @@ def test_merging_leaves_the_view_as_it_is_and_the_tables_small(player: Player) -
     player.settle()
 
 
-def test_a_leader_of_one_step_forgets_who_was_silent(player: Player) -> None:
+def test_leader_of_one_step_forgets_silent_clients(player: Player) -> None:
     """A schedule of short runs must not remember every client."""
     player.publish()
     player.step()

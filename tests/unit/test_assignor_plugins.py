@@ -74,7 +74,7 @@ def check_fallback(computed: ComputedAssignment) -> str:
 # -- what is found --------------------------------------------------------------------------------------
 
 
-def test_the_package_names_what_is_built_in() -> None:
+def test_entry_points_of_the_package_name_the_built_in_assignors() -> None:
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(SETUP)
     entry_points = dict(line.split(" = ") for line in setup["options.entry_points"][GROUP].split("\n") if line)
@@ -85,13 +85,13 @@ def test_the_package_names_what_is_built_in() -> None:
     assert attributes == BUILT_IN
 
 
-def test_a_built_in_name_is_the_built_in_one(install: Install) -> None:
+def test_plug_in_does_not_replace_a_built_in_assignor_of_its_name(install: Install) -> None:
     install("raise SystemExit", range="assign")
     assert find_assignor("range") is BUILT_IN["range"]
     assert compute("range") == ComputedAssignment(BUILT_IN["range"](COUNTS, MEMBERS), "range")
 
 
-def test_the_example_is_a_plug_in(install: Install) -> None:
+def test_example_of_the_docstring_is_a_plug_in(install: Install) -> None:
     examples = re.findall(r"(?:^    .*\n|^\n)+", lakemq.assignors.__doc__ or "", re.MULTILINE)
     code, setup = (textwrap.dedent(example) for example in examples if example.strip())
     (name, attribute) = re.findall(r"^ *([\w-]+) = [\w.]+:(\w+)$", setup, re.MULTILINE)[0]
@@ -111,7 +111,7 @@ def test_the_example_is_a_plug_in(install: Install) -> None:
         ("spread = lambda: None", None),
     ],
 )
-def test_what_cannot_be_loaded_is_unsupported(install: Install, code: str, reason: str | None) -> None:
+def test_plug_in_that_cannot_be_loaded_is_unsupported(install: Install, code: str, reason: str | None) -> None:
     install(code, spread="spread")
     if reason is None:
         assert callable(find_assignor("spread"))
@@ -121,7 +121,7 @@ def test_what_cannot_be_loaded_is_unsupported(install: Install, code: str, reaso
     assert reason in check_fallback(compute("spread"))
 
 
-def test_there_is_none_of_this_name() -> None:
+def test_unknown_assignor_is_unsupported_and_the_error_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedAssignor, match=r"'spread'.*range, roundrobin, sticky, cooperative-sticky"):
         find_assignor("spread")
     assert "UNSUPPORTED_ASSIGNOR" in check_fallback(compute("spread"))
@@ -241,7 +241,7 @@ INVALID_ASSIGNMENTS: list[tuple[Any, str]] = [
 
 # The ids are numbers, because pytest would name the cases after their values.
 @pytest.mark.parametrize("number", range(len(INVALID_ASSIGNMENTS)))
-def test_what_is_no_assignment_is_a_value_error(number: int) -> None:
+def test_invalid_assignment_is_a_value_error(number: int) -> None:
     assignment, wrong = INVALID_ASSIGNMENTS[number]
     with pytest.raises(ValueError, match=wrong) as refused:
         check_assignment(assignment, COUNTS, MEMBERS)
@@ -283,7 +283,7 @@ def test_an_assignment_comes_out_plain_sorted_and_with_all_members() -> None:
         ("return {m: Unspeakable for m in members}", "its assignment is invalid: 'c1' gets no partitions"),
     ],
 )
-def test_a_plug_in_that_does_not_answer_well_is_stood_in_for(install: Install, body: str, reason: str) -> None:
+def test_fallback_assigns_when_a_plug_in_fails(install: Install, body: str, reason: str) -> None:
     code = """
     class Unspeakable(Exception):
         def __str__(self): raise SystemExit
@@ -307,7 +307,7 @@ def find_hanging_threads(name: str) -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("where", ["call", "import", "reading", "telling"])
-def test_a_plug_in_that_hangs_is_left_alone_until_it_is_back(install: Install, where: str) -> None:
+def test_hanging_plug_in_is_not_called_again_until_it_returns(install: Install, where: str) -> None:
     """A plug-in may hang in any of its functions. Other plug-ins, and another sequencer's, still work."""
     code = f"""
     import threading
@@ -364,7 +364,7 @@ def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: I
     assert results == [ComputedAssignment(GOOD, "spread")] * 2
 
 
-def test_a_built_in_one_needs_no_thread() -> None:
+def test_built_in_assignor_runs_without_a_thread() -> None:
     def run(*_: object) -> Any:
         raise AssertionError
 
@@ -373,7 +373,7 @@ def test_a_built_in_one_needs_no_thread() -> None:
         assert result == ComputedAssignment(check_assignment(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
 
 
-def test_what_is_given_may_be_any_mapping(install: Install) -> None:
+def test_plug_in_may_be_given_any_mapping(install: Install) -> None:
     """Mappings of the core need not be dicts. A plug-in that is given up does not see them change."""
     install("def assign(counts, members): return {m: [] for m in (*members, *counts)}", spread="assign")
 

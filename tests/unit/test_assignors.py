@@ -76,7 +76,7 @@ def parse_members(text: str, topics: Iterable[str]) -> dict[str, Member]:
 
 
 @pytest.mark.parametrize(("name", "partitions", "members", "expected"), TABLE)
-def test_who_gets_what(name: str, partitions: str, members: str, expected: str) -> None:
+def test_assignor_gives_each_member_its_partitions(name: str, partitions: str, members: str, expected: str) -> None:
     counts = parse_counts(partitions)
     members_by_id = parse_members(members, counts)
     expected_assignment = {member_id: sorted(member.owned) for member_id, member in parse_members(expected, ()).items()}
@@ -142,7 +142,7 @@ def find_owners(members: Mapping[str, Member], counts: Mapping[str, int]) -> dic
 @pytest.mark.parametrize("name", BUILT_IN)
 @examples()
 @given(case=anybody | equals)
-def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(name: str, case: Case) -> None:
+def test_every_partition_is_assigned_once_whatever_the_order_of_members(name: str, case: Case) -> None:
     counts, members = case
     assigned = BUILT_IN[name](counts, members)
     assert check_assignment(assigned, counts, members) == assigned
@@ -155,7 +155,7 @@ def test_all_that_can_be_is_assigned_once_whatever_the_order_of_what_is_given(na
 
 @examples()
 @given(case=equals)
-def test_those_who_subscribe_the_same_get_the_same_but_one(case: Case) -> None:
+def test_members_with_one_subscription_differ_by_one_partition_at_most(case: Case) -> None:
     counts, members = case
     for name in ("roundrobin", *STICKY):
         assert compute_spread(count_partitions(BUILT_IN[name](counts, members)).values()) <= 1
@@ -213,7 +213,7 @@ def test_sticky_leaves_no_chain_of_moves_that_would_even_out(case: Case) -> None
 
 @examples()
 @given(case=anybody | equals)
-def test_sticky_changes_nothing_of_its_own_answer(case: Case) -> None:
+def test_sticky_keeps_its_own_assignment(case: Case) -> None:
     counts, members = case
     assigned = BUILT_IN["sticky"](counts, members)
     settled = {

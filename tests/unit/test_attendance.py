@@ -65,7 +65,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_who_beats_lives_and_who_does_not_is_lost_after_its_session(scene: Scene) -> None:
+def test_member_without_heartbeats_is_lost_after_its_session(scene: Scene) -> None:
     scene.join("C1", "C2")
     scene.beat("a", "C1")
     scene.beat("b", "C2")
@@ -77,7 +77,7 @@ def test_who_beats_lives_and_who_does_not_is_lost_after_its_session(scene: Scene
     assert scene.pass_ms(1_000) == [("C2", "session")]
 
 
-def test_silence_is_told_just_after_the_deadline_and_not_a_second_later(scene: Scene) -> None:
+def test_silent_member_is_reported_right_after_its_deadline(scene: Scene) -> None:
     scene.join("C1")
     scene.beat("a", "C1")
     scene.look()
@@ -88,7 +88,7 @@ def test_silence_is_told_just_after_the_deadline_and_not_a_second_later(scene: S
     assert scene.pass_ms(1) == [("C1", "session")]
 
 
-def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
+def test_member_that_beats_and_does_not_poll_is_lost(scene: Scene) -> None:
     scene.join("C1", poll_ms=2_000)
     scene.beat("a", "C1", polls=1)
     assert scene.look() == []
@@ -102,7 +102,7 @@ def test_who_beats_and_does_not_poll_is_lost_too(scene: Scene) -> None:
     assert scene.pass_ms(1_000) == [("C1", "poll")]
 
 
-def test_who_has_never_been_seen_has_its_session_from_the_first_look_on(scene: Scene) -> None:
+def test_session_of_an_unseen_member_begins_with_the_first_look(scene: Scene) -> None:
     scene.join("C1")
     assert scene.look() == []
     for _ in range(6):
@@ -121,7 +121,7 @@ def test_a_leader_that_was_stopped_finds_nobody_silent(scene: Scene) -> None:
     assert [scene.pass_ms(1_000), scene.pass_ms(1)] == [[], [("C1", "session")]]
 
 
-def test_looks_that_take_long_find_the_dead_nevertheless(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_looks_find_a_dead_member(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.join("C1", "C2")
     real = scene.beats.read_newest
 
@@ -168,7 +168,7 @@ def test_a_beat_that_is_followed_while_it_is_read_counts(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00", b"\xc1", encode_beat([])[:-1], b"\x91\x93\xa1g\xa2C1\xa1x"], ids=str)
-def test_what_is_no_beat_keeps_nobody_alive_and_stops_nobody(scene: Scene, body: bytes) -> None:
+def test_invalid_beat_keeps_no_member_alive(scene: Scene, body: bytes) -> None:
     scene.join("C1")
     scene.beats.put("f", 1, body)
     scene.files.put("beats/what-is-this", b"?")
@@ -179,7 +179,7 @@ def test_what_is_no_beat_keeps_nobody_alive_and_stops_nobody(scene: Scene, body:
     assert scene.pass_ms(1) == [("C1", "session")]
 
 
-def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> None:
+def test_member_that_has_left_is_not_watched(scene: Scene) -> None:
     assert scene.attendance.due_in_ms(scene.mq.state) is None
     scene.join("C1")
     scene.look()
@@ -190,7 +190,7 @@ def test_who_has_left_is_not_watched_and_nobody_costs_nothing(scene: Scene) -> N
     assert scene.files.reads == []
 
 
-def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) -> None:
+def test_lost_member_is_reported_once(scene: Scene) -> None:
     scene.join("C1", "C2")
     scene.beat("a", "C1")
     scene.look()
@@ -203,7 +203,7 @@ def test_the_lost_one_is_out_when_that_is_decided_and_told_once(scene: Scene) ->
     assert scene.pass_ms(1_000) == []
 
 
-def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_heartbeat_thread_beats_for_all_its_members_and_leaves_no_object(tmp_path: Path) -> None:
     beats = Beats(FaultyFiles(str(tmp_path)))
     heart = HeartbeatThread(beats, lambda: "abc")
     first, second = heart.add("g", "C1", 5), heart.add("h", "C2", 5)
@@ -220,7 +220,9 @@ def test_a_heart_beats_for_all_its_members_and_leaves_nothing_behind(tmp_path: P
     third.stop()
 
 
-def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_heartbeat_thread_goes_on_after_a_failure_of_the_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files = FaultyFiles(str(tmp_path), undeletable="beats/")
     beats = Beats(files)
     heart = HeartbeatThread(beats, lambda: "abc")
@@ -233,7 +235,7 @@ def test_a_heart_goes_on_where_the_store_failed(tmp_path: Path, caplog: pytest.L
     heart.stop()
 
 
-def test_a_heart_beats_on_whatever_a_beat_fails_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_thread_survives_any_error_of_a_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beats, failures = Beats(FaultyFiles(str(tmp_path))), [RuntimeError("no thread"), MemoryError()]
     real = beats.put
 
@@ -334,7 +336,7 @@ def test_a_note_that_cannot_be_written_hinders_nobody_and_is_written_later(scene
     assert [member for member, *_ in read_note(scene)] == ["C1"]
 
 
-def test_the_note_of_an_earlier_leader_does_not_count_and_goes_with_the_next_one(scene: Scene) -> None:
+def test_note_of_an_earlier_leader_is_ignored_and_replaced(scene: Scene) -> None:
     notes = OverdueNotes(scene.files)
     notes.put(3, 9, b"old")
     assert notes.read(4) is None

@@ -64,7 +64,7 @@ def scene(tmp_path: Path) -> Terms:
     return Terms(tmp_path)
 
 
-def test_who_died_before_this_leader_came_is_lost_once_it_was_seen_not_to_beat(scene: Terms) -> None:
+def test_new_leader_loses_a_dead_member_after_it_has_watched_it(scene: Terms) -> None:
     scene.join("C1")
     scene.beat_as("a", "C1", age_ms=HOUR_MS)
     assert scene.lead() == []
@@ -72,7 +72,7 @@ def test_who_died_before_this_leader_came_is_lost_once_it_was_seen_not_to_beat(s
     assert scene.pass_ms(1) == [("C1", "session")]
 
 
-def test_what_is_left_of_a_session_is_what_the_store_says(scene: Terms) -> None:
+def test_session_goes_on_across_short_terms_by_the_stores_time(scene: Terms) -> None:
     """A new leader does not restart sessions: five short terms find what one long term would find."""
     scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=45_000))
     for age_ms in (0, 10_000, 20_000, 30_000):
@@ -85,7 +85,7 @@ def test_what_is_left_of_a_session_is_what_the_store_says(scene: Terms) -> None:
 
 
 @pytest.mark.parametrize("age_ms", [HOUR_MS, 24 * HOUR_MS, -HOUR_MS])
-def test_whatever_the_stores_clock_says_who_beats_lives(scene: Terms, age_ms: int) -> None:
+def test_beating_member_lives_whatever_the_stores_clock_says(scene: Terms, age_ms: int) -> None:
     """The clock has jumped, the machine slept, or the store refused writes for as long."""
     scene.join("C1")
     scene.beat_as("a", "C1", age_ms=age_ms)
@@ -109,7 +109,7 @@ def test_a_leader_that_was_stopped_while_it_watched_begins_to_watch_anew(scene: 
     assert scene.pass_ms(2) == []
 
 
-def test_a_leader_that_stops_within_its_first_look_thinks_beats_younger(
+def test_leader_stopped_within_its_first_look_takes_beats_for_younger(
     scene: Terms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.join("C1")
@@ -120,9 +120,7 @@ def test_a_leader_that_stops_within_its_first_look_thinks_beats_younger(
     assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
 
 
-def test_where_the_store_does_not_tell_the_time_sessions_begin_anew(
-    scene: Terms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_begin_again_if_the_store_has_no_time(scene: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> int:
         raise OSError(errno.ENOSPC, "no space left")
 
@@ -133,7 +131,7 @@ def test_where_the_store_does_not_tell_the_time_sessions_begin_anew(
     assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
 
 
-def test_how_seldom_a_member_beats_says_how_long_it_is_watched(scene: Terms) -> None:
+def test_interval_of_beats_decides_how_long_a_member_is_watched(scene: Terms) -> None:
     scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=100_000))
     scene.beats.put("a", 1, encode_beat([MemberBeat("g", "C1", 1, 20_000, "elsewhere")]))
     scene.age("a", HOUR_MS)
@@ -174,7 +172,7 @@ def test_the_younger_of_two_beats_counts(scene: Terms) -> None:
 # -- members without any beat -------------------------------------------------------------------------------
 
 
-def test_who_never_beat_is_noted_and_lost_under_a_later_leader(scene: Terms) -> None:
+def test_member_that_never_beat_is_lost_under_a_later_leader(scene: Terms) -> None:
     """The first beat of the member never landed, or the member closed without leaving.
 
     No leader lives for a session.
@@ -220,7 +218,7 @@ def test_nobody_is_noted_while_a_beat_cannot_be_read(scene: Terms) -> None:
     assert len(scene.files.list("beats")) == 1
 
 
-def test_what_dead_processes_left_is_deleted_by_its_age(scene: Terms) -> None:
+def test_old_beats_of_dead_processes_are_deleted(scene: Terms) -> None:
     scene.join("C1")
     scene.beat("dead", "C0")
     scene.beat("abc", "C1")
@@ -235,7 +233,7 @@ def test_what_dead_processes_left_is_deleted_by_its_age(scene: Terms) -> None:
 # -- how long a run of `step` waits -------------------------------------------------------------------------
 
 
-def test_a_run_waits_for_its_first_look_and_then_for_nobody_who_seems_alive(scene: Terms) -> None:
+def test_run_does_not_wait_for_members_that_seem_alive(scene: Terms) -> None:
     assert scene.observation_left_ms() == 0
     scene.join("C1")
     scene.beat_as("a", "C1")
@@ -244,7 +242,7 @@ def test_a_run_waits_for_its_first_look_and_then_for_nobody_who_seems_alive(scen
     assert scene.observation_left_ms() == 0
 
 
-def test_a_run_waits_until_it_knows_whether_who_seems_dead_is(scene: Terms) -> None:
+def test_run_waits_until_a_seemingly_dead_member_is_confirmed(scene: Terms) -> None:
     scene.join("C1", "C2")
     scene.beat_as("a", "C1", age_ms=HOUR_MS)
     scene.beat_as("b", "C2", age_ms=HOUR_MS)
@@ -307,7 +305,7 @@ def test_a_process_is_known_by_when_it_started(scene: Terms) -> None:
 
 
 @pytest.mark.parametrize("identity", ["", "elsewhere", "a/b/c/d", "////", "a/b/c/0/1", "a/b/c/-1/1", "a/b/c/1e9/1"])
-def test_what_is_no_identity_says_nothing(identity: str) -> None:
+def test_invalid_identity_is_no_dead_process(identity: str) -> None:
     assert not is_process_gone(identity, identity)
     assert not is_process_gone(identity, read_own_identity())
 
@@ -339,7 +337,7 @@ def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
     assert is_process_gone(identity, own_identity)
 
 
-def test_beats_of_before_and_of_after_are_read_alike() -> None:
+def test_beats_of_older_and_newer_versions_are_read() -> None:
     """Processes of two versions may work in one namespace."""
     assert decode_beat(msgspec.msgpack.encode([["g", "m", 3]])) == [MemberBeat("g", "m", 3)]
     longer = msgspec.msgpack.encode([["g", "m", 3, 200, "p", "of a later version"]])

@@ -37,7 +37,7 @@ def new_watch(folder: Path) -> inotify.Watch:
 
 
 @pytest.mark.parametrize("named_temporaries", [False, True], ids=["unnamed", "named"])
-def test_what_is_put_is_told_of(tmp_path: Path, named_temporaries: bool) -> None:
+def test_watch_reports_an_object_that_is_put(tmp_path: Path, named_temporaries: bool) -> None:
     (tmp_path / "f").mkdir()
     watch = new_watch(tmp_path / "f")
     LocalFiles(str(tmp_path), named_temporaries=named_temporaries).put("f/a", b"x")
@@ -49,7 +49,7 @@ def test_what_is_put_is_told_of(tmp_path: Path, named_temporaries: bool) -> None
     watch.close()
 
 
-def test_those_who_watch_one_folder_are_told_each_until_they_end(tmp_path: Path) -> None:
+def test_each_watch_of_a_folder_reports_until_it_is_closed(tmp_path: Path) -> None:
     first, second = new_watch(tmp_path), new_watch(tmp_path)
     first.close()
     (tmp_path / "a").touch()
@@ -110,12 +110,12 @@ print(sum(map(len, inotify._instance._watches.values())))
 """
 
 
-def test_waiters_that_are_dropped_by_the_thousand_stop_nobody(tmp_path: Path) -> None:
+def test_thousands_of_dropped_waiters_block_no_watch(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CLOSED_BY_THE_COLLECTOR, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True, timeout=LONG_S).stdout == "1\n"
 
 
-def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> None:
+def test_removed_folder_is_reported_and_no_longer_watched(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     folder.mkdir()
     bell = FolderWaiter(lambda: inotify.watch(str(folder)), SystemClock())
@@ -131,7 +131,7 @@ def test_a_folder_that_goes_is_told_of_and_watched_no_more(tmp_path: Path) -> No
     bell.close()
 
 
-def test_what_was_lost_count_of_is_told_to_all(tmp_path: Path) -> None:
+def test_overflow_wakes_every_watch(tmp_path: Path) -> None:
     watch = new_watch(tmp_path)
     assert inotify._instance is not None
     inotify._instance._notify(-1, inotify._OVERFLOW)
@@ -140,7 +140,7 @@ def test_what_was_lost_count_of_is_told_to_all(tmp_path: Path) -> None:
     watch.close()
 
 
-def test_a_fork_has_none_of_its_parents_and_may_have_its_own(tmp_path: Path) -> None:
+def test_forked_child_has_its_own_watches_only(tmp_path: Path) -> None:
     watch = new_watch(tmp_path)
     child = os.fork()
     if child == 0:
@@ -168,17 +168,17 @@ assert inotify.watch("/") is None
 """
 
 
-def test_where_no_instance_is_to_be_had_nothing_is_told() -> None:
+def test_no_watch_exists_if_inotify_has_no_instance_left() -> None:
     subprocess.run([sys.executable, "-c", NO_INSTANCE_LEFT], check=True, stdin=subprocess.DEVNULL)
 
 
-def test_what_is_no_folder_is_not_watched(tmp_path: Path) -> None:
+def test_file_or_missing_folder_is_not_watched(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert inotify.watch(str(tmp_path / "file")) is None
     assert inotify.watch(str(tmp_path / "none")) is None
 
 
-def test_a_deaf_folder_is_polled(tmp_path: Path) -> None:
+def test_folder_without_notifications_is_polled(tmp_path: Path) -> None:
     """The watch is on another folder, so files appear without a notification, as on NFS."""
     clock = ManualClock()
     bell = FolderWaiter(lambda: new_watch(tmp_path), clock)
@@ -192,7 +192,7 @@ def test_a_deaf_folder_is_polled(tmp_path: Path) -> None:
     assert waited == [LOOK_MS] * 3 + [7] * 2
 
 
-def test_one_that_rings_now_and_then_is_not_deaf(tmp_path: Path) -> None:
+def test_folder_with_some_notifications_is_still_watched(tmp_path: Path) -> None:
     clock = ManualClock()
     bell = FolderWaiter(lambda: new_watch(tmp_path), clock)
     for number in range(12):
@@ -206,7 +206,7 @@ def test_one_that_rings_now_and_then_is_not_deaf(tmp_path: Path) -> None:
     bell.close()
 
 
-def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) -> None:
+def test_arrival_during_a_look_keeps_the_watch(tmp_path: Path) -> None:
     bell = FolderWaiter(lambda: new_watch(tmp_path), ManualClock())
     for _ in range(20):
         bell.reset()
@@ -216,7 +216,7 @@ def test_what_comes_in_the_moment_of_a_look_makes_it_not_deaf(tmp_path: Path) ->
     bell.close()
 
 
-def test_what_is_told_late_makes_it_not_deaf(tmp_path: Path) -> None:
+def test_late_notification_keeps_the_watch(tmp_path: Path) -> None:
     """Threads that compute may delay the thread that reports notifications."""
     watch = new_watch(tmp_path)
     bell = FolderWaiter(lambda: watch, ManualClock())

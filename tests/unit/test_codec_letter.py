@@ -47,7 +47,7 @@ def test_a_letter_comes_out_as_it_went_in(sent_requests: list[AnyRequest], value
     assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
 
 
-def test_of_rows_nothing_comes_along_that_is_no_row() -> None:
+def test_metadata_of_rows_does_not_travel_in_a_letter() -> None:
     notes = {"note": "x" * 100_000}
     rows_with_notes = body([b"a"]).replace_schema_metadata(notes)
     _, decoded = decode_letter(letter_bytes(Letter("c", 1, [], 0), rows_with_notes))
@@ -163,7 +163,7 @@ SEQUENCES: dict[str, Any] = {
         {**PRODUCE, "producer": {**SEQUENCES, "base_sequence": [2**31]}},
     ],
 )
-def test_what_no_client_of_ours_would_say_is_refused_on_reading(request_: dict[str, Any]) -> None:
+def test_values_outside_their_bounds_are_refused_on_reading(request_: dict[str, Any]) -> None:
     (good,) = decode_letter(letter_json({**PRODUCE, "files": [FILE], "producer": SEQUENCES}))[0].requests
     assert isinstance(good, Produce)
     (bad,) = decode_letter(letter_json(request_))[0].requests

@@ -54,12 +54,12 @@ def test_a_bad_value_is_refused_by_name(request_: AnyRequest, field: str, expect
 
 
 @pytest.mark.parametrize("alien", [None, 5, "create_topic", [], object()])
-def test_what_is_no_request_is_refused(alien: Any) -> None:
+def test_object_that_is_no_request_is_refused(alien: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot be sent\. Found"):
         encode_request(alien)
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+def test_integers_of_numpy_are_sent_as_integers() -> None:
     assert msgspec.json.decode(encode_request(CreateTopic("t", np.int64(4), {"retention.ms": np.uint8(7)}))) == {
         "request": "create_topic",
         "topic": "t",
@@ -69,7 +69,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     assert b'"before":{"1":4}' in encode_request(DeleteRecords("t", {np.int64(1): np.int32(4)}))
 
 
-def test_the_exception_of_a_signal_is_none_of_the_value() -> None:
+def test_exception_of_a_signal_is_not_taken_for_a_bad_value() -> None:
     class Alarm(Exception):
         pass
 

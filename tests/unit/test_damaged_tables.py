@@ -97,7 +97,7 @@ def flip_bit_of_column(file: Path, index: int) -> None:
     file.write_bytes(content)
 
 
-def test_a_bit_that_flips_in_a_page_of_a_table_is_told_with_the_file(path: Path) -> None:
+def test_error_for_a_flipped_bit_in_a_page_names_the_file(path: Path) -> None:
     (file,) = map(Path, DeltaTable(str(path / "topics")).file_uris())
     flip_bit_of_column(file, 0)
     with (
@@ -147,7 +147,7 @@ def test_sql_on_a_file_that_is_gone_is_a_storage_error(data_file: Path, reader: 
         assert gone.value.retriable
 
 
-def test_a_topic_that_was_created_and_cannot_be_read_is_not_told_as_refused(
+def test_create_of_a_topic_that_cannot_be_read_is_not_reported_as_refused(
     path: Path, reader: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(query: Any) -> Any:
@@ -187,7 +187,7 @@ def change_newest_entry(table: Path, change: Callable[[dict[str, Any]], None]) -
     entry.write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
 
 
-def test_state_is_loaded_whole_whatever_the_statistics_in_a_log_say(path: Path) -> None:
+def test_wrong_statistics_in_a_log_hide_no_row_of_the_state(path: Path) -> None:
     """A file that was skipped would have its offsets given out again."""
 
     def set_step(action: dict[str, Any]) -> None:
@@ -347,7 +347,7 @@ def test_a_transaction_that_contradicts_its_partitions_ends_no_step(
     assert caplog.text.count("The timer of ('tx'") == 1
 
 
-def test_a_result_of_a_newer_version_is_none_of_damage(path: Path, reader: Connection) -> None:
+def test_result_of_a_newer_version_is_not_reported_as_damage(path: Path, reader: Connection) -> None:
     table = DeltaTable(str(path / "clients")).to_pyarrow_table()
     newer = table.to_pylist()[-1] | {"client_id": "newer", "results": '[{"outcome":"topic_archived"}]'}
     with ignore_protocol(path / "clients") as copy:
@@ -370,7 +370,7 @@ def test_a_log_that_cannot_be_read_does_not_hide_the_damage(
 
 
 @pytest.mark.parametrize("error_type", [TypeError, AttributeError])
-def test_a_mistake_of_ours_is_not_told_as_damage(
+def test_programming_error_is_not_reported_as_damage(
     error_type: type[Exception], reader: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:

@@ -61,7 +61,7 @@ def create_filled_topic(mq: Connection) -> tuple[str, Path]:
 # -- ids and names ---------------------------------------------------------------------------------------
 
 
-def test_ids_tell_who_wrote_a_file_and_are_its_name(project_at_once: Connection) -> None:
+def test_id_tells_the_writer_of_a_file_and_is_its_name(project_at_once: Connection) -> None:
     _, published = create_filled_topic(project_at_once)
     inline = new_topic(project_at_once)
     project_at_once.publish(inline, pa.table({"value": ["rides in its letter"]}))
@@ -81,7 +81,7 @@ def test_new_ids_are_publishers_and_no_two_are_alike() -> None:
     assert {file_id & 7 for file_id in file_ids} == set(range(8))
 
 
-def test_the_id_of_a_file_costs_next_to_nothing_and_bounds_its_rows(mq: Connection) -> None:
+def test_column_of_file_ids_takes_few_bytes_and_has_bounds(mq: Connection) -> None:
     file = write_file(mq, 200_000, FEW)
     row_group = pq.read_metadata(Path(mq.namespace.files.root, file_name(FEW))).row_group(0)
     column = row_group.column(MESSAGES.schema.names.index("file_id"))
@@ -161,7 +161,7 @@ MISHAPS = [
 
 
 @pytest.mark.parametrize("mishap", MISHAPS, ids=lambda mishap: mishap.__name__)
-def test_what_was_not_written_is_not_delivered(mq: Connection, mishap: Callable[[Path], None]) -> None:
+def test_changed_file_is_not_delivered(mq: Connection, mishap: Callable[[Path], None]) -> None:
     topic, file = create_filled_topic(mq)
     other, _ = create_filled_topic(mq)
     before = file.read_bytes()
@@ -181,7 +181,7 @@ def test_what_was_not_written_is_not_delivered(mq: Connection, mishap: Callable[
     assert check_data_files(mq).ok
 
 
-def test_pages_that_cannot_be_decoded_are_told_as_damage(mq: Connection) -> None:
+def test_undecodable_page_is_reported_as_damage(mq: Connection) -> None:
     topic, file = create_filled_topic(mq)
     data = bytearray(file.read_bytes())
     data[4:2000] = bytes(1996)
@@ -200,7 +200,7 @@ def flip_bit_of_value(file: Path) -> None:
     file.write_bytes(data)
 
 
-def test_one_bit_that_flips_in_a_page_is_told_as_damage(mq: Connection) -> None:
+def test_flipped_bit_in_a_page_is_reported_as_damage(mq: Connection) -> None:
     topic, file = create_filled_topic(mq)
     flip_bit_of_value(file)
     with pytest.raises(FileTruncated, match=f"{file.stem} is damaged.*CRC") as error_info:
@@ -254,9 +254,7 @@ def test_a_damaged_footer_is_not_given_to_arrow(tmp_path: Path) -> None:
     assert verify_files(files, {FINE: written.footer_hash}) == verify_files(files, {}) == {}
 
 
-def test_a_file_that_this_user_may_not_read_is_worth_another_try(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_of_a_forbidden_file_may_be_retried(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, file = create_filled_topic(mq)
 
     def deny(name: str) -> pa.NativeFile:
@@ -296,7 +294,7 @@ def write_file(mq: Connection, rows: int, file_id: int, partition: int = 0) -> D
         (b"junk" * 25, "100 bytes, not a Parquet file"),
     ],
 )
-def test_what_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, message: str) -> None:
+def test_file_that_is_no_parquet_gets_no_offsets(mq: Connection, content: bytes, message: str) -> None:
     topic = new_topic(mq)
     mq.namespace.files.put(file_name(JUNK), content)
     with pytest.raises(FileMissing, match=message):

@@ -72,7 +72,7 @@ def test_a_sequencer_that_only_runs_steps_is_asked_through_the_mailbox(tmp_path:
 
 
 @pytest.mark.slow
-def test_what_leads_to_a_leader_is_there_while_it_serves(tmp_path: Path) -> None:
+def test_line_object_exists_only_while_its_leader_serves(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
         for epoch in (1, 2):
             with mq.serving():
@@ -84,7 +84,7 @@ def test_what_leads_to_a_leader_is_there_while_it_serves(tmp_path: Path) -> None
             assert os.listdir(tmp_path / "mq/line") == []
 
 
-def test_a_leader_removes_what_dead_ones_left_and_nothing_newer(tmp_path: Path) -> None:
+def test_leader_removes_line_objects_of_older_leaders_only(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
     names = [line_name(1), f"{line_name(1)}-ab.sock", line_name(2), f"{line_name(2)}-ab.sock", line_name(3)]
     for name in names:
@@ -192,7 +192,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_line, "PATIENCE_MS", 200)
 
 
-def test_an_answer_on_the_line_is_the_callers(tmp_path: Path) -> None:
+def test_caller_gets_the_answer_that_comes_on_the_line(tmp_path: Path) -> None:
     office = OnLine(tmp_path, answer)
     assert [office.ask() for _ in range(3)] == [ProducerDone(9, 0)] * 3
     assert [number for number, _ in office.letters] == [1, 2, 3]
@@ -239,7 +239,7 @@ def test_silent_leader_leaves_half_of_the_time_for_the_mailbox(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("error", ["full", "unwritable"])
-def test_where_the_mailbox_takes_no_letter_after_the_line_its_outcome_is_unknown(tmp_path: Path, error: str) -> None:
+def test_outcome_is_unknown_if_line_and_mailbox_fail(tmp_path: Path, error: str) -> None:
     """It may have been decided: neither is the caller told that nothing was sent, nor is its number used again."""
     office = OnLine(tmp_path, lambda lines, letter: lines.table.refuse(letter))
     if error == "full":
@@ -277,7 +277,7 @@ def raise_full(*_: Any) -> str:
     raise MailboxFull(1, 1)
 
 
-def test_a_full_mailbox_is_told_as_before_where_nothing_was_sent(tmp_path: Path) -> None:
+def test_full_mailbox_is_reported_if_nothing_was_sent(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.mailbox.put = raise_full  # type: ignore[method-assign]
     line = DirectLine(desk.files, "ns", AheadClock())
@@ -298,7 +298,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("body", FORGED.values(), ids=FORGED)
-def test_an_object_that_leads_nowhere_costs_no_letter(tmp_path: Path, body: bytes) -> None:
+def test_invalid_line_object_costs_no_letter(tmp_path: Path, body: bytes) -> None:
     desk = Desk(tmp_path)
     desk.files.put(line_name(9), body, durable=False)
     line = DirectLine(desk.files, "ns", AheadClock())
@@ -322,7 +322,7 @@ def led(tmp_path: Path) -> Iterator[tuple[Connection, Sequencer]]:
 
 
 @pytest.mark.parametrize("carriers", ["line first", "mailbox first", "both at once", "client forgotten"])
-def test_a_letter_that_comes_on_both_ways_is_decided_once(led: tuple[Connection, Sequencer], carriers: str) -> None:
+def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Sequencer], carriers: str) -> None:
     mq, sequencer = led
     lines = sequencer._term.lines  # type: ignore[union-attr]
     assert lines is not None

@@ -75,7 +75,7 @@ def test_ranges_take_few_bytes_each(store: Store) -> None:
     assert sum(sizes) < 10 * COUNT
 
 
-def test_a_start_reads_only_hours_that_are_near(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_reads_only_the_near_hours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group has 16,384 rows. In a table that is sorted by hour, the first hour is in the first of them."""
     counts: list[int] = []
     read = WaitingRows.read

@@ -65,14 +65,14 @@ def list_everything(files: Files) -> list[str]:
     [b"", b"x", bytes(range(256)) * 10_000, pa.py_buffer(b"buffer"), memoryview(b"..view..")[2:6]],
     ids=["empty", "one", "large", "buffer", "view"],
 )
-def test_what_was_put_is_got(files: Files, tmp_path: Path, data, durable: bool):
+def test_object_that_was_put_is_read_back(files: Files, tmp_path: Path, data, durable: bool):
     files.put("folder/deep/name", data, durable=durable)
     assert files.get("folder/deep/name") == bytes(data)
     assert files.size("folder/deep/name") == len(bytes(data))
     assert list_everything(files) == ["folder/deep/name"]
 
 
-def test_an_identity_is_of_one_object(files: Files):
+def test_identity_belongs_to_one_object(files: Files):
     """Every reader gets the same identity. A later object under the same name has another one."""
     first = files.put("folder/name", b"one")
     assert first == files.identity("folder/name")
@@ -95,7 +95,7 @@ def test_a_name_is_used_once(files: Files, tmp_path: Path):
     assert list_everything(files) == ["a"]
 
 
-def test_what_is_not_there(files: Files):
+def test_missing_object_has_no_content_size_or_time(files: Files):
     files.put("folder/a", b"")
     for name in ("b", "folder/b", "none/b", "folder/a/b"):
         with pytest.raises((FileNotFoundError, NotADirectoryError)):
@@ -111,7 +111,7 @@ def test_what_is_not_there(files: Files):
     assert files.modified_ms("folder") is None
 
 
-def test_modified_is_the_stores_time(files: Files, monkeypatch: pytest.MonkeyPatch):
+def test_modified_time_comes_from_the_stores_clock(files: Files, monkeypatch: pytest.MonkeyPatch):
     before = time.time_ns() // 1_000_000
     monkeypatch.setattr(time, "time", lambda: 0.0)
     monkeypatch.setattr(time, "time_ns", lambda: 0)
@@ -122,7 +122,7 @@ def test_modified_is_the_stores_time(files: Files, monkeypatch: pytest.MonkeyPat
     assert before - coarse <= files.modified_ms("a") <= time.time_ns() // 1_000_000
 
 
-def test_modified_is_exact_on_a_disk(disk: Files, tmp_path: Path):
+def test_modified_time_on_a_disk_has_milliseconds(disk: Files, tmp_path: Path):
     disk.put("a", b"x")
     os.utime(tmp_path / "root" / "a", ns=(0, 1_234_567_890_123_456_789))
     assert disk.modified_ms("a") == 1_234_567_890_123
@@ -275,7 +275,7 @@ def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a..", "a b", "ä%20", "a\\b", "x" * 200, "_delta_log", "a.b-c_d"])
-def test_odd_names_are_only_names(files: Files, name: str):
+def test_odd_names_are_stored_as_they_are(files: Files, name: str):
     if "\\" in name and files.uri("box").startswith("az:"):
         pytest.skip("Azure takes a backslash for a slash. LakeMQ puts no such name")
     files.put(f"box/{name}", b"x")
@@ -387,7 +387,7 @@ NO_OBJECTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", NO_OBJECTS)
-def test_what_is_no_object_is_refused_and_never_waited_for(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_pipe_folder_or_link_is_refused_without_waiting(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "box").mkdir()
     monkeypatch.chdir(tmp_path)
     make, reason = NO_OBJECTS[kind]
@@ -520,7 +520,7 @@ def _put_all(root: str, mark: bytes, named_temporaries: bool, count: int) -> int
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("named_temporaries", [False, True])
-def test_of_several_processes_one_gets_the_name(tmp_path: Path, named_temporaries: bool):
+def test_one_of_several_processes_gets_the_name(tmp_path: Path, named_temporaries: bool):
     root, count = str(tmp_path / "root"), 50 if named_temporaries else 300
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         won = pool.starmap(_put_all, [(root, mark, named_temporaries, count) for mark in (b"a", b"b", b"c", b"d")])

@@ -68,7 +68,7 @@ def announce(leader: Leader, step: int) -> None:
     leader.lines.followers.announce()
 
 
-def test_a_follower_is_told_once_of_the_step_that_it_waits_for(leader: Leader) -> None:
+def test_follower_gets_one_hint_for_the_step_it_waits_for(leader: Leader) -> None:
     client = leader.connect().greet()
     announce(leader, 7)
     await_step(client, 7)
@@ -80,14 +80,14 @@ def test_a_follower_is_told_once_of_the_step_that_it_waits_for(leader: Leader) -
     assert has_nothing(client), "it has not asked again"
 
 
-def test_a_follower_that_is_behind_is_told_at_once(leader: Leader) -> None:
+def test_follower_that_is_behind_gets_a_hint_at_once(leader: Leader) -> None:
     client = leader.connect().greet()
     announce(leader, 7)
     await_step(client, 5)
     assert client.receive() == hint(7)
 
 
-def test_a_step_is_not_told_of_before_it_is_announced(leader: Leader) -> None:
+def test_no_hint_is_sent_before_a_step_is_announced(leader: Leader) -> None:
     """The letters of a step are answered first."""
     client = leader.connect().greet()
     leader.lines.note_step(leader.clock.steady_ms())
@@ -189,7 +189,7 @@ def put_letter(following: Following, number: int) -> None:
     following.mq.namespace.mailbox.put("c1", number, letter_of("c1", number, f"t{number}"), 0)
 
 
-def test_the_leader_tells_of_a_step_that_has_landed(following: Following) -> None:
+def test_leader_sends_a_hint_for_a_landed_step(following: Following) -> None:
     assert following.line.await_step(following.sequencer.state.step)
     assert not following.line.wait_for_hint(50)
     put_letter(following, 1)
@@ -198,7 +198,7 @@ def test_the_leader_tells_of_a_step_that_has_landed(following: Following) -> Non
     assert following.line._connection is not None, "it was told, and the line is open"
 
 
-def test_followers_are_not_told_of_renewed_leases(following: Following) -> None:
+def test_no_hint_is_sent_for_a_renewed_lease(following: Following) -> None:
     step = following.sequencer.state.step
     assert following.line.await_step(step)
     following.clock.ahead_ms += following.mq.namespace.config["lease.ms"] // 2
@@ -207,7 +207,7 @@ def test_followers_are_not_told_of_renewed_leases(following: Following) -> None:
     assert not following.line.wait_for_hint(50)
 
 
-def test_nobody_is_told_of_a_step_whose_leader_does_not_lead_any_more(following: Following) -> None:
+def test_no_hint_is_sent_for_a_step_of_a_deposed_leader(following: Following) -> None:
     """The put has succeeded, but the look afterwards finds that the step before has changed."""
     assert following.line.await_step(following.sequencer.state.step)
     frames: list[int | None] = []
@@ -236,7 +236,7 @@ def without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_poll_ends_when_the_leader_tells_of_a_step(mq: lakemq.Connection, without_inotify: None) -> None:
+def test_poll_ends_on_a_hint_of_the_leader(mq: lakemq.Connection, without_inotify: None) -> None:
     topic = new_topic(mq)
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         consumer.poll()
@@ -249,9 +249,7 @@ def test_a_poll_ends_when_the_leader_tells_of_a_step(mq: lakemq.Connection, with
         sender.join()
 
 
-def test_a_poll_ends_when_the_file_system_tells_of_a_step(
-    mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_ends_on_a_notification_of_the_file_system(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FollowLine, "open", lambda self: False)
     topic = new_topic(mq)
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
@@ -310,7 +308,7 @@ def open_consumer(mq: lakemq.Connection, topic: str, protocol: str | None) -> An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", [None, "queue"])
-def test_polls_look_for_no_steps_while_the_leader_would_tell_of_them(
+def test_polls_do_not_look_while_the_leader_owes_a_hint(
     mq: lakemq.Connection, protocol: str | None, without_inotify: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = new_topic(mq)
@@ -340,7 +338,7 @@ def test_a_poll_with_a_short_timeout_looks(
 
 
 @pytest.mark.slow
-def test_polls_find_a_step_that_the_leader_did_not_tell_of(
+def test_polls_find_a_step_without_a_hint(
     mq: lakemq.Connection, without_inotify: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each poll is shorter than the time between two looks."""

@@ -89,7 +89,7 @@ def test_java_hash(text: str, expected: int):
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_there_is_no_partition_of_none(count: int):
+def test_zero_partitions_are_refused(count: int):
     for call in (
         lambda: xxhash64_partition(b"k", count),
         lambda: murmur2_partition(b"k", count),
@@ -121,7 +121,7 @@ def compute_expected_partitions(keys: list[bytes | None], count: int, partitione
 
 @examples()
 @given(columns, st.sampled_from([1, 40, 200]), counts, partitioners, st.integers(-(10**12), 10**12))
-def test_a_column_goes_where_its_keys_go(few, repeats, count, partitioner, start):
+def test_column_of_keys_gets_the_partitions_of_its_keys(few, repeats, count, partitioner, start):
     # Keys are repeated, because only large groups of keys of one length are hashed together.
     keys = few * repeats
     partitions = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
@@ -186,7 +186,7 @@ def test_all_ways_to_hold_keys_agree(kind: pa.DataType):
 @pytest.mark.parametrize(
     "keys", [pa.array([], pa.binary()), pa.chunked_array([], pa.binary())], ids=["array", "chunked"]
 )
-def test_no_keys_no_partitions(keys):
+def test_empty_column_gets_no_partitions(keys):
     assert partition_keys(keys, 3, "xxhash64", 0).tolist() == []
 
 

@@ -75,7 +75,7 @@ def test_rates_add_up_to_what_is_in_the_log(history: History) -> None:
     assert total(history, history.consumed["queue"]) == pytest.approx(3 * MESSAGES // 2)
 
 
-def test_a_mean_rate_is_that_of_the_time_which_the_journal_has(history: History) -> None:
+def test_mean_rate_covers_the_time_that_the_journal_has(history: History) -> None:
     """The namespace is younger than the ten minutes that were asked for."""
     timeline, began_ms = history.timeline, history.journal_since_ms
     assert began_ms is not None
@@ -140,7 +140,7 @@ def run(mq: Connection, *arguments: str) -> dict[str, int]:
     return dict(json.loads(done.stdout))
 
 
-def test_the_report_of_a_terminal_has_what_the_history_has(mq: Connection, history: History) -> None:
+def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: History) -> None:
     span = [str(history.timeline.since_ms), str(history.timeline.until_ms)]
     arguments = ["--path", mq.namespace.path, "report", "--since", span[0], "--until", span[1], "--output"]
     shown = {

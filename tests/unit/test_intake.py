@@ -128,7 +128,7 @@ def test_a_step_takes_no_more_than_it_has_memory_for(tmp_path: Path, requests: i
     assert len(set(office.decided)) == 20
 
 
-def test_what_waits_is_forgotten_when_it_is_gone(tmp_path: Path) -> None:
+def test_intake_forgets_letters_that_are_gone(tmp_path: Path) -> None:
     office = Office(tmp_path)
     names = [office.put("gap", number) for number in range(2, 42)]
     office.step()
@@ -160,7 +160,7 @@ def test_a_letter_for_another_namespace_at_this_path_is_refused(
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ELOOP])
-def test_a_letter_that_cannot_be_read_stops_nobody(tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_letter_blocks_no_other(tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture) -> None:
     office = Office(tmp_path, unreadable="bad", code=code)
     office.put("bad", 1)
     office.put("good", 1)
@@ -175,7 +175,7 @@ def test_a_letter_that_cannot_be_read_stops_nobody(tmp_path: Path, code: int, ca
     assert os.strerror(code) in caplog.text
 
 
-def test_it_is_tried_ever_more_seldom_and_decided_once_it_can_be_read(tmp_path: Path) -> None:
+def test_unreadable_letter_is_tried_less_and_less_often_and_then_decided(tmp_path: Path) -> None:
     office = Office(tmp_path, unreadable="bad")
     office.put("bad", 1)
     for _ in range(600):
@@ -189,7 +189,7 @@ def test_it_is_tried_ever_more_seldom_and_decided_once_it_can_be_read(tmp_path: 
     assert office.mailbox.list_waiting(10) == []
 
 
-def test_many_that_cannot_be_read_leave_each_step_its_bound(tmp_path: Path) -> None:
+def test_unreadable_letters_keep_to_the_bound_of_a_step(tmp_path: Path) -> None:
     office = Office(tmp_path, most=10, unreadable="bad")
     for i in range(35):
         office.put(f"bad{i}", 1, coarse_s=1)
@@ -204,7 +204,7 @@ def test_many_that_cannot_be_read_leave_each_step_its_bound(tmp_path: Path) -> N
     assert office.time_passes(intake)
 
 
-def test_after_a_gap_it_is_refused_unread(tmp_path: Path) -> None:
+def test_unreadable_letter_behind_a_gap_is_refused_unread(tmp_path: Path) -> None:
     office = Office(tmp_path, unreadable="bad")
     office.put("bad", 2)
     office.step()
@@ -223,7 +223,7 @@ def make_large(path: Path) -> None:
     [os.mkfifo, Path.mkdir, make_large, lambda path: path.symlink_to(path)],
     ids=["pipe", "folder", "20GB", "loop"],
 )
-def test_what_is_no_file_stops_nobody(tmp_path: Path, make) -> None:
+def test_letter_that_is_no_file_blocks_no_other(tmp_path: Path, make) -> None:
     """The test uses real folders and links: root may read any file, but not these."""
     office = Office(tmp_path)
     (tmp_path / "mailbox").mkdir()

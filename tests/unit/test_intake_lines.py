@@ -63,7 +63,7 @@ def decide(office: LineOffice, letters: StepLetters) -> None:
     office.intake.discard([opened.name for opened in letters.taken if opened.on_line is None])
 
 
-def test_a_letter_that_is_read_after_its_copy_was_decided_counts_for_nothing(office: LineOffice) -> None:
+def test_letter_read_after_its_copy_was_decided_is_dropped(office: LineOffice) -> None:
     """The client gave its line up and used the mailbox; its first letter is still in the socket. By the time the leader
     reads it, it has forgotten the client, so the number alone would let it be decided again.
     """

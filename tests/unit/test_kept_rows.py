@@ -31,7 +31,7 @@ def make_row_groups(n: int, size: int = 100) -> list[pa.Table]:
     return [pa.table({"row": np.arange(i * size, (i + 1) * size)}) for i in range(n)]
 
 
-def test_what_was_used_longest_ago_goes_first() -> None:
+def test_cache_drops_the_least_recently_used_row_group() -> None:
     first, second, third = make_row_groups(3)
     cache = RowGroupCache(2 * first.nbytes)
     cache.put(1, (0, 100, 200, 300), 0, first)
@@ -45,7 +45,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
     assert cache.row_group_starts(1) == (0, 100, 200, 300)
 
 
-def test_what_is_larger_than_all_is_not_kept() -> None:
+def test_cache_keeps_no_row_group_above_its_size() -> None:
     (rows,) = make_row_groups(1)
     cache = RowGroupCache(rows.nbytes - 1)
     cache.put(1, (0, 100), 0, rows)
@@ -58,7 +58,7 @@ def test_what_is_larger_than_all_is_not_kept() -> None:
     st.lists(st.tuples(st.integers(0, 2_900), st.integers(1, 900)), min_size=1, max_size=6),
     st.sampled_from([0, 20_000, 1 << 30]),
 )
-def test_rows_are_the_same_with_what_is_kept(
+def test_cache_does_not_change_the_rows_of_a_fetch(
     tmp_path_factory: pytest.TempPathFactory, polls: list[tuple[int, int]], most_bytes: int
 ) -> None:
     files, footer = _write_data_file(str(tmp_path_factory.mktemp("kept")))
@@ -69,7 +69,7 @@ def test_rows_are_the_same_with_what_is_kept(
         assert with_kept.equals(fetch_arrow(files, make_plan(ranges, [], footer)))
 
 
-def test_of_what_lies_in_two_row_groups_only_the_other_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_reads_only_row_groups_that_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, footer = _write_data_file(str(tmp_path))
     cache, read = RowGroupCache(), list[int]()
     real = pq.ParquetFile.read_row_group

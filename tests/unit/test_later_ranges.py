@@ -51,7 +51,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.mark.slow
-def test_steps_do_not_wait_for_what_is_due_much_later(tmp_path: Path, gate: threading.Event) -> None:
+def test_steps_do_not_wait_for_ranges_due_much_later(tmp_path: Path, gate: threading.Event) -> None:
     with served(tmp_path) as mq:
         topic = new_topic(mq)
         mq.topics.alter(topic, {"delay.slot.ms": 50})
@@ -83,7 +83,7 @@ def test_steps_do_not_wait_for_what_is_due_much_later(tmp_path: Path, gate: thre
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_a_step_that_waits_long_for_what_is_due_much_later_renews_the_lease_and_is_not_stuck(
+def test_step_that_waits_for_later_ranges_renews_the_lease_and_is_not_stuck(
     tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served(tmp_path) as mq:
@@ -100,7 +100,7 @@ def test_a_step_that_waits_long_for_what_is_due_much_later_renews_the_lease_and_
 
 
 @pytest.mark.slow
-def test_a_step_does_not_wait_for_ever_for_what_is_due_much_later(
+def test_step_gives_up_waiting_for_ranges_due_much_later(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(later_ranges, "LONGEST_WAIT_S", 0.4)
@@ -129,7 +129,7 @@ def test_a_step_does_not_wait_for_ever_for_what_is_due_much_later(
 
 
 @pytest.mark.slow
-def test_what_is_due_much_later_counts_before_it_is_read(tmp_path: Path, gate: threading.Event) -> None:
+def test_ranges_due_much_later_count_before_they_are_read(tmp_path: Path, gate: threading.Event) -> None:
     with served(tmp_path) as mq:
         topic = new_topic(mq)
         mq.topics.alter(topic, {"delay.max.pending": 3})
@@ -175,7 +175,7 @@ def make_later_row(key: int) -> DelayedRow:
     return replace(make_row(key, 1, False), due_hour=due_ms // HOUR_MS, first_due_ms=due_ms, last_due_ms=due_ms)
 
 
-def test_the_state_is_the_same_as_if_all_was_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_later_gives_the_state_of_reading_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
     changed = replace(make_later_row(7), cancelled_rows=[3, 5], rescheduled_rows=[5], waiting_count=6)
     near = replace(make_row(1, 1, False), due_hour=0, first_due_ms=5000, last_due_ms=5000)

@@ -117,7 +117,7 @@ def test_a_program_that_the_leader_starts_does_not_get_its_lock(files: LocalFile
         started.communicate()
 
 
-def test_nothing_is_said_of_another_boot_or_without_a_file(files: LocalFiles) -> None:
+def test_leader_of_another_boot_or_without_a_file_is_not_called_dead(files: LocalFiles) -> None:
     kill(hold_in_child(files, "leader"))
     locks = LeaderLocks(files)
     assert locks.is_dead("leader")
@@ -127,9 +127,7 @@ def test_nothing_is_said_of_another_boot_or_without_a_file(files: LocalFiles) ->
         assert not locks.is_dead(name)
 
 
-def test_nothing_is_said_on_file_systems_of_several_machines(
-    files: LocalFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_leader_is_called_dead_on_a_shared_file_system(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     kill(hold_in_child(files, "leader"))
     monkeypatch.setattr(leader_locks, "_ONE_KERNEL", {})  # this process holds none of them
     locks = LeaderLocks(files)
@@ -138,7 +136,7 @@ def test_nothing_is_said_on_file_systems_of_several_machines(
     assert names(files) == ["leader"]
 
 
-def test_nothing_is_said_in_an_object_store(tmp_path: Path) -> None:
+def test_no_leader_is_called_dead_on_an_object_store(tmp_path: Path) -> None:
     from obstore.store import LocalStore
 
     locks = LeaderLocks(ObjectFiles(LocalStore(str(tmp_path)), str(tmp_path)))
@@ -161,7 +159,7 @@ def test_a_new_leader_removes_the_files_of_dead_ones_only(files: LocalFiles) -> 
         kill(alive)
 
 
-def test_a_disk_that_takes_nothing_leaves_no_lock(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_lock(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

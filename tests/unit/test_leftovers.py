@@ -51,7 +51,7 @@ def data_files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.parquet")}
 
 
-def test_what_was_replaced_goes_after_the_grace(
+def test_replaced_files_are_deleted_after_the_grace(
     leftovers: Leftovers, handle: TableHandle, files: Files, folder: Path
 ) -> None:
     assert leftovers.delete(NOTES.name, 60_000, handle.open_newest) == 0
@@ -74,9 +74,7 @@ def test_a_swap_that_never_landed_deletes_its_own_file_only(handle: TableHandle,
     assert list_steps(handle.read()) == [1]
 
 
-def test_what_was_merged_again_lately_stays_for_who_reads_it(
-    leftovers: Leftovers, handle: TableHandle, folder: Path
-) -> None:
+def test_file_merged_again_lately_stays_for_readers(leftovers: Leftovers, handle: TableHandle, folder: Path) -> None:
     age(folder.parent / "leftovers")
     leftovers.announce(NOTES.name, ["again.parquet", "merged.parquet"])
     handle.replace_at(3, [new_file(folder, "again.parquet", make_notes(1, 2))], handle.files())
@@ -84,7 +82,7 @@ def test_what_was_merged_again_lately_stays_for_who_reads_it(
     assert data_files(folder) == {"again.parquet", "merged.parquet", "stray.parquet"}
 
 
-def test_strays_go_when_they_are_old_and_nothing_that_is_live_or_announced(
+def test_old_strays_are_deleted_and_no_live_or_announced_file(
     leftovers: Leftovers, handle: TableHandle, folder: Path
 ) -> None:
     before = data_files(folder)
@@ -110,7 +108,7 @@ def write_odd_lists(folder: Path, special: bool) -> list[Path]:
     return paths
 
 
-def test_what_is_no_list_is_passed_over(
+def test_invalid_list_is_skipped_and_stops_sweeps(
     leftovers: Leftovers, handle: TableHandle, files: Files, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lists = folder.parent / "leftovers"
@@ -124,9 +122,7 @@ def test_what_is_no_list_is_passed_over(
     assert leftovers.sweep(NOTES.name, 60_000, handle.open_newest) == 0, "they may name what was just replaced"
 
 
-def test_what_cannot_be_read_yet_may_name_what_was_just_replaced(
-    leftovers: Leftovers, handle: TableHandle, folder: Path
-) -> None:
+def test_unreadable_list_delays_deletions(leftovers: Leftovers, handle: TableHandle, folder: Path) -> None:
     age(folder.parent / "leftovers")
     (folder.parent / "leftovers" / f"{NOTES.name}-odd.json").write_text("{")
     before = data_files(folder)
@@ -148,7 +144,7 @@ def test_a_list_of_what_cannot_be_deleted_is_tried_again(
     assert list(lists.iterdir()) == []
 
 
-def test_a_handle_that_is_old_makes_nothing_of_others_a_stray(
+def test_stale_handle_makes_no_file_of_others_a_stray(
     leftovers: Leftovers, handle: TableHandle, store: Store, folder: Path
 ) -> None:
     """The leader of the handle was stopped. The newest version says which files the table names."""

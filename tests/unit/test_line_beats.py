@@ -59,7 +59,7 @@ def read_numbers(leader: Leader) -> list[int]:
     return [beat.number for beat in leader.lines.beats.read_all()]
 
 
-def test_a_beat_counts_and_its_process_is_told(leader: Leader) -> None:
+def test_counted_beat_is_confirmed_to_its_process(leader: Leader) -> None:
     client = leader.connect().greet()
     for number in (1, 2):
         client.send(beat_frame(number, "C1"))
@@ -88,7 +88,7 @@ def test_a_beat_that_arrived_is_read_before_anybody_is_judged(leader: Leader) ->
 
 
 @pytest.mark.slow
-def test_nobody_is_judged_while_the_lines_are_not_read(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_member_is_judged_while_lines_are_not_read(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_beats, "READ_TIMEOUT_S", 0.1)
     go_on = threading.Event()
     monkeypatch.setattr(leader.lines, "_close_overdue", lambda: go_on.wait(PATIENCE_S))
@@ -99,7 +99,7 @@ def test_nobody_is_judged_while_the_lines_are_not_read(leader: Leader, monkeypat
     go_on.set()
 
 
-def test_the_last_beat_of_a_closed_line_is_told_once(leader: Leader) -> None:
+def test_last_beat_of_a_closed_line_is_read_once(leader: Leader) -> None:
     client = leader.connect().greet()
     client.send(beat_frame(1, "C1"))
     assert client.receive() == seen(1)
@@ -171,7 +171,7 @@ def scene(tmp_path: Path) -> Iterator[LineScene]:
     scene.lines.close()
 
 
-def test_who_beats_on_a_line_lives_and_who_stops_is_lost_after_its_session(scene: LineScene) -> None:
+def test_member_that_stops_beating_on_a_line_is_lost_after_its_session(scene: LineScene) -> None:
     scene.join("C1", "C2")
     scene.beat_on_line("C1", "C2")
     assert scene.look() == []
@@ -213,7 +213,7 @@ def test_a_process_that_has_changed_to_objects_lives(scene: LineScene) -> None:
     assert not any(silent[:-2])
 
 
-def test_nobody_is_lost_by_a_look_at_lines_alone(scene: LineScene) -> None:
+def test_no_member_is_lost_by_a_look_at_lines_alone(scene: LineScene) -> None:
     """The process may have begun to write objects while its line seems to be in order."""
     scene.join("C1")
     scene.beat_on_line("C1", interval_ms=SESSION_MS - 500)

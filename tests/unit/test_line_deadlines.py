@@ -51,7 +51,7 @@ def leader(tmp_path: Path) -> Iterator[SteppedLeader]:
 
 
 @pytest.mark.parametrize("pause_ms", [0, 5_000], ids=["short steps", "steps that take seconds"])
-def test_what_has_expired_is_forgotten_after_a_drain(leader: SteppedLeader, pause_ms: int) -> None:
+def test_expired_client_is_forgotten_after_a_drain(leader: SteppedLeader, pause_ms: int) -> None:
     leader.clock.ahead_ms += EXPIRATION_MS + 1_000
     leader.sequencer.step()
     assert leader.knows_client, "a letter may have come that is not read yet"

@@ -92,7 +92,7 @@ def list_expected_rows(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_found_is_what_is_there_whoever_wrote_the_file(
+def test_lookup_finds_the_matching_segments_of_any_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(stored_segments, "_FEW_ROWS", 20)
@@ -196,7 +196,7 @@ def make_step(step: int, rows: list[SegmentRow]) -> Step:
 
 
 @pytest.mark.parametrize("newest", [0, 3, 1000])
-def test_what_is_found_in_the_tail_is_there_however_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_in_the_tail_does_not_depend_on_how_it_is_kept(newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail_module, "_MANY_NEWEST", newest)
     chance = random.Random(newest)
     for forgotten in (0, 0, 5, 12):
@@ -224,7 +224,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
-def test_who_follows_goes_on_from_newer_watermarks_and_loads_nothing_again(
+def test_follower_moves_to_newer_watermarks_without_loading_again(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = AheadClock()

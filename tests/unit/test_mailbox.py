@@ -104,7 +104,7 @@ def test_other_names_are_not_letters(alien: str):
 
 
 @pytest.mark.parametrize("client_id", ["", ".", "..", "../x", "a/b", ".hidden", "-c", "x" * 129, "ä", "a b", "a\n"])
-def test_what_is_not_a_client_id_is_refused(files: Files, client_id: str):
+def test_invalid_client_id_is_refused(files: Files, client_id: str):
     mailbox = Mailbox(files)
     for call in (
         lambda: mailbox.put(client_id, 1, b"", NOW_MS),
@@ -128,7 +128,7 @@ def test_what_is_not_a_client_id_is_refused(files: Files, client_id: str):
         (1, 10**13, "now_ms: found 10000000000000, expected"),
     ],
 )
-def test_what_does_not_fit_a_name_is_refused(files: Files, number: int, now_ms: int, message: str):
+def test_number_or_time_outside_a_letters_name_is_refused(files: Files, number: int, now_ms: int, message: str):
     with pytest.raises(ValueError, match=message):
         Mailbox(files).put("c", number, b"", now_ms)
 
@@ -185,7 +185,7 @@ def test_a_withdrawn_letter_is_gone(files: Files):
     assert mailbox.list_waiting(10) == []
 
 
-def test_aliens_are_passed_over_and_reported(files: Files):
+def test_objects_that_are_no_letters_are_skipped_and_listed(files: Files):
     mailbox = Mailbox(files)
     aliens = ["0-first", "README.txt", "zz"]
     for alien in aliens:
@@ -199,7 +199,7 @@ def test_aliens_are_passed_over_and_reported(files: Files):
     assert mailbox.list_unknown_names(2) == aliens[:2]
 
 
-def test_what_cannot_be_deleted_is_named_and_does_not_keep_the_others(tmp_path: Path):
+def test_undeletable_letter_is_named_and_others_are_deleted(tmp_path: Path):
     files = FaultyFiles(str(tmp_path), undeletable="stuck")
     mailbox = Mailbox(files)
     for client_id in ("a", "stuck", "z"):
@@ -352,7 +352,7 @@ def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
         mailbox.discard(letters)
 
 
-def test_who_comes_to_the_end_has_seen_what_is_new_as_well(tmp_path: Path):
+def test_look_to_the_end_includes_new_letters(tmp_path: Path):
     """Another sequencer took all letters of an old listing. New ones still come in the same call."""
     put_letters(tmp_path, (LetterName.of("old", i, 1_000) for i in range(1, 8)))
     files = LocalFiles(str(tmp_path))

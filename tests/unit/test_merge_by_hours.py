@@ -39,7 +39,7 @@ def read_back(tmp_path: Path, files: tuple[NewFile, ...]) -> pa.Table:
 
 @pytest.mark.parametrize("merged_rows", [1, 300, 10**6])
 @pytest.mark.parametrize("whole", [False, True])
-def test_pieces_are_merged_as_all_rows_are(
+def test_merge_in_pieces_writes_the_file_of_a_whole_merge(
     tmp_path: Path, handle: TableHandle, monkeypatch: pytest.MonkeyPatch, merged_rows: int, whole: bool
 ) -> None:
     monkeypatch.setattr(housekeeping, "_MERGED_ROWS", merged_rows)

@@ -351,7 +351,7 @@ def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
+def test_fetch_of_a_lost_file_says_that_it_is_gone(path: Path) -> None:
     for old, _ in read_before_merge(path, lambda other: other.fetch("a")):
         for file in data_files(path):
             (path / MESSAGES.name / file).unlink()
@@ -359,7 +359,7 @@ def test_what_is_gone_for_good_is_still_told(path: Path) -> None:
             old.to_arrow()
 
 
-def test_who_comes_with_an_older_watermark_looks_again(path: Path) -> None:
+def test_reader_with_an_older_watermark_loads_again(path: Path) -> None:
     """Merged segments have a step that the older watermark would skip."""
     with connect(path) as mq:
         with lead_one_term(mq):
@@ -399,7 +399,7 @@ def test_a_request_that_names_an_old_file_is_refused(path: Path) -> None:
         assert mq.end_offsets("a") == {0: 0}
 
 
-def test_what_was_published_before_a_merge_is_known_after_it(path: Path) -> None:
+def test_repeats_are_recognised_after_a_merge(path: Path) -> None:
     with connect(path) as mq:
         with lead_one_term(mq):
             mq.topics.create("a")
@@ -494,7 +494,7 @@ def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monke
 
 
 @pytest.mark.extended
-def test_once_they_are_released_it_is_a_file_like_any_other(path: Path) -> None:
+def test_file_is_merged_once_its_waiting_rows_are_released(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         publish_delayed(mq, 500)
         with lead_one_term(mq):

@@ -158,7 +158,7 @@ def test_segments_stay_two_where_anything_differs(changed: dict[str, Any]) -> No
     assert sorted(merged, key=lambda row: row.step) == segments
 
 
-def test_above_the_floor_what_one_step_decided_becomes_one() -> None:
+def test_segments_of_one_step_are_joined_above_the_floor() -> None:
     segments = [make_segment(FLOOR + 1, 0, 0), make_segment(FLOOR + 1, 1, 1)]
     assert coalesce(SEGMENTS.table(segments), FLOOR).num_rows == 1
 
@@ -194,7 +194,7 @@ def test_the_newest_minute_is_that_of_the_whole_topic() -> None:
     assert coalesce_segments(SEGMENTS.table(older), FLOOR, bounds).num_rows == 2
 
 
-def test_what_is_deleted_is_not_joined_to_what_is_not() -> None:
+def test_deleted_segments_are_not_joined_to_others() -> None:
     rows = SEGMENTS.table(make_timed_segments((0, 1), (2, 3), (4, 5), (6, 7)))
     cut = replace(make_segment(2, 4, 0), kind="log_start")
     bounds = LogBounds(lambda: [rows, SEGMENTS.table([cut])])
@@ -202,7 +202,7 @@ def test_what_is_deleted_is_not_joined_to_what_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", ["commit", "abort", "log_start", "topic_deleted"])
-def test_what_is_no_data_stays_as_it_is(kind: str) -> None:
+def test_segments_that_are_no_data_stay_as_they_are(kind: str) -> None:
     bare = ("file_id", "footer_hash", "first_row", "file_partition", "min_timestamp_ms", "max_timestamp_ms")
     rows = [replace(make_segment(step, step, 0), **dict.fromkeys(bare), kind=kind) for step in (1, 2)]
     assert SEGMENTS.rows(coalesce(SEGMENTS.table(rows), FLOOR)) == rows
@@ -296,7 +296,7 @@ def _assert_as_few_as_can_be(segments: pa.Table, floor: int) -> None:
 
 
 @pytest.mark.parametrize(("first_row", "record_count"), [(-1, 2), (11, 2), (12, 1), (3, 0), (3, -1)])
-def test_a_range_that_leaves_its_file_is_none(first_row: int, record_count: int) -> None:
+def test_range_outside_its_file_is_refused(first_row: int, record_count: int) -> None:
     ranges = SEGMENTS.table([make_segment(1, 0, first_row, record_count, file_id=7)])
     with pytest.raises(ValueError, match="not in its file"):
         find_pointed_rows(ranges, np.array(list(FILES)), np.array(list(FILES.values())))

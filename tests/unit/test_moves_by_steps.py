@@ -56,7 +56,7 @@ def test_each_step_moves_some_and_the_last_one_completes(protocol: str) -> None:
     assert (mq.state.groups["g"].status, mq.state.groups["g"].generation) == (GroupStatus.STABLE, 1)
 
 
-def test_whatever_else_is_asked_meanwhile() -> None:
+def test_other_requests_do_not_disturb_moves() -> None:
     mq = join_first_member("cooperative")
     mq.create("another")
     assert count_owned_partitions(mq.state) == 8
@@ -71,7 +71,7 @@ def test_a_classic_group_moves_as_a_whole() -> None:
     assert (count_owned_partitions(mq.state), mq.state.list_moving_groups()) == (10, set())
 
 
-def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
+def test_new_partitions_are_given_at_once_during_a_delay() -> None:
     """Only lost partitions wait for their member. Otherwise all others would wait as well."""
     mq = join_first_member("queue", 4)
     mq.one(make_join("queue", "C2"))
@@ -88,7 +88,7 @@ def test_while_a_delay_runs_what_is_new_is_given_at_once() -> None:
 
 
 @pytest.mark.parametrize("by_tables", [0, 1])
-def test_who_leads_next_goes_on(by_tables: int) -> None:
+def test_next_leader_continues_the_moves(by_tables: int) -> None:
     """by_tables: how many steps the next leader reads from the journal, because the tables lack them."""
     mq = join_first_member("cooperative")
     tables: Tables = {}
@@ -108,7 +108,7 @@ def _raises(*_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("rules", [(), (_raises,)])
-def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_without_a_move_keeps_no_step_busy(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mq = join_first_member("cooperative")
     monkeypatch.setattr(reconciling, "SETTLING", rules)
     machine.begin_step(mq.state, mq.now_ms)
@@ -118,7 +118,7 @@ def test_what_does_not_move_though_it_might_keeps_no_step_busy(rules: Any, monke
 
 
 @pytest.mark.slow
-def test_a_sequencer_goes_on_though_nobody_asks_for_anything() -> None:
+def test_sequencer_moves_partitions_without_requests() -> None:
     player = Player()
     player.ask(AlterTopic("t", partitions=20))
     player.ask(make_join("cooperative"))

@@ -416,7 +416,7 @@ def test_errors_and_logs_never_show_credentials(echo: dict[str, str], caplog: py
     assert sum("403" in text for text in texts) > 4, "the answer itself is shown"
 
 
-def test_what_is_hidden() -> None:
+def test_secrets_and_signatures_are_hidden() -> None:
     options = {"AWS_SECRET_ACCESS_KEY": "ab/cd+ef", "AWS_REGION": "us-east-1", "sse_bucket_key_enabled": "true"}
     text = hide_secrets("us-east-1 ab/cd+ef ab%2Fcd%2Bef true ?sv=1&sig=Zm9v%3D&x", options)
     assert text == "us-east-1 *** *** true ?sv=1&sig=***&x"

@@ -90,7 +90,7 @@ def test_a_store_takes_delta_rs_options():
         ),
     ],
 )
-def test_other_stores(root: str, options: dict[str, str], kind: str, base: str):
+def test_path_decides_the_kind_of_store(root: str, options: dict[str, str], kind: str, base: str):
     files = open_files(root, options)
     assert isinstance(files, ObjectFiles)
     store = files._store

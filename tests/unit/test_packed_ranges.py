@@ -54,7 +54,7 @@ some_ranges = st.lists(waiting, min_size=1, max_size=30, unique_by=lambda waitin
 
 @examples(60)
 @given(some_ranges)
-def test_what_is_packed_comes_out_as_it_was(ranges: list[WaitingRange]) -> None:
+def test_packed_ranges_come_out_unchanged(ranges: list[WaitingRange]) -> None:
     block = pack_ranges(ranges)
     assert sorted(block.ranges(block.list_remaining()), key=by_key) == sorted(ranges, key=by_key)
 
@@ -65,7 +65,7 @@ def by_key(range_: WaitingRange) -> RangeKey:
 
 @examples(60)
 @given(some_ranges, some_ranges, st.data())
-def test_merged_blocks_have_what_was_left_in_them(
+def test_merged_blocks_have_the_remaining_ranges(
     first: list[WaitingRange], second: list[WaitingRange], data: st.DataObject
 ) -> None:
     second = [range_ for range_ in second if by_key(range_) not in set(map(by_key, first))]

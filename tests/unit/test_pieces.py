@@ -34,7 +34,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 
 @pytest.mark.parametrize("first_rows", [1, 7, 1000])
 @pytest.mark.parametrize("target_bytes", [1, 500, 1 << 20])
-def test_pieces_are_the_whole(
+def test_pieces_join_to_the_whole_fetch(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, first_rows: int, target_bytes: int
 ) -> None:
     monkeypatch.setattr(pieces_module, "FIRST_ROWS", first_rows)

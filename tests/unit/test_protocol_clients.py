@@ -36,7 +36,7 @@ def mq() -> Harness:
         (10**9, 101, Turn.REFUSE),
     ],
 )
-def test_whose_turn_it_is_after_letter_three(mq: Harness, number: int, waited_ms: int, turn: Turn) -> None:
+def test_turn_of_a_letter_depends_on_its_number_and_wait(mq: Harness, number: int, waited_ms: int, turn: Turn) -> None:
     for n in (1, 2, 3):
         mq.ask(client="c", number=n)
     assert find_turn(mq.state, "c", number, waited_ms, 100) is turn
@@ -93,7 +93,7 @@ def test_a_silent_client_is_forgotten_and_not_before_its_time(mq: Harness) -> No
     assert mq.state.clients == {}
 
 
-def test_who_spoke_in_the_step_has_not_expired(mq: Harness) -> None:
+def test_client_that_sends_in_the_step_does_not_expire(mq: Harness) -> None:
     """Otherwise an answer that was sent would be forgotten, and a repeat of its letter decided again."""
     mq.create("t")
     mq.ask(InitProducer(), client="early", number=1)

@@ -65,7 +65,7 @@ def test_kafkas_codes_are_kept() -> None:
     assert len(set(codes.values())) == len(codes)
 
 
-def test_of_transactions_only_an_unstable_offset_is_worth_asking_again() -> None:
+def test_only_unstable_offsets_are_retriable_among_errors_of_transactions() -> None:
     """The other errors end the transaction or its producer."""
     retriable = {e.name for e in errors.all_errors() if e.retriable and e.code is not None}
     of_any_request = {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "THROTTLING_QUOTA_EXCEEDED"}
@@ -80,7 +80,7 @@ def test_a_refusal_repeats_little_of_what_was_sent() -> None:
 
 
 @pytest.mark.parametrize("detail", [None, True, 3, 2**80, 1.5, "text", [1], {"a": 1}, b"bytes", object()])
-def test_whatever_was_found_can_travel(detail: Any) -> None:
+def test_any_found_value_can_be_encoded(detail: Any) -> None:
     refusal = errors.InvalidRequest("d", found=detail).refusal()
     (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
     assert read == refusal

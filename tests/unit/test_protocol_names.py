@@ -32,7 +32,7 @@ def test_a_name_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_anything_else_is_no_topic_name(name: str) -> None:
+def test_invalid_topic_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidTopic, match=r"INVALID_TOPIC_EXCEPTION.*Found.*Expected"):
         check_topic_name(name)
 

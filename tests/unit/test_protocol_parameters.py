@@ -197,18 +197,18 @@ def test_a_name_that_is_only_a_little_alike_is_not_proposed() -> None:
         assert "did you mean" not in str(refused.value)
 
 
-def test_what_does_it_here_is_not_said_of_a_name_that_is_known() -> None:
+def test_replacement_is_not_proposed_for_a_known_name() -> None:
     assert not REPLACEMENTS.keys() & TOPIC.declared.keys()
     for key in REPLACEMENTS.keys() & GROUP.declared.keys():
         assert GROUP.parse({key: GROUP[key].default})
     assert not REPLACEMENTS.keys() & UNSUPPORTED.keys()
 
 
-def test_no_setting_of_ours_is_also_refused() -> None:
+def test_no_setting_is_also_listed_as_unsupported() -> None:
     assert not UNSUPPORTED.keys() & {*TOPIC.declared, *ENGINE.declared}
 
 
-def test_an_error_can_be_told_whatever_was_found() -> None:
+def test_error_has_bounded_text_whatever_was_found() -> None:
     bomb: list[Any] = ["x" * 10_000]
     for _ in range(60):
         bomb = [bomb] * 10
@@ -220,7 +220,7 @@ def test_an_error_can_be_told_whatever_was_found() -> None:
 
 @examples()
 @given(st.dictionaries(st.sampled_from(sorted(TOPIC.declared)) | st.text(), json_values, max_size=3))
-def test_whatever_is_given_is_parsed_or_refused(raw: dict[str, Any]) -> None:
+def test_any_value_is_parsed_or_refused(raw: dict[str, Any]) -> None:
     try:
         parsed = TOPIC.parse(raw)
     except InvalidConfig:
@@ -229,7 +229,7 @@ def test_whatever_is_given_is_parsed_or_refused(raw: dict[str, Any]) -> None:
     assert TOPIC.parse(parsed) == parsed
 
 
-def test_what_is_expected_is_said_with_its_unit() -> None:
+def test_expected_value_is_named_with_its_unit() -> None:
     parameters = Parameters([Parameter("x.ms", 5, "m", 1, 9), Parameter("y.count", 5, "m", 1, 9)])
     assert parameters["x.ms"].expected == "a whole number of milliseconds from 1 to 9"
     assert parameters["y.count"].expected == "a whole number from 1 to 9"

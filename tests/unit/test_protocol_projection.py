@@ -256,7 +256,7 @@ def project_in_passes(steps: list[Step], sizes: list[int]) -> tuple[State, Table
 @pytest.mark.slow
 @examples(25)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
-def test_what_was_projected_is_the_state_again(seed: int, sizes: list[int]) -> None:
+def test_state_restored_from_projections_equals_the_replay(seed: int, sizes: list[int]) -> None:
     """The steps are divided into passes in several ways, and the state equals a replay of the journal."""
     mq = build_busy_namespace(seed)
     state, tables = project_in_passes(mq.steps, sizes)
@@ -374,7 +374,7 @@ def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
         before = now
 
 
-def test_who_only_follows_keeps_no_list_of_changes() -> None:
+def test_follower_keeps_no_list_of_changes() -> None:
     state = State()
     machine.follow(state, build_busy_namespace(1).steps)
     assert state.changes == Changes()
@@ -483,7 +483,7 @@ def test_a_step_that_changes_no_table_adds_no_rows() -> None:
     assert (mark["step"], mark["floor"], mark["leader"]) == (1, 7, "me")
 
 
-def test_a_copy_for_onlookers_stays_as_it_is(mq: Harness) -> None:
+def test_snapshot_does_not_change_with_the_state(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}))
     snapshot = mq.state.snapshot()
     before = plain(snapshot)

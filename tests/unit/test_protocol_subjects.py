@@ -156,7 +156,7 @@ def test_a_dead_letter_has_three_of_the_states_of_messages() -> None:
     assert states == {DeliveryStatus.AVAILABLE, DeliveryStatus.DYING, DeliveryStatus.ACKNOWLEDGED}
 
 
-def test_a_transition_that_is_none_is_found_where_tests_run() -> None:
+def test_move_outside_the_table_fails_in_tests() -> None:
     state = State()
     machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.EMPTY, 1))
     with pytest.raises(AssertionError, match="from Empty to CompleteCommit"):
@@ -217,7 +217,7 @@ WRONG_MOVES = {
 
 
 @pytest.mark.parametrize(("prepare", "record", "defect"), WRONG_MOVES.values(), ids=WRONG_MOVES)
-def test_a_move_that_no_table_has_is_logged_and_made_all_the_same(
+def test_move_outside_the_table_is_logged_and_applied(
     prepare: Callable[[State], None],
     record: Record,
     defect: str,

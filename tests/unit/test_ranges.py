@@ -92,14 +92,14 @@ READ = [
 
 
 @pytest.mark.parametrize(("query", "expected"), READ)
-def test_files_that_hold_nothing_of_it_are_not_read(many: Connection, query: str, expected: int) -> None:
+def test_query_does_not_read_files_without_its_rows(many: Connection, query: str, expected: int) -> None:
     assert count_read_rows(many, query) == expected
     # the same if no file is left out: DuckDB gets the text unchanged
     whole = re.sub(r'"range \d+"\.', "", translate_to_duckdb(query).text)
     assert sorted(run_query_text(many, query)) == sorted(run_query(many.namespace, whole)[1])
 
 
-def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None:
+def test_query_with_a_range_ignores_damaged_other_files(many: Connection, tmp_path: Path) -> None:
     path = Path(shutil.copytree(many.namespace.path, tmp_path / "mq", ignore=shutil.ignore_patterns("*.sock")))
     query = "SELECT count(value) FROM log WHERE topic = 't'"
     replace_log_views = f"{query} AND partition = 0 AND offset >= 60 AND offset < 70"
@@ -121,7 +121,7 @@ def test_other_files_need_hold_nothing(many: Connection, tmp_path: Path) -> None
         "CREATE TEMP TABLE log AS SELECT 7 AS offset; SELECT offset AS n FROM log WHERE offset = 7",
     ],
 )
-def test_another_log_is_not_taken_for_ours(many: Connection, query: str) -> None:
+def test_table_named_log_is_not_taken_for_the_view(many: Connection, query: str) -> None:
     assert run_query_text(many, query) == [(7,)]
 
 

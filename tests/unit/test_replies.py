@@ -70,7 +70,7 @@ def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
     assert len(counter.files.puts) == puts
 
 
-def test_the_tries_have_an_end(counter: Counter) -> None:
+def test_reply_is_tried_a_bounded_number_of_times(counter: Counter) -> None:
     counter.files.unwritable = "replies/b"
     counter.send("b")
     counter.seconds_pass(1_000)
@@ -88,7 +88,7 @@ def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a file for its folder"])
-def test_what_stands_in_place_of_a_reply_stops_nobody(counter: Counter, tmp_path: Path, kind: str) -> None:
+def test_obstacle_in_place_of_a_reply_blocks_no_other(counter: Counter, tmp_path: Path, kind: str) -> None:
     """The obstacle is real, not simulated."""
     place = tmp_path / "replies/b"
     if kind == "a folder":

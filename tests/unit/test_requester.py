@@ -38,7 +38,7 @@ def test_a_bad_request_is_refused_in_its_call_and_nothing_of_that_call_is_sent(t
     assert desk.letters == [("c1", 1, 1)]
 
 
-def test_a_letter_that_may_be_there_is_waited_for(tmp_path: Path):
+def test_requester_waits_for_a_letter_that_may_have_landed(tmp_path: Path):
     """The disk failed after the letter was visible. It was decided, and the answer says so."""
     desk = Desk(tmp_path, unwritable="mailbox/", vague=True)
     assert desk.ask() == ProducerDone(7, 0)
@@ -47,7 +47,7 @@ def test_a_letter_that_may_be_there_is_waited_for(tmp_path: Path):
     assert desk.letters == [("c1", 1, 1), ("c1", 2, 1)]
 
 
-def test_where_nobody_answers_its_outcome_is_unknown_and_its_number_never_used_again(tmp_path: Path):
+def test_unanswered_letter_has_an_unknown_outcome_and_its_number_is_not_reused(tmp_path: Path):
     desk = Desk(tmp_path, unwritable="mailbox/", vague=True)
     desk.silent = 1
     with pytest.raises(RequestTimedOut, match=r"request\.timeout\.ms.*outcome is unknown"):
@@ -56,7 +56,7 @@ def test_where_nobody_answers_its_outcome_is_unknown_and_its_number_never_used_a
     assert desk.letters == [("c1", 1, 1), ("c2", 1, 1)]
 
 
-def test_a_letter_that_was_not_put_is_told_so(tmp_path: Path):
+def test_error_says_that_nothing_was_sent(tmp_path: Path):
     desk = Desk(tmp_path, unwritable="mailbox/", code=errno.ENOSPC)
     with pytest.raises(StorageError, match="nothing was sent"):
         desk.ask()
@@ -87,7 +87,7 @@ def test_a_letter_that_cannot_be_withdrawn_is_of_unknown_outcome(tmp_path: Path)
     assert [client for client, _, _ in desk.letters] == ["c1", "c2"]
 
 
-def test_what_a_loss_of_power_left_of_a_reply_is_no_answer(tmp_path: Path):
+def test_empty_reply_is_no_answer(tmp_path: Path):
     desk = Desk(tmp_path)
     desk.silent = 1
     desk.mailbox.reply("c1", 1, b"")
@@ -96,7 +96,7 @@ def test_what_a_loss_of_power_left_of_a_reply_is_no_answer(tmp_path: Path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
-def test_what_stands_in_place_of_a_reply_is_no_answer(tmp_path: Path, make: Any):
+def test_pipe_or_folder_in_place_of_a_reply_is_no_answer(tmp_path: Path, make: Any):
     desk = Desk(tmp_path)
     desk.silent = 1
     (tmp_path / "replies/c1").mkdir(parents=True)
@@ -206,7 +206,9 @@ def refuse_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_a_thread_that_cannot_be_started_is_told_and_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_error_says_that_the_thread_cannot_start_and_later_requests_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     desk = Desk(tmp_path)
     monkeypatch.setattr(threading.Thread, "start", refuse_thread)
     with pytest.raises(UnknownServerError, match=r"nothing was sent.*can't start new thread"):

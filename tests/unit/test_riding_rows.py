@@ -95,7 +95,7 @@ def read_stored_values(mq: Connection) -> list[str]:
 # -- readable at once -----------------------------------------------------------------------------------
 
 
-def test_what_rides_is_seen_at_once_and_is_no_file(mq: Connection) -> None:
+def test_rows_in_a_step_are_read_at_once_without_a_file(mq: Connection) -> None:
     with run_leader(mq):
         texts = publish_riding(mq)
         assert data_files(mq) == []
@@ -159,7 +159,7 @@ def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
         assert values(mq, "t") == texts
 
 
-def test_who_comes_after_a_dead_leader_writes_what_that_one_named(mq: Connection) -> None:
+def test_next_leader_writes_the_file_that_a_dead_leader_named(mq: Connection) -> None:
     with run_leader(mq):
         texts = publish_riding(mq)
         (file_id,) = set(mq.fetch("t").plan.segments["file_id"].to_pylist())
@@ -265,9 +265,7 @@ def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.
         until(lambda: len(read_stored_values(mq)) >= 4)
 
 
-def test_a_reader_lets_go_of_what_is_in_a_file_and_of_nothing_else(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_drops_rows_of_steps_that_are_in_a_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "MOST_BYTES", 0)
     with run_leader(mq) as leader:
         texts = publish_riding(mq)

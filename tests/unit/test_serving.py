@@ -170,7 +170,7 @@ def test_an_error_nobody_foresaw_refuses_its_own_request(
 
 
 @pytest.mark.parametrize("stage", ["folded", "journaled"])
-def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
+def test_request_that_cannot_be_applied_is_refused_the_next_time(
     stage: str, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failure occurs in the middle of a step. The other requests are decided in the next one."""
@@ -202,7 +202,7 @@ def test_what_cannot_be_folded_or_journaled_is_refused_when_it_comes_again(
 # -- a sequencer that is stuck ------------------------------------------------------------------------------
 
 
-def test_a_sequencer_that_is_stuck_is_told_of_and_replaced(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_stuck_sequencer_is_reported_and_replaced(mq: Connection, caplog: pytest.LogCaptureFixture) -> None:
     stuck, names = threading.Event(), iter("abc")
 
     def wait_at_point(point: str) -> None:
@@ -298,7 +298,7 @@ class LateStore(Store):
 
 
 @pytest.mark.parametrize("late_looks", [1, 2])
-def test_who_was_stopped_in_its_first_look_looks_again_and_gives_up_only_then(path: str, late_looks: int) -> None:
+def test_sequencer_stopped_in_its_first_look_looks_once_more(path: str, late_looks: int) -> None:
     with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
         mq.topics.create("t")
     store = LateStore(LocalFiles(path), late_looks)
@@ -343,7 +343,7 @@ def test_serving_ends_where_it_may_not_write(mq: Connection) -> None:
 # -- failing threads ----------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_fails_in_every_step_gives_way_to_who_stands_by(mq: Connection) -> None:
+def test_leader_that_fails_in_every_step_gives_way_to_a_standby(mq: Connection) -> None:
     """The failing leader can still take the lease, and would do so again and again."""
 
     def fail(point: str) -> None:
@@ -549,7 +549,7 @@ with lakemq.connect(sys.argv[1], create=True) as mq:
 
 
 @pytest.mark.slow
-def test_no_garbage_is_looked_for_in_what_a_leader_has_loaded(tmp_path: Path) -> None:
+def test_garbage_collector_skips_the_state_that_a_leader_has_loaded(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SERVE_A_WHILE, str(tmp_path / "mq")]
     printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     before, after, usual, while_serving, afterwards = map(int, printed.split())

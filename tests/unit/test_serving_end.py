@@ -78,7 +78,7 @@ def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str
         assert mq.groups.members("g") == []
 
 
-def test_what_the_own_connection_has_asked_is_answered_before_serving_ends(path: str) -> None:
+def test_requests_of_the_own_connection_are_answered_before_serving_ends(path: str) -> None:
     with lakemq.connect(path, config=CONFIG) as mq:
         for number in range(5):  # by chance a step may be under way at that moment
             serving = mq.serving()

@@ -92,6 +92,6 @@ def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypa
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"\xff\xff\xff\xff", b"\x98\xc0", encode_step_rows(make_rows(b"a"))[:-1]]
 )
-def test_other_bytes_are_refused(body: bytes) -> None:
+def test_invalid_rows_are_refused(body: bytes) -> None:
     with pytest.raises((ValueError, OSError, pa.ArrowException)):
         decode_step_rows([body])

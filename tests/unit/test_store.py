@@ -59,7 +59,7 @@ def test_a_new_table_is_empty_and_made_once(store: Store, handle: TableHandle) -
 
 
 @pytest.mark.parametrize("obstacle", ["nothing", "folder", "file", "alien table", "truncated log", "other columns"])
-def test_what_is_no_table_of_ours_is_said_to_be_none(tmp_path: Path, files: Files, obstacle: str) -> None:
+def test_folder_without_our_table_is_refused(tmp_path: Path, files: Files, obstacle: str) -> None:
     path = tmp_path / NOTES.name
     if obstacle == "folder":
         path.mkdir()
@@ -89,7 +89,7 @@ def test_appends_move_the_handle_one_version_on(store: Store, handle: TableHandl
     assert list_steps(handle.read()) == list_steps(store.open(NOTES).read()) == [1, 2, 3]
 
 
-def test_of_two_handles_at_one_version_one_loses_and_writes_nothing(store: Store, folder: Path) -> None:
+def test_losing_handle_at_one_version_writes_nothing(store: Store, folder: Path) -> None:
     first, second = store.open(NOTES), store.open(NOTES)
     first.append_at(0, make_notes(1))
     log = sorted(os.listdir(folder / "_delta_log"))
@@ -99,7 +99,7 @@ def test_of_two_handles_at_one_version_one_loses_and_writes_nothing(store: Store
     assert list_steps(store.open(NOTES).read()) == [1]
 
 
-def test_who_lost_is_not_moved_on_and_loses_again(store: Store) -> None:
+def test_handle_that_lost_stays_at_its_version_until_it_is_reopened(store: Store) -> None:
     """The store neither refreshes nor retries: the leader decides whether to go on."""
     first, second = store.open(NOTES), store.open(NOTES)
     first.append_at(0, make_notes(1))
@@ -246,7 +246,7 @@ def test_files_are_chosen_by_their_statistics(three_files: TableHandle) -> None:
     assert len(three_files.files(nothing_known=(1, 2))) == 3
 
 
-def test_only_these_files(three_files: TableHandle) -> None:
+def test_read_is_limited_to_given_files(three_files: TableHandle) -> None:
     chosen = three_files.files(step=(None, 4))
     assert list_steps(three_files.read(files=chosen)) == [1, 2, 3, 4, 5, 6]
     assert list_steps(three_files.read(files=chosen, step=(2, 4))) == [2, 3, 4]
@@ -294,7 +294,7 @@ def test_a_checkpoint_lets_the_log_before_it_go(store: Store, handle: TableHandl
     assert handle.version == 7
 
 
-def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: TableHandle, folder: Path) -> None:
+def test_log_entries_go_when_an_old_checkpoint_covers_them(handle: TableHandle, folder: Path) -> None:
     for version in range(4):
         handle.append_at(version, make_notes(version))
     age(folder / "_delta_log")
@@ -311,9 +311,7 @@ def test_entries_go_in_order_and_none_that_is_young_or_not_covered(handle: Table
     assert list_entries(folder) == [4, 5]
 
 
-def test_what_a_checkpoint_has_just_covered_stays_for_who_reads_it(
-    store: Store, handle: TableHandle, folder: Path
-) -> None:
+def test_entries_just_covered_by_a_checkpoint_stay(store: Store, handle: TableHandle, folder: Path) -> None:
     """In a quiet table everything was written long ago, also the checkpoint that a reader has just looked up."""
     handle.append_at(0, make_notes(0))
     handle.append_at(1, make_notes(1))
@@ -341,7 +339,7 @@ def test_an_empty_checkpoint_lets_nothing_go(handle: TableHandle, folder: Path) 
     assert handle.expire_log() == 0
 
 
-def test_what_a_loss_of_power_leaves_of_the_hint_is_passed_over(handle: TableHandle, folder: Path) -> None:
+def test_damaged_checkpoint_hint_is_ignored(handle: TableHandle, folder: Path) -> None:
     for version in range(6):
         handle.append_at(version, make_notes(version))
         if version in (1, 3):
@@ -382,9 +380,7 @@ def clean_log_beyond(store: Store, folder: Path) -> None:
     other.expire_log()
 
 
-def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
-    store: Store, handle: TableHandle, folder: Path
-) -> None:
+def test_stopped_handle_does_not_commit_on_a_cleaned_version(store: Store, handle: TableHandle, folder: Path) -> None:
     """The next version is free again, so a put-if-absent succeeds, but nobody counts what is put."""
     handle.append_at(0, make_notes(0))
     clean_log_beyond(store, folder)
@@ -395,9 +391,7 @@ def test_who_was_stopped_does_not_commit_on_a_version_that_was_cleaned_away(
     assert list_steps(store.open(NOTES).read()) == [0, 1, 2, 3]
 
 
-def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
-    store: Store, handle: TableHandle, folder: Path
-) -> None:
+def test_notes_of_a_cleaned_version_cannot_be_read(store: Store, handle: TableHandle, folder: Path) -> None:
     """A new handle gets the same error as for any missing file, and opens the table again."""
     handle.append_at(0, make_notes(0), last_step=7)
     stopped = store.open(NOTES)
@@ -408,9 +402,7 @@ def test_what_was_noted_cannot_be_read_once_the_log_was_cleaned_beyond_a_handle(
     assert store.open(NOTES).last_step() == 7
 
 
-def test_who_is_overtaken_in_the_middle_of_a_commit_learns_of_it(
-    store: Store, handle: TableHandle, folder: Path
-) -> None:
+def test_commit_overtaken_by_cleaning_is_a_conflict(store: Store, handle: TableHandle, folder: Path) -> None:
     """It was stopped between its rows and their entry. The look after the put finds the entry before it gone."""
     handle.append_at(0, make_notes(0))
     with pytest.raises(CommitConflict, match="cleaned"):

@@ -165,12 +165,12 @@ def test_the_newest_row_of_a_key_is_its_state() -> None:
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
 
 
-def test_of_equal_steps_the_later_row_counts() -> None:
+def test_later_row_of_equal_steps_counts() -> None:
     table = pa.concat_tables([rows((1, "a", 1, "first")), rows((1, "a", 1, "second"), (1, "b", 1, "b"))])
     assert sorted(select_newest(table, ["k"]).column("value").to_pylist()) == ["b", "second"]
 
 
-def test_so_it_is_among_many() -> None:
+def test_later_row_of_equal_steps_counts_among_many_rows() -> None:
     """Short columns keep their order in any kind of sort, so this test needs many rows."""
     table = rows(*((step % 3, "a", n, str(step)) for step in range(600) for n in (1, 2)))
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]

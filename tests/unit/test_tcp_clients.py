@@ -68,7 +68,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(("settings", "expected", "needs_tls"), SETTINGS.values(), ids=SETTINGS)
-def test_where_a_leader_listens(settings: dict[str, Any], expected: LineSettings, needs_tls: bool) -> None:
+def test_settings_tell_where_a_leader_listens(
+    settings: dict[str, Any], expected: LineSettings, needs_tls: bool
+) -> None:
     line_settings = read_line_settings(EngineConfig(settings))
     assert line_settings == expected
     assert line_settings.needs_tls == needs_tls

@@ -91,7 +91,7 @@ WRONG_PROOFS: dict[str, Callable[[TcpLeader, Hello], Hello]] = {
 
 
 @pytest.mark.parametrize("change", WRONG_PROOFS.values(), ids=WRONG_PROOFS)
-def test_who_has_the_line_object_and_no_proof_is_refused_and_nothing_removed(
+def test_client_without_a_proof_is_refused_and_removes_nothing(
     leader: TcpLeader, change: Callable[[TcpLeader, Hello], Hello]
 ) -> None:
     """Reading a namespace must not allow publishing, nor removing what others have put."""

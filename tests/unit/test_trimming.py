@@ -45,7 +45,7 @@ def trim_table(mq: Harness, name: str, whole: bool = True) -> list[dict[str, Any
     return list(trim_rows(BY_NAME[name], table, read_live_state(mq.state), RETENTION_MS, whole).to_pylist())
 
 
-def test_of_transactions_the_young_and_the_open_stay(mq: Harness) -> None:
+def test_young_and_open_transactions_stay(mq: Harness) -> None:
     assert [(row["transactional_id"], row["state"]) for row in trim_table(mq, "transactions")] == [
         ("open", "Empty"),
         ("open", "Ongoing"),
@@ -103,7 +103,7 @@ def test_large_files_of_which_nothing_stays_are_merged_once_more(mq: Harness) ->
     assert not spent("rejected_rows", min_of_topic_id=3, max_of_topic_id=9)
 
 
-def test_what_is_living_stays_as_it_is(mq: Harness) -> None:
+def test_live_state_is_a_copy(mq: Harness) -> None:
     now = read_live_state(mq.state)
     mq.one(DeleteRecords("t", {0: 1}))
     mq.one(DeleteTopic("u"))
