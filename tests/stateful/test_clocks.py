@@ -186,9 +186,7 @@ def go_on_past(player: Player, step: int) -> None:
 def test_a_standby_that_missed_the_log_leads_when_its_turn_comes(player: Player) -> None:
     standby, background = player.world.sequencer()
     assert not standby.try_lead()
-    step = standby._standby.step
-    assert step is not None
-    go_on_past(player, step)
+    go_on_past(player, player.leader.state.step)
     player.background.alive = False  # killed
     assert not standby.try_lead()
     player.world.clock.sleep(LEASE_MS + 1)

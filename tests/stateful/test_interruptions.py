@@ -229,7 +229,7 @@ def test_a_file_stays_that_a_step_names_which_is_not_projected(player: Player) -
     assert files.size(name) is not None
     player.publish()
     player.step()
-    files._times_ms[name] = files.time_ms()  # its time was wrong
+    files.set_modified_ms(name, files.time_ms())  # its time was wrong
     name_the_file()
     player.background.run()
     assert files.size(name) is not None

@@ -79,6 +79,9 @@ class TimedFiles(LocalFiles):
         modified = super().modified_ms(name)
         return None if modified is None else self._times_ms.setdefault(name, self.time_ms())
 
+    def set_modified_ms(self, name: str, ms: int) -> None:
+        self._times_ms[name] = ms
+
 
 class Killed(BaseException):
     """The process is dead."""

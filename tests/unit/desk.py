@@ -27,11 +27,11 @@ class Desk:
     def __init__(self, folder: Path, limit: int = 100, **faults: Any) -> None:
         self.files = FaultyFiles(str(folder), **faults)
         self.files.after_put = self._answer
-        self.mailbox = Mailbox(self.files, limit=limit)
+        self.clock, ids = ManualClock(), itertools.count(1)
+        self.mailbox = Mailbox(self.files, limit=limit, monotonic_s=lambda: self.clock.steady_ms() / 1_000)
         self.letters: list[tuple[str, int, int]] = []
         self.silent = 0
         self.result: AnyResult = ProducerDone(7, 0)
-        self.clock, ids = ManualClock(), itertools.count(1)
         self.requester = Requester(self.mailbox, self.clock, lambda: f"c{next(ids)}", 1_000)
 
     def _answer(self, path: str) -> None:

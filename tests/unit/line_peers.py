@@ -66,8 +66,9 @@ class LineLeader:
 
     def take(self) -> LineLetter:
         """Return the next letter, when it comes."""
-        until(lambda: len(self.lines.table._inbox) > 0)
-        letter = self.lines.table.take_letter()
+        letters: list[LineLetter | None] = []
+        until(lambda: letters.append(self.lines.table.take_letter()) or letters[-1] is not None)
+        letter = letters[-1]
         assert letter is not None
         return letter
 

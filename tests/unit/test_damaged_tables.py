@@ -35,12 +35,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 10}
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def projected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The path of a namespace with a projected topic."""
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq, mq.serving():
+    path = tmp_path_factory.mktemp("projected") / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
         mq.topics.create("t")
-    return tmp_path / "mq"
+    return path
+
+
+@pytest.fixture
+def path(projected: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(projected, tmp_path / "mq")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from lakemq.engine.sequencer.projection.journaled_rows import write_journaled_ro
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 
@@ -147,18 +146,6 @@ def test_one_pass_writes_one_file_with_all_rows_in_order(mq: Connection) -> None
     assert (stored_file.record_count, stored_file.size_bytes) == (FEW, file.stat().st_size)
 
 
-def test_each_pass_has_a_file_of_its_own(tmp_path: Path) -> None:
-    config = {**CONFIG, "project.interval.ms": 0}
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
-        texts = publish_riding(mq)
-        until(lambda: read_stored_values(mq) == texts)
-        publish(mq, "later")
-        texts.append("later")
-        until(lambda: read_stored_values(mq) == texts)
-        assert 1 < len(data_files(mq)) <= len(texts)
-        assert values(mq, "t") == texts
-
-
 def test_next_leader_writes_the_file_that_a_dead_leader_named(mq: Connection) -> None:
     with run_leader(mq):
         texts = publish_riding(mq)
@@ -223,16 +210,6 @@ def test_rows_without_those_before_them_make_no_file() -> None:
             collect_journaled_rows(wrong)
 
 
-def test_the_journal_has_the_decision_about_rows_and_their_file_has_the_rows(tmp_path: Path) -> None:
-    config = {**CONFIG, "project.interval.ms": 0, "compact.min.files": 4}
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq:
-        with mq.serving():
-            texts = publish_riding(mq, 30)
-        journal = mq.namespace.store.open(JOURNAL)
-        assert "rows_journaled" in journal.read(["kind"])["kind"].to_pylist()
-        assert values(mq, "t") == read_stored_values(mq) == texts
-
-
 # -- bounds -------------------------------------------------------------------------------------------------
 
 
@@ -284,14 +261,20 @@ def test_reader_drops_rows_of_steps_that_are_in_a_file(mq: Connection, monkeypat
 # -- everything else ------------------------------------------------------------------------------------
 
 
-def test_rejected_rows_ride_too(mq: Connection) -> None:
+def test_rejected_and_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
     with run_leader(mq) as leader:
         mq.topics.create("t")
         odd_rows = pa.table(
             {"value": ["fine", "of the year 0"], "timestamp": pa.array([1, -(2**55)], pa.timestamp("us", "UTC"))}
         )
         mq.publish("t", odd_rows)
+        with mq.producer("tx") as producer:
+            producer.begin_transaction()
+            producer.send("t", b"aborted")
+            producer.flush()
+            producer.abort_transaction()
         assert data_files(mq) == []
+        assert values(mq, "t", "read_uncommitted") == ["fine", "aborted"]
     leader.resign()
     (dead,) = REJECTED_ROWS.rows(mq.namespace.store.open(REJECTED_ROWS).read())
     (file,) = data_files(mq)
@@ -299,26 +282,6 @@ def test_rejected_rows_ride_too(mq: Connection) -> None:
     assert int(file.stem, 16) == dead.file_id
     assert table["value"][dead.first_row].as_py() == b"of the year 0"
     assert values(mq, "t") == ["fine"]
-
-
-def publish_aborted_message(mq: Connection) -> None:
-    with mq.producer("tx") as producer:
-        producer.begin_transaction()
-        producer.send("t", b"aborted")
-        producer.flush()
-        producer.abort_transaction()
-
-
-def test_aborted_rows_ride_and_are_not_shown(mq: Connection) -> None:
-    with run_leader(mq) as leader:
-        texts = publish_riding(mq)
-        publish_aborted_message(mq)
-        assert values(mq, "t") == texts
-        assert values(mq, "t", "read_uncommitted") == [*texts, "aborted"]
-    leader.resign()
-    (file,) = data_files(mq)
-    assert pq.read_metadata(file).num_rows == FEW + 1
-    assert values(mq, "t") == texts
 
 
 def rewrite_table(path: Path) -> None:

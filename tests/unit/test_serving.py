@@ -23,6 +23,7 @@ from unit.served import until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
+from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
@@ -262,8 +263,7 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
         mq.requester.submit(CreateTopic(f"t{i}", 1))
         until(lambda: bool(mq.namespace.files.list("mailbox")))
         sequencer.step()
-        assert sequencer._term is not None
-        waiting.append(len(sequencer._term.background._tail))
+        waiting.append(sequencer.state.step - read_watermark(mq.namespace.store).step)
     slow.set()
     sequencer.resign()
     assert max(waiting) <= 6

@@ -208,13 +208,10 @@ def test_a_slow_client_holds_up_no_other_one_and_is_left_after_five_seconds(
 def test_a_client_that_sends_byte_by_byte_gets_no_more_time(tls_leader: TcpLeader) -> None:
     slow = hold_half_a_handshake(tls_leader)
     until(lambda: len(tls_leader.lines.table) == 1)
-    for _ in range(4):
-        tls_leader.clock.ahead_ms += HELLO_MS // 3
-        try:
+    with suppress(ConnectionError):
+        for _ in range(4):
+            tls_leader.clock.ahead_ms += HELLO_MS // 3
             slow.send(b"\x00")
-        except ConnectionError:
-            break
-        time.sleep(0.3)  # the leader looks for overdue lines four times a second
     until(lambda: len(tls_leader.lines.table) == 0)
 
 
@@ -332,31 +329,6 @@ def test_a_store_that_takes_its_time_holds_up_no_line(tmp_path: Path, monkeypatc
     until(lambda: leader.lines._proofs._waiting_count == 0)
     leader.serve(leader.connect("c0"))
     leader.lines.close()
-
-
-@pytest.mark.slow
-def test_a_drain_has_read_all_that_was_sent_before_it(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what has filled the buffers of the connection while the reading thread was busy."""
-    client = leader.connect()
-    letter_counts: list[int] = []
-
-    def count_letters() -> None:
-        """Count the letters that wait when the drain has ended."""
-        if leader.lines._drained_at_ms is not None:
-            letter_counts.append(len(leader.lines.table._inbox))
-
-    monkeypatch.setattr(leader.news, "set", count_letters)
-    for number in range(1, 4):
-        letter_counts.clear()
-        with leader.lines.table._lock:
-            client.send_letter(number, b"x" * 150_000)
-            time.sleep(0.1)  # loopback has handed it over
-            leader.lines.request_drain()
-        until(lambda: len(letter_counts) > 0)
-        assert letter_counts[0] == 1, "it was sent before the drain"
-        assert leader.lines.take_drain() is not None
-        leader.lines.table.answer(leader.take(), b"")
-        assert client.receive() is not None
 
 
 def test_a_forked_child_keeps_no_tcp_line_open(leader: TcpLeader) -> None:
