@@ -222,9 +222,7 @@ class Story(QueueWords):
         return InitProducer()
 
     def ask_init(self, producer: StoryProducer | None, name_or_repeat: Any, timeout_ms: int = 60_000) -> AnyRequest:
-        name = (
-            name_or_repeat["repeat"] * name_or_repeat["times"] if isinstance(name_or_repeat, dict) else name_or_repeat
-        )
+        name = _text_of(name_or_repeat)
         if producer:
             producer.ref = TransactionRef(name, 0, 0)
         return InitProducer(name, timeout_ms)
@@ -241,7 +239,7 @@ class Story(QueueWords):
         stale: bool = False,
         hashed_to_partitions: int | None = None,
         file_is_missing: bool = False,
-        application: str | None = None,
+        application: Any = None,
         version: int = 1,
         target: str = "t",
         due: Mapping[str, list[int]] | None = None,
@@ -286,7 +284,9 @@ class Story(QueueWords):
             refs = [TopicRef(ref.topic, ref.topic_id, hashed_to_partitions) for ref in request.topics]
             request = msgspec.structs.replace(request, topics=refs)
         if application is not None:
-            request = msgspec.structs.replace(request, application=ApplicationVersion(application, version, target))
+            request = msgspec.structs.replace(
+                request, application=ApplicationVersion(_text_of(application), version, target)
+            )
         if known_step is not None:
             request = msgspec.structs.replace(request, metadata_step=known_step)
         self.published.append(request)
@@ -567,6 +567,13 @@ def assert_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
     for changed in ("transactions", "ongoing", "has_transactions") if failed else ():
         del before[changed], after[changed]
     assert before == after
+
+
+def _text_of(text_or_repeat: Any) -> str:
+    """Return a text, which a story may give as what to repeat, and how often."""
+    if isinstance(text_or_repeat, dict):
+        return str(text_or_repeat["repeat"] * text_or_repeat["times"])
+    return str(text_or_repeat)
 
 
 def _values(tp: str, values_or_count: list[str] | int) -> list[str]:

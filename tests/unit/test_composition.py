@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
-
-import pytest
-
-from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.positions.assigned_consumer import AssignedConsumer
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.producer.producer import Producer
@@ -18,20 +11,6 @@ from lakemq.engine.client.producer.record_producer import RecordProducer
 from lakemq.engine.client.producer.transactional import TransactionalProducer
 
 CONSUMERS = (AssignedConsumer, GroupConsumer, QueueConsumer)
-
-
-def find_overridden_methods(kind: type) -> Iterator[str]:
-    """Yield the methods of a class that replace one which a class above it carries out."""
-    for name, method in vars(kind).items():
-        if inspect.isfunction(method) and name != "__init__":
-            above = [vars(base)[name] for base in kind.__mro__[1:-1] if name in vars(base)]
-            if any(not getattr(overridden, "__isabstractmethod__", False) for overridden in above):
-                yield f"{kind.__name__}.{name}"
-
-
-@pytest.mark.parametrize("kind", [*CONSUMERS, MemberConsumer, Producer, TransactionalProducer, Connection])
-def test_no_method_is_overridden(kind: type) -> None:
-    assert list(find_overridden_methods(kind)) == []
 
 
 def test_a_consumer_has_the_calls_of_its_protocol_and_no_others() -> None:

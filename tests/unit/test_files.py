@@ -9,8 +9,6 @@ import pickle
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -364,11 +362,6 @@ def test_an_object_that_could_be_seen_is_never_taken_back(
     assert list_everything(files) == ["box/a", "box/before"]
 
 
-def make_large(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 20 << 30)
-
-
 def make_link_to_itself(path: Path) -> None:
     path.symlink_to(path)
 
@@ -529,32 +522,6 @@ def test_one_of_several_processes_gets_the_name(tmp_path: Path, named_temporarie
     assert sum(won) == len(contents) == count
     assert all(content == content[:1] * 1_000 for content in contents)
     assert [contents.count(mark * 1_000) for mark in (b"a", b"b", b"c", b"d")] == won
-
-
-@pytest.mark.slow
-def test_a_put_survives_that_its_folder_is_removed_again_and_again(tmp_path: Path):
-    files = LocalFiles(str(tmp_path / "root"))
-    script = (
-        "import sys, time; from lakemq.tables.storage.object_stores.files import LocalFiles\n"
-        "files = LocalFiles(sys.argv[1])\n"
-        "files.put('ready', b'')\n"
-        "while files.size('stop') is None: files.delete_folder('box'); time.sleep(1e-3)"
-    )
-    remover = subprocess.Popen([sys.executable, "-c", script, files.root], env=_make_environment())
-    try:
-        while files.size("ready") is None:
-            assert remover.poll() is None
-            time.sleep(0.01)
-        for i in range(5_000):
-            files.put(f"box/{i}", b"", durable=False)
-    finally:
-        files.put("stop", b"")
-        assert remover.wait(20) == 0
-
-
-def _make_environment() -> dict[str, str]:
-    """Return the environment of a process that imports the same modules as this one."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def test_files_travel_to_executors(files: Files):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import pytest
 from clocks import AheadClock
 from unit.line_peers import LEASE_MS, PATIENCE_S, until
@@ -21,11 +18,8 @@ from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, enc
 from lakemq.engine.namespace.line_frames import (
     Frame,
     FrameKind,
-    Hello,
     decode_address,
-    encode_frame,
     encode_hello,
-    encode_letter_frame,
 )
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import line_beats, line_opener
@@ -102,38 +96,6 @@ def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
     with connection, pytest.raises(ssl.SSLError, match=r"(?i)protocol.version"):
         context.wrap_socket(connection)
     leader.serve(leader.connect())
-
-
-def draw_nonsense(chance: random.Random, hello: Hello) -> bytes:
-    """Return frames of all kinds, cut, doubled, out of order, with huge lengths, or of another epoch."""
-    other_epoch = msgspec.structs.replace(hello, epoch=hello.epoch + chance.choice((-1, 1)))
-    parts = [
-        encode_hello(hello),
-        encode_hello(other_epoch),
-        encode_frame(chance.randrange(256), chance.randbytes(chance.randrange(100))),
-        encode_letter_frame(chance.choice((0, 1, 2**64 - 1)), chance.randbytes(20)),
-        encode_beat_frame(LineBeat("ff", 2**62, chance.randbytes(9))),
-        b"\xff\xff\xff\xff\x01",
-        chance.randbytes(60),
-    ]
-    data = b"".join(chance.choice(parts) for _ in range(chance.randrange(1, 6)))
-    return data[: chance.randrange(1, len(data) + 1)] if chance.random() < 0.3 else data
-
-
-def test_nonsense_of_many_connections_harms_no_other_line(tmp_path: Path) -> None:
-    leader = TcpLeader(tmp_path, has_tls=False)
-    client, chance = leader.connect("honest"), random.Random(1)
-    for number in range(1, 11):
-        for _ in range(20):
-            stranger, hello = leader.reach("stranger")
-            with suppress(ConnectionError):  # the leader closes the line while this end still sends
-                stranger.send(draw_nonsense(chance, hello))
-            stranger.socket.close()
-        leader.drain()
-        while (letter := leader.lines.table.take_letter()) is not None:
-            leader.lines.table.answer(letter, b"an answer to nobody")
-        leader.serve(client, number)
-    leader.lines.close()
 
 
 def test_clients_that_have_gone_leave_no_descriptor_and_no_object(leader: TcpLeader) -> None:

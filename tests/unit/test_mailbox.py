@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import shutil
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -385,87 +381,4 @@ def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
     assert [letter.number for letter in mailbox.iterate_letters()] == [*range(31, 101), *range(1, 31)]
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_a_backlog_of_100_000_letters_is_bounded_and_fair(tmp_path: Path):
-    """A busy client has many letters, then a quiet client adds one in each second."""
-    seconds, of_the_busy = 50, 2_000
-    put_letters(
-        tmp_path,
-        (
-            LetterName.of("busy", second * of_the_busy + i, second * 1_000)
-            if i
-            else LetterName.of("quiet", second + 1, second * 1_000)
-            for second in range(seconds)
-            for i in range(of_the_busy)
-        ),
-    )
-    files = CountingFiles(str(tmp_path))
-    sequencer = Mailbox(files)
-    clock = Clock()
-
-    longest_s, at_the_quiet, letter_count = 0.0, [], 0
-    for step in range(seconds * of_the_busy // 1_000):
-        began_s = time.perf_counter()
-        letters = take_some(sequencer, 1_000)
-        longest_s = max(longest_s, time.perf_counter() - began_s) if step else 0.0
-        letter_count += len(letters)
-        at_the_quiet += [(step, letter.number) for letter in letters if letter.client_id == "quiet"]
-    assert letter_count == seconds * of_the_busy
-    assert files.listings == 1
-    # The quiet client is taken with the letters of its second, however many letters of later seconds wait.
-    assert at_the_quiet == [(2 * second + 1, second + 1) for second in range(seconds)]
-    assert longest_s < 5, "a call that needs no listing costs no more for the backlog"
-
-    full = Mailbox(files, limit=seconds * of_the_busy, monotonic_s=clock)
-    with pytest.raises(MailboxFull, match="found 100000 letters"):
-        full.put("c", 1, b"", NOW_MS)
-    shutil.rmtree(tmp_path)  # pytest would keep all these files for some time
-
-
 # -- several processes ----------------------------------------------------------------------------------
-
-
-def _client(root: str, client_id: str, letters: int) -> list[bytes | None]:
-    """Put letters and ask for each reply, as fast as possible."""
-    mailbox = Mailbox(LocalFiles(root))
-    replies: list[bytes | None] = []
-    for number in range(1, letters + 1):
-        mailbox.put(client_id, number, f"{client_id}/{number}".encode(), time.time_ns() // 1_000_000)
-    for number in range(1, letters + 1):
-        until = time.monotonic() + 20
-        while (reply := mailbox.poll_reply(client_id, number)) is None and time.monotonic() < until:
-            time.sleep(0.002)
-        replies.append(reply)
-        mailbox.forget_reply(client_id, number)
-    mailbox.forget_client(client_id)
-    return replies
-
-
-@pytest.mark.slow
-def test_several_processes_put_while_one_takes(tmp_path: Path):
-    clients, letters = 4, 100
-    sequencer = Mailbox(LocalFiles(str(tmp_path)))
-    counts: Counter[tuple[str, int]] = Counter()
-    next_number = Counter({f"c{i}": 1 for i in range(clients)})
-    with multiprocessing.get_context("spawn").Pool(clients) as pool:
-        arguments = [(str(tmp_path), client_id, letters) for client_id in next_number]
-        result = pool.starmap_async(_client, arguments)
-        while not result.ready():
-            step: list[LetterName] = []
-            for letter in sequencer.list_waiting(50):
-                body = sequencer.read(letter)
-                if letter.number != next_number[letter.client_id]:
-                    continue  # the listing was ahead: wait for the letter before
-                assert body == f"{letter.client_id}/{letter.number}".encode()
-                next_number[letter.client_id] += 1
-                counts[letter.client_id, letter.number] += 1
-                step.append(letter)
-            for letter in step:
-                sequencer.reply(letter.client_id, letter.number, f"re: {letter.number}".encode())
-            sequencer.discard(step)
-        replies = result.get(30)
-    assert counts == Counter((client_id, n) for client_id in next_number for n in range(1, letters + 1))
-    assert replies == [[f"re: {n}".encode() for n in range(1, letters + 1)]] * clients
-    assert sequencer.list_waiting(10) == []
-    assert list((tmp_path / "replies").iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import pickle
 import subprocess
 import sys
 import threading
@@ -336,19 +335,6 @@ def test_a_put_again_finds_its_own_object_and_no_others(object_server: ObjectSer
             files.put("theirs", b"x")
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-def test_every_wait_ends(object_server: ObjectServer, root: str) -> None:
-    """The store refuses every request."""
-    with StoreProxy(object_server.url, lambda *_: "refuse") as proxy:
-        files = open_files(root, object_server.at(proxy.url).options)
-        began_s = time.monotonic()
-        with pytest.raises(MaybeThere, match="SlowDown"):
-            files.put("name", b"x")
-        assert time.monotonic() - began_s < 20
-        assert proxy.request_count > 2
-
-
 # -- credentials --------------------------------------------------------------------------------------------
 
 
@@ -434,11 +420,6 @@ def test_the_time_of_a_store_is_never_zero(files: ObjectFiles, monkeypatch: pyte
     monkeypatch.setattr(files, "modified_ms", lambda _: None)
     with pytest.raises(OSError, match="just put is not there"):
         files.time_ms()
-
-
-def test_files_of_a_store_travel_to_executors(files: ObjectFiles) -> None:
-    files.put("a", b"x")
-    assert pickle.loads(pickle.dumps(files)).get("a") == b"x"
 
 
 def test_a_value_comes_from_the_environment_and_not_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

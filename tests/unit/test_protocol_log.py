@@ -108,6 +108,11 @@ def test_with_log_append_time_the_sequencers_time_is_the_messages(mq: Harness) -
         assert segments.column(name) == [77_000]
 
 
+def test_publish_of_nothing_adds_no_file(mq: Harness) -> None:
+    assert mq.one(mq.produce({})) == Published([])
+    assert list_kinds(mq) == ["answered"]
+
+
 def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> None:
     ranges = Ranges([0, 0], [1, 0], [-1, -1], [0, 2], [2, 1], [0, 0], [0, 0])
     rejected = [RejectedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]

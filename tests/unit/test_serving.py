@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -42,7 +41,6 @@ from lakemq.engine.sequencer.projection.projector import Projector
 from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
-from lakemq.jobs.serve import serve_until_signal
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.watermarks import WATERMARKS
@@ -489,18 +487,6 @@ def test_a_store_that_hangs_does_not_keep_the_process() -> None:
     assert completed.stdout == "True\n"
 
 
-def test_a_forked_child_does_not_wait_for_the_parents_sequencer(mq: Connection) -> None:
-    with mq.serving() as served:
-        child = os.fork()
-        if child == 0:
-            served.close()
-            os._exit(7)
-        began_s = time.monotonic()
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 7
-        assert time.monotonic() - began_s < 10
-
-
 def test_serving_that_comes_while_the_connection_closes_is_ended(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,18 +502,6 @@ def test_serving_that_comes_while_the_connection_closes_is_ended(
     with pytest.raises(IllegalState):
         mq.serving()
     assert servings[0].wait(0)
-
-
-def test_a_standby_that_ends_has_no_lease_to_hand_over(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    long = {"lease.ms": 60_000}
-    with lakemq.connect(path, config=long) as mq, lakemq.connect(path, config=long) as other:
-        leader = mq.sequencer()
-        assert leader.try_lead()
-        with caplog.at_level(logging.INFO, "lakemq.serve"):
-            serve_until_signal(other, for_ms=100)
-        assert "has stopped; it was a standby without a lease" in caplog.text
-        assert "handed over" not in caplog.text
-        leader.resign()
 
 
 _SERVE_A_WHILE = """

@@ -137,16 +137,6 @@ def test_a_forked_child_that_exits_leaves_the_lease_to_its_parent(path: str) -> 
     assert read_leader(path) == ""
 
 
-def test_an_embedded_sequencer_serves_again_after_it_was_closed(path: str) -> None:
-    with lakemq.connect(path, config=CONFIG) as mq:
-        producer = mq.producer()
-        for text in ("first", "second"):
-            with mq.serving():
-                producer.send("t", text)
-                producer.flush()
-        assert values(mq, "t") == ["first", "second"]
-
-
 # -- what `serve` says at its end ---------------------------------------------------------------------------
 
 

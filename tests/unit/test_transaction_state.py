@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from lakemq.engine.client.transactions.end_requests import CommitReply
-from lakemq.engine.client.transactions.phase import PhaseEvent
 from lakemq.engine.client.transactions.state import TransactionState
 from lakemq.engine.protocol.values.log import Published
 from lakemq.engine.protocol.values.producers import ProducerDone, TransactionRef
@@ -19,7 +18,6 @@ from lakemq.errors import (
     InvalidTxnState,
     LakeMQError,
     ProducerFenced,
-    RequestTimedOut,
     StaleTopicMetadata,
     TransactionAbortable,
     UnknownTopicId,
@@ -32,12 +30,6 @@ def take_id() -> TransactionState:
     return state
 
 
-def end_without_reply(state: TransactionState) -> None:
-    with suppress(RequestTimedOut), state.ending(commits=True, expected_ref=None):
-        state.fallback = PhaseEvent.LOSE_REPLY
-        raise RequestTimedOut
-
-
 def test_a_lost_id_is_reported_rather_than_a_failed_part():
     parts = take_id().parts
     parts.note_failure(UnknownTopicId())
@@ -46,16 +38,6 @@ def test_a_lost_id_is_reported_rather_than_a_failed_part():
     parts.note_failure(InvalidProducerEpoch())
     with pytest.raises(ProducerFenced):
         parts.check_no_failure()
-
-
-def test_a_transaction_needs_the_id_and_there_is_one_at_a_time():
-    state = TransactionState()
-    with pytest.raises(IllegalState, match="Take the id again"):
-        state.begin()
-    state.take_id("etl", ProducerDone(7, 0, 3))
-    assert (state.begin(), state.last_batch_id) == (TransactionRef("etl", 7, 0), 3)
-    with pytest.raises(IllegalState, match="open already"):
-        state.begin()
 
 
 def test_an_end_that_fails_leaves_the_transaction_open():
@@ -68,21 +50,6 @@ def test_an_end_that_fails_leaves_the_transaction_open():
     assert state.get_accepting(ref) == ref
 
 
-def test_after_a_commit_without_a_reply_only_an_end_is_allowed():
-    state = take_id()
-    state.begin()
-    end_without_reply(state)
-    assert state.is_open
-    for call in (state.begin, lambda: state.get_accepting(None)):
-        with pytest.raises(IllegalState, match="A commit was not answered"):
-            call()
-    with state.ending(commits=True, expected_ref=None) as ref:
-        assert state.fallback is PhaseEvent.LOSE_REPLY
-        state.finish(TransactionRef("etl", ref.producer_id, 1), batch_id=5)
-    assert (state.is_open, state.last_batch_id) == (False, 5)
-    state.begin()
-
-
 def test_a_part_belongs_to_the_transaction_that_it_names():
     state = take_id()
     ref = state.begin()
@@ -91,34 +58,6 @@ def test_a_part_belongs_to_the_transaction_that_it_names():
     state.begin()
     with pytest.raises(IllegalState, match="another one is open"):
         state.get_accepting(ref)
-
-
-def test_a_failed_part_makes_the_transaction_abort_only():
-    state = take_id()
-    state.begin()
-    state.parts.start_part()
-    with pytest.raises(StaleTopicMetadata), state.parts.finish_part():
-        raise StaleTopicMetadata
-    with pytest.raises(TransactionAbortable):
-        state.get_accepting(None)
-    with pytest.raises(TransactionAbortable), state.ending(commits=True, expected_ref=None):
-        raise AssertionError("the commit must not begin")
-    with state.ending(commits=False, expected_ref=None) as ref:
-        state.parts.wait_until_finished()
-        state.finish(ref)
-    state.begin()
-    assert state.parts.count == 0
-
-
-def test_a_lost_id_ends_everything():
-    state = take_id()
-    state.begin()
-    with suppress(InvalidProducerEpoch), state.ending(commits=True, expected_ref=None):
-        state.lose_id(InvalidProducerEpoch())
-        raise InvalidProducerEpoch
-    for call in (state.begin, lambda: state.get_accepting(None)):
-        with pytest.raises(ProducerFenced):
-            call()
 
 
 # -- a refused commit -----------------------------------------------------------------------------------
