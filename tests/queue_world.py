@@ -44,6 +44,7 @@ class QueueWorld:
         self.core.create(topic, partitions)
         self.holds_letters = False
         self.letters: list[Letter] = []
+        self.look_count = 0
         self._member_numbers = itertools.count(1)
 
     def publish(self, counts: Mapping[int, int]) -> None:
@@ -75,6 +76,7 @@ class QueueWorld:
         return consumer
 
     def _look(self, look: Any, newest: bool = True) -> Any:
+        self.look_count += 1
         self.core.now_ms = max(self.core.now_ms, self.clock.ms)
         return look(self.core.state)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from unit.served import until
+from unit.served import new_name, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.listener import RebalanceListener
@@ -45,8 +45,43 @@ def list_partitions(consumer: MemberConsumer) -> list[int]:
     return [partition for _, partition in consumer.assignment()]
 
 
-def take_messages(consumer: QueueConsumer, count: int) -> list[Any]:
+def take_messages(consumer: QueueConsumer, count: int, **options: Any) -> list[Any]:
     """Poll until at least `count` messages have come, and return them."""
     messages: list[Any] = []
-    until(lambda: bool(messages.extend(consumer.poll(timeout_ms=20)) or len(messages) >= count))
+    until(lambda: bool(messages.extend(consumer.poll(timeout_ms=20, **options)) or len(messages) >= count))
     return messages
+
+
+def read_texts(messages: list[Any]) -> list[str]:
+    return [message.value.decode() for message in messages]
+
+
+# -- queue groups -------------------------------------------------------------------------------------------
+
+
+def create_queue_group(mq: Connection, **config: Any) -> str:
+    """Create a group with these settings, and return its name. A `_` in a key stands for a dot."""
+    group = new_name("g")
+    mq.groups.create(group, {"group.protocol": "queue", **{k.replace("_", "."): value for k, value in config.items()}})
+    return group
+
+
+def join_queue_group(mq: Connection, group: str, topic: str, **options: Any) -> QueueConsumer:
+    options = {"auto_offset_reset": "earliest", **options}
+    consumer = mq.consumer(group, topics=[topic], protocol="queue", **options)
+    assert isinstance(consumer, QueueConsumer)
+    return consumer
+
+
+def read_deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[int, int, str, int]]]:
+    """Return the group's view of each partition: first offset, count, status, delivery count."""
+
+    def list_stretches(state: Any) -> dict[int, list[tuple[int, int, str, int]]]:
+        topic_id = state.topic_ids[topic]
+        return {
+            partition: [(part.first, part.length, part.status.value, part.deliveries) for part in deliveries.stretches]
+            for (of_topic, partition), deliveries in state.deliveries.get(group, {}).items()
+            if of_topic == topic_id
+        }
+
+    return mq._fetcher.query_groups(list_stretches)

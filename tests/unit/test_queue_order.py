@@ -26,7 +26,7 @@ def take(consumer: QueueConsumer, count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("delay_ms", [None, 300])
-def test_what_was_prefetched_is_shown_after_what_was_given_back(delay_ms: int | None) -> None:
+def test_prefetched_messages_come_after_returned_ones(delay_ms: int | None) -> None:
     world = QueueWorld()
     world.publish({0: 7})
     consumer = world.consumer()
@@ -40,7 +40,7 @@ def test_what_was_prefetched_is_shown_after_what_was_given_back(delay_ms: int | 
     assert take(consumer, 5) == [(1, 2), (3, 1), (4, 1), (5, 1), (6, 1)]
 
 
-def test_where_others_may_pass_what_was_prefetched_is_shown() -> None:
+def test_prefetched_messages_pass_a_returned_one_with_nack_order_none() -> None:
     world = QueueWorld()
     world.publish({0: 6})
     consumer = world.consumer(nack_order="none")
@@ -50,7 +50,7 @@ def test_where_others_may_pass_what_was_prefetched_is_shown() -> None:
 
 
 @pytest.mark.parametrize("has_arrived", [True, False])
-def test_what_is_on_its_way_is_shown_after_what_was_given_back(has_arrived: bool) -> None:
+def test_requested_messages_come_after_returned_ones(has_arrived: bool) -> None:
     """A poll has requested more, and the answer comes before or after the message is given back."""
     world = QueueWorld()
     world.publish({0: 3})
@@ -70,7 +70,7 @@ def test_what_is_on_its_way_is_shown_after_what_was_given_back(has_arrived: bool
 
 
 @pytest.mark.parametrize("goes_back", [True, False])
-def test_after_an_abort_the_output_of_a_key_is_in_order(goes_back: bool) -> None:
+def test_messages_come_in_order_after_an_abort(goes_back: bool) -> None:
     world = QueueWorld()
     world.publish({0: 9})
     consumer = world.consumer()
@@ -85,7 +85,7 @@ def test_after_an_abort_the_output_of_a_key_is_in_order(goes_back: bool) -> None
     assert take(consumer, 9) == [*[(offset, 2) for offset in range(3)], *[(offset, 1) for offset in range(3, 9)]]
 
 
-def test_what_is_given_back_goes_first_to_the_next_owner_too() -> None:
+def test_next_owner_gets_returned_messages_first() -> None:
     world = QueueWorld(2)
     world.publish({1: 6})
     consumer = world.consumer()
@@ -98,7 +98,7 @@ def test_what_is_given_back_goes_first_to_the_next_owner_too() -> None:
     assert take(other, 4) == [(1, 2), (3, 1), (4, 1), (5, 1)]
 
 
-def test_a_last_delivery_comes_though_more_was_prefetched() -> None:
+def test_last_delivery_comes_before_prefetched_messages() -> None:
     world = QueueWorld()
     world.publish({0: 6})
     consumer = world.consumer(max_redelivery_count=1)
@@ -108,7 +108,7 @@ def test_a_last_delivery_comes_though_more_was_prefetched() -> None:
     assert take(consumer, 4) == [(0, 2), (3, 1), (4, 1), (5, 1)]
 
 
-def test_what_nobody_answered_is_returned_once_more_and_nobody_is_told() -> None:
+def test_unanswered_return_is_repeated_without_an_error() -> None:
     world = QueueWorld()
     world.publish({0: 6})
     consumer = world.consumer()

@@ -7,10 +7,11 @@ from queue_world import QueueWorld
 
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.engine.protocol.values.consuming.groups import MemberSilent
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.queues.deliveries import Acknowledge
 from lakemq.engine.protocol.values.transactions import EndTransaction
-from lakemq.errors import FencedMemberEpoch, InvalidRecordState
+from lakemq.errors import FencedMemberEpoch, InvalidRecordState, UnknownMemberId
 
 
 def poll_messages(consumer: QueueConsumer, count: int) -> list[Message]:
@@ -27,7 +28,7 @@ def lag(consumer: QueueConsumer) -> int:
     return sum(consumer.lag().values())
 
 
-def test_a_refused_acknowledgement_takes_no_neighbour_with_it() -> None:
+def test_refused_acknowledgement_spoils_no_neighbour() -> None:
     world = QueueWorld()
     world.publish({0: 5})
     consumer = world.consumer()
@@ -42,7 +43,7 @@ def test_a_refused_acknowledgement_takes_no_neighbour_with_it() -> None:
     assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 1)] == [(1, 2)]
 
 
-def test_a_nack_after_a_bad_gathered_acknowledgement_counts() -> None:
+def test_nack_counts_after_a_bad_gathered_acknowledgement() -> None:
     world = QueueWorld()
     world.publish({0: 4})
     consumer = world.consumer()
@@ -58,7 +59,7 @@ def test_a_nack_after_a_bad_gathered_acknowledgement_counts() -> None:
     assert [message.offset for message in poll_messages(consumer, 2)] == [1, 3]
 
 
-def test_of_a_list_what_the_member_has_is_noted_and_the_error_names_the_rest() -> None:
+def test_list_with_unknown_messages_counts_in_part_and_the_error_names_the_rest() -> None:
     world = QueueWorld(2)
     world.publish({0: 3, 1: 2})
     consumer = world.consumer()
@@ -74,7 +75,7 @@ def test_of_a_list_what_the_member_has_is_noted_and_the_error_names_the_rest() -
     consumer.flush()
 
 
-def test_of_two_partitions_the_one_that_is_still_ones_own_is_acknowledged() -> None:
+def test_acknowledgement_of_two_partitions_counts_for_the_one_that_is_still_owned() -> None:
     world = QueueWorld(2)
     world.publish({0: 2, 1: 2})
     consumer = world.consumer(max_handoff_ms=0)
@@ -90,7 +91,7 @@ def test_of_two_partitions_the_one_that_is_still_ones_own_is_acknowledged() -> N
     other.close()
 
 
-def test_the_group_notes_what_it_can_of_what_is_gathered() -> None:
+def test_gathered_acknowledgements_count_beside_messages_that_a_transaction_returned() -> None:
     """An aborted transaction has given back messages, and the member does not know it yet."""
     world = QueueWorld()
     world.publish({0: 6})
@@ -112,7 +113,7 @@ def test_the_group_notes_what_it_can_of_what_is_gathered() -> None:
     assert [(message.offset, message.delivery_count) for message in poll_messages(consumer, 2)] == [(1, 2), (2, 2)]
 
 
-def test_what_nobody_answered_and_counted_is_no_error_when_it_is_said_again() -> None:
+def test_repeat_of_an_unanswered_acknowledgement_that_counted_is_no_error() -> None:
     world = QueueWorld()
     world.publish({0: 3})
     consumer = world.consumer()
@@ -127,7 +128,7 @@ def test_what_nobody_answered_and_counted_is_no_error_when_it_is_said_again() ->
     assert lag(consumer) == 1
 
 
-def test_who_closes_hears_in_the_log_what_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_at_close_is_logged_and_raised_by_the_next_flush(caplog: pytest.LogCaptureFixture) -> None:
     world = QueueWorld()
     world.publish({0: 2})
     consumer = world.consumer()
@@ -135,3 +136,21 @@ def test_who_closes_hears_in_the_log_what_was_refused(caplog: pytest.LogCaptureF
     consumer.ack(messages[0]._replace(offset=7))
     consumer.close()
     assert "offsets 7 to 7" in caplog.text
+    with pytest.raises(InvalidRecordState, match="offsets 7 to 7"):
+        consumer.flush()
+    consumer.flush()
+
+
+def test_lost_member_that_joins_again_keeps_its_messages() -> None:
+    world = QueueWorld(2)
+    world.publish({0: 2, 1: 2})
+    consumer = world.consumer(rebalance_delay_ms=60_000)
+    messages = poll_messages(consumer, 4)
+    world.core.see(MemberSilent("g", consumer.member_id, "session"))
+    consumer.ack(messages[0])
+    with pytest.raises(UnknownMemberId, match="joins again"):
+        consumer.flush()
+    assert not consumer.poll(timeout_ms=100)
+    consumer.ack(messages)
+    consumer.flush()
+    assert world.deliveries() == {0: [], 1: []}

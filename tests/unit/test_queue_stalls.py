@@ -50,7 +50,7 @@ def stall_partition(world: QueueWorld) -> tuple[QueueConsumer, list[Any]]:
     return consumer, messages
 
 
-def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_last_delivery_names_the_member_and_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     world = QueueWorld(2)
     consumer, messages = stall_partition(world)
     batch = consumer.poll(timeout_ms=100)
@@ -77,7 +77,7 @@ def test_a_last_delivery_that_waits_names_who_has_what(monkeypatch: pytest.Monke
     assert not find_stalls(world)
 
 
-def test_who_is_at_the_bound_is_named() -> None:
+def test_member_at_its_bound_of_messages_is_named() -> None:
     world = QueueWorld()
     world.publish({0: 5})
     consumer = world.consumer(max_delivered_unacked_msgs_per_flow=2)
@@ -90,7 +90,7 @@ def test_who_is_at_the_bound_is_named() -> None:
     consumer.ack(messages)
 
 
-def test_who_polls_and_never_acknowledges_is_named_after_its_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_that_never_acknowledges_is_named_after_its_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     world = QueueWorld()
     world.publish({0: 3})
     consumer = world.consumer()
@@ -109,7 +109,7 @@ def test_who_polls_and_never_acknowledges_is_named_after_its_poll_interval(monke
     assert not find_stalls(world)
 
 
-def test_what_waits_for_its_time_says_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returned_message_with_a_delay_says_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = QueueWorld()
     world.publish({0: 3})
     consumer = world.consumer()
@@ -125,7 +125,7 @@ def test_what_waits_for_its_time_says_until_when(monkeypatch: pytest.MonkeyPatch
     assert not find_stalls(world)
 
 
-def test_where_nothing_stands_still_nothing_is_said() -> None:
+def test_group_that_moves_has_no_stalls() -> None:
     world = QueueWorld()
     world.publish({0: 3})
     consumer = world.consumer()
@@ -136,7 +136,7 @@ def test_where_nothing_stands_still_nothing_is_said() -> None:
     assert make_groups(world).describe("g").waits_for == []
 
 
-def test_an_empty_batch_says_that_no_sequencer_answers() -> None:
+def test_empty_batch_says_that_no_sequencer_answers() -> None:
     world = QueueWorld()
     world.publish({0: 2})
     consumer = world.consumer()
