@@ -57,14 +57,14 @@ class BufferDriver:
 
 @examples()
 @given(st.lists(calls, max_size=40))
-def test_quick_and_slow_come_to_the_same(calls: list[str | tuple[str, int]]) -> None:
+def test_fast_and_slow_path_fill_the_buffer_alike(calls: list[str | tuple[str, int]]) -> None:
     quick, slow = BufferDriver(True), BufferDriver(False)
     for call in calls:
         assert quick.do(call) == slow.do(call)
     assert slow.quick_count == 0
 
 
-def test_most_records_of_a_batch_are_taken_quickly_until_no_more_are() -> None:
+def test_fast_path_takes_most_records_until_it_is_disabled() -> None:
     play = BufferDriver(True)
     for _ in range(9):
         play.do(("a", 10))

@@ -53,7 +53,7 @@ with mq.serving():
 """
 
 
-def test_a_script_that_forgets_to_flush_loses_nothing(tmp_path: Path) -> None:
+def test_program_that_ends_without_a_flush_loses_nothing(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t")
         ended = run(PROGRAM_WITHOUT_FLUSH, str(tmp_path / "mq"))
@@ -61,7 +61,7 @@ def test_a_script_that_forgets_to_flush_loses_nothing(tmp_path: Path) -> None:
         assert values(mq, "t") == [f"{number}" for number in range(1000)]
 
 
-def test_a_sequencer_that_was_closed_before_serves_what_is_left(tmp_path: Path) -> None:
+def test_closed_sequencer_serves_again_for_messages_left_at_exit(tmp_path: Path) -> None:
     ended = run(PROGRAM_THAT_SERVED, str(tmp_path / "mq"))
     assert (ended.returncode, ended.stderr) == (0, "")
     with lakemq.connect(str(tmp_path / "mq")) as mq:
@@ -78,7 +78,7 @@ for topic in ("t", "t", "u"):
 """
 
 
-def test_what_cannot_be_delivered_is_named_on_stderr(mq_without_sequencer: Connection) -> None:
+def test_undelivered_messages_are_named_on_stderr(mq_without_sequencer: Connection) -> None:
     ended = run(UNDELIVERED, mq_without_sequencer.namespace.path)
     assert "lakemq: Messages were not delivered" in ended.stderr
     assert "2 of 't', 1 of 'u'. REQUEST_TIMED_OUT" in ended.stderr
@@ -88,7 +88,9 @@ def test_what_cannot_be_delivered_is_named_on_stderr(mq_without_sequencer: Conne
 # -- the same within this process -----------------------------------------------------------------------
 
 
-def test_the_wait_at_exit_has_an_end(mq_without_sequencer: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_at_exit_ends_without_a_sequencer(
+    mq_without_sequencer: Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
     producer = mq_without_sequencer.producer(delivery_timeout_ms=1_000)
     for topic in ("t", "u", "t"):
         producer.send(topic, "x")
@@ -99,7 +101,7 @@ def test_the_wait_at_exit_has_an_end(mq_without_sequencer: Connection, capsys: p
     mq_without_sequencer._producers.discard(producer)
 
 
-def test_only_a_failure_that_nobody_was_told_of_is_named(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_unreported_failures_are_named_at_exit(mq: Connection, capsys: pytest.CaptureFixture[str]) -> None:
     producer = mq.producer(linger_ms=0)
     assert producer.send("missing-1", "x").exception() is not None
     until(producer.send("missing-2", "x").done)
@@ -109,7 +111,7 @@ def test_only_a_failure_that_nobody_was_told_of_is_named(mq: Connection, capsys:
     mq._producers.discard(producer)
 
 
-def test_a_transaction_left_open_is_aborted_and_named(
+def test_open_transaction_is_aborted_and_named_at_exit(
     mq: Connection, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     producer = mq.producer("left-open")
@@ -121,12 +123,3 @@ def test_a_transaction_left_open_is_aborted_and_named(
     assert "The transaction of 'left-open' was open when the program ended." in capsys.readouterr().err
     assert mq.transactions.describe("left-open").state == "CompleteAbort"
     assert len(mq._producers) == 0
-
-
-def test_the_hook_goes_with_the_last_producer(mq: Connection) -> None:
-    producers = [mq.producer(), mq.producer()]
-    assert mq._producers._hook is not None
-    producers[0].close()
-    assert mq._producers._hook is not None
-    producers[1].close()
-    assert mq._producers._hook is None

@@ -23,7 +23,7 @@ def run_in_thread(call: Callable[[], Any]) -> Any:
 # -- through a producer ---------------------------------------------------------------------------------
 
 
-def test_an_error_that_a_future_has_told_refuses_no_later_record(mq: Connection, topic: str):
+def test_error_read_from_a_future_refuses_no_later_record(mq: Connection, topic: str):
     with mq.producer() as producer:
         with pytest.raises(UnknownTopicOrPartition):
             producer.send(new_name("missing"), "lost").result()
@@ -34,7 +34,7 @@ def test_an_error_that_a_future_has_told_refuses_no_later_record(mq: Connection,
     assert values(mq, topic) == ["good", "good"]
 
 
-def test_an_error_that_a_callback_has_told_refuses_no_later_record(mq: Connection, topic: str):
+def test_error_passed_to_a_callback_refuses_no_later_record(mq: Connection, topic: str):
     errors: list[LakeMQError | None] = []
     called = threading.Event()
 
@@ -53,7 +53,7 @@ def test_an_error_that_a_callback_has_told_refuses_no_later_record(mq: Connectio
     assert values(mq, topic) == ["good", "good"]
 
 
-def test_a_callback_that_does_not_ask_for_the_error_is_told_nothing(mq: Connection, topic: str):
+def test_callback_that_ignores_the_error_leaves_it_to_the_next_call(mq: Connection, topic: str):
     called = threading.Event()
     with mq.producer(linger_ms=0) as producer:
         producer.send(new_name("missing"), "lost").add_done_callback(lambda _: called.set())
@@ -64,7 +64,7 @@ def test_a_callback_that_does_not_ask_for_the_error_is_told_nothing(mq: Connecti
     assert values(mq, topic) == ["good"]
 
 
-def test_the_error_of_one_record_does_not_hide_that_its_neighbour_is_lost(mq: Connection):
+def test_error_of_a_record_does_not_hide_that_its_neighbour_is_lost(mq: Connection):
     missing = new_name("missing")
     with mq.producer(linger_ms=50) as producer:
         first, second = producer.send(missing, "1"), producer.send(missing, "2")
@@ -75,7 +75,7 @@ def test_the_error_of_one_record_does_not_hide_that_its_neighbour_is_lost(mq: Co
         producer.flush()
 
 
-def test_a_thread_is_told_what_a_future_has_told_to_another(mq: Connection, topic: str):
+def test_flush_raises_an_error_that_only_another_thread_has_read(mq: Connection, topic: str):
     with mq.producer(linger_ms=0) as producer:
         producer.flush()
         future = producer.send(new_name("missing"), "lost")
@@ -107,7 +107,7 @@ def raise_unreported(failures: Failures) -> str | None:
     return None
 
 
-def test_a_batch_is_known_when_each_of_its_records_is(failures: Failures):
+def test_batch_is_reported_when_each_of_its_records_is(failures: Failures):
     failures.add(make_failure(1, 2))
     failures.mark_record_reported(1, 0)
     failures.mark_record_reported(1, 0)
@@ -116,13 +116,13 @@ def test_a_batch_is_known_when_each_of_its_records_is(failures: Failures):
     assert failures.is_up_to_date
 
 
-def test_a_table_is_known_when_its_error_was_raised(failures: Failures):
+def test_table_is_reported_when_its_error_was_raised(failures: Failures):
     failures.add(make_failure(1, has_futures=False))
     assert raise_unreported(failures) == str(RequestTimedOut("1"))
     assert raise_unreported(failures) is None
 
 
-def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failures: Failures):
+def test_batches_reported_before_an_older_one_are_not_raised_again(failures: Failures):
     for number in (1, 2, 3):
         failures.add(make_failure(number))
     failures.mark_record_reported(2, 0)
@@ -132,7 +132,7 @@ def test_batches_that_are_known_before_an_older_one_are_not_raised_again(failure
     assert failures.is_up_to_date
 
 
-def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures):
+def test_oldest_kept_failure_stands_for_those_dropped(failures: Failures):
     """The oldest kept failure, 3, stands for 1 and 2."""
     for number in range(1, _MAX_FAILURES + 3):
         failures.add(make_failure(number))
@@ -142,7 +142,7 @@ def test_failures_that_are_no_longer_kept_are_not_passed_over(failures: Failures
     assert raise_unreported(failures) is None
 
 
-def test_a_thread_that_reads_each_future_in_time_is_never_interrupted(failures: Failures):
+def test_thread_that_reads_each_future_is_never_interrupted(failures: Failures):
     for number in range(1, 2 * _MAX_FAILURES):
         failures.add(make_failure(number))
         failures.mark_record_reported(number, 0)
