@@ -37,7 +37,7 @@ def rows(*texts: str) -> pa.Table:
     return pa.table({"value": texts})
 
 
-def test_leaving_the_block_commits(mq: Connection, topic: str):
+def test_leaving_the_block_commits_rows_and_offsets(mq: Connection, topic: str):
     other = new_topic(mq)
     with mq.transaction(f"{topic}-id") as transaction:
         published = transaction.publish(topic, rows("a", "b"))
@@ -61,7 +61,7 @@ def test_columns_are_named_as_in_a_publish(mq: Connection, topic: str):
         transaction.publish(topic, table, on_error="reject")
 
 
-def test_an_exception_aborts_and_goes_on(mq: Connection, topic: str):
+def test_exception_in_the_block_aborts(mq: Connection, topic: str):
     def fail() -> None:
         with mq.transaction(f"{topic}-id") as transaction:
             transaction.publish(topic, rows("a"))
@@ -80,7 +80,7 @@ def test_an_exception_aborts_and_goes_on(mq: Connection, topic: str):
     ("target", "bad", "error"),
     [("", "x" * 2_000_000, MessageTooLarge), ("nobody-knows-it", "a", UnknownTopicOrPartition)],
 )
-def test_one_bad_row_refuses_the_publish_and_the_transaction(
+def test_bad_row_refuses_the_publish_and_the_transaction(
     mq: Connection, topic: str, target: str, bad: str, error: type[LakeMQError]
 ):
     def publish(caught: tuple[type[LakeMQError], ...] = ()) -> None:
@@ -96,7 +96,7 @@ def test_one_bad_row_refuses_the_publish_and_the_transaction(
     assert (values(mq, topic), everything(mq, topic)) == ([], ["good", "good"])
 
 
-def test_one_transaction_at_a_time(mq: Connection, topic: str):
+def test_second_block_of_an_id_is_refused_while_the_first_is_open(mq: Connection, topic: str):
     with mq.transaction(f"{topic}-id") as outer, mq.transaction(f"{topic}-other") as other:
         with pytest.raises(IllegalState), mq.transaction(f"{topic}-id"):
             pass
@@ -107,7 +107,7 @@ def test_one_transaction_at_a_time(mq: Connection, topic: str):
         outer.publish(topic, rows("too late"))
 
 
-def test_threads_take_an_id_together(mq: Connection, topic: str):
+def test_threads_share_the_producer_of_an_id(mq: Connection, topic: str):
     """The threads share a producer, and only one at a time has a transaction open."""
     begun, errors, lock = threading.Barrier(4), [], threading.Lock()
 
@@ -127,7 +127,7 @@ def test_threads_take_an_id_together(mq: Connection, topic: str):
     assert sorted(values(mq, topic)) == ["0", "1", "2", "3"]
 
 
-def test_a_micro_batch_is_published_once(mq: Connection, topic: str):
+def test_micro_batch_is_published_once(mq: Connection, topic: str):
     def batch(connection: Connection, batch_id: int, fails: bool = False) -> bool:
         with connection.transaction(f"{topic}-id", batch_id=batch_id) as transaction:
             transaction.publish(topic, rows(str(batch_id)))
@@ -150,7 +150,7 @@ def test_a_micro_batch_is_published_once(mq: Connection, topic: str):
 
 
 @pytest.mark.parametrize("decided", [False, True])
-def test_a_block_whose_commit_is_not_answered(
+def test_unanswered_commit_of_a_block_is_published_once_by_its_repeat(
     mq: Connection, topic: str, decided: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """The id is initialised again. The batch is repeated, or known to be committed."""
@@ -184,7 +184,7 @@ def test_a_block_whose_commit_is_not_answered(
     assert values(mq, topic) == ["seven", "eight"]
 
 
-def test_a_transaction_that_was_let_go_says_what_to_do(mq: Connection, topic: str):
+def test_released_transaction_says_how_to_get_a_new_one(mq: Connection, topic: str):
     transaction = mq.transaction(f"{topic}-id")
     transaction._manager.release_id()
     with pytest.raises(IllegalState, match=r"Expected mq\.transaction\(id\) again\."), transaction:
@@ -194,7 +194,7 @@ def test_a_transaction_that_was_let_go_says_what_to_do(mq: Connection, topic: st
     assert values(mq, topic) == ["a"]
 
 
-def test_an_id_has_one_timeout(mq: Connection, topic: str):
+def test_second_timeout_of_an_id_is_refused(mq: Connection, topic: str):
     with pytest.raises(InvalidTransactionTimeout):
         mq.transaction(f"{topic}-id", transaction_timeout_ms=10**9)
     mq.transaction(f"{topic}-id", transaction_timeout_ms=5_000)
@@ -207,7 +207,7 @@ def test_an_id_has_one_timeout(mq: Connection, topic: str):
     assert mq.transactions.describe(f"{topic}-id").timeout_ms == 5_000
 
 
-def test_an_id_that_is_being_taken_keeps_no_other_waiting(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
+def test_slow_initialization_of_an_id_blocks_no_other_id(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
     initialize, begun, may_go_on = TransactionManager.initialize, threading.Event(), threading.Event()
 
     def initialize_slowly(manager: TransactionManager) -> None:
@@ -227,34 +227,15 @@ def test_an_id_that_is_being_taken_keeps_no_other_waiting(mq: Connection, topic:
         slow.result()
 
 
-def test_offsets_need_a_group(mq: Connection, topic: str):
+def test_offsets_without_a_group_are_refused(mq: Connection, topic: str):
     with pytest.raises(InvalidRequest, match="group"), mq.transaction(f"{topic}-id") as transaction:
         transaction.send_offsets({(topic, 0): 0})
-
-
-def test_consume_transform_produce(mq: Connection, topic: str):
-    """The offsets that were read and the messages that were sent are committed together, or not at all."""
-    target = new_topic(mq)
-    mq.publish(topic, rows(*(str(i) for i in range(10))))
-    with mq.consumer(f"group-{topic}", assign=[topic]) as consumer:
-        for number in range(6):
-            batch = consumer.poll(max_records=3)
-            try:
-                with mq.transaction(f"{topic}-id") as transaction:
-                    transaction.publish(target, rows(*(f"{m.value.decode()}!" for m in batch)))
-                    transaction.send_offsets(batch)
-                    if number % 2:
-                        raise ZeroDivisionError
-            except ZeroDivisionError:
-                consumer.seek(topic, 0, consumer.committed()[topic, 0].offset)
-    assert values(mq, target) == [f"{i}!" for i in range(9)]
-    assert read_committed_offset(mq, f"group-{topic}", topic) == 9
 
 
 # -- operations -----------------------------------------------------------------------------------------
 
 
-def test_an_operator_aborts_and_fences(mq: Connection, topic: str):
+def test_operator_aborts_a_transaction_and_fences_its_producer(mq: Connection, topic: str):
     name = f"{topic}-id"
     with mq.producer(name, linger_ms=0) as producer:
         producer.begin_transaction()
@@ -277,7 +258,7 @@ def test_an_operator_aborts_and_fences(mq: Connection, topic: str):
     assert values(mq, topic) == []
 
 
-def test_ids_are_listed(mq: Connection, topic: str):
+def test_transactional_ids_are_listed(mq: Connection, topic: str):
     with mq.producer(f"{topic}-id"):
         (info,) = [
             transaction for transaction in mq.transactions.all() if transaction.transactional_id == f"{topic}-id"
