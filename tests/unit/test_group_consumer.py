@@ -16,7 +16,6 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
 from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
@@ -25,7 +24,6 @@ from lakemq.errors import (
     InvalidConfig,
     InvalidRequest,
     InvalidSessionTimeout,
-    NoOffsetForPartition,
     TransactionAbortable,
     UnknownMemberId,
     UnknownTopicOrPartition,
@@ -65,7 +63,7 @@ def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def test_a_member_alone_reads_all_and_commits(mq: Connection) -> None:
+def test_single_member_reads_and_commits_all_partitions(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 2, 1: 1})
     with member(mq, group, topic) as consumer:
@@ -80,7 +78,7 @@ def test_a_member_alone_reads_all_and_commits(mq: Connection) -> None:
     assert read_committed_offset(mq, group, topic) == 2
 
 
-def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq: Connection) -> None:
+def test_two_members_share_the_partitions_and_their_messages(mq: Connection) -> None:
     topic, _, first, second = start_two_members(mq, 4)
     add(mq, topic, dict.fromkeys(range(4), 3))
     read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
@@ -89,7 +87,7 @@ def test_two_members_share_the_partitions_and_none_reads_what_the_other_does(mq:
     second.close()
 
 
-def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connection) -> None:
+def test_member_without_partitions_polls_empty_batches(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     first = member(mq, group, topic)
     settle(first, on=lambda: list_partitions(first) == [0])
@@ -104,24 +102,7 @@ def test_a_poll_without_partitions_brings_nothing_and_waits_its_time(mq: Connect
     standby.close()
 
 
-def test_the_latest_is_where_the_log_ended_when_the_member_joined(mq: Connection) -> None:
-    topic, group = new_topic(mq, 1), new_name("g")
-    add(mq, topic, {0: 2}, "old ")
-    consumer = mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="latest")
-    add(mq, topic, {0: 1}, "new ")
-    assert texts(consumer.poll(timeout_ms=5_000)) == ["new 0.0"]
-    consumer.close()
-
-
-def test_without_an_offset_and_without_a_reset_a_poll_says_so(mq: Connection) -> None:
-    topic = new_topic(mq, 1)
-    consumer = member(mq, new_name("g"), topic, auto_offset_reset="none")
-    with pytest.raises(NoOffsetForPartition):
-        until(lambda: bool(consumer.poll()))
-    consumer.close()
-
-
-def test_a_partition_that_is_halted_brings_nothing_until_it_goes_on(mq: Connection) -> None:
+def test_paused_partition_is_not_read_until_it_is_resumed(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     with member(mq, new_name("g"), topic) as consumer:
         settle(consumer, on=lambda: len(list_partitions(consumer)) == 2)
@@ -134,16 +115,7 @@ def test_a_partition_that_is_halted_brings_nothing_until_it_goes_on(mq: Connecti
             consumer.pause([(topic, 2)])
 
 
-def test_partitions_that_come_later_are_read_from_their_start(mq: Connection) -> None:
-    topic = new_topic(mq, 1)
-    with mq.consumer(new_name("g"), topics=[topic], protocol="cooperative") as consumer:
-        settle(consumer, on=lambda: list_partitions(consumer) == [0])
-        mq.topics.alter(topic, partitions=2)
-        add(mq, topic, {1: 2})
-        assert texts(consumer.poll(timeout_ms=5_000)) == ["1.0", "1.1"]
-
-
-def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Connection) -> None:
+def test_new_owner_begins_at_the_log_start_where_messages_were_deleted(mq: Connection) -> None:
     """The setting of the present owner makes no difference: the first owner determined where the group begins."""
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 5, 1: 5})
@@ -161,7 +133,7 @@ def test_what_was_deleted_below_a_start_is_passed_over_and_nothing_else(mq: Conn
 # -- changing hands -----------------------------------------------------------------------------------------
 
 
-def test_what_moves_is_told_and_only_that(mq: Connection) -> None:
+def test_listener_hears_only_of_partitions_that_move(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     first_listener, second_listener = RecordingListener(), RecordingListener()
     first = member(mq, group, topic, listener=first_listener)
@@ -180,27 +152,7 @@ def test_what_moves_is_told_and_only_that(mq: Connection) -> None:
     assert second_listener.events == [("assigned", [2, 3]), ("revoked", [2, 3])]
 
 
-def test_the_next_owner_goes_on_where_the_last_one_committed_as_it_gave_up(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    add(mq, topic, {0: 3, 1: 3})
-    batches: list[Any] = []
-
-    class Commits(RebalanceListener):
-        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
-            first.commit({tp: batches[-1].offsets[tp] for tp in partitions})
-
-    first = member(mq, group, topic, listener=Commits())
-    batches.append(first.poll(timeout_ms=5_000))
-    assert batches[0].record_count == 6
-    second = member(mq, group, topic)
-    settle(first, second, on=lambda: list_partitions(second) == [1])
-    add(mq, topic, {1: 1}, "later ")
-    assert texts(second.poll(timeout_ms=5_000)) == ["later 1.0"]
-    second.close()
-    first.close()
-
-
-def test_a_commit_of_what_is_another_ones_is_refused_and_the_rest_of_it_counts(mq: Connection) -> None:
+def test_commit_of_a_moved_partition_is_refused_and_the_rest_counts(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 3, 1: 3})
     first = member(mq, group, topic)
@@ -215,7 +167,7 @@ def test_a_commit_of_what_is_another_ones_is_refused_and_the_rest_of_it_counts(m
     first.close()
 
 
-def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Connection) -> None:
+def test_partition_moves_when_the_listener_raises(mq: Connection) -> None:
     class Raises(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
             raise ValueError("mine")
@@ -233,7 +185,7 @@ def test_a_listener_that_raises_keeps_nobody_from_getting_the_partition(mq: Conn
         first.close()
 
 
-def test_a_static_member_comes_back_to_what_it_had(mq: Connection) -> None:
+def test_static_member_gets_its_partitions_back(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b")
     settle(a, b, on=lambda: len(list_partitions(a)) == len(list_partitions(b)) == 2)
@@ -248,7 +200,7 @@ def test_a_static_member_comes_back_to_what_it_had(mq: Connection) -> None:
     b.close()
 
 
-def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
+def test_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     listener = RecordingListener()
     first = member(mq, group, topic, instance_id="i", listener=listener)
@@ -263,7 +215,7 @@ def test_a_second_process_with_an_instance_id_fences_the_first(mq: Connection) -
     second.close()
 
 
-def test_a_member_that_was_removed_joins_anew_with_its_next_poll(mq: Connection) -> None:
+def test_removed_member_joins_again_with_its_next_poll(mq: Connection) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     listener = RecordingListener()
     consumer = member(mq, group, topic, listener=listener)
@@ -272,13 +224,16 @@ def test_a_member_that_was_removed_joins_anew_with_its_next_poll(mq: Connection)
     mq.groups.remove_members(group, members=[before])
     with pytest.raises(UnknownMemberId):
         consumer.commit({(topic, 0): 0})
+    assert consumer.lag() == {}
+    with pytest.raises(IllegalState, match="not assigned"):
+        consumer.seek(topic, 0, 0)
     settle(consumer, on=lambda: list_partitions(consumer) == [0])
     assert consumer.member_id != before
     assert listener.events == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
     consumer.close()
 
 
-def test_a_deleted_topic_is_lost_and_its_successor_is_read_from_the_start(mq: Connection) -> None:
+def test_member_loses_a_deleted_topic_and_reads_its_successor_from_the_start(mq: Connection) -> None:
     topic, listener = new_topic(mq, 1), RecordingListener()
     with member(mq, new_name("g"), topic, listener=listener) as consumer:
         settle(consumer, on=lambda: list_partitions(consumer) == [0])
@@ -290,7 +245,7 @@ def test_a_deleted_topic_is_lost_and_its_successor_is_read_from_the_start(mq: Co
     assert listener.events[:3] == [("assigned", [0]), ("lost", [0]), ("assigned", [0])]
 
 
-def test_who_closes_the_connection_leaves_its_groups(mq: Connection) -> None:
+def test_closing_connection_leaves_its_groups(mq: Connection) -> None:
     topic, group, listener = new_topic(mq, 2), new_name("g"), RecordingListener()
     with lakemq.connect(mq.namespace.path) as other:
         consumer = member(other, group, topic, listener=listener)
@@ -300,7 +255,7 @@ def test_who_closes_the_connection_leaves_its_groups(mq: Connection) -> None:
     consumer.close()
 
 
-def test_what_was_read_can_be_committed_as_it_is_given_up_whatever_was_asked_meanwhile(mq: Connection) -> None:
+def test_listener_commits_what_was_read_as_partitions_are_revoked(mq: Connection) -> None:
     class Commits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
             answers.append(first.commit())
@@ -321,7 +276,7 @@ def test_what_was_read_can_be_committed_as_it_is_given_up_whatever_was_asked_mea
     first.close()
 
 
-def test_what_is_to_be_given_up_is_read_no_further(mq: Connection) -> None:
+def test_paused_partition_is_not_read_before_it_moves(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     first = member(mq, group, topic)
     settle(first, on=lambda: len(list_partitions(first)) == 2)
@@ -336,20 +291,7 @@ def test_what_is_to_be_given_up_is_read_no_further(mq: Connection) -> None:
     first.close()
 
 
-def test_a_lost_member_is_told_so_when_it_commits(mq: Connection) -> None:
-    topic, group = new_topic(mq, 1), new_name("g")
-    add(mq, topic, {0: 2})
-    with member(mq, group, topic) as consumer:
-        assert consumer.poll(timeout_ms=5_000)
-        mq.groups.remove_members(group, members=[consumer.member_id])
-        assert consumer.lag() == {}
-        with pytest.raises(IllegalState, match="not assigned"):
-            consumer.seek(topic, 0, 0)
-        with pytest.raises(UnknownMemberId):
-            consumer.commit()
-
-
-def test_a_listener_may_wait_for_another_thread_that_commits(mq: Connection) -> None:
+def test_listener_may_wait_for_a_commit_of_another_thread(mq: Connection) -> None:
     class Waits(RebalanceListener):
         def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
             thread = threading.Thread(target=lambda: answers.append(consumer.commit(batch)), daemon=True)
@@ -366,7 +308,7 @@ def test_a_listener_may_wait_for_another_thread_that_commits(mq: Connection) -> 
 
 
 @pytest.mark.parametrize("options", [{"assign": ["t"]}, {"topics": ["t"], "protocol": "cooperative"}], ids=str)
-def test_what_an_interrupted_poll_has_passed_is_read_again(
+def test_messages_of_an_interrupted_poll_are_read_again(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     def interrupt(self: Any) -> bool:
@@ -388,18 +330,7 @@ def test_what_an_interrupted_poll_has_passed_is_read_again(
 # -- transactions -------------------------------------------------------------------------------------------
 
 
-def test_offsets_of_a_member_count_with_the_transaction(mq: Connection) -> None:
-    topic, out, group = new_topic(mq, 1), new_topic(mq, 1), new_name("g")
-    add(mq, topic, {0: 2})
-    with member(mq, group, topic) as consumer:
-        batch = consumer.poll(timeout_ms=5_000)
-        with mq.transaction(new_name("tx")) as txn:
-            txn.publish(out, batch.to_arrow().select(["value"]))
-            txn.send_offsets(batch)
-        assert read_committed_offset(mq, group, topic) == 2
-
-
-def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_aborted(mq: Connection) -> None:
+def test_transaction_with_offsets_of_a_moved_partition_is_aborted(mq: Connection) -> None:
     topic, out, group = new_topic(mq, 2), new_topic(mq, 1), new_name("g")
     add(mq, topic, {0: 2, 1: 2})
     first = member(mq, group, topic)
@@ -418,7 +349,7 @@ def test_a_transaction_with_offsets_of_a_partition_that_has_gone_to_another_is_a
 # -- listeners that call back, and calls that fail half way ------------------------------------------------
 
 
-def test_a_consumer_that_is_closed_by_its_listener_leaves_nobody_behind(mq: Connection) -> None:
+def test_listener_may_close_its_consumer(mq: Connection) -> None:
     class Closes(RebalanceListener):
         def on_lost(self, partitions: list[tuple[str, int]]) -> None:
             first.close()
@@ -442,44 +373,31 @@ def test_a_consumer_that_is_closed_by_its_listener_leaves_nobody_behind(mq: Conn
     second.close()
 
 
-def test_a_member_that_has_a_great_many_offsets_stops_nobody(mq: Connection) -> None:
-    topic, group = new_topic(mq, 1), new_name("g")
-    with member(mq, group, topic) as consumer:
-        topic_id = mq.state().topic(topic).topic_id
-        offset = OffsetCommit(topic, 0, 0, None, topic_id, 10**9)
-        begun_s = time.process_time()
-        answer = mq.requester.ask(CommitOffsets(group, [offset] * 100_000, None, consumer.member_id))
-        assert len(answer.fenced) == 100_000  # type: ignore[union-attr]
-        assert time.process_time() - begun_s < 10
-        with pytest.raises(InvalidRequest, match="Too many offsets"):
-            mq.requester.ask(CommitOffsets(group, [offset] * 100_001, None, consumer.member_id))
-
-
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"session_timeout_ms": 5_999}, InvalidSessionTimeout),
-        ({"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000}, InvalidRequest),
-        ({"max_poll_interval_ms": 0}, InvalidRequest),
-        ({"max_poll_interval_ms": 999, "heartbeat_interval_ms": 1_000}, InvalidRequest),
-        ({"auto_offset_reset": "sometime"}, InvalidRequest),
-        ({"instance_id": ""}, InvalidRequest),
-        ({"assignor": 3}, InvalidRequest),
-        ({"isolation": "none"}, InvalidRequest),
-        ({"listener": 3}, InvalidRequest),
-        ({"no_such": 3}, InvalidConfig),
-    ],
-    ids=str,
-)
-def test_a_member_that_cannot_be_is_refused(mq: Connection, options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        member(mq, new_name("g"), new_topic(mq), **options)
+BAD_OPTIONS: list[tuple[type[Exception], dict[str, Any]]] = [
+    (InvalidSessionTimeout, {"session_timeout_ms": 5_999}),
+    (InvalidRequest, {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000}),
+    (InvalidRequest, {"max_poll_interval_ms": 0}),
+    (InvalidRequest, {"max_poll_interval_ms": 999, "heartbeat_interval_ms": 1_000}),
+    (InvalidRequest, {"auto_offset_reset": "sometime"}),
+    (InvalidRequest, {"instance_id": ""}),
+    (InvalidRequest, {"assignor": 3}),
+    (InvalidRequest, {"isolation": "none"}),
+    (InvalidRequest, {"listener": 3}),
+    (InvalidConfig, {"no_such": 3}),
+]
 
 
-def test_a_group_of_another_kind_or_a_topic_that_is_not_there_is_refused(mq: Connection) -> None:
+def test_member_with_bad_options_is_refused(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    for error, options in BAD_OPTIONS:
+        with pytest.raises(error):
+            member(mq, group, topic, **options)
+
+
+def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     with pytest.raises(UnknownTopicOrPartition):
         member(mq, group, "nowhere")
@@ -491,18 +409,7 @@ def test_a_group_of_another_kind_or_a_topic_that_is_not_there_is_refused(mq: Con
         member(mq, group, topic, assignor="sticky")
 
 
-def test_members_with_lists_of_assignors_agree_on_one_that_all_support(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    with member(mq, group, topic, assignor=["cooperative-sticky", "range"]) as first:
-        settle(first, on=lambda: mq.groups.describe(group).assignor == "cooperative-sticky")
-        with member(mq, group, topic, assignor=["range", "sticky"]) as second:
-            settle(first, second, on=lambda: len(list_partitions(first)) == len(list_partitions(second)) == 1)
-            assert mq.groups.describe(group).assignor == "range"
-            supported = [member_info.assignors for member_info in mq.groups.members(group)]
-            assert supported == [["cooperative-sticky", "range"], ["range", "sticky"]]
-
-
-def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection) -> None:
+def test_assigned_reader_commits_nothing_while_the_group_has_members(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 2})
     outside = mq.consumer(group, assign=[topic])
@@ -517,7 +424,7 @@ def test_who_is_no_member_commits_nothing_while_there_are_members(mq: Connection
 
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["cooperative", "classic"])
-def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Connection, protocol: str) -> None:
+def test_members_that_join_and_leave_read_each_message_once(mq: Connection, protocol: str) -> None:
     """A member that commits its messages before it gives up partitions, or closes, hands over without duplicates."""
     topic, group, total = new_topic(mq, 6), new_name("g"), 600
     mq.groups.create(group, {"group.protocol": protocol, "group.initial.rebalance.delay.ms": 0})
@@ -555,7 +462,7 @@ def test_members_in_threads_read_everything_once_while_they_come_and_go(mq: Conn
     assert sorted(read) == sorted({f"{i} {p}.{n}" for i in range(total // 60) for p in range(6) for n in range(10)})
 
 
-def test_an_own_connection_sees_the_group_as_it_is(mq: Connection) -> None:
+def test_members_of_two_connections_share_the_partitions(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     with lakemq.connect(mq.namespace.path) as other, member(mq, group, topic) as first:
         second = member(other, group, topic)
