@@ -11,6 +11,7 @@ from typing import Any
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
@@ -32,6 +33,27 @@ def new_topic(mq: Connection, partitions: int = 1) -> str:
     name = new_name("t")
     mq.topics.create(name, partitions)
     return name
+
+
+def create_quick_topic(mq: Connection, **config: Any) -> str:
+    """Create a topic whose delayed messages wait in short slots."""
+    name = new_topic(mq)
+    mq.topics.alter(name, {"delay.slot.ms": 50, **config})
+    return name
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def wait_for_messages(mq: Connection, topic: str, count: int) -> int:
+    """Wait until the topic has this many messages, and return the time."""
+    until(lambda: len(values(mq, topic)) >= count)
+    return now_ms()
+
+
+def run_sql(mq: Connection, query: str) -> list[tuple[Any, ...]]:
+    return list(run_query(mq.namespace, query)[1])
 
 
 def values(mq: Connection, topic: str, isolation: Any = "read_committed") -> list[str]:
