@@ -37,9 +37,7 @@ def values(messages: Iterable[Message]) -> list[str]:
 
 
 @ALL
-def test_it_brings_all_messages_and_ends_when_none_has_come_for_the_timeout(
-    mq: Connection, protocol: str | None
-) -> None:
+def test_loop_gets_all_messages_and_ends_after_the_timeout(mq: Connection, protocol: str | None) -> None:
     topic, count = new_topic(mq, 2), iteration.POLL_RECORDS
     add(mq, topic, {0: count, 1: 7})
     with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
@@ -54,7 +52,7 @@ def test_it_brings_all_messages_and_ends_when_none_has_come_for_the_timeout(
     ("protocol", "ack_mode"),
     [(None, None), ("cooperative", None), ("classic", None), ("queue", "explicit"), ("queue", "auto")],
 )
-def test_messages_that_could_not_be_read_come_with_the_next_loop(
+def test_messages_that_could_not_be_read_come_in_the_next_loop(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, protocol: str | None, ack_mode: str | None
 ) -> None:
     topic, group = new_topic(mq), new_name("g")
@@ -76,9 +74,7 @@ def test_messages_that_could_not_be_read_come_with_the_next_loop(
 
 
 @WITH_POSITIONS
-def test_a_commit_in_the_loop_notes_the_message_at_hand_and_nothing_after_it(
-    mq: Connection, protocol: str | None
-) -> None:
+def test_commit_in_the_loop_ends_with_the_current_message(mq: Connection, protocol: str | None) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 5})
     with create_consumer(mq, group, topic, protocol) as consumer:
@@ -93,7 +89,7 @@ def test_a_commit_in_the_loop_notes_the_message_at_hand_and_nothing_after_it(
 
 
 @WITH_POSITIONS
-def test_seek_and_pause_in_the_loop_count_at_once(mq: Connection, protocol: str | None) -> None:
+def test_seek_and_pause_in_the_loop_apply_to_the_next_message(mq: Connection, protocol: str | None) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, {0: 4, 1: 2})
     with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
@@ -110,7 +106,7 @@ def test_seek_and_pause_in_the_loop_count_at_once(mq: Connection, protocol: str 
 
 
 @ALL
-def test_it_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | None) -> None:
+def test_loop_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | None) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 3})
     options: dict[str, Any] = {"assign": [topic]} if protocol is None else {"topics": [topic], "protocol": protocol}
@@ -130,7 +126,7 @@ def test_it_ends_when_the_consumer_is_closed(mq: Connection, protocol: str | Non
     closing.join()
 
 
-def test_a_member_of_a_queue_has_what_the_loop_did_not_get_and_nobody_has_looked_at_it(mq: Connection) -> None:
+def test_queue_messages_that_the_loop_did_not_reach_are_undelivered(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 5})
     with create_consumer(mq, group, topic, "queue") as consumer:
@@ -146,7 +142,7 @@ def test_a_member_of_a_queue_has_what_the_loop_did_not_get_and_nobody_has_looked
         assert consumer.lag() == {(topic, 0): 1}
 
 
-def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connection) -> None:
+def test_loop_in_ack_mode_auto_acknowledges_the_messages_it_got(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 6})
     with create_consumer(mq, group, topic, "queue", ack_mode="auto") as consumer:
@@ -164,7 +160,7 @@ def test_acknowledging_by_itself_it_acknowledges_what_the_loop_got(mq: Connectio
         ]
 
 
-def test_what_is_given_back_in_the_loop_comes_before_what_follows_it(mq: Connection) -> None:
+def test_message_returned_in_the_loop_comes_again(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})
     with create_consumer(mq, group, topic, "queue") as consumer:
@@ -182,7 +178,7 @@ def test_what_is_given_back_in_the_loop_comes_before_what_follows_it(mq: Connect
 
 
 @pytest.mark.parametrize("protocol", ["queue", "cooperative"])
-def test_a_slow_loop_gives_up_partitions_between_two_messages(
+def test_slow_loop_gives_up_partitions_between_two_messages(
     mq: Connection, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iteration, "_KEEP_UP_MS", 0)

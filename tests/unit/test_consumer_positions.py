@@ -10,7 +10,6 @@ import pytest
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.errors import IllegalState
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +23,7 @@ def publish_aborted_message(mq: Connection, topic: str, partition: int) -> None:
         producer.abort_transaction()
 
 
-def test_a_group_is_asked_about_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_fetches_the_offsets_of_its_group_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     mq.topics.create("wide", partitions=20)
     mq.publish("wide", pa.table({"value": [str(n) for n in range(100)]}))
     requests: list[AnyRequest] = []
@@ -41,7 +40,7 @@ def test_a_group_is_asked_about_once(mq: Connection, monkeypatch: pytest.MonkeyP
     assert [type(request) for request in requests] == [FetchOffsets]
 
 
-def test_a_batch_moves_past_what_it_does_not_show(mq: Connection) -> None:
+def test_empty_batch_moves_past_aborted_messages(mq: Connection) -> None:
     mq.topics.create("holes", partitions=2)
     publish_aborted_message(mq, "holes", 0)
     with mq.consumer("holes", assign=["holes"]) as consumer:
@@ -50,7 +49,7 @@ def test_a_batch_moves_past_what_it_does_not_show(mq: Connection) -> None:
         assert consumer.lag() == {("holes", 0): 0, ("holes", 1): 0}
 
 
-def test_what_a_poll_passed_before_it_found_something_counts(mq: Connection) -> None:
+def test_batch_counts_offsets_passed_before_its_first_message(mq: Connection) -> None:
     for topic in ("late", "later"):
         mq.topics.create(topic)
         publish_aborted_message(mq, topic, 0)
@@ -62,7 +61,7 @@ def test_what_a_poll_passed_before_it_found_something_counts(mq: Connection) -> 
         assert batch.offsets == {("late", 0): 2, ("later", 0): 3}
 
 
-def test_the_lag_of_a_position_beyond_what_is_stable_is_none(mq: Connection) -> None:
+def test_position_beyond_the_last_stable_offset_has_no_lag(mq: Connection) -> None:
     mq.topics.create("open")
     producer = mq.producer("open")
     producer.begin_transaction()
@@ -74,16 +73,7 @@ def test_the_lag_of_a_position_beyond_what_is_stable_is_none(mq: Connection) -> 
     producer.abort_transaction()
 
 
-def test_an_empty_batch_is_asked_for_as_a_dataframe_too(mq: Connection) -> None:
-    mq.topics.create("silent", partitions=2)
-    with mq.consumer("silent", assign=["silent"]) as consumer:
-        batch = consumer.poll()
-        assert batch.to_arrow().num_rows == 0
-        with pytest.raises(IllegalState, match="No Spark session"):
-            batch.to_spark()
-
-
-def test_a_tail_has_no_tables_of_nothing(mq: Connection) -> None:
+def test_tail_yields_no_empty_table(mq: Connection) -> None:
     mq.topics.create("followed")
     publish_aborted_message(mq, "followed", 0)
     later = threading.Timer(0.2, lambda: mq.publish("followed", pa.table({"value": ["shown"]})))

@@ -30,7 +30,7 @@ def texts(batch: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, reset: Any) -> None:
+def test_recreated_topic_is_read_from_its_start(mq: Connection, group: str, reset: Any) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old 0", "old 1")
     with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
@@ -45,7 +45,7 @@ def test_a_topic_made_anew_is_read_from_its_start(mq: Connection, group: str, re
     assert read_committed_offset(mq, group, topic) == 3
 
 
-def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group: str) -> None:
+def test_offsets_of_a_deleted_topic_do_not_count_for_its_successor(mq: Connection, group: str) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old 0", "old 1")
     with mq.consumer(group, assign=[topic]) as consumer:
@@ -69,7 +69,7 @@ def test_offsets_of_the_old_topic_are_never_the_new_one_s(mq: Connection, group:
         assert texts(consumer.poll()) == ["new 1", "new 2"]
 
 
-def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> None:
+def test_topic_recreated_during_a_fetch_is_read_from_its_start(mq: Connection, group: str) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, "old 0", "old 1", partition=1)
     with mq.consumer(group, assign=[topic]) as consumer:
@@ -87,7 +87,7 @@ def test_a_topic_made_anew_while_it_is_fetched(mq: Connection, group: str) -> No
         assert (texts(batch), batch.offsets) == (["new 0", "new 1"], {(topic, 0): 2})
 
 
-def test_partitions_that_are_added_are_read_from_their_start(mq: Connection, group: str) -> None:
+def test_added_partitions_are_read_from_their_start(mq: Connection, group: str) -> None:
     topic = new_topic(mq)
     with (
         mq.consumer(group, assign=[topic], auto_offset_reset="latest") as consumer,
@@ -104,7 +104,7 @@ def test_partitions_that_are_added_are_read_from_their_start(mq: Connection, gro
         assert texts(assigned.poll()) == ["0.0", "0.1"]
 
 
-def test_an_added_partition_is_read_from_where_the_group_is(mq: Connection, group: str) -> None:
+def test_added_partition_is_read_from_the_committed_offset(mq: Connection, group: str) -> None:
     """Another consumer of the group was there before."""
     topic = new_topic(mq)
     with mq.consumer(group, assign=[topic]) as consumer:
@@ -116,7 +116,7 @@ def test_an_added_partition_is_read_from_where_the_group_is(mq: Connection, grou
         assert texts(consumer.poll()) == ["1.1"]
 
 
-def test_an_assigned_partition_that_the_new_topic_lacks_is_said(mq: Connection, group: str) -> None:
+def test_assigned_partition_that_a_recreated_topic_lacks_is_refused(mq: Connection, group: str) -> None:
     topic = new_topic(mq, 2)
     with mq.consumer(group, assign=[(topic, 1)]) as consumer:
         consumer.poll()
