@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
-from unit.served import CONFIG, new_name, new_topic, served, until
+from unit.served import CONFIG, new_name, new_topic, now_ms, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -32,12 +30,6 @@ from lakemq.errors import (
 from lakemq.jobs.cli import app
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("operations")) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -65,14 +57,13 @@ def reset_offsets(mq: Connection, *arguments: Any, **options: Any) -> dict[int, 
     }
 
 
-def test_a_dry_run_says_what_would_change_and_changes_nothing(mq: Connection, topic: str, group: str) -> None:
+def test_dry_run_of_a_reset_changes_nothing(mq: Connection, topic: str, group: str) -> None:
     assert reset_offsets(mq, group, to="earliest", dry_run=True) == {0: (3, 0)}
     assert [row.committed_offset for row in mq.groups.lag(group)] == [3]
 
 
-@pytest.mark.parametrize(
-    ("options", "after"),
-    [
+def test_reset_moves_the_offset_to_each_kind_of_target(mq: Connection, topic: str, group: str) -> None:
+    after_by_options: list[tuple[dict[str, Any], int]] = [
         ({"to": "latest"}, 5),
         ({"to": 2}, 2),
         ({"to": 100}, 5),
@@ -83,24 +74,21 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(mq: Connection, to
         ({"to": NOON + timedelta(days=1)}, 5),
         ({"to": timedelta(days=30_000)}, 0),
         ({"to": timedelta()}, 5),
-    ],
-    ids=str,
-)
-def test_a_group_goes_on_where_it_is_told_to(
-    mq: Connection, topic: str, group: str, options: dict[str, Any], after: int
-) -> None:
-    assert reset_offsets(mq, group, **options) == {0: (3, after)}
+    ]
     with mq.consumer(group, assign=[(topic, 0)]) as consumer:
-        assert consumer.position(topic, 0) == after
+        for options, after in after_by_options:
+            consumer.commit({(topic, 0): 3})
+            assert reset_offsets(mq, group, **options) == {0: (3, after)}, options
+            assert consumer.committed()[topic, 0].offset == after
 
 
-def test_partitions_by_topic_by_pair_and_by_what_they_are_mapped_to(mq: Connection, topic: str, group: str) -> None:
+def test_reset_takes_topics_pairs_and_a_mapping(mq: Connection, topic: str, group: str) -> None:
     assert reset_offsets(mq, group, topic, "earliest") == {0: (3, 0), 1: (None, 0)}
     assert reset_offsets(mq, group, [(topic, 1)], NOON + timedelta(minutes=1)) == {1: (0, 1)}
     assert reset_offsets(mq, group, to={(topic, 1): 4, (topic, 0): 2}) == {0: (0, 2), 1: (1, 4)}
 
 
-def test_what_is_published_after_a_look_for_a_time_is_not_passed_over(
+def test_reset_to_a_time_skips_no_message_published_meanwhile(
     mq: Connection, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resets = mq.groups._resets
@@ -115,7 +103,7 @@ def test_what_is_published_after_a_look_for_a_time_is_not_passed_over(
     assert reset_offsets(mq, group, to=NOON + timedelta(hours=1)) == {0: (3, 5)}
 
 
-def test_what_cannot_be_asked(mq: Connection, topic: str, group: str) -> None:
+def test_bad_resets_are_refused(mq: Connection, topic: str, group: str) -> None:
     reset = mq.groups.reset_offsets
     for arguments in ({}, {"to": "earliest", "shift_by": 1}, {"to": "first"}, {"to": -1}, {"to": timedelta(-1)}):
         with pytest.raises(InvalidRequest):
@@ -132,7 +120,7 @@ def test_what_cannot_be_asked(mq: Connection, topic: str, group: str) -> None:
             reset(group, "no-topic", to)
 
 
-def test_while_members_live_nothing_of_theirs_is_touched(mq: Connection, topic: str) -> None:
+def test_group_with_members_is_not_deleted_or_reset(mq: Connection, topic: str) -> None:
     group = new_name("g")
     with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as member:
         while (batch := member.poll()).record_count == 0:
@@ -152,7 +140,7 @@ def test_while_members_live_nothing_of_theirs_is_touched(mq: Connection, topic: 
         mq.groups.delete(group)
 
 
-def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic: str, group: str) -> None:
+def test_offsets_in_an_open_transaction_are_not_deleted_or_reset(mq: Connection, topic: str, group: str) -> None:
     started = mq.requester.ask(InitProducer(name := new_name("x")))
     assert isinstance(started, ProducerDone)
     ref = TransactionRef(name, started.producer_id, started.producer_epoch)
@@ -170,7 +158,7 @@ def test_an_open_transaction_keeps_what_it_has_offsets_of(mq: Connection, topic:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> None:
+def test_views_show_only_the_present_groups(tmp_path: Path) -> None:
     with lakemq.connect(str(tmp_path), create=True, config={**CONFIG, "project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t", 3)
         mq.topics.create("u")
@@ -204,7 +192,7 @@ def test_views_show_groups_as_they_are_and_not_as_they_were(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
+def test_lag_counts_messages_deleted_before_the_group_read_them(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t", 2)
         mq.publish("t", pa.table({"value": ["v"] * 10, "partition": [0, 1] * 5}))
@@ -220,7 +208,7 @@ def test_what_was_deleted_before_a_group_had_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
+def test_leader_forgets_offsets_after_their_retention(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t")
         for group, retention_ms in (("soon", 1_000), ("kept", -1)):
@@ -231,7 +219,7 @@ def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
         assert expires_at_ms is not None
         assert mq.groups.describe("kept").expires_at_ms is None
         path = mq.namespace.path
-    time.sleep(1.1)
+    until(lambda: now_ms() > expires_at_ms)
     with lakemq.connect(path) as connection:
         assert connection.groups.lag("soon")
         connection.step_until_idle()
@@ -241,7 +229,7 @@ def test_what_nobody_uses_is_forgotten_by_who_leads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_deleted_group_is_gone_from_the_tables_and_for_the_next_leader(tmp_path: Path) -> None:
+def test_deleted_group_is_gone_for_the_next_leader(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t", 2)
         with mq.consumer("g", topics=["t"], protocol="cooperative", auto_offset_reset="earliest") as member:

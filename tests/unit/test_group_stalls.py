@@ -20,8 +20,8 @@ def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Gr
     return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: overdue)
 
 
-@pytest.mark.parametrize("protocol", ["classic", "cooperative", "queue"])
-def test_a_member_without_heartbeats_is_named_with_its_process_and_the_end_of_its_session(protocol: str) -> None:
+@pytest.mark.parametrize("protocol", ["classic", "queue"])
+def test_member_without_heartbeats_is_named_with_process_and_session_end(protocol: str) -> None:
     story = Story()
     story.tell({"create": {"t": 3}})
     story.mq.ask(
@@ -48,7 +48,7 @@ def test_a_member_without_heartbeats_is_named_with_its_process_and_the_end_of_it
     assert stall.is_overdue(story.mq.state.now_ms)
 
 
-def test_a_member_that_lives_and_does_not_poll_is_named() -> None:
+def test_member_that_does_not_poll_is_named() -> None:
     story = Story()
     story.tell({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"], max_poll_interval_ms=300_000))
@@ -58,7 +58,7 @@ def test_a_member_that_lives_and_does_not_poll_is_named() -> None:
     assert "1970-01-01T00:05:01Z (max_poll_interval_ms)" in stall.found
 
 
-def test_a_note_about_a_member_that_has_left_says_nothing() -> None:
+def test_member_that_has_left_is_no_stall() -> None:
     story = Story()
     story.tell({"create": {"t": 1}})
     story.mq.ask(JoinGroup("g", "C1", ["t"]))
@@ -66,7 +66,7 @@ def test_a_note_about_a_member_that_has_left_says_nothing() -> None:
     assert make_groups(story, 0, OverdueMember("g", "C1", 1_000, None)).stalls("g") == []
 
 
-def test_a_group_that_has_read_all_up_to_an_open_transaction_names_it_and_not_before() -> None:
+def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
     story = Story()
     for line in (
         {"create": {"t": 2}},

@@ -22,7 +22,7 @@ def texts(rows: pa.Table) -> list[str]:
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_each_batch_is_done_with_when_the_function_returns(mq: Connection, protocol: str) -> None:
+def test_batch_is_committed_when_the_function_returns(mq: Connection, protocol: str) -> None:
     topic, group, read_texts = new_topic(mq, 2), new_name("g"), list[str]()
     add(mq, topic, {0: 5, 1: 5})
     stream = mq.stream(group, topics=[topic], protocol=protocol, auto_offset_reset="earliest")
@@ -33,7 +33,7 @@ def test_each_batch_is_done_with_when_the_function_returns(mq: Connection, proto
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection, protocol: str) -> None:
+def test_function_that_raises_ends_the_stream_and_its_batch_comes_again(mq: Connection, protocol: str) -> None:
     topic, group, read_texts = new_topic(mq), new_name("g"), list[str]()
     add(mq, topic, {0: 3})
     if protocol == "queue":
@@ -53,7 +53,7 @@ def test_a_function_that_raises_ends_it_and_its_batch_comes_again(mq: Connection
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connection, protocol: str) -> None:
+def test_messages_of_the_transaction_are_published_with_the_batch(mq: Connection, protocol: str) -> None:
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
     add(mq, topic, {0: 5, 1: 5})
     name = new_name("tx")
@@ -69,7 +69,7 @@ def test_what_is_published_in_the_transaction_comes_with_the_batch(mq: Connectio
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection, protocol: str) -> None:
+def test_batch_with_a_moved_partition_is_aborted_and_comes_again(mq: Connection, protocol: str) -> None:
     """The transaction is aborted. The part that is left comes again, and the new owner gets the rest."""
     topic, out, group = new_topic(mq, 2), new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": protocol, "max.handoff.ms": 0, "rebalance.delay.ms": 0})
@@ -92,7 +92,7 @@ def test_a_batch_of_which_a_part_was_given_away_is_not_done_with(mq: Connection,
     assert mq.groups.describe(group).lag == 0
 
 
-def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> None:
+def test_transaction_that_can_only_be_aborted_ends_the_stream(mq: Connection) -> None:
     """Another attempt would fail as well."""
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 1})
@@ -106,7 +106,7 @@ def test_a_transaction_that_fails_by_itself_ends_the_stream(mq: Connection) -> N
         stream.foreach_batch(ignore_error, transactional_id=new_name("tx"))
 
 
-def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
+def test_two_streams_share_the_partitions_until_they_are_stopped(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     streams = [mq.stream(group, topics=[topic], auto_offset_reset="earliest") for _ in range(2)]
     texts_of_each: list[list[str]] = [[], []]
@@ -127,7 +127,7 @@ def test_two_share_the_work_until_they_are_stopped(mq: Connection) -> None:
     assert sorted(texts_of_each[0] + texts_of_each[1]) == [f"{p}.{i}" for p in range(2) for i in range(3)]
 
 
-def test_what_is_no_function_is_refused(mq: Connection) -> None:
+def test_bad_arguments_of_a_stream_are_refused(mq: Connection) -> None:
     stream = mq.stream(new_name("g"), topics=[new_topic(mq)])
     for wrong in ({"function": None}, {"max_records": 0}, {"available_now": "no"}):
         arguments: dict[str, Any] = {"function": print, **wrong}
@@ -135,7 +135,7 @@ def test_what_is_no_function_is_refused(mq: Connection) -> None:
             stream.foreach_batch(**arguments)
 
 
-def test_a_batch_begins_no_sooner_after_the_one_before_it_than_it_is_told(mq: Connection) -> None:
+def test_batches_are_every_ms_apart(mq: Connection) -> None:
     topic, began = new_topic(mq), list[float]()
     add(mq, topic, {0: 4})
     stream = mq.stream(new_name("g"), topics=[topic], auto_offset_reset="earliest")
