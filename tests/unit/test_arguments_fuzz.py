@@ -47,29 +47,22 @@ ODD: list[Callable[[], Any]] = [
     lambda: "",
     lambda: "4",
     lambda: TOPIC,
-    lambda: OTHER,
     lambda: "earliest",
-    lambda: "read_committed",
     lambda: "\ud800",
     lambda: "a\0b",
     lambda: "x" * 300,
     lambda: b"t",
-    lambda: bytearray(b"t"),
     lambda: 0,
     lambda: 1,
     lambda: -1,
-    lambda: -3,
     lambda: 2**31,
     lambda: 2**63,
     lambda: -(2**70),
     lambda: 2**20_000,
     lambda: 1.0,
-    lambda: 1.7,
     lambda: float("nan"),
     lambda: True,
     lambda: np.int64(1),
-    lambda: np.float64(1),
-    lambda: np.bool_(True),
     lambda: np.str_(TOPIC),
     lambda: np.array([0, 1]),
     lambda: pd.NaT,
@@ -82,11 +75,9 @@ ODD: list[Callable[[], Any]] = [
     lambda: ["t"],
     lambda: [None],
     lambda: [("t", 0)],
-    lambda: [("t", "0")],
     lambda: (0, 1),
     dict,
     lambda: {0: 1},
-    lambda: {0: "1"},
     lambda: {"0": 1},
     lambda: {None: None},
     lambda: {7: 0},
@@ -100,18 +91,15 @@ ODD: list[Callable[[], Any]] = [
     lambda: object(),
     lambda: Odd(),
     lambda: len,
-    lambda: int,
     lambda: pa.table({"value": ["v"]}),
     lambda: pa.table({"value": [1]}),
     lambda: pa.table({"key": ["k"]}),
     lambda: pa.table([pa.array(["v"]), pa.array(["w"])], names=["value", "value"]),
     lambda: pa.table({"value": pa.nulls(2)}),
     lambda: pa.array(["v"]),
-    lambda: pa.record_batch({"value": ["v"]}),
     lambda: pd.DataFrame({"value": ["v", None]}),
     lambda: pd.DataFrame({"value": ["v", 1]}),
     lambda: pd.DataFrame({("a", "b"): [1]}),
-    lambda: pd.Series(["v"], name="value"),
 ]
 
 
@@ -145,17 +133,12 @@ def calls(mq: Connection) -> list[Call]:
             for _ in consumer.until_end(**arguments):
                 pass
 
-    def seek(**arguments: Any) -> None:
-        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.seek(**arguments)
+    def on_consumer(method: str) -> Callable[..., None]:
+        def call(**arguments: Any) -> None:
+            with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
+                getattr(consumer, method)(**arguments)
 
-    def position(**arguments: Any) -> None:
-        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.position(**arguments)
-
-    def commit(**arguments: Any) -> None:
-        with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
-            consumer.commit(**arguments)
+        return call
 
     def pause(**arguments: Any) -> None:
         with mq.consumer(GROUP, assign=[TOPIC]) as consumer:
@@ -290,15 +273,14 @@ def calls(mq: Connection) -> list[Call]:
         Call("consumer.resume", right(partitions=lambda: [(TOPIC, 0)]), pause),
         Call("consumer.poll", right(max_records=1, timeout_ms=0, poll_ms=1), poll),
         Call("consumer.until_end", right(max_records=1, timeout_ms=0, stopped=None), until_end),
-        Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), seek),
-        Call("consumer.position", right(topic=TOPIC, partition=0), position),
-        Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), commit),
+        Call("consumer.seek", right(topic=TOPIC, partition=0, offset=0), on_consumer("seek")),
+        Call("consumer.position", right(topic=TOPIC, partition=0), on_consumer("position")),
+        Call("consumer.commit", right(what=lambda: {(TOPIC, 0): 0}, metadata=None), on_consumer("commit")),
         Call("groups.all", right(states=tuple), mq.groups.all),
         Call("groups.describe", right(group=GROUP), mq.groups.describe),
         Call("groups.lag", right(group=GROUP), mq.groups.lag),
         Call("groups.stalls", right(group="members"), mq.groups.stalls),
         Call("groups.members", right(group="members"), mq.groups.members),
-        Call("groups.stalls", right(group="members"), mq.groups.stalls),
         Call("groups.assignments", right(group="members"), mq.groups.assignments),
         Call("groups.create", right(group="made", config=dict), mq.groups.create),
         Call("groups.alter", right(group="members", config=lambda: {"group.assignor": None}), mq.groups.alter),
@@ -354,7 +336,7 @@ TESTED_ELSEWHERE = {"producer", "transaction"}
 """Calls that open a writer. `test_producer.py` and `test_transaction_scope.py` test the arguments of its methods."""
 
 
-def test_every_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> None:
+def test_each_public_call_is_drawn_with_all_its_arguments(mq: Connection) -> None:
     drawn = {call.name: set(call.right) for call in calls(mq)}
     drawn["consumer"] |= drawn["a member"] | drawn["a member of a queue"]
     for prefix, cls in PUBLIC.items():
@@ -409,7 +391,7 @@ REFUSED_CALLS = {
 """Calls that are refused even with right arguments: the object does not exist, or another sequencer leads."""
 
 
-def test_the_calls_work_when_their_arguments_are_right(mq: Connection) -> None:
+def test_calls_work_with_right_arguments(mq: Connection) -> None:
     make_topics(mq)
     for call in calls(mq):
         right = {name: make() for name, make in call.right.items()}

@@ -51,7 +51,7 @@ def ask_repeatedly(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
         return error
 
 
-def test_an_answer_is_an_answer():
+def test_answer_after_unanswered_attempts_is_the_outcome():
     assert ask_repeatedly(7) == 7
     assert ask_repeatedly(RequestTimedOut(), RequestTimedOut(), 7) == 7
     refused = InvalidTopic()
@@ -59,7 +59,7 @@ def test_an_answer_is_an_answer():
     assert ask_repeatedly(RequestTimedOut(), refused) is refused
 
 
-def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_outcome():
+def test_inconclusive_error_of_a_repeat_is_not_raised_as_the_outcome():
     """The producer id of the repeat has expired. The attempt before it may have been decided."""
     clock = Clock([RequestTimedOut("Who knows."), InvalidTopic("gone")])
     with pytest.raises(RequestTimedOut, match=r"Who knows\..*INVALID_TOPIC"):
@@ -69,30 +69,30 @@ def test_an_error_that_tells_nothing_of_the_attempt_before_is_not_told_as_the_ou
         ask_with_retries(clock.ask, clock, 100_000, conclusive=(StaleTopicMetadata,))
 
 
-def test_a_transaction_that_can_only_be_aborted_tells_of_all_attempts():
+def test_transaction_abortable_is_the_outcome_of_all_attempts():
     clock = Clock([RequestTimedOut(), TransactionAbortable("open for too long")])
     with pytest.raises(TransactionAbortable):
         ask_with_retries(clock.ask, clock, 100_000, NEVER_PUBLISHED)
 
 
 @pytest.mark.parametrize("unsent", UNSENT_ERRORS)
-def test_what_was_never_sent_is_told_at_once(unsent: LakeMQError):
+def test_unsent_first_attempt_raises_at_once(unsent: LakeMQError):
     assert ask_repeatedly(unsent, 7) is unsent
 
 
 @pytest.mark.parametrize("unsent", UNSENT_ERRORS)
-def test_an_attempt_that_was_not_sent_says_nothing_of_the_one_before(unsent: LakeMQError):
+def test_unsent_repeat_leaves_the_outcome_unknown(unsent: LakeMQError):
     assert ask_repeatedly(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
     error = ask_repeatedly(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
     assert type(error) is RequestTimedOut
     assert error.detail == f"Who knows. The last attempt does not clear this up: {unsent}"
 
 
-def test_the_deadline_ends_it():
+def test_attempts_end_at_the_deadline():
     assert type(ask_repeatedly(*[RequestTimedOut()] * 3, deadline_ms=2_500)) is RequestTimedOut
 
 
-def test_who_asked_again_is_told_for_how_long() -> None:
+def test_timeout_names_the_number_of_attempts_and_their_time() -> None:
     """The error of the last attempt alone would name only a quarter of the time that the caller has waited."""
     error = ask_repeatedly(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
     assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(error))
@@ -100,13 +100,13 @@ def test_who_asked_again_is_told_for_how_long() -> None:
     assert "The request was sent" not in str(once)
 
 
-def test_a_client_that_ended_starts_over():
+def test_client_that_ended_is_asked_again():
     assert ask_repeatedly(ClientEnded(), 7) == 7
     assert ask_repeatedly(RequestTimedOut(), ClientEnded(), 7) == 7
     assert type(ask_repeatedly(ClientEnded(), deadline_ms=500)) is ClientEnded
 
 
-def test_a_connection_that_was_closed_meanwhile_leaves_the_doubt():
+def test_connection_closed_between_attempts_leaves_the_outcome_unknown():
     closed = IllegalState("closed")
     assert ask_repeatedly(closed) is closed
     assert type(ask_repeatedly(RequestTimedOut(), closed)) is RequestTimedOut
