@@ -42,7 +42,10 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
     try:
         source = files.open_input(file_name(file_id))
     except FileNotFoundError:
-        raise FileTruncated(f"Data file {file_stem(file_id)} is gone.") from None
+        raise FileTruncated(
+            f"Data file {file_stem(file_id)} is gone.",
+            expected="a read that was planned less than reader.grace.ms ago; fetch or load again",
+        ) from None
     except OSError as error:
         raise _unreadable_error(file_id, error) from error
     with source:

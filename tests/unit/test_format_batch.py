@@ -5,21 +5,18 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, StringContains
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reading.arrow import FETCHED
 from lakemq.engine.client.format import tasks
-from lakemq.engine.client.format.batch import BatchReader, FilteringReader
+from lakemq.engine.client.format.batch import BatchReader
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.errors import (
     InvalidConfig,
@@ -199,39 +196,6 @@ def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
         assert read(mq, subscribe=topic).num_rows == 0
         assert read(mq, subscribe=topic, **{"kafka.isolation.level": "read_uncommitted"}).num_rows == 5
     assert read(mq, subscribe=topic).num_rows == 5
-
-
-def read_filtered(mq: Connection, filters: Iterable[Any], **extra: str) -> pa.Table:
-    reader = FilteringReader(options(mq, **extra))
-    assert list(reader.pushFilters(list(filters))) == list(filters)  # Spark applies the filters itself as well
-    return rows(reader)
-
-
-def test_filters_leave_ranges_out(mq: Connection) -> None:
-    topic = new_topic(mq, 4)
-    mq.publish(topic, table(1000))
-    end = mq.end_offsets(topic)
-    messages = read_filtered(mq, [EqualTo(("partition",), 2), GreaterThan(("offset",), 9)], subscribe=topic)
-    assert messages.equals(mq.fetch(topic, start={2: 10}, end={2: end[2]}).to_arrow())
-    messages = read_filtered(mq, [In(("partition",), (1, 2)), LessThan(("offset",), 5)], subscribe=topic)
-    assert messages.equals(mq.fetch(topic, start={1: 0, 2: 0}, end={1: 5, 2: 5}).to_arrow())
-    assert read_filtered(mq, [EqualTo(("topic",), "another")], subscribe=topic).num_rows == 0
-    assert read_filtered(mq, [GreaterThanOrEqual(("offset",), 10**9)], subscribe=topic).num_rows == 0
-    assert (
-        read_filtered(mq, [StringContains(("topic",), "x"), EqualTo(("value",), b"1")], subscribe=topic).num_rows
-        == 1000
-    )
-
-
-def test_filters_on_times_leave_files_out(mq: Connection) -> None:
-    topic = new_topic(mq)
-    for minute in range(3):
-        stamps = pa.array([minute * 60_000_000 + 999_999] * 400, pa.timestamp("us", "UTC"))
-        mq.publish(topic, pa.table({"value": ["x" * 10] * 400, "timestamp": stamps}))
-    exactly = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=1, microseconds=999_999)
-    messages = read_filtered(mq, [GreaterThanOrEqual(("timestamp",), exactly)], subscribe=topic)
-    assert messages.column("offset").to_pylist() == list(range(400, 1200))
-    assert read_filtered(mq, [EqualTo(("timestamp",), exactly)], subscribe=topic).num_rows == 400
 
 
 def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path) -> None:

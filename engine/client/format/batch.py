@@ -1,16 +1,20 @@
-"""Batch reads: `spark.read.format("lakemq")`. The range of offsets is fixed when Spark plans the query."""
+"""Batch reads: `spark.read.format("lakemq")`.
+
+Spark asks for the tasks once per `load()`, when it plans the first query, and uses them for every scan of that
+DataFrame. So the reader takes no filters: Spark 4.2 would use those of one scan for all others, too, and
+return wrong rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ..schemas.schema_rule import SchemaRule
 from .options import parse_batch_options
-from .pushed_filters import PushedFilters
 from .tasks import MessagesTask, read_task
 
 
@@ -19,22 +23,13 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: SchemaRule | None = None) -> None:
         """schema: by which values are parsed."""
-        self._options, self._narrowing = replace(parse_batch_options(options), schema=schema), PushedFilters()
+        self._options = replace(parse_batch_options(options), schema=schema)
 
     def partitions(self) -> list[MessagesTask]:
         """Return what each task reads. Raises what `mq.fetch` raises."""
         from .planning import plan_batch  # executors lack some of its imports
 
-        return plan_batch(self._options, self._narrowing)
+        return plan_batch(self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_task(self._options.location, self._options.include_headers, partition)
-
-
-class FilteringReader(BatchReader):
-    """A reader that skips files by the query's filters. Spark offers these only if filter pushdown is switched on."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note the filters, and return all of them: Spark still checks each row."""
-        self._narrowing = PushedFilters.of(filters)
-        return filters

@@ -19,8 +19,8 @@ from ..fetch.planning.fetch_plan import FetchPlan
 from ..fetch.planning.plan import Bounds, read_bounds
 from ..schemas.reading_rule import add_later_schemas
 from .log_offsets import find_logs, find_offsets
+from .offsets import find_topic_ids
 from .options import ReadOptions
-from .pushed_filters import PushedFilters
 from .tasks import MessagesTask, cut_into_tasks
 
 logger = logging.getLogger("lakemq.format")
@@ -31,22 +31,14 @@ _ATTEMPTS = 3
 Range = tuple[int, int]
 
 
-def plan_batch(options: ReadOptions, narrowing: PushedFilters) -> list[MessagesTask]:
+def plan_batch(options: ReadOptions) -> list[MessagesTask]:
     """Return the tasks of a batch as of now. Raises InvalidConfig, UnknownTopicOrPartition, OffsetOutOfRange."""
     with options.location.connect() as mq:
         logs = find_logs(mq.state(), options.selection, options.isolation)
         starts = find_offsets(mq, options.start, logs, "startingOffsets")
         ends = find_offsets(mq, options.end, logs, "endingOffsets")
-        ranges = {
-            topic: {p: (starts[topic][p], ends[topic][p]) for p in log}
-            for topic, log in logs.items()
-            if narrowing.has_topic(topic)
-        }
-        return plan_tasks(mq, options, {topic: _topic_id_of(log) for topic, log in logs.items()}, ranges, narrowing)
-
-
-def _topic_id_of(log: Mapping[int, Bounds]) -> int:
-    return next(iter(log.values())).topic_id
+        ranges = {topic: {p: (starts[topic][p], ends[topic][p]) for p in log} for topic, log in logs.items()}
+        return plan_tasks(mq, options, find_topic_ids(logs), ranges)
 
 
 def plan_tasks(
@@ -54,7 +46,6 @@ def plan_tasks(
     options: ReadOptions,
     topic_ids: Mapping[str, int],
     ranges: Mapping[str, Mapping[int, Range]],
-    narrowing: PushedFilters,
     now_ms: int | None = None,
 ) -> list[MessagesTask]:
     """Return tasks for what the log still has of these ranges. Report lost data as failOnDataLoss says.
@@ -72,8 +63,7 @@ def plan_tasks(
         plans = [
             plan
             for topic, partition_ranges in ranges.items()
-            if (plan := _plan_topic(mq, state, options, topic, topic_ids[topic], partition_ranges, narrowing))
-            is not None
+            if (plan := _plan_topic(mq, state, options, topic, topic_ids[topic], partition_ranges)) is not None
         ]
         if now_ms is not None:
             plans = [replace(plan, now_ms=now_ms) for plan in plans]
@@ -102,7 +92,6 @@ def _plan_topic(
     topic: str,
     topic_id: int,
     ranges: Mapping[int, Range],
-    narrowing: PushedFilters,
 ) -> FetchPlan | None:
     current = state.topics.get(topic_id)
     if current is None or current.topic != topic:
@@ -112,14 +101,13 @@ def _plan_topic(
         return None
     log = dict(enumerate(read_bounds(current, options.isolation)))
     clipped = {p: clip_range(options, topic, p, range_, log.get(p)) for p, range_ in ranges.items()}
-    narrowed = {p: narrowing.clip_range(p, *range_) for p, range_ in clipped.items()}
-    starts, ends = ({p: range_[i] for p, range_ in narrowed.items() if range_[1] > range_[0]} for i in (0, 1))
+    starts, ends = ({p: range_[i] for p, range_ in clipped.items() if range_[1] > range_[0]} for i in (0, 1))
     if not starts:
         return None
     plan = mq.fetch(topic, isolation=options.isolation, start=starts, end=ends).plan
     if plan.topic_id != topic_id:
         raise UnknownTopicId(f"Topic {topic} was created again meanwhile.", found=plan.topic_id, expected=str(topic_id))
-    return replace(plan, segments=narrowing.select_segments(plan.segments))
+    return plan
 
 
 def clip_range(options: ReadOptions, topic: str, partition: int, range_: Range, bounds: Bounds | None) -> Range:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
 from ..schemas.schema_rule import SchemaRule
-from .batch import BatchReader, FilteringReader
+from .batch import BatchReader
 from .options import includes_headers, parses_values
 from .stream import StreamReader
 from .writers import BatchWriter, StreamWriter
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .typed_values import TypedValues
 
 FORMAT = "lakemq"
-
-_FILTERS = "spark.sql.python.filterPushdown.enabled"
 
 _SCHEMA = (
     StructType()
@@ -43,9 +41,7 @@ _HEADERS = ArrayType(StructType().add("key", "string").add("value", "binary"))
 
 
 class LakeMQDataSource(DataSource):
-    """The source that Spark finds by itself, through `pyspark_lakemq`. It reads everything that the options select."""
-
-    reader_class: ClassVar[type[BatchReader]] = BatchReader
+    """The source that `register` registers, and that Spark finds by itself through `pyspark_lakemq`."""
 
     @classmethod
     def name(cls) -> str:
@@ -74,7 +70,7 @@ class LakeMQDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check(schema)
-        return self.reader_class(self.options, self._rule)
+        return BatchReader(self.options, self._rule)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check(schema)
@@ -95,16 +91,6 @@ class LakeMQDataSource(DataSource):
             raise InvalidRequest("The format lakemq has one schema.", found=schema.simpleString(), expected="no schema")
 
 
-class FilteringDataSource(LakeMQDataSource):
-    """The source that `register` registers: it also skips what the query's filters exclude."""
-
-    reader_class = FilteringReader
-
-
 def register(spark: SparkSession) -> None:
-    """Register the format `lakemq` in this session, and let it skip what filters exclude.
-
-    Where the wheel is installed, a session knows the format without this, but reads everything that the options select.
-    """
-    spark.conf.set(_FILTERS, "true")  # otherwise Spark refuses a source that takes filters
-    spark.dataSource.register(FilteringDataSource)
+    """Register the format `lakemq` in this session. Where the wheel is installed, a session knows it without this."""
+    spark.dataSource.register(LakeMQDataSource)

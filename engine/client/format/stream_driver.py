@@ -14,7 +14,6 @@ from .log_offsets import Logs, find_logs, find_offsets
 from .offsets import StreamOffset, find_available_ranges, find_topic_ids, limit_ranges
 from .options import ReadOptions
 from .planning import Range, plan_tasks, report_data_loss
-from .pushed_filters import PushedFilters
 from .tasks import MessagesTask
 
 logger = logging.getLogger("lakemq.format")
@@ -144,7 +143,7 @@ class StreamDriver:
         filled = {
             topic: {p: range_ for p, range_ in log.items() if range_[1] > range_[0]} for topic, log in ranges.items()
         }
-        return plan_tasks(self._mq, self._options, last.topic_ids, filled, PushedFilters(), last.now_ms)
+        return plan_tasks(self._mq, self._options, last.topic_ids, filled, last.now_ms)
 
     def commit_progress(self, offset_json: dict[str, Any]) -> None:
         """Commit for the group that everything before this offset is processed.
