@@ -38,7 +38,8 @@ def main(path: str, checkpoint: str) -> None:
         totals = orders.groupBy(F.col("customer").alias("key")).agg(F.sum("amount").cast("string").alias("value"))
 
         def publish_batch(batch: DataFrame, batch_id: int) -> None:
-            mq.publish("totals", batch, txn_app_id=f"totals of {checkpoint}", txn_version=batch_id)
+            # without on_error, rows that cannot be messages would be left out, and only the result would say so
+            mq.publish("totals", batch, on_error="fail", txn_app_id=f"totals of {checkpoint}", txn_version=batch_id)
             print(f"published batch {batch_id}", flush=True)
 
         query = (

@@ -153,9 +153,9 @@ def test_an_error_of_a_batch_ends_the_stream_and_the_batch_is_tried_again(
     mq.topics.create(topic, partitions=1, config={"max.message.bytes": 10})
     source.add("a", "far too long a value")
     with pytest.raises(PySparkException, match="MESSAGE_TOO_LARGE"):
-        publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint", onError="fail")
+        publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint")
     assert mq.fetch(topic).record_count == 0
-    publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint")
+    publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint", onError="reject")
     assert values(mq, topic) == ["a"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,8 @@ def test_rows_name_their_topics(mq: Connection) -> None:
     queue, level = new_name("q"), new_name("level")
     mq.topics.create(queue, 1, subscriptions=[f"{level}/>"])
     names = [topic, other, topic, f"{level}/x", "nobody", None]
-    write(mq, table("a", "b", "c", "d", "e", "f", topic=names), table("g", "h", topic=[other, "nobody"]))
+    parts = table("a", "b", "c", "d", "e", "f", topic=names), table("g", "h", topic=[other, "nobody"])
+    write(mq, *parts, onError="reject")
     assert (values(mq, topic), values(mq, other), values(mq, queue)) == (["a", "c"], ["b", "g"], ["d"])
     wait_for_tables(mq)
     refused = mq.namespace.store.open(REJECTED_ROWS).read().to_pylist()
@@ -109,14 +111,26 @@ def test_delays(mq: Connection, topic: str) -> None:
     assert values(mq, topic) == ["now"]
 
 
-def test_rows_that_cannot_be_messages_are_left_out_or_stop_all(mq: Connection) -> None:
+def test_rows_that_cannot_be_messages_stop_all_or_are_left_out_and_logged(
+    mq: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = new_name("t")
     mq.topics.create(topic, 1, config={"max.message.bytes": 10})
+    rows = table("a", "x" * 100, "b", topic=[topic, topic, "nobody"])
+    stream = Stream(mq, tmp_path / "fails")
+    with pytest.raises(MessageTooLarge, match=r"2 rows are rejected.*10 bytes\. The option onError=reject"):
+        stream.write(0, rows)
     with pytest.raises(MessageTooLarge):
-        write(mq, table("a", "x" * 100), topic=topic, onError="fail")
+        write(mq, rows, topic=topic)
     assert values(mq, topic) == []
-    write(mq, table("a", "x" * 100), topic=topic)
-    assert values(mq, topic) == ["a"]
+    Stream(mq, tmp_path / "rejects", onError="reject").write(7, rows)
+    (line,) = caplog.messages
+    assert re.match(r"Batch 7 of stream-id-.*: messages published: 1. 2 rows are rejected: ", line)
+    assert f"MESSAGE_TOO_LARGE (1 for {topic}): " in line
+    assert "UNKNOWN_TOPIC_OR_PARTITION (1 for nobody): No topic has this name" in line
+    write(mq, rows, topic=topic, onError="reject")
+    assert caplog.messages[1].startswith("Batch: messages published: 2. 1 row is rejected: ")
+    assert values(mq, topic) == ["a", "a", "b"]
 
 
 def test_a_batch_with_a_version_is_published_once(mq: Connection, topic: str) -> None:

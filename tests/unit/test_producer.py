@@ -235,6 +235,28 @@ def test_buffer_that_changes_after_send_is_not_sent_changed(mq: Connection, topi
     assert (row["key"], row["value"], row["headers"]) == (b"key", b"value", [{"key": "h", "value": b"header"}])
 
 
+def test_rejected_records_are_logged_once_per_topic_and_error(
+    mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
+):
+    other = new_topic(mq)
+    with mq.producer(linger_ms=60_000) as producer:
+        for partition in (7, 8):
+            producer.send(topic, "x", partition=partition)
+        assert producer.flush().rejected_count == 2
+        for name, value, partition in ((topic, "x", 9), (topic, "x" * 2_000_000, 0), (other, "x", 9)):
+            producer.send(name, value, partition=partition)
+    lines = [record.getMessage() for record in caplog.records if record.name == "lakemq.producer"]
+    assert lines[0].startswith(f"2 rows are rejected: UNKNOWN_TOPIC_OR_PARTITION (2 for {topic}): ")
+    assert lines[1].startswith(f"1 row is rejected: MESSAGE_TOO_LARGE (1 for {topic}): ")
+    assert lines[2].startswith(f"1 row is rejected: UNKNOWN_TOPIC_OR_PARTITION (1 for {other}): ")
+    assert len(lines) == 3
+    caplog.clear()
+    with mq.producer(on_error="fail") as producer:
+        failed = producer.send(topic, "x", partition=7)
+        assert isinstance(failed.exception(), UnknownTopicOrPartition)
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("on_error", ["reject", "fail"])
 def test_record_that_its_topic_refuses_is_refused_alone(mq: Connection, topic: str, on_error: str):
     with mq.producer(linger_ms=60_000, on_error=on_error) as producer:

@@ -28,8 +28,8 @@ def mq_without_sequencer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         yield mq
 
 
-def run(program: str, path: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=120)
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
 
 
 PROGRAM_WITHOUT_FLUSH = """
@@ -37,6 +37,8 @@ import sys, lakemq
 producer = lakemq.connect(sys.argv[1]).producer(linger_ms=60_000)
 for number in range(1000):
     producer.send("t", f"{number}")
+if "rejected" in sys.argv:
+    producer.send("t", "x", partition=7)
 """
 
 PROGRAM_THAT_SERVED = """
@@ -59,6 +61,9 @@ def test_program_that_ends_without_a_flush_loses_nothing(tmp_path: Path) -> None
         ended = run(PROGRAM_WITHOUT_FLUSH, str(tmp_path / "mq"))
         assert (ended.returncode, ended.stderr) == (0, "")
         assert values(mq, "t") == [f"{number}" for number in range(1000)]
+        ended = run(PROGRAM_WITHOUT_FLUSH, str(tmp_path / "mq"), "rejected")
+        assert ended.returncode == 0
+        assert ended.stderr.startswith("1 row is rejected: UNKNOWN_TOPIC_OR_PARTITION")
 
 
 def test_closed_sequencer_serves_again_for_messages_left_at_exit(tmp_path: Path) -> None:

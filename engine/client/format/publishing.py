@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -18,10 +19,13 @@ from ...protocol.errors import IllegalState, InvalidConfig, InvalidRecord, Inval
 from ...protocol.names import is_name
 from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
-from ..publish.spark import Routes, Written, find_routes
-from ..rows.publication import Publication
+from ..publish.spark import Routes, Written, build_files_request, find_routes
+from ..rows.publication import Publication, describe_rejected_rows, error_of_rejected_rows
+from ..rows.receipts import PublishedRows
 from ..rows.routing import find_route
 from .write_task import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
+
+logger = logging.getLogger("lakemq.format")
 
 BY_COLUMN = "by-column"
 """The destination of a batch whose rows name their topics."""
@@ -77,7 +81,10 @@ def checkpoint_of_query(namespace_path: str, query: str) -> str:
 def publish(
     task: WriteTask, messages: Sequence[WriterCommitMessage | None], application: tuple[str, int] | None
 ) -> None:
-    """Publish what the tasks wrote, in their order. application: id and version, which identify a repeat."""
+    """Publish what the tasks wrote, in their order. Log rejected rows, or raise their error, as onError says.
+
+    application: id and version, which identify a repeat.
+    """
     done = [message for message in messages if isinstance(message, WrittenRows)]
     if len(done) < len(messages):
         raise IllegalState("Spark commits, but a task has reported nothing.")
@@ -87,8 +94,15 @@ def publish(
     routes, written = _route_runs(task.routing, done)
     if not written:
         return
+    request = build_files_request(publication, routes, written)
+    if request.rejected and task.options.on_error == "fail":
+        raise error_of_rejected_rows(request.rejected, advice="The option onError=reject publishes the other rows.")
     with task.options.location.connect() as mq:
-        mq.spark_publisher().publish_files(publication, routes, written)
+        published = mq.spark_publisher().publish_request(request)
+    if request.rejected:
+        batch = "Batch" if application is None else f"Batch {application[1]} of {application[0]}"
+        text = "%s: messages published: %d. %s The table rejected_rows lists them."
+        logger.warning(text, batch, PublishedRows.of(published).record_count, describe_rejected_rows(request.rejected))
 
 
 def _route_runs(routing: Routing, done: Sequence[WrittenRows]) -> tuple[Routes, list[Written]]:

@@ -22,7 +22,7 @@ from ..rows.arrow_body import build_arrow_body
 from ..rows.input_rows import select_message_columns
 from ..rows.message_columns import COLUMNS, read_columns
 from ..rows.placing import Copy
-from ..rows.publication import ON_ERROR, OnRejection
+from ..rows.publication import OnError
 from ..rows.routing import Route, find_route
 from .option_parser import OptionParser
 from .options import NamespaceLocation
@@ -47,7 +47,7 @@ class WriteOptions:
     location: NamespaceLocation
     topic: str | None
     includes_headers: bool
-    on_error: OnRejection
+    on_error: OnError
     application: tuple[str, int] | None = None
     checkpoint: str | None = None
 
@@ -72,8 +72,8 @@ def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(*_parse_common(parser), checkpoint=parser.get("checkpointLocation"))
 
 
-def _parse_common(parser: OptionParser) -> tuple[NamespaceLocation, str | None, bool, OnRejection]:
-    on_error: OnRejection = parser.word("onError", ON_ERROR)  # type: ignore[assignment]
+def _parse_common(parser: OptionParser) -> tuple[NamespaceLocation, str | None, bool, OnError]:
+    on_error: OnError = parser.word("onError", ("fail", "reject"))  # type: ignore[assignment]
     location = NamespaceLocation(parser.path(), parser.storage_options)
     return location, parser.get("topic"), parser.flag("includeHeaders", True), on_error
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from sys import modules
 
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import UnknownProducerId
+from ...protocol.values.log import RejectedRows
 from ...protocol.values.producers import InitProducer, ProducerDone
 from ..publish.arrow import ArrowPublisher, Body, RequestedPartitions
 from ..requests.attempts import ask_with_retries
 from ..requests.requester import Requester
-from ..rows.publication import OnRejection, Publication, SequenceCounters
+from ..rows.publication import OnRejection, Publication, SequenceCounters, describe_rejected_rows
 from ..tracing.headers import find_links
 from ..tracing.spans import API, open_span
 from .delivery import Batch, BatchOutcome
 from .options import ProducerOptions
 from .settler import build_outcome
+
+log = logging.getLogger("lakemq.producer")
 
 
 class IdempotentBatches:
@@ -24,6 +29,8 @@ class IdempotentBatches:
     def __init__(self, publisher: ArrowPublisher, requester: Requester, clock: Clock, options: ProducerOptions) -> None:
         self._publisher, self._requester, self._clock, self._options = publisher, requester, clock, options
         self._sequences: SequenceCounters | None = None
+        self._logged: set[tuple[str, str]] = set()
+        """Destinations and errors of rejected rows that were logged."""
 
     def publish(self, batch: Batch, body: Body, requested: RequestedPartitions, deadline_ms: int) -> BatchOutcome:
         """Publish the rows of a batch, with a new producer id if the sequencer has forgotten the last one."""
@@ -59,8 +66,18 @@ class IdempotentBatches:
                     raise
                 self._sequences = None  # the id was idle for too long; the batch had no effect
             else:
+                self._log_rejected_rows(prepared.request.rejected)
                 receipts = self._publisher.receipts(prepared, published)
                 return build_outcome(prepared, published, receipts, self._options.on_error == "fail")
+
+    def _log_rejected_rows(self, rejected: Sequence[RejectedRows]) -> None:
+        """Log rejected rows, once per destination and error. `flush` only counts them."""
+        for destination, error in dict.fromkeys((rows.source, rows.error) for rows in rejected):
+            if (destination, error) not in self._logged:
+                self._logged.add((destination, error))
+                rows = [rows for rows in rejected if (rows.source, rows.error) == (destination, error)]
+                text = "%s The table rejected_rows lists them, and later ones. Set on_error to fail to get errors."
+                log.warning(text, describe_rejected_rows(rows))
 
     def note_failure(self, error: BaseException) -> None:
         """Drop the producer id.

@@ -31,8 +31,8 @@ PRODUCER = Parameters(
         Parameter(
             "on_error",
             "reject",
-            "A row that cannot be a message is left out, or its future and `flush` raise the error. In a "
-            "transaction always `fail`, for all of it.",
+            "A row that cannot be a message is left out, with a warning in the log, or its future and `flush` raise "
+            "the error. In a transaction always `fail`, for all of it.",
             choices=("reject", "fail"),
         ),
         Parameter("acks", "all", "As in Kafka, at the one value that there is.", choices=("all", "-1")),

@@ -177,16 +177,14 @@ class SparkPublisher:
         self._crash_point("publish.file_written")
         if gate is not None:
             gate.judge(written)
-        return self.publish_files(publication, routes, _group_by_file(written))
-
-    def publish_files(self, publication: Publication, routes: Routes, written: Sequence[Written]) -> Published:
-        """Publish what tasks wrote, in this order, together or not at all. Raises StaleTopicMetadata and others."""
-        request = _build_request(publication, routes, written)
+        request = build_files_request(publication, routes, _group_by_file(written))
         if request.rejected and publication.on_error == "fail":
             raise error_of_rejected_rows(request.rejected)
-        return self._ask(request)
+        return self.publish_request(request)
 
-    def _ask(self, request: Produce) -> Published:
+    def publish_request(self, request: Produce) -> Published:
+        """Publish the rows of a request, together or not at all. Raises StaleTopicMetadata and others."""
+
         def ask() -> Published:
             return wait_for_published(self._requester.submit(request))
 
@@ -208,7 +206,8 @@ def _group_by_file(written: Sequence[Row]) -> list[Written]:
     return files
 
 
-def _build_request(publication: Publication, routes: Routes, written: Sequence[Written]) -> Produce:
+def build_files_request(publication: Publication, routes: Routes, written: Sequence[Written]) -> Produce:
+    """Return the request that publishes what tasks wrote, in this order."""
     files = [file for file, _ in written]
     parts: dict[int, list[tuple[int, int, RowRun]]] = {}
     for index, (_, runs) in enumerate(written):

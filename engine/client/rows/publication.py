@@ -23,6 +23,9 @@ OnError = Literal["reject", "fail"]
 OnRejection = Literal["reject", "fail", "leave_out"]
 ON_ERROR = ("reject", "fail")
 
+_REASONS = 3
+"""Reasons that a log line shows."""
+
 
 class SequenceCounters:
     """A producer's next sequence number per (topic_id, partition). Rejected rows have a counter of their own.
@@ -144,7 +147,7 @@ def _describe_refusal(run: RowRun, copy: Copy, expectations: Sequence[str]) -> t
 
 
 def error_of_rejected_rows(
-    rejected: Sequence[RejectedRows], partition: npt.ArrayLike = (), reasons: Sequence[str] = ()
+    rejected: Sequence[RejectedRows], partition: npt.ArrayLike = (), reasons: Sequence[str] = (), advice: str = ""
 ) -> LakeMQError:
     """Return the error of a publish with on_error="fail".
 
@@ -152,6 +155,7 @@ def error_of_rejected_rows(
         rejected: the rejected rows, in the order of writing.
         partition: marks of the rows in the caller's order, to name the first one that does not fit a schema.
         reasons: the reasons that these marks name.
+        advice: a sentence that says what the caller can do.
     """
     first = rejected[0]
     reason, row = first.reason, None
@@ -159,9 +163,27 @@ def error_of_rejected_rows(
         # The order of writing is that of the marks, so the first row that is written need not be the caller's first.
         marks = enumerate(np.asarray(partition).tolist())
         row, reason = next(((row, text) for row, mark in marks if (text := find_reason(mark, reasons))), (None, reason))
-    count = sum(r.record_count for r in rejected)
-    text = f"Nothing was published, because {count} {'row is' if count == 1 else 'rows are'} rejected: {reason}"
+    text = f"Nothing was published, because {_count_rows(rejected)} rejected: {reason}"
+    if advice:
+        text = f"{text.rstrip('.')}. {advice}"
     return error_from_refusal(Refusal(first.error, text, None if row is None else f"row {row}"))
+
+
+def describe_rejected_rows(rejected: Sequence[RejectedRows]) -> str:
+    """Return how many rows are rejected, and the first reasons, for a log."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for rows in rejected:
+        key = rows.error, rows.source, rows.reason
+        counts[key] = counts.get(key, 0) + rows.record_count
+    reasons = [f"{error} ({n} for {source}): {reason.rstrip('.')}." for (error, source, reason), n in counts.items()]
+    if len(reasons) > _REASONS:
+        reasons[_REASONS:] = [f"There are {len(reasons) - _REASONS} more reasons."]
+    return f"{_count_rows(rejected)} rejected: {' '.join(reasons)}"
+
+
+def _count_rows(rejected: Sequence[RejectedRows]) -> str:
+    count = sum(rows.record_count for rows in rejected)
+    return f"{count} {'row is' if count == 1 else 'rows are'}"
 
 
 def build_produce_request(
