@@ -39,8 +39,14 @@ class Bench:
         mq.topics.create("read", partitions=PARTITIONS)
         mq.publish("read", self.source)
 
-    def read(self, topic: str = "read") -> DataFrame:
-        return self.spark.read.format("lakemq").option("path", self.path).option("subscribe", topic).load()
+    def read(self, **options: str) -> DataFrame:
+        """Read the topic, or what the options select."""
+        return self.spark.read.format("lakemq").options(path=self.path, **(options or {"subscribe": "read"})).load()
+
+    def range_by_options(self, first: int, end: int) -> DataFrame:
+        bounds = {"startingOffsets": first, "endingOffsets": end}
+        offsets = {name: json.dumps({"read": {"1": offset}}) for name, offset in bounds.items()}
+        return self.read(assign='{"read": [1]}', **offsets)
 
     def stream(self, topic: str = "read", **options: object) -> DataFrame:
         reader_options = {"startingOffsets": "earliest", **options}
@@ -72,6 +78,12 @@ def ratio(over: Callable[[], object], of: Callable[[], object], rounds: int) -> 
 def reads(bench: Bench, rounds: int) -> Iterator[Figure]:
     fetched = ratio(lambda: total(bench.mq.fetch("read").to_spark()), lambda: total(bench.read()), rounds)
     yield Figure("read over mq.fetch", fetched, "ratio", 0.8, ">=")
+    first = bench.mq.end_offsets("read")[1] // 2
+    condition = f"partition = 1 AND offset >= {first} AND offset < {first + 1000}"
+    ranges = ratio(
+        lambda: total(bench.range_by_options(first, first + 1000)), lambda: total(bench.read().where(condition)), rounds
+    )
+    yield Figure("1,000 offsets by options, over a condition", ranges, "ratio", 1, "<=")
 
     def stream_delta(**options: object) -> DataFrame:
         return bench.spark.readStream.format("delta").options(**options).load(bench.table)
