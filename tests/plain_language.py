@@ -61,7 +61,7 @@ CODE = re.compile(r"\bis None\b|`[^`]*`")
 
 @dataclass
 class Measure:
-    """One figure: how many of `total` are `places`, as a share of `per`; `bound` is the highest that passes."""
+    """A figure: how many of `total` are `places`, as a share of `per`; `bound` is the highest that passes."""
 
     title: str
     per: int

@@ -1,7 +1,7 @@
 """Memory of a leader's decisions after a million small steps: 100 topics, 20 groups that commit.
 
 Only the core runs: requests are decided, folded and encoded as journal rows, and nothing is stored. So a million steps
-take minutes, and memory that grows belongs to the state. `leader_memory.py` measures a whole leader for fewer steps.
+take minutes, and memory that grows belongs to the state.
 """
 
 from __future__ import annotations

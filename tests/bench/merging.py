@@ -6,13 +6,14 @@ readers. The result is compared with the same messages published at once.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 from figures import Figure, median, seconds
-from growth import files_and_bytes, watch_growth
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -31,7 +32,7 @@ def run(messages: int) -> Iterator[Figure]:
     keys = [b"k%d" % (i % PARTITIONS) for i in range(messages)]
     with tempfile.TemporaryDirectory() as folder:
         single, whole = f"{folder}/single", f"{folder}/whole"
-        with lakemq.connect(single, create=True, config=SETTINGS) as mq, mq.serving(), watch_growth(single) as growth:
+        with lakemq.connect(single, create=True, config=SETTINGS) as mq, mq.serving():
             mq.topics.create("t", partitions=PARTITIONS)
             tables = {key: pa.table({"key": [key], "value": [VALUE]}) for key in set(keys)}
             newest_ms = []
@@ -42,14 +43,13 @@ def run(messages: int) -> Iterator[Figure]:
                         newest_ms.append((sent, _newest_ms(mq, reader, tables[key])))
             total = messages + NEWEST * len(newest_ms)
             at_once_s = _fetch_s(single, total)
-            busy = files_and_bytes(single)
+            busy = _files_and_bytes(single)
             remaining = _count_after_housekeeping(single)
-        page = growth.draw("single messages")
         for steps, ms in newest_ms:
             name = f"newest message by one who followed {steps:,} steps"
             yield Figure(name, ms, "ms", 3, "<=", f"median of {NEWEST}")
         yield Figure("fetch of single messages at once", at_once_s, "s", 0.5, "<=", f"{total} messages")
-        yield Figure("files after housekeeping", remaining[0], "files", 300, "<=", f"{busy[0]} before; {page}")
+        yield Figure("files after housekeeping", remaining[0], "files", 300, "<=", f"{busy[0]} before")
         yield Figure("bytes after housekeeping", remaining[1] / 1e6, "MB", 12, "<=", f"{busy[1] / 1e6:.1f} before")
         with lakemq.connect(whole, create=True) as mq, mq.serving():
             mq.topics.create("t", partitions=PARTITIONS)
@@ -68,6 +68,16 @@ def _keep_nothing() -> None:
     housekeeping.QUIET_MS, housekeeping.CLEAN_MS, housekeeping.LOAD_MS = 3000, 1000, 3000
     for spec in TABLES:
         vars(spec)["log_retention_ms"] = vars(spec)["replaced_retention_ms"] = 0
+
+
+def _files_and_bytes(path: str) -> tuple[int, int]:
+    """Return the number of files, and their bytes."""
+    sizes = []
+    for folder, _, names in os.walk(path):
+        for name in names:
+            file = Path(folder, name)
+            sizes.append(file.stat().st_size if file.exists() else 0)
+    return len(sizes), sum(sizes)
 
 
 def _newest_ms(mq: Connection, reader: Connection, row: pa.Table) -> float:
@@ -91,11 +101,11 @@ def _fetch_s(path: str, messages: int) -> float:
 
 def _count_after_housekeeping(path: str) -> tuple[int, int]:
     """Return the fewest files in a while, with their bytes. The lease and the watermark keep making some."""
-    fewest, deadline_s = files_and_bytes(path), time.monotonic() + LONGEST_S
+    fewest, deadline_s = _files_and_bytes(path), time.monotonic() + LONGEST_S
     last_s = time.monotonic()
     while time.monotonic() < min(deadline_s, last_s + 20):
         time.sleep(0.5)
-        current = files_and_bytes(path)
+        current = _files_and_bytes(path)
         if current[0] < fewest[0]:
             fewest, last_s = current, time.monotonic()
     return fewest

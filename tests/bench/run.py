@@ -9,25 +9,17 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import control_plane
 import core_memory
-import dead_letters
-import delays
 import far_delays
 import followers
 import groups
 import latency
-import leader_memory
-import many_topics
 import merging
 import quality
-import rebalances
 import schemas
-import small_sends
 import sql
 import store_costs
 import stores
-import stores_spark
 import structured_streaming
 import take_over
 import transactions
@@ -49,29 +41,19 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
         else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
     ),
     "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (5_000_000, 1_000, 60, 10_000, 500))),
-    "rebalances": lambda quick: rebalances.run(*((1_000, 50, 100) if quick else (10_000, 500, 1_000))),
-    "dead-letters": lambda quick: dead_letters.run(100_000 if quick else 1_000_000, 5_000 if quick else 100_000),
-    "leader-memory": lambda quick: leader_memory.run(600 if quick else leader_memory.FULL_RUN),
     "core-memory": lambda quick: core_memory.run(2_000 if quick else 1_000_000),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
-    "delays": lambda quick: delays.run(
-        *((40_000, 2_000, 100_000, 5) if quick else (1_000_000, 100_000, 10_000_000, 60))
-    ),
     "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
     "merging": lambda quick: merging.run(500 if quick else 20_000),
-    "small-sends": lambda quick: small_sends.run(5 if quick else 300),
     "quality": lambda quick: quality.run(100_000 if quick else 1_000_000, 1 if quick else 5),
     "sql": lambda quick: sql.run(*((20_000, 20) if quick else (1_000_000, 1_000))),
     "schemas": lambda quick: schemas.run(*((10_000, 1) if quick else (300_000, 5))),
-    "control": lambda quick: control_plane.run(100_000 if quick else 1_000_000, 300 if quick else 20_000),
-    "topics": lambda quick: many_topics.run(500 if quick else 10_000, 60 if quick else 400),
 }
 
 ON_REQUEST: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "many-processes": lambda quick: groups.idle(*((40, 2, 20) if quick else (1_000, 60, 200))),
     "stores": lambda quick: stores.run(*((20, 5, 16, 1) if quick else (200, 60, 300, 3))),
     "store-costs": lambda quick: store_costs.run(5 if quick else 60),
-    "stores-spark": lambda quick: stores_spark.run(*((100_000, 1) if quick else (2_000_000, 5))),
 }
 """Benchmarks that need much memory (200 processes take about 10 GB), or a server of S3, which Go builds once."""
 

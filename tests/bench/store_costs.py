@@ -28,7 +28,7 @@ POLL_MS = 500
 
 
 class Load(NamedTuple):
-    """What one producer and one consumer do. poll_ms: the time between two looks of the consumer."""
+    """The work of one producer and one consumer. poll_ms: the time between two looks of the consumer."""
 
     messages_per_s: float
     poll_ms: int = POLL_MS

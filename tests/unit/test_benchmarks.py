@@ -10,16 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUPS = (
-    "control",
-    "core-memory",
-    "dead-letters",
-    "groups",
-    "leader-memory",
-    "rebalances",
-    "schemas",
-    "take-over",
-)
+GROUPS = ("core-memory", "groups", "schemas", "take-over")
 
 
 @pytest.mark.long

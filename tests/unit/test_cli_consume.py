@@ -113,7 +113,7 @@ def alone(tmp_path: Path) -> str:
 
 @pytest.mark.extended
 def test_an_interrupt_ends_it_and_its_membership(alone: str) -> None:
-    """Where nobody serves, the command does so itself."""
+    """The command serves by itself if no sequencer leads."""
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

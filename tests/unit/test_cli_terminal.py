@@ -219,7 +219,7 @@ def test_completion_that_was_installed_works_in_the_next_shell(tmp_path: Path) -
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_scripts_for_other_shells_ask_the_command(shell: str, tmp_path: Path) -> None:
-    """These shells need not be here, so the test asks with the variables that their script sets."""
+    """The shells need not be here, so the test asks with the variables that their script sets."""
     environment = command_on_path(tmp_path)
     script = run_bash(environment, f"_LAKEMQ_COMPLETE=source_{shell} lakemq")
     assert f"_LAKEMQ_COMPLETE=complete_{shell} " in script

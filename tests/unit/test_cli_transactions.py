@@ -49,7 +49,7 @@ def lake(mq: Connection) -> Lakemq:
 
 @pytest.fixture
 def found(lake: Lakemq) -> Found:
-    """What the command prints, as objects."""
+    """Return the objects that the command prints."""
 
     def run(*arguments: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lake(*arguments, "--output", "json").stdout.split("\n") if line]

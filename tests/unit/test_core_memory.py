@@ -1,6 +1,6 @@
 """Small steps leave nothing in the leader's state: it holds as much after eight thousand as after four.
 
-`tests/bench/core_memory.py` takes a million steps, and `leader_memory.py` measures a whole leader.
+`tests/bench/core_memory.py` takes a million steps.
 """
 
 from __future__ import annotations

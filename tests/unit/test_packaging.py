@@ -1,4 +1,4 @@
-"""What is in the checkout is in the wheel, and both import under the name `lakemq`."""
+"""The wheel holds the files of the checkout, and both import under the name `lakemq`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_module_and_every_default_is_in_the_wheel(wheel: Path) -> None:
 @pytest.mark.extended
 @pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    """It has files where the checkout has links."""
+    """The source distribution has files where the checkout has links."""
     copy = tmp_path / "copy"
     copy_checkout(copy)
     build = "import setuptools.build_meta as backend; backend.build_{}('dist')"
@@ -178,7 +178,7 @@ print(lakemq.engine.__file__)
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [CHECKOUT, pytest.param(Path("/"), marks=pytest.mark.extended)], ids=str)
 def test_no_module_is_loaded_under_two_names(folder: Path) -> None:
-    """Not even in the checkout, where `import engine` would succeed."""
+    """The checkout counts as well: `import engine` would succeed there."""
     names = json.loads(python_says(IMPORT_EVERYTHING, cwd=folder).splitlines()[-1])
     modules = {file: loaded for file, loaded in names.items() if file.startswith(f"{CHECKOUT}/") and "/." not in file}
     assert len(modules) > 400
