@@ -1,102 +1,133 @@
-"""The programs of the tutorial and of some guides run as they stand, and print what the pages say."""
+"""The programs and commands of tutorial and guides run as they stand, and print what the pages say."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from unit.pages import join_python, read_blocks, read_page, run_as_process, run_commands, run_program
 
-from lakemq.engine.client.consume.options import CONSUMER
-from lakemq.engine.client.producer.options import PRODUCER
-from lakemq.engine.client.topics import TOPIC
-from lakemq.engine.namespace.config import ENGINE, REPLACEMENTS, UNSUPPORTED
+import lakemq
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql.query import run_query
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {
+pytestmark = pytest.mark.slow
+
+OUTPUTS = {
     "tutorial.md": 8,
     "producers.md": 4,
     "from-kafka.md": 2,
     "from-solace.md": 1,
     "schemas.md": 4,
-    "tracing.md": 1,
     "operations.md": 0,
+    "delays.md": 1,
+    "ttl.md": 1,
 }
 """Pages, with their numbers of outputs."""
 
 
-def blocks(page: str, language: str) -> list[str]:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize("page", OUTPUTS)
+def test_programs_of_a_page_print_its_outputs(tmp_path: Path, page: str) -> None:
+    assert run_program(join_python(page), tmp_path) == "".join(read_blocks(page, "text"))
+    assert len(read_blocks(page, "text")) == OUTPUTS[page]
+    scripts = read_blocks(page, "sh")
+    assert bool(scripts) == (page in CHECKS)
+    if scripts:
+        CHECKS[page](scripts[0], tmp_path)
 
 
-def run(command: list[str], folder: Path) -> str:
-    """Return what a command prints. It must succeed and write no error."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def check_commands_of_the_tutorial(script: str, folder: Path) -> None:
+    output = "".join(run_commands(script, folder))
+    names = ("departures", "departures.dlq", "reminders", "totals", "display", "punctuality", "add-up")
+    assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", output)] == []
+    assert re.search(r"topic_created\s+4\b", output)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_the_programs_print_what_the_page_says(tmp_path: Path, page: str) -> None:
-    printed = run([sys.executable, "-c", "\n".join([*blocks(page, "python"), "mq.close()"])], tmp_path)
-    assert printed == "".join(blocks(page, "text"))
-    assert len(blocks(page, "text")) == PAGES[page]
-    if page == "tutorial.md":
-        check_commands_of_the_tutorial(tmp_path)
-    elif page == "schemas.md":
-        check_commands_of_schemas(tmp_path)
-    else:
-        assert blocks(page, "sh") == []
-
-
-def run_commands(page: str, folder: Path) -> str:
-    """Run the commands of a page in the folder in which its programs have run, and return what they print."""
-    (script,) = blocks(page, "sh")
-    command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
-    return run(["bash", "-c", command], folder)
-
-
-def check_commands_of_schemas(folder: Path) -> None:
+def check_commands_of_schemas(script: str, folder: Path) -> None:
     fields = [{"name": "order", "type": "long"}, {"name": "amount", "type": "double"}]
     (folder / "payment.avsc").write_text(json.dumps({"type": "record", "name": "Payment", "fields": fields}))
-    shown = run_commands("schemas.md", folder)
-    assert re.search(r"\bavro\b", shown), shown
-    assert "Payment" in shown
+    output = "".join(run_commands(script, folder))
+    assert re.search(r"\bavro\b", output), output
+    assert "Payment" in output
 
 
-def check_commands_of_the_tutorial(folder: Path) -> None:
-    shown = run_commands("tutorial.md", folder)
-    for name in ("departures", "departures.dlq", "reminders", "totals", "display", "punctuality", "add-up"):
-        assert re.search(rf"\b{re.escape(name)}\b", shown), name
-    assert re.search(r"topic_created\s+4\b", shown)
+def check_query_of_delays(script: str, folder: Path) -> None:
+    (output,) = run_commands(script, folder)
+    assert output.split()[3:] == ["unpaid", "waiting", "1"]
 
 
-def left_column(page: str, heading: str) -> list[str]:
-    """Return the names in code in the first column of the table below a heading."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    section = text[text.index(f"## {heading}\n") :].split("\n## ")[0]
-    cells = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
-    return [name for cell in cells for name in re.findall(r"`([a-z][\w.*-]+)`", cell)]
+def check_query_of_ttl(script: str, folder: Path) -> None:
+    (output,) = run_commands(script, folder)
+    assert output.lower().split()[2:] == ["0", "false", "1", "true", "2", "false"]
 
 
-def test_every_option_of_kafka_on_the_page_exists_or_is_refused_with_a_reason() -> None:
-    own = {name.replace("_", ".") for name in [*PRODUCER.declared, *CONSUMER, "enable_idempotence"]}
-    settings = {*TOPIC.declared, *ENGINE.declared, *UNSUPPORTED, *REPLACEMENTS}
-    names = [name for name in left_column("from-kafka.md", "Options") if not name.endswith("*")]
-    assert len(names) > 30
-    unknown = [name for name in names if name not in own | settings and name != "group.protocol"]
-    assert unknown == []
+CHECKS = {
+    "tutorial.md": check_commands_of_the_tutorial,
+    "schemas.md": check_commands_of_schemas,
+    "delays.md": check_query_of_delays,
+    "ttl.md": check_query_of_ttl,
+}
 
 
-def test_what_the_page_calls_the_same_option_is_one() -> None:
-    text = (DOCS / "from-kafka.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if re.search(r"\| (settings of a topic, )?the same \|$", line)]
-    same = [name for line in rows for name in re.findall(r"`([a-z]+(?:\.[a-z]+)+)`", line)]
-    options = {name.replace("_", ".") for name in [*PRODUCER.declared, *CONSUMER]} | {*TOPIC.declared}
-    assert len(same) >= 12
-    assert {*same} <= options
+def test_program_of_tracing_prints_its_output(tmp_path: Path) -> None:
+    """It sets the tracer of its process, so it has one of its own."""
+    assert [run_as_process(join_python("tracing.md"), tmp_path)] == read_blocks("tracing.md", "text")
+
+
+# -- concepts and SQL -----------------------------------------------------------------------------------
+
+
+def test_example_of_concepts_prints_and_leaves_what_the_page_shows(tmp_path: Path) -> None:
+    page = read_page("concepts.md")
+    (program,) = read_blocks("concepts.md", "python")
+    assert f"prints `{run_program(program, tmp_path).strip()}`" in page
+    queries = re.findall(r"^```sql\n(.*?)^```$\n\n```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(queries) == page.count("```sql") == 4
+    with lakemq.connect(str(tmp_path / "data/mq")) as mq:
+        for query, printed in queries:
+            columns, rows = run_query(mq.namespace, query, dialect=SqlDialect.spark)
+            cells = [columns, *([str(cell) for cell in row] for row in rows)]
+            assert cells == [line.split() for line in printed.splitlines()], query
+        check_example_of_sql_from_python(mq)
+
+
+def check_example_of_sql_from_python(mq: Connection) -> None:
+    """The program of sql.md counts messages in the namespace of concepts.md."""
+    page = read_page("sql.md")
+    block, *_ = re.findall(r"^```python\n(.*?)^```$", page[page.index("## Without a JVM") :], re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"mq": mq}
+    exec(block, names)
+    assert names["messages"]
+    assert names["messages"] == {topic: sum(mq.end_offsets(topic).values()) for topic in names["messages"]}
+
+
+# -- patterns -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+def test_programs_of_patterns_print_their_outputs(tmp_path: Path) -> None:
+    assert run_program(join_python("patterns.md"), tmp_path) == "".join(read_blocks("patterns.md", "text"))
+    assert len(read_blocks("patterns.md", "text")) == 4
+
+
+@pytest.mark.extended
+def test_delta_refuses_the_second_of_two_merges_of_one_version(tmp_path: Path) -> None:
+    """patterns.md relies on this: otherwise a lost member and its successor could both insert a batch."""
+    rows = pa.table({"topic_id": [1, 1], "partition": [0, 0], "offset": [0, 1]})
+    DeltaTable.create(tmp_path / "orders", schema=rows.schema)
+    same = "t.topic_id = s.topic_id AND t.partition = s.partition AND t.offset = s.offset"
+    first, second = (
+        table.merge(rows, predicate=same, source_alias="s", target_alias="t").when_not_matched_insert_all()
+        for table in [DeltaTable(tmp_path / "orders") for _ in range(2)]
+    )
+    first.execute()
+    with pytest.raises(CommitFailedError):
+        second.execute()
+    assert DeltaTable(tmp_path / "orders").to_pyarrow_table().num_rows == 2

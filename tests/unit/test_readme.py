@@ -1,16 +1,14 @@
-"""Run the examples of README, in Python and SQL (DuckDB), and those that continue it: the billing job, the commands."""
+"""The examples of README, in Python and SQL (DuckDB), and those that continue it: the billing job, the commands."""
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from unit.pages import CHECKOUT, read_blocks, read_page, run_as_process, run_commands, run_program
 
 import lakemq
 from lakemq.engine.client.sql.dialects import SqlDialect
@@ -18,44 +16,21 @@ from lakemq.engine.client.sql.query import run_query
 
 pytestmark = pytest.mark.slow
 
-CHECKOUT = Path(__file__).parents[2]
-
-
-def read_blocks(language: str, page: str = "README.md") -> list[str]:
-    """Return the code blocks of a language on a page, in order."""
-    text = (CHECKOUT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-
-
-def read_billing_program() -> str:
-    """Return the program that continues the Python example."""
-    (program,) = read_blocks("python billing", "docs/patterns.md")
-    return program
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the Python example has run; its output is in `out.txt`."""
+    """A working folder in which the Python example has run, in its own process. Its output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("readme")
-    completed = subprocess.run(
-        [sys.executable, "-c", read_blocks("python")[0]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    (folder / "out.txt").write_text(completed.stdout)
+    (folder / "out.txt").write_text(run_as_process(read_blocks("README.md", "python")[0], folder))
     return folder
 
 
-def test_the_examples_are_as_short_as_promised() -> None:
-    for example in (*read_blocks("python"), *read_blocks("sql")):
-        assert len([line for line in example.splitlines() if line]) <= 10
+def test_examples_have_at_most_ten_lines() -> None:
+    examples = [*read_blocks("README.md", "python"), *read_blocks("README.md", "sql")]
+    assert [example for example in examples if len([line for line in example.splitlines() if line]) > 10] == []
 
 
-def test_the_python_example_sends_and_fetches(folder: Path) -> None:
+def test_python_example_sends_and_fetches(folder: Path) -> None:
     offsets, *messages = (folder / "out.txt").read_text().splitlines()
     ends = ast.literal_eval(offsets)
     assert sum(last + 1 for _, last in ends.values()) == 1000
@@ -63,9 +38,9 @@ def test_the_python_example_sends_and_fetches(folder: Path) -> None:
     assert [line.split()[0] for line in messages] == ["0", "1", "2"]
 
 
-def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
+def test_sql_example_counts_orders_in_duckdb(folder: Path) -> None:
     with lakemq.connect(str(folder / "data/shop")) as mq:
-        columns, rows = run_query(mq.namespace, read_blocks("sql")[0], dialect=SqlDialect.spark)
+        columns, rows = run_query(mq.namespace, read_blocks("README.md", "sql")[0], dialect=SqlDialect.spark)
         records = [dict(zip(columns, row, strict=True)) for row in rows]
     # 1000 orders of 7 customers in turn: the first six have one more than the seventh
     assert [(row["customer"], row["orders"]) for row in records] == [(f"customer-{n}", 143) for n in range(5)]
@@ -73,33 +48,22 @@ def test_the_sql_example_answers_in_duckdb(folder: Path) -> None:
     assert all(row["last_offset"] - row["first_offset"] >= 142 for row in records)
 
 
-def test_the_transaction_takes_each_order_once(folder: Path) -> None:
-    """The program runs twice. It does not bill again what the first run has committed."""
-    code = read_billing_program()
-    for _ in range(2):
-        completed = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert (completed.stdout, completed.stderr) == ("1000 0\n", "")
+def test_billing_program_bills_each_order_once_when_run_twice(folder: Path) -> None:
+    (program,) = read_blocks("patterns.md", "python billing")
+    assert [run_program(program, folder) for _ in range(2)] == ["1000 0\n", "1000 0\n"]
 
 
-def test_the_command_lines_run(tmp_path: Path) -> None:
-    (script,) = read_blocks("sh", "docs/setup.md")
-    command = f'lakemq() {{ "{sys.executable}" -m lakemq.jobs.cli "$@"; }}\nset -euo pipefail\n{script}'
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("LAKEMQ_")}
-    completed = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert completed.returncode == 0, completed.stderr
-    (fetched,) = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
-    assert (fetched["topic"], fetched["offset"], fetched["key"]) == ("clicks", 0, "ann")
-    assert json.loads(fetched["value"]) == {"user": "ann", "page": "/tea"}
-    assert completed.stdout.split()[-2:] == ["messages", "1"]
+def test_commands_of_setup_publish_and_fetch(tmp_path: Path) -> None:
+    (script,) = read_blocks("setup.md", "sh")
+    output = "".join(run_commands(script, tmp_path))
+    (message,) = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert (message["topic"], message["offset"], message["key"]) == ("clicks", 0, "ann")
+    assert json.loads(message["value"]) == {"user": "ann", "page": "/tea"}
+    assert output.split()[-2:] == ["messages", "1"]
 
 
-def test_the_two_commands_are_targets_of_the_makefile() -> None:
-    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"^make (\w+)", readme, re.MULTILINE)
+def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^make (\w+)", read_page("README.md"), re.MULTILINE)
     makefile = (CHECKOUT / "Makefile").read_text()
     assert targets == ["demo", "test"]
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
