@@ -13,7 +13,6 @@ A walk that enters few files, and stays in each for a while, is one that a reade
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import threading
@@ -214,10 +213,6 @@ def print_table(walks: Mapping[str, Walk]) -> None:
         print(f"{name:12}{walk.calls:7}{len(walk.files):7}{len(walk.client_files):15}{walk.changes:17}")
 
 
-def print_json(walks: Mapping[str, Walk]) -> None:
-    print(json.dumps({name: [len(walk.files), walk.changes] for name, walk in walks.items()}))
-
-
 def print_entries(walk: Walk) -> None:
     for thread, files in walk.entries().items():
         print(f"\n{thread}: {len(files)} changes of file")
@@ -228,15 +223,11 @@ def print_entries(walk: Walk) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count how many files of the product a call walks through.")
     parser.add_argument("--show", choices=WALKS, help="how often this walk enters each file, in each thread")
-    parser.add_argument("--json", action="store_true", help="print the files and changes of file of each walk as JSON")
     arguments = parser.parse_args()
-    shown, walks = arguments.show, trace_walks()
-    if arguments.json:
-        print_json(walks)
-        return
+    walks = trace_walks()
     print_table(walks)
-    if shown is not None:
-        print_entries(walks[shown])
+    if arguments.show is not None:
+        print_entries(walks[arguments.show])
 
 
 if __name__ == "__main__":
