@@ -217,7 +217,9 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
     options = ["--topic", "refusing", "--partition-column", "p", "--value-column", "v"]
     lines = b'{"p": 0, "v": "good"}\n{"p": 9, "v": "bad"}\n'
     result = lake("publish", *options, stdin=lines, code=5)
-    assert result.stderr == "rows rejected: 1; the table rejected_rows has the reasons\n"
+    reason, count = result.stderr.splitlines()
+    assert "1 row is rejected: UNKNOWN_TOPIC_OR_PARTITION" in reason
+    assert count == "rows rejected: 1; the table rejected_rows has the reasons"
     failed = lake("publish", *options, "--on-error", "fail", stdin=lines, code=1)
     assert failed.stderr.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")
     assert [m["value"] for m in fetched(mq, "refusing")] == ["good"]
@@ -279,24 +281,21 @@ def ten(mq: Connection, namespace: Path) -> str:
     return "ten"
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ((), [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]),
-        (("--from", "3"), [(0, 3), (0, 4), (1, 3), (1, 4)]),
-        (("--from", "1", "--to", "2"), [(0, 1), (1, 1)]),
-        (("--from", "latest"), []),
-        (("--from", "earliest", "--to", "1970-01-01T00:00:02Z", "--partition", "1"), [(1, 0), (1, 1)]),
-        (("--from", "1970-01-01T01:00:04+01:00"), [(0, 4), (1, 4)]),
-        (("--partition", "0", "--partition", "1", "--limit", "6"), [(0, i) for i in range(5)] + [(1, 0)]),
-        (("--limit", "0"), []),
-        (("--isolation", "read_uncommitted", "--limit", "1"), [(0, 0)]),
-    ],
-)
-def test_fetch_of_a_range(lake: Lakemq, ten: str, options: tuple[str, ...], expected: list[tuple[int, int]]) -> None:
-    found = objects(lake("fetch", ten, *options, "--output", "json"))
-    assert [(m["partition"], m["offset"]) for m in found] == expected
-    assert all(m["value"] == str(m["offset"]) for m in found)
+def test_fetch_of_a_range(lake: Lakemq, ten: str) -> None:
+    for options, expected in (
+        ("", [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]),
+        ("--from 3", [(0, 3), (0, 4), (1, 3), (1, 4)]),
+        ("--from 1 --to 2", [(0, 1), (1, 1)]),
+        ("--from latest", []),
+        ("--from earliest --to 1970-01-01T00:00:02Z --partition 1", [(1, 0), (1, 1)]),
+        ("--from 1970-01-01T01:00:04+01:00", [(0, 4), (1, 4)]),
+        ("--partition 0 --partition 1 --limit 6", [(0, i) for i in range(5)] + [(1, 0)]),
+        ("--limit 0", []),
+        ("--isolation read_uncommitted --limit 1", [(0, 0)]),
+    ):
+        messages = objects(lake("fetch", ten, *options.split(), "--output", "json"))
+        assert [(m["partition"], m["offset"]) for m in messages] == expected, options
+        assert all(m["value"] == str(m["offset"]) for m in messages)
 
 
 def test_tail_shows_the_last_of_each_partition(lake: Lakemq, ten: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -76,20 +77,17 @@ def test_without_execute_it_is_only_said(mq: Connection, lake: Lakemq, topic: st
     assert offsets(mq, group) == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("how", "after"),
-    [
-        (["--to-latest"], [3, 5]),
-        (["--to-offset", "2"], [3, 2]),
-        (["--shift-by", "-1"], [3, 3]),
-        (["--to-datetime", "1970-01-01T00:00:00Z"], [3, 0]),
-        (["--by-duration", "P1D"], [3, 0]),
-    ],
-)
-def test_one_partition(mq: Connection, lake: Lakemq, topic: str, how: list[str], after: list[int]) -> None:
-    group = committed(mq, topic, 3, 4)
-    lake("reset-offsets", group, "--topic", f"{topic}:1", *how, "--execute")
-    assert offsets(mq, group) == after
+def test_offsets_of_one_partition_are_reset(mq: Connection, lake: Lakemq, topic: str) -> None:
+    for options, offset in (
+        (["--to-latest"], 5),
+        (["--to-offset", "2"], 2),
+        (["--shift-by", "-1"], 3),
+        (["--to-datetime", "1970-01-01T00:00:00Z"], 0),
+        (["--by-duration", "P1D"], 0),
+    ):
+        group = committed(mq, topic, 3, 4)
+        lake("reset-offsets", group, "--topic", f"{topic}:1", *options, "--execute")
+        assert offsets(mq, group) == [3, offset], options
 
 
 def test_what_is_exported_is_read_again(mq: Connection, lake: Lakemq, topic: str, tmp_path: Path) -> None:
@@ -107,37 +105,31 @@ def test_what_is_exported_is_read_again(mq: Connection, lake: Lakemq, topic: str
     assert offsets(mq, one) == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "line", ["t,0", "t,x,1", "t,0,1\nt,0,2", "other,t,0,1", "g,t,0,1,2", "\ud800"], ids=lambda line: repr(line)
-)
-def test_a_file_that_is_none_is_named(lake: Lakemq, tmp_path: Path, line: str) -> None:
+def test_files_that_hold_no_offsets_are_named(lake: Lakemq, tmp_path: Path) -> None:
     file = tmp_path / "offsets.csv"
-    file.write_bytes(line.encode("utf-8", "surrogatepass"))
-    said = lake("reset-offsets", "g", "--from-file", str(file), code=2).stderr
-    assert "offsets.csv" in re.sub(r"[\s│]", "", said)
+    for line in ("t,0", "t,x,1", "t,0,1\nt,0,2", "other,t,0,1", "g,t,0,1,2", "\ud800"):
+        file.write_bytes(line.encode("utf-8", "surrogatepass"))
+        refusal = lake("reset-offsets", "g", "--from-file", str(file), code=2).stderr
+        assert "offsets.csv" in re.sub(r"[\s│]", "", refusal), line
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["g", "--to-earliest"],
-        ["g", "--all-topics"],
-        ["g", "--all-topics", "--to-earliest", "--to-latest"],
-        ["g", "--all-topics", "--topic", "t", "--to-latest"],
-        ["--all-topics", "--to-latest"],
-        ["g", "--all-groups", "--all-topics", "--to-latest"],
-        ["g", "--all-topics", "--to-latest", "--execute", "--dry-run"],
-        ["g", "--all-topics", "--by-duration", "1 day"],
-        ["g", "--all-topics", "--by-duration", "P"],
-        ["g", "--all-topics", "--to-datetime", "noon"],
-        ["g", "--topic", "t:0,x", "--to-latest"],
-        ["g", "--topic", f"t:{'9' * 5000}", "--to-latest"],
-        ["g", "--from-file", "no-such-file"],
-    ],
-    ids=lambda given: " ".join(given)[:60],
-)
-def test_wrong_usage(lake: Lakemq, given: list[str]) -> None:
-    lake("reset-offsets", *given, code=2)
+def test_wrong_usage_of_reset_offsets_is_exit_code_2(lake: Lakemq) -> None:
+    for arguments in (
+        "g --to-earliest",
+        "g --all-topics",
+        "g --all-topics --to-earliest --to-latest",
+        "g --all-topics --topic t --to-latest",
+        "--all-topics --to-latest",
+        "g --all-groups --all-topics --to-latest",
+        "g --all-topics --to-latest --execute --dry-run",
+        "g --all-topics --by-duration '1 day'",
+        "g --all-topics --by-duration P",
+        "g --all-topics --to-datetime noon",
+        "g --topic t:0,x --to-latest",
+        f"g --topic t:{'9' * 5000} --to-latest",
+        "g --from-file no-such-file",
+    ):
+        lake("reset-offsets", *shlex.split(arguments), code=2)
 
 
 def test_of_several_each_is_tried_and_what_was_done_is_shown(mq: Connection, lake: Lakemq, topic: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -130,20 +131,17 @@ def test_output_in_all_formats(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("value", "as_json", "as_csv"),
-    [
+def test_any_value_is_json_and_loses_nothing(mq: Connection) -> None:
+    for value, as_json, as_csv in (
         ("CAST('NaN' AS DOUBLE)", '"NaN"', "NaN"),
         ("array(-CAST('Infinity' AS DOUBLE))", '["-Infinity"]', '"[""-Infinity""]"'),
         ("CAST(12345678901234567890.125 AS DECIMAL(38, 3))", '"12345678901234567890.125"', "12345678901234567890.125"),
         ("DATE '2024-02-29'", '"2024-02-29"', "2024-02-29"),
         ("map(CAST('k' AS BINARY), X'FF')", '{"k_base64":"/w=="}', '"{""k_base64"":""/w==""}"'),
         ("map(DATE '2024-02-29', 2)", '{"2024-02-29":2}', '"{""2024-02-29"":2}"'),
-    ],
-)
-def test_any_value_is_json_and_loses_nothing(mq: Connection, value: str, as_json: str, as_csv: str) -> None:
-    assert run(mq, f"SELECT {value} AS x").stdout == f'{{"x":{as_json}}}\n'
-    assert run(mq, f"SELECT {value} AS x", "csv").stdout == f"x\n{as_csv}\n"
+    ):
+        assert run(mq, f"SELECT {value} AS x").stdout == f'{{"x":{as_json}}}\n'
+        assert run(mq, f"SELECT {value} AS x", "csv").stdout == f"x\n{as_csv}\n"
 
 
 @pytest.mark.extended
@@ -166,23 +164,23 @@ def test_where_a_log_begins_is_no_data_file(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
+def test_queries_that_duckdb_refuses_are_refused_in_one_line(mq: Connection) -> None:
+    for query, expected in (
         (f"SELECT {'(' * 1000}1{')' * 1000}", "SQL_ERROR: This is not Spark SQL: it is nested too deeply"),
         ("SELECT bad bad bad FROM log", "SQL_ERROR: This is not Spark SQL: "),
-        ("SELECT xxhash64(key) FROM log", "SQL_ERROR: Catalog Error: Scalar Function with name xxhash64 does not"),
         ("SELECT CAST('x' AS INT)", "SQL_ERROR: Conversion Error: "),
         ("INSERT INTO topics SELECT * FROM topics", "SQL_ERROR: "),
         ("SELECT * FROM mq", "SQL_ERROR: Catalog Error: "),
         ("LOAD delta", "SQL_ERROR: "),
-    ],
-)
-def test_what_duckdb_refuses_is_one_line(mq: Connection, query: str, expected: str) -> None:
-    result = run(mq, query)
-    (line,) = result.stderr.splitlines()
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert line.startswith(expected)
+        # functions without a counterpart are named
+        ("SELECT xxhash64(key) FROM log", "SQL_ERROR: Catalog Error: Scalar Function with name xxhash64 does not"),
+        ("SELECT hash(key) FROM log", r"SQL_ERROR: .*\bhash\b"),
+        ("SELECT from_json(CAST(value AS STRING), 'a INT') FROM log", "SQL_ERROR: (?!.*Malformed).*from_json"),
+    ):
+        result = run(mq, query)
+        (line,) = result.stderr.splitlines()
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert re.match(expected, line), line
 
 
 @pytest.mark.extended
@@ -297,21 +295,19 @@ def test_sql_from_python_reads_an_earlier_step_or_time(mq: Connection) -> None:
     assert mq.sql(query, as_of=before).num_rows == mq.sql(query, as_of=before.replace(tzinfo=None)).num_rows == 0
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("SELEC 1", "SELEC"),
-        ("SELECT * FROM nothing", "nothing"),
-        ("SELECT * FROM read_csv('/etc/passwd')", "allow-files"),
-        ("SELECT CAST('x' AS INT)", "x"),
-        ("", "no statement"),
-        ("-- SELECT 1", "no statement"),
-        (7, "text"),
-    ],
-)
-def test_sql_from_python_refuses_a_wrong_query_with_the_reason(mq: Connection, query: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        mq.sql(query)
+def test_sql_from_python_refuses_wrong_queries_with_the_reason(mq: Connection) -> None:
+    queries: dict[Any, str] = {
+        "SELEC 1": "SELEC",
+        "SELECT * FROM nothing": "nothing",
+        "SELECT * FROM read_csv('/etc/passwd')": "allow-files",
+        "SELECT CAST('x' AS INT)": "x",
+        "": "no statement",
+        "-- SELECT 1": "no statement",
+        7: "text",
+    }
+    for query, message in queries.items():
+        with pytest.raises(InvalidRequest, match=message):
+            mq.sql(query)
 
 
 @pytest.mark.extended
@@ -482,12 +478,3 @@ def test_columns_are_named_as_they_are_written(mq: Connection) -> None:
     ]
     both = "SELECT count(*) FROM log UNION ALL SELECT 1"
     assert all(list(json.loads(line)) == ["count(*)"] for line in run(mq, both).stdout.splitlines())
-
-
-@pytest.mark.parametrize("function", ["from_json(CAST(value AS STRING), 'a INT')", "hash(key)", "xxhash64(key)"])
-def test_a_function_without_a_counterpart_is_an_error_that_names_it(mq: Connection, function: str) -> None:
-    done = run(mq, f"SELECT {function} FROM log")
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith("SQL_ERROR: ")
-    assert function.partition("(")[0] in done.stderr
-    assert "Malformed" not in done.stderr

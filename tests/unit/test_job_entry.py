@@ -45,46 +45,39 @@ def test_every_job_is_named_here() -> None:
     assert sorted(path.stem for path in folder.glob("*.py") if "run_as_script(main)" in path.read_text()) == list(JOBS)
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_help_has_examples_that_parse_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = importlib.import_module(f"lakemq.jobs.{name}").parser()
-    with pytest.raises(SystemExit) as ended:
-        parser.parse_args(["--help"])
-    assert ended.value.code == 0
-    help_text = capsys.readouterr().out
-    for code in Exit:
-        assert f"{code.value} " in help_text
-    examples = [
-        line.split()[3:] for line in help_text.splitlines() if line.startswith(f"  spark-submit ... jobs/{name}.py")
-    ]
-    assert examples
-    for example in examples:
-        assert "--path" in example
-        parser.parse_args(example)
+def test_help_of_jobs_has_exit_codes_and_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in JOBS:
+        parser = importlib.import_module(f"lakemq.jobs.{name}").parser()
+        with pytest.raises(SystemExit) as ended:
+            parser.parse_args(["--help"])
+        assert ended.value.code == 0
+        help_text = capsys.readouterr().out
+        assert [code for code in Exit if f"{code.value} " not in help_text] == []
+        command = f"  spark-submit ... jobs/{name}.py"
+        examples = [line.split()[3:] for line in help_text.splitlines() if line.startswith(command)]
+        assert examples, name
+        for example in examples:
+            assert "--path" in example
+            parser.parse_args(example)
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "name"),
-    [
+def test_kinds_of_failures_have_their_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    for error, code, name in (
         (NotLeader("Another leads."), 4, "NOT_LEADER"),
         (InvalidRecord("No."), 5, "INVALID_RECORD"),
         (MissingJars("Jars are not there."), 3, "MISSING_JARS"),
         (FileNotFoundError(2, "No such file"), 1, "KAFKA_STORAGE_ERROR"),
         (RuntimeError("two\nlines"), 1, "INTERNAL_ERROR"),
         (KeyboardInterrupt(), 130, "INTERRUPTED"),
-    ],
-)
-def test_a_kind_of_failure_has_its_exit_code(
-    error: BaseException, code: int, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert entry.run("job", parse(), raising(error)) == code
-    out, err = capsys.readouterr()
-    (line,) = out.splitlines()
-    end = json.loads(line)
-    assert (end["job"], end["exit_code"], end["error"]) == ("job", code, name)
-    (logged,) = map(json.loads, err.splitlines())
-    assert (logged["level"], logged["job"]) == ("ERROR", "job")
-    assert logged["message"].startswith(f"{name}: ")
+    ):
+        assert entry.run("job", parse(), raising(error)) == code
+        out, err = capsys.readouterr()
+        (line,) = out.splitlines()
+        end = json.loads(line)
+        assert (end["job"], end["exit_code"], end["error"]) == ("job", code, name)
+        (logged,) = map(json.loads, err.splitlines())
+        assert (logged["level"], logged["job"]) == ("ERROR", "job")
+        assert logged["message"].startswith(f"{name}: ")
 
 
 def test_what_is_logged_is_an_object_a_line_with_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
