@@ -69,30 +69,34 @@ lock: $(READY) ## the newest versions within the ranges of setup.cfg, with their
 demo: $(READY) ## the tour, on data of its own
 	$(BIN)/python -m lakemq.jobs.demo
 
+# A test is in `make test`, or marked `extended`: then .ci/run has it, or `nightly`: then only luck fails it.
 .PHONY: test
 test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes: about five minutes
-	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not extended and not long"
-	$(BIN)/pytest $(BESIDE) -m "not extended and not long"
+	$(BIN)/pytest $(PARALLEL) -m "not extended and not nightly"
+	$(BIN)/pytest $(BESIDE) -m "not extended and not nightly"
 
-# Hypothesis marks its tests: here they run with all their examples.
 .PHONY: test-all
-test-all: test ## make test, then every other case of it, and properties with all their examples: about eighteen minutes
-	$(BIN)/pytest $(PARALLEL) -m "(extended or hypothesis) and not long"
-	$(BIN)/pytest $(BESIDE) -m "extended and not long"
+test-all: $(READY) $(ARCHIVE) ## make test and every other case of it that a change can break: about fifteen minutes
+	$(BIN)/pytest $(PARALLEL) -m "not nightly"
+	$(BIN)/pytest $(BESIDE) -m "not nightly"
+
+# What compares times of its own has the machine for itself.
+ALONE := tests/faults/test_long_run.py
+.PHONY: test-nightly
+test-nightly: $(READY) $(ARCHIVE) ## what only luck finds: all examples of properties, random kills, rare cases, all stores, mutations, a soak: hours
+	LAKEMQ_ALL_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "nightly or hypothesis"
+	$(BIN)/pytest $(BESIDE) -m nightly --ignore=$(ALONE)
+	$(BIN)/pytest $(ALONE) -m nightly
+	$(BIN)/python -m lakemq.jobs.azure_jars
+	$(STORES) $(BIN)/pytest $(STORE_TESTS) -m nightly && $(BIN)/pytest -n 2 tests/unit/test_object_stores.py && $(BIN)/pytest $(CLUSTER)
+	$(MAKE) mutations soak
 
 $(ARCHIVE): $(READY) tests/jvm.py
 	$(BIN)/python tests/jvm.py
 
-# What waits for minutes waits beside Spark; what compares times of its own has the machine for itself.
-ALONE := tests/faults/test_long_run.py
-.PHONY: test-long
-test-long: $(READY) $(ARCHIVE) ## clocks that are hours off, processes stopped for hours, or killed at random: minutes of leases that must run out
-	$(BIN)/pytest $(BESIDE) tests/unit tests/golden tests/stateful -m long --ignore=$(ALONE)
-	$(BIN)/pytest $(ALONE) -m long
-
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
-	LAKEMQ_FEW_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "not slow and not long"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not nightly"
 
 .PHONY: test-quality
 test-quality: $(READY) ## the gate and the audit beside Great Expectations: about a minute
@@ -100,13 +104,15 @@ test-quality: $(READY) ## the gate and the audit beside Great Expectations: abou
 
 # These tests look for credentials in the arguments of all processes, so no other test may run beside them.
 CLUSTER := tests/stores/test_cluster.py
+# Go and npm fetch the servers once.
+STORE_TESTS := -n 2 --dist loadfile tests/stores --ignore=$(CLUSTER)
+STORES = $(BIN)/python -m lakemq.jobs.s3a_jars && s3=$$($(BIN)/python tests/versitygw.py) && \
+	  azure=$$($(BIN)/python tests/azurite.py) && gcs=$$($(BIN)/python tests/gcs_server.py) && \
+	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" &&
 .PHONY: test-stores
-test-stores: $(READY) $(ARCHIVE) ## object stores on real servers, which Go and npm fetch once: about twelve minutes, the first time eighteen
-	$(BIN)/python -m lakemq.jobs.s3a_jars && $(BIN)/python -m lakemq.jobs.azure_jars && s3=$$($(BIN)/python tests/versitygw.py) && azure=$$($(BIN)/python tests/azurite.py) && \
-	  gcs=$$($(BIN)/python tests/gcs_server.py) && \
-	  export LAKEMQ_TEST_S3="$$s3" LAKEMQ_TEST_AZURE="$$azure" LAKEMQ_TEST_GCS="$$gcs" && \
-	  $(BIN)/pytest -n 2 --dist loadfile tests/stores tests/unit/test_object_stores.py --ignore=$(CLUSTER) && $(BIN)/pytest $(CLUSTER) && \
-	  $(BIN)/pytest tests/unit/test_files.py -k "s3 or azure or gcs"
+test-stores: $(READY) $(ARCHIVE) ## the contract of a store on real servers, a cluster with faults on one of them, the programs of the guide on each
+	$(STORES) $(BIN)/pytest $(STORE_TESTS) -m "not nightly" && \
+	  $(BIN)/pytest -n 2 tests/unit/test_files.py tests/unit/test_object_stores.py -k "(s3 or azure or gcs) and (test_files or one_of)"
 
 .PHONY: test-airflow
 test-airflow: $(READY) $(ARCHIVE) $(AIRFLOW)/ready ## the shipped DAGs in a real Airflow, with an environment of its own: about three minutes

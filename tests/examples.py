@@ -1,7 +1,4 @@
-"""How many examples a property tries: many, or few if $LAKEMQ_FEW_EXAMPLES is set.
-
-`make test-fast` sets it, because its tests must end within seconds.
-"""
+"""How many examples a property tries: few, or many if $LAKEMQ_ALL_EXAMPLES is set, as `make test-nightly` sets it."""
 
 from __future__ import annotations
 
@@ -9,15 +6,13 @@ import os
 
 from hypothesis import settings
 
-_FEW = "LAKEMQ_FEW_EXAMPLES" in os.environ
+_ALL = "LAKEMQ_ALL_EXAMPLES" in os.environ
 
 
 def number_of(many: int) -> int:
-    return max(5, many // 10) if _FEW else many
+    return many if _ALL else max(5, many // 10)
 
 
 def examples(many: int = 100) -> settings:
-    """Return the settings of a property. many: the number of examples without $LAKEMQ_FEW_EXAMPLES. None has a
-    deadline.
-    """
+    """Return the settings of a property. many: the number of examples with $LAKEMQ_ALL_EXAMPLES."""
     return settings(max_examples=number_of(many), deadline=None)

@@ -16,7 +16,7 @@ SECONDS = 20
 SEED = "LAKEMQ_CHAOS_SEED"
 
 
-@pytest.mark.long  # it takes half a minute
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_20_seconds_of_chaos(tmp_path: Path):

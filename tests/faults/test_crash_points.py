@@ -23,7 +23,7 @@ from faults.processes import (
     terminate,
     until,
 )
-from targets import extended_but
+from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.namespace.processes import crash
@@ -50,13 +50,17 @@ SEQUENCER_POINTS = {
 }
 """Point -> the arrival at which the sequencer dies there, in the middle of its work."""
 
-OFTEN = ("housekeeping.segments_swapped", "housekeeping.old_removed")
-"""Two of the points of a merge, which are reached seldom. tests/stateful tests deaths and stops at each of them."""
-
-AFTER_A_MINUTE = "housekeeping.step_removed"
-
 QUICKLY = ("sequencer.step_put", "sequencer.step_landed", "projector.table_rows_written", "projector.table_appended")
 """Points right after an important write: the put of a step, the look behind it, rows of a table, and their commit."""
+
+IN_CI = (
+    *QUICKLY,
+    "sequencer.elected",
+    "sequencer.answered",
+    "projector.messages_registered",
+    "housekeeping.checkpointed",
+)
+"""A point of each kind of write. tests/stateful tests deaths at the others, in one process."""
 
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
@@ -70,12 +74,7 @@ def test_every_point_is_tested():
     assert covered == {*SEQUENCER_POINTS, *PUBLISHER_POINTS, RESIGNED}
 
 
-def long_where_rare(point: str) -> Any:
-    rare = point in MERGING_POINTS and point not in OFTEN
-    return pytest.param(point, marks=pytest.mark.long) if rare or point == AFTER_A_MINUTE else point
-
-
-@pytest.mark.parametrize("point", extended_but(QUICKLY, map(long_where_rare, SEQUENCER_POINTS)))
+@pytest.mark.parametrize("point", extended_but(QUICKLY, nightly_but(IN_CI, SEQUENCER_POINTS)))
 def test_a_sequencer_dies_at(point: str, family: Processes):
     with publishers(family.path) as (repeating, waiting):
         assert_killed(
@@ -162,7 +161,7 @@ class LogWatcher(threading.Thread):
         self._before, self.reads = current, self.reads + 1
 
 
-@pytest.mark.long  # it takes half a minute
+@pytest.mark.nightly
 def test_sequencers_die_at_random_under_load(family: Processes):
     chance, watching = random.Random(7), LogWatcher(family.path)
     with publishers(family.path) as (repeating, waiting):

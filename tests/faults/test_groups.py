@@ -82,7 +82,7 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     check_group(family, members, publishing.acknowledged, twice={"one"})
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_anew(family: Processes) -> None:
     serving = family.serve()
     first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
@@ -121,7 +121,7 @@ def test_a_member_that_is_stopped_is_named_while_its_session_lasts(family: Proce
         assert len(mq.groups.members(GROUP)) == 1
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_without_it(family: Processes) -> None:
     """The sequencer is killed while all wait. Its successor waits for the same member, and for no other."""

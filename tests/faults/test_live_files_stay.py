@@ -22,17 +22,19 @@ from faults.processes import (
     until_it_stands_by,
 )
 from faults.shims import ShiftedClock
+from targets import nightly_but
 
 from lakemq.engine.maintenance.data_file_removal import TABLES_LOOKED_AT
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 
 WAIT_S = 60
+AHEAD_MS = 2 * HOUR_S * 1000
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead_ms", [2 * HOUR_S * 1000, -2 * HOUR_S * 1000], ids=["ahead", "behind"])
+@pytest.mark.parametrize("ahead_ms", nightly_but([AHEAD_MS], [AHEAD_MS, -AHEAD_MS]), ids=["ahead", "behind"])
 def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, clock: ShiftedClock):
     """A leader keeps tables that earlier leaders have merged. The next one finds them whole."""
     with Publishing(family.path, "p", QUICK) as publishing:
@@ -51,7 +53,7 @@ def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, cl
     check_all(family.path, TOPIC, publishing.acknowledged)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedClock):
     """The clock jumps forth and back while the leader leads."""
@@ -66,9 +68,9 @@ def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedC
     check_all(family.path, TOPIC, publishing.acknowledged)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize("table", ["journal", "segments", "producers"])
+@pytest.mark.parametrize("table", nightly_but(["segments"], ["journal", "segments", "producers"]))
 def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, family: Processes):
     """Another leader has written files meanwhile. The stopped one does not know them; they look old, and are live."""
     with Publishing(family.path, "p", QUICK) as publishing:
@@ -89,9 +91,9 @@ def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, famil
     check_all(family.path, TOPIC, publishing.acknowledged)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize("point", MERGING_POINTS)
+@pytest.mark.parametrize("point", nightly_but(["housekeeping.segments_swapped"], MERGING_POINTS))
 def test_a_leader_stopped_in_the_middle_of_a_merge_goes_on_hours_later(point: str, family: Processes):
     """Another leader has merged and removed files meanwhile. The next log that the stopped one commits to has
     changed.

@@ -127,7 +127,7 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
-@pytest.mark.long  # beside other tests its times would be wrong
+@pytest.mark.nightly
 def test_2000_steps(namespace: Path, template: Path):
     samples: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     with SteppingClient(namespace) as client:

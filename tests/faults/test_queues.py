@@ -82,7 +82,7 @@ def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes)
     check_queue(members, publishing.acknowledged, interrupted={"one"})
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that_counts(family: Processes) -> None:
     serving = family.serve()
     members = QueueNotes(family, "one", "two")

@@ -17,7 +17,7 @@ import pytest
 
 import lakemq
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 SHOP = Path(__file__).with_name("shop.py")
 BATCHES = 6

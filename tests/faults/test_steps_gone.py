@@ -17,7 +17,7 @@ from faults.shims import ShiftedClock
 
 import lakemq
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 WAIT_S = 60
 AHEAD_MS = 120_000

@@ -163,7 +163,7 @@ def publish_neighbouring_files(mq: Connection, topic: str) -> None:
     assert isinstance(mq.requester.ask(request), Published)
 
 
-@pytest.mark.long  # a quarter of a minute
+@pytest.mark.extended
 def test_rows_of_files_with_neighbouring_ids_are_told_apart(
     spark: SparkSession, mq: Connection, topic: str, path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
@@ -274,7 +274,7 @@ def test_another_namespace_of_the_same_name_is_refused(spark: SparkSession, mq: 
         lakemq.connect(str(tmp_path / "default"), spark=spark, create=True)
 
 
-@pytest.mark.long  # it starts a JVM of its own
+@pytest.mark.nightly
 def test_spark_sql_answers_with_the_generated_catalog(
     mq: Connection, topic: str, tmp_path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
@@ -309,7 +309,7 @@ def test_spark_sql_answers_with_the_generated_catalog(
     assert b"from spark-sql" in {m.value for m in mq.fetch(topic)}
 
 
-@pytest.mark.long  # it starts a JVM of its own
+@pytest.mark.extended
 def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
     mq: Connection,
     topic: str,
@@ -350,7 +350,7 @@ def test_the_command_starts_spark_sql_and_leaves_nothing_behind(
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.long  # half a minute
+@pytest.mark.extended
 def test_the_catalog_as_of_a_step_holds_what_was_there_then(
     spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:

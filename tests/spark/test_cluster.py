@@ -19,7 +19,7 @@ from standalone_cluster import Cluster, standalone_cluster
 import lakemq
 from lakemq.engine.client.connection import Connection
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.extended
 
 CHECKOUT = Path(__file__).parents[2]
 TASKS, ROWS = 4, 4000
@@ -139,6 +139,7 @@ def test_jobs_of_the_cluster_serve_publish_and_fetch(cluster: Cluster, mq: Conne
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_a_speculative_attempt_publishes_nothing_twice(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
     """The first attempt lingers after it wrote. Another one, on the other worker, is quicker."""
     speculation = {
@@ -155,6 +156,7 @@ def test_a_speculative_attempt_publishes_nothing_twice(cluster: Cluster, mq: Con
     assert files_of(mq) == TASKS + 1  # no segment names the file of the slow one
 
 
+@pytest.mark.nightly
 def test_a_worker_lost_during_a_publish_leaves_nothing_twice(cluster: Cluster, mq: Connection, tmp_path: Path) -> None:
     """The worker dies with the only task that has written and has not reported. The other worker repeats it.
 

@@ -116,7 +116,7 @@ class Watcher(threading.Thread):
     "points",
     [
         pytest.param(["publish.letter_put:4"], id="a commit was sent"),
-        pytest.param(["publish.file_written", "publish.letter_put:4"], id="files before", marks=pytest.mark.long),
+        pytest.param(["publish.file_written", "publish.letter_put:4"], id="files before", marks=pytest.mark.nightly),
     ],
 )
 def test_killed_at_each_crash_point_it_goes_on_where_it_was(own_mq: Connection, points: list[str]) -> None:
@@ -131,7 +131,7 @@ def test_killed_at_each_crash_point_it_goes_on_where_it_was(own_mq: Connection, 
     assert set(lag.values()) == {0}
 
 
-@pytest.mark.long  # it takes a minute
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_killed_at_random_nothing_is_lost_or_doubled(own_mq: Connection) -> None:
     """The job is killed while it copies: after some of its six commits, and somewhere in the next one."""
@@ -152,7 +152,7 @@ def test_killed_at_random_nothing_is_lost_or_doubled(own_mq: Connection) -> None
     check(read_copies(own_mq), range(total))
 
 
-@pytest.mark.long  # it starts a JVM of its own
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_of_two_copies_the_older_one_is_fenced(own_mq: Connection) -> None:
     """A job that hangs, and wakes after its successor has started, commits nothing more."""
@@ -210,7 +210,7 @@ def test_a_bad_expression_is_said_in_a_line_and_changes_nothing(
     assert own_mq.consumer("copy-a-b", assign=["a"]).committed() == {}
 
 
-@pytest.mark.long  # it starts a JVM of its own
+@pytest.mark.nightly
 def test_a_copy_that_follows_ends_after_its_batch_when_it_is_told_to(own_mq: Connection) -> None:
     process = job(own_mq, "--follow")
     wait_for_copies(own_mq, MESSAGES)

@@ -38,7 +38,7 @@ def run_demo(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
 
 
-@pytest.mark.long  # it takes a minute
+@pytest.mark.extended
 @pytest.mark.timeout(RUN_TIMEOUT_S + 60)
 def test_the_demo_replaces_its_namespace_checks_everything_and_writes_a_report(tmp_path: Path) -> None:
     path = str(tmp_path / "kept" / NAMESPACE)

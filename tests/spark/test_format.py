@@ -131,7 +131,7 @@ def test_a_dataframe_keeps_its_messages_and_the_next_load_sees_new_ones(
     assert (read_topic(spark, path, subscribe=topic).count(), spark.table(view).count()) == (4, 4)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_what_cannot_be_read_is_said(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     with pytest.raises(PySparkException, match="did you mean subscribe"):
         read_topic(spark, path, subscrbe=topic)
@@ -160,7 +160,7 @@ def undo_last_batch(checkpoint: Path) -> None:
         (checkpoint / "commits" / name).unlink()
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_stream_goes_on_from_its_checkpoint(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_stream_goes_on_from_its_checkpoint(
     assert read_batches(stream, tmp_path) == {1: ["3", "4"], 2: ["5"]}
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_batch_is_published_once_whatever_becomes_of_tasks(
     spark: SparkSession, mq: Connection, path: Path, topic: str
 ) -> None:
@@ -232,7 +232,7 @@ def copying(spark: SparkSession, path: str, source: str, target: str, checkpoint
     return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_stream_is_published_once_though_its_driver_is_killed(
     spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
 ) -> None:

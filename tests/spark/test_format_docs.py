@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from lakemq.engine.client.connection import Connection
 from lakemq.spark import register
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.extended
 
 PAGE = (Path(__file__).parents[2] / "docs/structured-streaming.md").read_text(encoding="utf-8")
 

@@ -36,7 +36,7 @@ def gate_of(folder: Path, expectations: list[dict[str, Any]]) -> Gate:
     return Gate("t", load_suite(file))
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Each expectation runs alone, of all kinds. tests/unit compares Arrow's marks with Great Expectations."""
     table = TABLE.append_column("i", pa.array(range(TABLE.num_rows)))
@@ -50,7 +50,7 @@ def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path)
         assert (marked[f"m{nth}"] == FIRST_FAILED).tolist() == (arrow_marks == FIRST_FAILED).tolist(), OF_ROWS[nth]
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_spark_and_arrow_measure_the_same(spark: SparkSession, tmp_path: Path) -> None:
     expectations = [expectation for expectation in OF_ALL if expectation["kwargs"].get("column") != "gone"]
     gate = gate_of(tmp_path, expectations)
@@ -103,7 +103,7 @@ def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSessi
     assert (published.record_count, published.rejected_count) == (51, 9)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated_mq: Connection) -> None:
     before = gated_mq.fetch("t").record_count
     for df, reason in [
@@ -128,7 +128,7 @@ def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated_mq: Connection
     assert gated_mq.fetch("t").record_count == before
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated_mq: Connection, tmp_path: Path) -> None:
     source = tmp_path / "source"
     orders(spark, 60, bad=9).coalesce(1).write.json(str(source))

@@ -108,7 +108,7 @@ def test_bad_rows_are_rejected_and_the_rest_is_published(
     } <= rejected
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:

@@ -81,7 +81,7 @@ def test_every_point_of_a_job_is_tested() -> None:
     assert points_of_jobs == {point for point in (*INBOX_POINTS, *STREAM_POINTS) if not point.startswith("publish.")}
 
 
-@pytest.mark.long  # it starts three JVMs, one after the other
+@pytest.mark.nightly
 def test_a_job_killed_while_it_drains_is_taken_up_by_the_next(
     spark: SparkSession, own_mq: Connection, tmp_path: Path
 ) -> None:

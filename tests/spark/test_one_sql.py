@@ -21,7 +21,7 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.extended
 
 CHECKOUT = Path(__file__).parents[2]
 NAME = "one_sql"

@@ -82,7 +82,7 @@ class InSpark:
         return [str(number) for future in self._work for number in future.result()]
 
 
-@pytest.mark.long  # it takes half a minute
+@pytest.mark.nightly
 def test_every_acknowledged_publish_is_there_once(tmp_path: Path, spark: SparkSession) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as mq, mq.serving():

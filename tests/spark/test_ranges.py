@@ -14,7 +14,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import file_name
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.extended
 
 PAGE = (Path(__file__).parents[2] / "docs/sql.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("## A range of offsets") : PAGE.index("## As of a step")]

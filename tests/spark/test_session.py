@@ -116,7 +116,7 @@ def test_a_plain_start_is_quiet_and_leaves_nothing_behind(cwd: Path) -> None:
     assert list(cwd.parent.glob("lakemq-spark-*")) == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_spark_submit_ships_the_wheel_as_zip_and_wins_over_the_defaults(wheel: Path, cwd: Path) -> None:
     archive = cwd.parent / "lakemq.zip"
     shutil.copy(wheel, archive)

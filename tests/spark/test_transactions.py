@@ -40,7 +40,7 @@ def read_in_sql(spark: SparkSession, view: str, topic: str) -> list[int]:
     return sorted(row[0] for row in rows.collect())
 
 
-@pytest.mark.long  # a third of a minute
+@pytest.mark.extended
 def test_all_ways_to_read_see_what_was_committed(
     spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:

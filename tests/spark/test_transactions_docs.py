@@ -81,7 +81,7 @@ def test_a_stream_goes_on_without_its_checkpoint(names: dict[str, Any], tmp_path
     assert names["mq"].transactions.describe("etl").batch_id == 2
 
 
-@pytest.mark.long  # a quarter of a minute
+@pytest.mark.extended
 def test_the_queries_run_in_spark(spark: SparkSession, names: dict[str, Any]) -> None:
     names["mq"].close()  # everything is projected then
     spark.sql("USE bank")

@@ -14,7 +14,7 @@ from unit.served import values
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidRecord
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.extended
 
 SHORT_MS, LONG_MS = 20, 3_600_000
 

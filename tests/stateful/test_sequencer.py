@@ -352,7 +352,7 @@ def outcomes(results: list[Any]) -> list[Any]:
     return [r.error if isinstance(r, Refusal) else r for r in results]
 
 
-@pytest.mark.hypothesis  # so that `make test-all` runs it with all its examples
+@pytest.mark.hypothesis  # so that `make test-nightly` runs it with all its examples
 def test_sequencer_against_the_model() -> None:
     run_state_machine_as_test(
         SequencerMachine,

@@ -437,7 +437,7 @@ def play_everything() -> None:
         machine.teardown()
 
 
-@pytest.mark.long  # the longest state machine
+@pytest.mark.nightly
 def test_transactions_against_the_model() -> None:
     play_everything()
     run_state_machine_as_test(

@@ -31,7 +31,7 @@ from lakemq.jobs.jars import JarSet
 from lakemq.jobs.s3a_jars import S3A_JARS
 from lakemq.tables.storage.object_stores.files import open_files
 
-pytestmark = pytest.mark.timeout(1_200)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1_200)]
 
 PROGRAM = CHECKOUT / "tests" / "everything_in_the_bucket.py"
 JOB_TIMEOUT_S = 600

@@ -14,6 +14,7 @@ from object_servers import ObjectServer
 from s3_server import S3Server
 from store_proxy import run_proxy
 from stores.test_processes import CONFIG, TOPIC, Children, Sending, check_each_once, children, path, terms, until
+from targets import nightly_but
 
 import lakemq
 from lakemq.tables.storage.coordination.line_objects import list_lines
@@ -30,7 +31,7 @@ _MAILBOX = re.compile(r"\S+ \S*(mailbox|replies|line)(/|%2F)")
 _DELETION = re.compile(r"(POST|DELETE) ")
 
 
-@pytest.mark.parametrize("listen", LISTENING.values(), ids=LISTENING)
+@pytest.mark.parametrize("listen", nightly_but([LISTENING["TLS"]], LISTENING.values()), ids=LISTENING)
 def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
     object_server: ObjectServer, path: str, children: Children, listen: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_step_by_line_takes_two_requests(s3: S3Server, children: Children, tmp
     assert counts["letters"] <= took_s + 4
 
 
+@pytest.mark.nightly
 def test_an_idle_leader_whose_clients_have_lines_takes_a_request_in_a_second(
     s3: S3Server, children: Children, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from decided import read_steps
 from object_servers import ObjectServer
 from store_proxy import run_proxy
+from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -25,6 +26,7 @@ from lakemq.engine.protocol.values.leader import LeaderElected
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
+STEP_PUT = "sequencer.step_put:8"
 WITHIN_S = 120
 """Bound of every wait, because a machine may be slow."""
 
@@ -151,7 +153,7 @@ def test_another_sequencer_takes_over_and_each_message_is_there_once(
         assert len(epochs) > 1
 
 
-@pytest.mark.parametrize("crash_at", ["sequencer.step_put:8", "projector.table_appended:3"])
+@pytest.mark.parametrize("crash_at", nightly_but([STEP_PUT], [STEP_PUT, "projector.table_appended:3"]))
 def test_a_sequencer_dies_between_two_writes_and_each_message_is_there_once(
     crash_at: str, object_server: ObjectServer, path: str, children: Children
 ) -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 GROUPS = ("core-memory", "groups", "schemas", "take-over")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_quick_benchmark_measures_something(tmp_path: Path, group: str) -> None:

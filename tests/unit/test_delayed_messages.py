@@ -235,6 +235,3 @@ def test_sequencer_rests_while_delayed_messages_are_far_away(mq: Connection) -> 
     time.sleep(1)
     assert time.process_time() - began < 0.5
     assert mq.state().step <= step + 2
-
-
-# -- receipts ---------------------------------------------------------------------------------------------

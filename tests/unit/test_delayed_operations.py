@@ -253,7 +253,7 @@ def count_kept_rows(path: str, config: dict[str, Any]) -> int:
         return _drop_outdated_rows(DELAYED, rows, handle.last_step(), whole=True, history_since_ms=since_ms).num_rows
 
 
-@pytest.mark.long  # ten seconds of processes
+@pytest.mark.extended
 def test_delayed_command_lists_reschedules_and_cancels(mq: Connection) -> None:
     topic = create_quick_topic(mq)
     receipt = mq.delayed.schedule(topic, "v", delay_ms=10**9)

@@ -136,7 +136,6 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
         assert [waiting.topic for waiting in mq.delayed.all()] == ["u"]
 
 
-@pytest.mark.long  # a quarter of a minute
 def test_delayed_messages_that_nobody_releases(path: Path) -> None:
     with Connection(open_namespace(str(path))) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["x"]}), delay_ms=8_000)

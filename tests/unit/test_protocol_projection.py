@@ -360,7 +360,7 @@ def note_all_rows(state: State) -> State:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, SEEDS))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, SEEDS))])
 def test_a_step_notes_all_rows_that_it_changes(seed: int) -> None:
     state = State()
     before: dict[str, dict[Any, Any]] = {}

@@ -316,7 +316,7 @@ def send(mq: Connection, topic: str, *texts: str, timestamp: datetime | None = L
     mq.publish(topic, pa.table(columns))
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.slow
 def test_old_messages_and_their_files_are_deleted(mq: Connection) -> None:
     folder = Path(mq.namespace.path) / MESSAGES.name

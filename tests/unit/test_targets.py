@@ -1,4 +1,4 @@
-"""Every test runs in a target that `.ci/run` calls, and `make test` shows every capability of the contributing page."""
+"""Every test runs in `.ci/run` or `make test-nightly`, and `make test` shows the capabilities of the page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from _pytest.mark.expression import Expression
 
 CHECKOUT = Path(__file__).parents[2]
 CONTRIBUTING = CHECKOUT / "docs/contributing.md"
-MARKERS = ("slow", "extended", "long", "hypothesis")
-NOT_IN_CI = {"test-fast"}
-"""Targets that run a part of another one."""
+MARKERS = ("slow", "extended", "nightly", "hypothesis")
+NOT_IN_CI = {"test", "test-fast", "test-nightly", "test-busy"}
+"""Targets that run a part of another one, or what no change waits for."""
+
+CONTRACTS = {"tests/unit/test_files.py", "tests/unit/test_object_stores.py"}
+"""These run again on real stores."""
 
 
 class Command(NamedTuple):
@@ -36,9 +39,9 @@ class Command(NamedTuple):
 
 
 def targets_of_ci() -> list[str]:
-    """Return the targets that `.ci/run` makes, without their prerequisites."""
     script = (CHECKOUT / ".ci/run").read_text(encoding="utf-8")
-    return [name for line in re.findall(r"^make (.+)$", script, re.MULTILINE) for name in line.split()]
+    words = [word for line in re.findall(r"^make (.+)$", script, re.MULTILINE) for word in line.split()]
+    return [word for word in words if not word.startswith("--")]
 
 
 def combinations() -> Iterator[frozenset[str]]:
@@ -75,43 +78,34 @@ def pytest_commands(*targets: str) -> list[Command]:
     return commands
 
 
-@pytest.fixture(scope="module")
-def commands() -> list[Command]:
-    return pytest_commands(*targets_of_ci())
-
-
 FILES = sorted(str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "tests").rglob("test_*.py"))
 
 
-def test_every_test_runs_in_ci_whatever_its_markers(commands: list[Command]) -> None:
-    forgotten = [
-        (file, sorted(markers))
-        for file, markers in itertools.product(FILES, combinations())
-        if not any(command.runs(file, markers) for command in commands)
-    ]
-    assert not forgotten
+def test_every_test_runs_in_ci_or_at_night_and_none_twice() -> None:
+    """Only properties run in both, at night with more examples."""
+    in_ci, nightly = pytest_commands(*targets_of_ci()), pytest_commands("test-nightly")
+    for file, markers in itertools.product(FILES, combinations()):
+        ci_count = sum(command.runs(file, markers) for command in in_ci)
+        night_count = sum(command.runs(file, markers) for command in nightly)
+        assert ci_count + night_count > 0, f"no target runs a test of {file} with the markers {set(markers)}"
+        if file not in CONTRACTS:
+            assert ci_count + night_count <= 1 + ("hypothesis" in markers), (file, markers)
+            assert ci_count <= 1, (file, markers)
+        if "nightly" in markers and file.startswith(("tests/faults/", "tests/spark/", "tests/stateful/")):
+            assert ci_count == 0, (file, markers)
 
 
-def test_ci_calls_every_target_of_tests() -> None:
+def test_ci_calls_every_target_that_no_other_contains() -> None:
     makefile = (CHECKOUT / "Makefile").read_text(encoding="utf-8")
     targets = {*re.findall(r"^(test[\w-]*):", makefile, re.MULTILINE)} - NOT_IN_CI
-    called, before = {*targets_of_ci()}, set[str]()
-    while called != before:  # a target runs its prerequisites first
-        before = called
-        called = called.union(*(re.findall(rf"^{name}: ([^#\n]*)", makefile, re.MULTILINE) for name in before))
-        called = {word for line in called for word in line.split()}
-    assert targets <= called
-    assert "lint" in called
+    assert {"lint", *targets} == {*targets_of_ci()}
 
 
-def test_what_make_test_leaves_out_is_run_by_one_other_target() -> None:
-    """A test that stands in two targets runs twice; only properties do, with more examples the second time."""
-    once = [pytest_commands(name) for name in ("test", "test-all", "test-long")]
-    ran_first = len(once[0])
-    once[1] = once[1][ran_first:]
+def test_make_test_is_a_part_of_ci() -> None:
+    test, in_ci = pytest_commands("test"), pytest_commands("test-all")
     for file, markers in itertools.product(FILES, combinations()):
-        count = sum(command.runs(file, markers) for commands in once for command in commands)
-        assert count <= 1 + ("hypothesis" in markers), (file, markers)
+        if any(command.runs(file, markers) for command in test):
+            assert any(command.runs(file, markers) for command in in_ci), (file, markers)
 
 
 # -- how to run one test --------------------------------------------------------------------------------
@@ -150,7 +144,7 @@ CAPABILITIES = capabilities()
 def is_left_out(node: ast.AST) -> bool:
     """Tell whether a decorator or a `pytestmark` leaves a test, and not only some cases of it, to another target."""
     text = ast.unparse(node)
-    return "parametrize" not in text and bool(re.search(r"mark\.(extended|long)\b", text))
+    return "parametrize" not in text and bool(re.search(r"mark\.(extended|nightly)\b", text))
 
 
 def names_in_make_test(file: str) -> set[str]:
