@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import uuid
+from collections.abc import Iterator
 from contextlib import suppress
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -77,7 +78,7 @@ def copy(mq: Connection, options: argparse.Namespace, stop: Event) -> int:
     mq.transaction(name)  # takes the id before it reads the offsets, so that an older copy can no longer commit
     _keep_offsets(mq, name)
     with mq.consumer(name, assign=[options.source]) as consumer:
-        while not stop.is_set() and (batch := _next(consumer, options, stop)):
+        for batch in _read_batches(consumer, options, stop):
             with mq.transaction(name) as txn:
                 publish_copy(txn, batch.to_spark(), options)
                 txn.send_offsets(batch)
@@ -138,15 +139,13 @@ def _keep_offsets(mq: Connection, group: str) -> None:
             mq.groups.create(group, {**keeps, "group.protocol": "cooperative"})
 
 
-def _next(consumer: Consumer, options: argparse.Namespace, stop: Event) -> ConsumerBatch | None:
-    """Return the next batch that is not empty; None if all is read and --follow is not given."""
-    while not stop.is_set():
-        batch = consumer.poll(options.max_records, FOLLOW_WAIT_MS if options.follow else 0)
-        if batch:
-            return batch
-        if not options.follow and not any(consumer.lag().values()):
-            break
-    return None
+def _read_batches(consumer: Consumer, options: argparse.Namespace, stop: Event) -> Iterator[ConsumerBatch]:
+    """Yield batches that are not empty: those that are there now, or with --follow all that come."""
+    if not options.follow:
+        yield from consumer.until_end(options.max_records, stopped=stop.is_set)
+    while options.follow and not stop.is_set():
+        if batch := consumer.poll(options.max_records, FOLLOW_WAIT_MS):
+            yield batch
 
 
 def select_messages(rows: DataFrame, where: str) -> DataFrame:

@@ -13,6 +13,7 @@ from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
 
 if TYPE_CHECKING:
+    from lakemq.engine.client.consume.batch import ConsumerBatch
     from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
     from lakemq.jobs.commands.shared.message_format import FormatPrinter
     from lakemq.jobs.output import MessagePrinter
@@ -65,7 +66,7 @@ def consume(
 
     A message is acknowledged (or its offset committed) after it was printed. If the command is killed between the two,
     the next member prints the message again. With --timeout-ms the command may end while other members, alive or dead,
-    still hold messages; a line on stderr says so. --until-end waits for these messages.
+    or an open transaction still hold messages; a line on stderr says so. --until-end waits for these messages.
     """
     from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 
@@ -105,8 +106,10 @@ def _print_until_end(consumer: MemberConsumer, printer: MessagePrinter | FormatP
         remaining -= next_batch.record_count
 
 
-def _warn_of_unread_messages(consumer: MemberConsumer) -> None:
-    """Say on stderr how much other members still hold, so that the end does not look like the end of the topic."""
+def _warn_of_unread_messages(consumer: MemberConsumer, last_batch: ConsumerBatch) -> None:
+    """Say on stderr what is left, so that the end does not look like the end of the topic."""
+    if last_batch.outcome == "not_yet":
+        print(last_batch.outcome.sentence, *last_batch.waits_for, file=sys.stderr)
     lags = {tp: lag for tp, lag in consumer.group_lag().items() if lag}
     elsewhere = lags.keys() - set(consumer.assignment())
     if elsewhere:
@@ -133,4 +136,4 @@ def _print(
         elif timeout_ms is not None:
             longer_s = _SHARED_S if consumer.is_rebalancing() and not consumer.assignment() else 0
             if time.monotonic() - last_message_s >= timeout_ms / 1000 + longer_s:
-                return _warn_of_unread_messages(consumer)
+                return _warn_of_unread_messages(consumer, batch)

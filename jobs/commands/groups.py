@@ -273,7 +273,7 @@ def remove_members(
 
 @groups.command()
 def lag(ctx: typer.Context, group: Name) -> None:
-    """Show the committed offset and the lag of a group per partition, up to the last stable offset.
+    """Show the committed offset and the lag of a group per partition.
 
     lag counts the offsets from next_offset on, including markers and aborted messages. counted_from says what
     next_offset is. committed: the committed offset. start: where the group starts, before its first commit. log_start:

@@ -66,7 +66,7 @@ def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) 
     queues = {info.group for info in infos if info.protocol == "queue"}
     yield build.gauge(
         "lakemq_group_lag",
-        "Offsets that the group has not consumed, up to the last stable offset.",
+        "Offsets that the group has not consumed, also those behind an open transaction.",
         _GROUP_PLACE,
         (((lag.group, lag.topic, lag.partition), lag.lag) for lag in lags),
     )

@@ -50,7 +50,7 @@ SELECT decided_at_ms, kind, decision FROM journal
 WHERE decided_at_ms >= {since_ms} AND kind IN ('offsets_committed', 'messages_settled') ORDER BY step, position"""
 
 LAG = """\
-SELECT `group`, topic, CAST(sum(lag + high_watermark - last_stable_offset) AS BIGINT) AS lag
+SELECT `group`, topic, CAST(sum(lag) AS BIGINT) AS lag
 FROM consumer_lag GROUP BY `group`, topic"""
 
 LATENESS = """\

@@ -7,11 +7,9 @@ from __future__ import annotations
 _CONSUMER_LAG = """\
 SELECT c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.counted_from, c.last_stable_offset,
        c.high_watermark,
-       greatest(c.last_stable_offset - c.next_offset, 0)
-         - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged'
-                         THEN greatest(least(c.stretch.first_offset + c.stretch.record_count, c.last_stable_offset)
-                                       - c.stretch.first_offset, 0)
-                         ELSE 0 END) AS BIGINT) AS lag,
+       greatest(c.high_watermark - c.next_offset, 0)
+         - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged' THEN c.stretch.record_count ELSE 0 END) AS BIGINT)
+         AS lag,
        timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
 FROM (
   SELECT g.group, g.topic, g.partition, g.committed_offset,

@@ -83,7 +83,7 @@ def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
     groups = make_groups(story, 11_000)
     (stall,) = groups.stalls("g")
     assert (stall.kind, stall.topic, stall.partition, stall.offset) == ("open transaction", "t", 0, 2)
-    assert "have read t-0 up to transaction etl, which is open since" in stall.found
+    assert "have read t-0 up to transaction etl, which is open for 11 s, since" in stall.found
     assert "transaction_timeout_ms is 60000" in stall.found
     assert "`lakemq transactions abort etl`" in stall.advice
     assert groups.describe("g").waits_for == [str(stall)]

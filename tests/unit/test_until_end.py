@@ -187,6 +187,53 @@ def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, 
         member.until_end(**wrong)
 
 
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, None])
+def test_messages_behind_an_open_transaction_are_not_read_yet(mq: Connection, protocol: str | None) -> None:
+    """protocol: of the group; None: a consumer of assigned partitions."""
+    topic, name = new_topic(mq), new_name("tx")
+    add(mq, topic, {0: 1})
+    producer = mq.producer(name)
+    producer.begin_transaction()
+    producer.send(topic, "open")
+    producer.flush()
+    add(mq, topic, {0: 1}, "behind ")
+    with (
+        mq.consumer(new_name("g"), assign=[topic]) if protocol is None else join(mq, create_group(mq, protocol), topic)
+    ) as consumer:
+        loop = consumer.until_end(timeout_ms=1_000)
+        first = next(loop)
+        assert texts(first) == ["0.0"]
+        consumer.commit(first)
+        empty = consumer.poll()
+        assert (empty.outcome, consumer.lag()) == (PollOutcome.NOT_YET, {(topic, 0): 2})
+        (reason,) = empty.waits_for
+        assert f"have read {topic}-0 up to transaction {name}, which is open for" in reason
+        with pytest.raises(EndNotReached, match=f"{topic}-0 lacks 2, held by this consumer.*up to transaction {name}"):
+            next(loop)
+        assert [row.lag for row in mq.groups.lag(consumer.group)] == [2]
+        loop = consumer.until_end()
+        producer.commit_transaction()
+        read_texts = []
+        for batch in loop:
+            read_texts += texts(batch)
+            consumer.commit(batch)
+        assert read_texts == ["open", "behind 0.0"]
+        assert consumer.poll().waits_for == []
+
+
+def test_a_transaction_that_holds_back_the_partition_of_another_member_is_told(mq: Connection) -> None:
+    topic, group = new_topic(mq, 2), create_group(mq, "cooperative")
+    with join(mq, group, topic) as consumer, join(mq, group, topic) as other, mq.producer(new_name("tx")) as producer:
+        wait_until_shared(consumer, other)
+        ((_, other_partition),) = other.assignment()
+        producer.begin_transaction()
+        producer.send(topic, "open", partition=other_partition)
+        producer.flush()
+        assert read_all(consumer, stopped=lambda: consumer.poll().outcome == "others_hold_the_rest") == []
+        with pytest.raises(EndNotReached, match=f"member {other.member_id}, which an open transaction holds back"):
+            read_all(consumer, timeout_ms=300)
+
+
 # -- why a batch is empty -----------------------------------------------------------------------------------
 
 

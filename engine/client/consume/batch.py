@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ...protocol.errors import IllegalState
+from ...protocol.values.consuming.assignments import TopicIdPartition
 from ..fetch.fetch_result import FetchResult, Message
 from ..fetch.reading.arrow import FETCHED
 from ..offsets import ConsumedOffsets, TopicPartition
@@ -19,6 +20,10 @@ from .outcome import PollOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+ExplainTransactions = Callable[[Sequence[TopicIdPartition]], Sequence[str]]
+"""Returns a sentence for each open transaction at which readers of committed messages of these partitions stand."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,9 @@ class ConsumerBatch:
         offsets: (topic, partition) -> the offset to go on from, for every partition that moved, also past offsets that
             hold no message for this reader.
         ownership: (topic, partition) -> since when the member of a group has it, for every partition in `offsets`.
-        waits_for: of an empty batch of a queue group, a sentence for each thing that holds up the other messages.
         outcome: `PollOutcome.MESSAGES`, or the reason for an empty batch.
     """
 
-    waits_for: Sequence[str] = ()
     ownership: Mapping[TopicPartition, Ownership] = {}
 
     def __init__(self, group: str, parts: list[FetchResult], offsets: ConsumedOffsets) -> None:
@@ -69,6 +72,21 @@ class ConsumerBatch:
         """
         self.group, self._parts, self.offsets = group, parts, offsets
         self.outcome = PollOutcome.MESSAGES
+        self._find_reasons: Callable[[], Sequence[str]] = tuple
+
+    def explain(
+        self, stalls: Sequence[str], explain_transactions: ExplainTransactions, held_back: Sequence[TopicIdPartition]
+    ) -> None:
+        """Note why the batch is empty. held_back: partitions that were read up to an open transaction."""
+        self._find_reasons = lambda: [*stalls, *(explain_transactions(held_back) if held_back else ())]
+
+    @cached_property
+    def waits_for(self) -> Sequence[str]:
+        """Of an empty batch, a sentence for each thing that holds up messages; empty if nothing is known to.
+
+        The names of open transactions are read from the tables when you first ask for them.
+        """
+        return self._find_reasons()
 
     @property
     def starts(self) -> dict[TopicPartition, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from ...namespace.processes.clock import Clock
 from ...protocol.errors import InvalidRequest
 from ...protocol.parameters import GROUP
 from ...protocol.unsupported_settings import normalize_option_names
+from ...protocol.values.consuming.assignments import TopicIdPartition
 from ...protocol.values.state import State
 from ..arguments import (
     check_option_names,
@@ -28,6 +29,7 @@ from ..fetch.fetcher import Fetcher
 from ..fetch.planning.plan import Bounds, Isolation, check_isolation
 from ..fetch.reading.row_group_cache import RowGroupCache
 from ..fetch.step_waiter import StepWaiter
+from ..groups.stalls import find_open_transactions
 from ..requests.follow_line import FollowLine
 from ..requests.requester import Requester
 from .listener import RebalanceListener
@@ -96,6 +98,7 @@ class ConsumerFactory:
             topics,
             partitions,
             **options,
+            explain_transactions=self._explain_transactions,
         )
 
     def create_member(
@@ -144,6 +147,7 @@ class ConsumerFactory:
                 listener,
                 closed,
                 consumer_timeout_ms,
+                self._explain_transactions,
             )
         reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
         return GroupConsumer(
@@ -158,6 +162,7 @@ class ConsumerFactory:
             listener,
             closed,
             consumer_timeout_ms,
+            self._explain_transactions,
         )
 
     def find_protocol(self, group: Any, default: str) -> str:
@@ -177,6 +182,14 @@ class ConsumerFactory:
     def _build_fetch(self) -> Callable[..., FetchResult]:
         """Return the fetch function of one consumer. It caches row groups, because the next poll reads on in them."""
         return partial(self._fetcher.fetch_ranges, RowGroupCache())
+
+    def _explain_transactions(self, partitions: Sequence[TopicIdPartition]) -> list[str]:
+        """Return a sentence for each open transaction at which readers of committed messages stand.
+
+        A consumer follows neither producers nor transactions, so this reads them for this call alone.
+        """
+        state = self._fetcher.read_whole_state()
+        return [str(stall) for stall in find_open_transactions(state, partitions, state.now_ms)]
 
     def _check_topics_exist(self, topics: Iterable[str]) -> None:
         self._check_open()

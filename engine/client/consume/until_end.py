@@ -16,7 +16,7 @@ _WAIT_MS = 100
 _MOST_NAMED = 20
 """Partitions that an error names."""
 _MOST_STALLS = 5
-"""Reasons of a queue that an error repeats."""
+"""Sentences about what holds up messages that an error repeats."""
 
 OWN = "this consumer: paused, held back by an open transaction, or not acknowledged"
 """Owner that an error names if the consumer itself has the partition, with the reasons why it cannot read on."""
@@ -70,23 +70,22 @@ def read_until_end(
     """
     last_counts: dict[TopicPartition, int] = {}
     progress_ms = clock.steady_ms()
-    stalls: Sequence[str] = ()
+    batch: ConsumerBatch | None = None
     while not (stopped and stopped()) and (remainder := find_remainder()):
         counts = {tp: part.count for tp, part in remainder.items()}
         if counts != last_counts:
             last_counts, progress_ms = counts, clock.steady_ms()
         waited_ms = clock.steady_ms() - progress_ms
         if waited_ms > timeout_ms:
-            raise _build_error(group, remainder, timeout_ms, stalls)
+            raise _build_error(group, remainder, timeout_ms, () if batch is None else batch.waits_for)
         batch = poll(max(0, min(_WAIT_MS, timeout_ms - waited_ms)))
-        stalls = batch.waits_for
         if batch:
             yield batch
             progress_ms = clock.steady_ms()  # the time that the caller works on a batch does not count
 
 
 def _build_error(group: str, remainder: Remainder, timeout_ms: int, stalls: Sequence[str]) -> EndNotReached:
-    """Return the error that names the rest. stalls: sentences that say what holds up a queue's deliveries."""
+    """Return the error that names the rest. stalls: sentences that say what holds up messages."""
     parts = [
         f"{topic}-{partition} lacks {part.count}, held by {part.owner}"
         for (topic, partition), part in sorted(remainder.items())[:_MOST_NAMED]

@@ -23,7 +23,8 @@ class PartitionLag:
         counted_from: what `next_offset` is. `committed`: the committed offset. `start`: the offset at which the group
             begins, fixed when it first asked for the topic. `log_start`: the group has not begun, and where it will is
             not known; `lag` is then the size of the log, the most that can be left.
-        lag: offsets from `next_offset` to the last stable offset, without those that a queue group has acknowledged.
+        lag: offsets from `next_offset` to the end of the log, without those that a queue group has acknowledged. Those
+            from the last stable offset on are there, and an open transaction holds them back.
         deleted: offsets that were deleted before the group was done with them.
         expired: messages that expired before any member of a queue group had them.
         pending: transactional id of the open transaction that holds offsets for the partition.
@@ -67,7 +68,7 @@ def count_deleted_offsets(state: State, name: str, tp: TopicIdPartition) -> int:
 def _describe_lag(state: State, group: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
     topic, partition = state.topics[tp[0]], tp[1]
     committed = state.offsets.get(group, {}).get(tp)
-    stable_offset = int(topic.last_stable_offsets[partition])
+    high_watermark = int(topic.high_watermarks[partition])
     next_offset, counted_from = _find_lag_origin(state, group, tp)
     return PartitionLag(
         group=group,
@@ -76,9 +77,9 @@ def _describe_lag(state: State, group: str, tp: TopicIdPartition, pending: str |
         committed_offset=committed.offset if committed else None,
         next_offset=next_offset,
         counted_from=counted_from,
-        last_stable_offset=stable_offset,
-        high_watermark=int(topic.high_watermarks[partition]),
-        lag=_count_lag(state, group, tp, next_offset, stable_offset),
+        last_stable_offset=int(topic.last_stable_offsets[partition]),
+        high_watermark=high_watermark,
+        lag=_count_lag(state, group, tp, next_offset, high_watermark),
         deleted=count_deleted_offsets(state, group, tp),
         expired=committed.expired_count if committed else 0,
         committed_at_ms=committed.committed_at_ms if committed else None,
@@ -107,7 +108,6 @@ def _find_lag_origin(state: State, name: str, tp: TopicIdPartition) -> tuple[int
     return max(assignment.start_offset, log_start), "start"
 
 
-def _count_lag(state: State, group: str, tp: TopicIdPartition, next_offset: int, stable_offset: int) -> int:
-    """Count the offsets that are left, at least 0: a reader of uncommitted messages may be past the stable offset."""
+def _count_lag(state: State, group: str, tp: TopicIdPartition, next_offset: int, high_watermark: int) -> int:
     deliveries = state.find_deliveries(group, tp)
-    return max(0, stable_offset - next_offset) if deliveries is None else deliveries.count_remaining(stable_offset)
+    return high_watermark - next_offset if deliveries is None else deliveries.count_remaining(high_watermark)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ...protocol.codec.overdue_member import OverdueMember
-from ...protocol.values.consuming.assignments import Group, GroupMember
+from ...protocol.values.consuming.assignments import Group, GroupMember, TopicIdPartition
 from ...protocol.values.state import State
-from ...protocol.values.topics import Topic
+from ...protocol.values.transactions import Transaction
 from .partition_lag import PartitionLag
 from .queue_stalls import find_queue_stalls
 from .stall import Stall, format_time
@@ -35,7 +35,14 @@ def find_stalls(
     if group is not None:
         stalls += _find_overdue_members(group, overdue)
         stalls += find_queue_stalls(state, group)
-    return [*stalls, *_find_open_transactions(state, lags, now_ms)]
+    # A group that has read all before an open transaction has exactly the offsets behind that left.
+    held_back = [
+        (state.topic_ids[lag.topic], lag.partition)
+        for lag in lags
+        if 0 < lag.lag == lag.high_watermark - lag.last_stable_offset
+    ]
+    transactions = find_open_transactions(state, held_back, now_ms)
+    return [*stalls, *(stall for stall in transactions if now_ms - stall.since_ms > _SHORTEST_TRANSACTION_MS)]
 
 
 def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Iterator[Stall]:
@@ -83,44 +90,48 @@ def _advise_removal(group: Group, member: GroupMember) -> str:
     return f"Restart it, or give its partitions to others now: `{command}`."
 
 
-def _find_open_transactions(state: State, lags: Iterable[PartitionLag], now_ms: int) -> Iterator[Stall]:
-    """Yield the transactions at which the group's readers of committed messages stand, the oldest first."""
-    lags_by_id: dict[str, list[PartitionLag]] = {}
-    for lag in lags:
-        if lag.lag == 0 and lag.high_watermark > lag.last_stable_offset:
-            transactional_id = _find_holder(state, state.topic(lag.topic), lag)
-            if transactional_id is not None:
-                lags_by_id.setdefault(transactional_id, []).append(lag)
-    began = {name: state.transactions[name].started_at_ms or now_ms for name in lags_by_id}
-    for name in sorted(lags_by_id, key=lambda name: began[name]):
-        if now_ms - began[name] > _SHORTEST_TRANSACTION_MS:
-            yield _describe_transaction(name, began[name], state.transactions[name].timeout_ms, lags_by_id[name])
+def find_open_transactions(state: State, partitions: Iterable[TopicIdPartition], now_ms: int) -> Iterator[Stall]:
+    """Yield the transactions that begin at the last stable offset of one of these partitions, the oldest first."""
+    held_back_by_id: dict[str, list[TopicIdPartition]] = {}
+    for tp in partitions:
+        transactional_id = _find_holder(state, tp)
+        if transactional_id is not None:
+            held_back_by_id.setdefault(transactional_id, []).append(tp)
+    for name in sorted(held_back_by_id, key=lambda name: state.transactions[name].started_at_ms or now_ms):
+        yield _describe_transaction(state, state.transactions[name], name, held_back_by_id[name], now_ms)
 
 
-def _find_holder(state: State, topic: Topic, lag: PartitionLag) -> str | None:
+def _find_holder(state: State, tp: TopicIdPartition) -> str | None:
     """Return the id of the transaction that begins at the last stable offset; None if it has just ended."""
-    firsts = topic.open_transactions.get(lag.partition, {})
-    holders = (producer_id for producer_id, first in firsts.items() if first == lag.last_stable_offset)
+    topic = state.topics.get(tp[0])
+    if topic is None:
+        return None
+    firsts = topic.open_transactions.get(tp[1], {})
+    holders = (producer_id for producer_id, first in firsts.items() if first == topic.last_stable_offsets[tp[1]])
     producer = state.producers.get(next(holders, -1))
     name = None if producer is None else producer.transactional_id
     return name if name in state.transactions else None
 
 
-def _describe_transaction(name: str, began_ms: int, timeout_ms: int, lags: list[PartitionLag]) -> Stall:
-    shown = ", ".join(f"{lag.topic}-{lag.partition}" for lag in lags[:_SHOWN_PARTITIONS])
-    more = f" and {len(lags) - _SHOWN_PARTITIONS} more partitions" if len(lags) > _SHOWN_PARTITIONS else ""
+def _describe_transaction(
+    state: State, transaction: Transaction, name: str, held_back: list[TopicIdPartition], now_ms: int
+) -> Stall:
+    shown = ", ".join(f"{state.topics[tp[0]].topic}-{tp[1]}" for tp in held_back[:_SHOWN_PARTITIONS])
+    more = f" and {len(held_back) - _SHOWN_PARTITIONS} more partitions" if len(held_back) > _SHOWN_PARTITIONS else ""
+    began_ms = transaction.started_at_ms or now_ms
     found = (
-        f"Readers of committed messages have read {shown}{more} up to transaction {name}, which is open since"
-        f" {format_time(began_ms)} (transaction_timeout_ms is {timeout_ms})."
+        f"Readers of committed messages have read {shown}{more} up to transaction {name}, which is open for"
+        f" {(now_ms - began_ms) // 1000} s, since {format_time(began_ms)} (transaction_timeout_ms is"
+        f" {transaction.timeout_ms})."
     )
     advice = f"Restart its program, or abort it: `lakemq transactions abort {name}`."
-    first = lags[0]
+    topic = state.topics[held_back[0][0]]
     return Stall(
         "open transaction",
         "",
-        first.topic,
-        first.partition,
-        first.last_stable_offset,
+        topic.topic,
+        held_back[0][1],
+        int(topic.last_stable_offsets[held_back[0][1]]),
         found,
         advice,
         began_ms,

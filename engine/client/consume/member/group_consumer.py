@@ -15,7 +15,7 @@ from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requests.attempts import ask_with_retries
 from ...requests.requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
-from ..batch import ConsumerBatch
+from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import COMMIT_MS, find_offsets_to_commit
 from ..listener import RebalanceListener
 from ..poll_loop import ConsumerLock, PollLoop
@@ -57,16 +57,19 @@ class GroupConsumer(MemberConsumer):
         listener: RebalanceListener | None = None,
         closed: Callable[[MemberConsumer], object] = lambda _: None,
         consumer_timeout_ms: int | None = None,
+        explain_transactions: ExplainTransactions = lambda _: (),
     ) -> None:
         """Join the group. closed: called when the consumer is closed. Raises what joining is refused with.
 
-        new_waiter: returns what the consumer waits with.
+        new_waiter: returns what the consumer waits with; explain_transactions: names the open transactions that hold
+        partitions back.
         """
         check_isolation(isolation)
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         member = Member(lock, membership, listener, lambda: closed(self))
         waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
-        reader = PositionReader(group, auto_offset_reset, MemberPartitions(lock, member), fetcher, waiter)
+        partitions = MemberPartitions(lock, member)
+        reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter, explain_transactions)
         holder = PositionHolder(lock, member, reader)
         ends = GroupEnds(lock, member, reader.list_known_offsets, fetcher)
         super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms)
@@ -110,7 +113,7 @@ class GroupConsumer(MemberConsumer):
             self._reader.seek(topic, partition, offset)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Return the number of offsets from each position to the end of what this isolation sees.
+        """Return the number of offsets from each position to the end of the log, also those that cannot be read yet.
 
         It counts the partitions that this consumer has now, and no others: a member without partitions gets `{}`
         even if others have much to read. For the whole group see `group_lag()`, and `mq.groups.lag(group)`.

@@ -63,9 +63,9 @@ class GroupEnds:
         A member commits the offset after its last message. Between that and the end there may be markers of
         transactions and aborted messages, which no member will ever commit.
         """
-        if progress.deliveries is not None:
-            return True  # a queue group acknowledges those, too
         (topic, partition), end = tp, ends[tp][1]
+        if progress.deliveries is not None or progress.readable_end < end:
+            return True  # a queue group acknowledges those, too; an open transaction may still commit
         fetched = self._fetcher.try_to_fetch(
             topic, progress.topic_id, {partition: progress.next_offset}, {partition: end}
         )

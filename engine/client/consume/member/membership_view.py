@@ -39,8 +39,8 @@ class OwnedPartition:
 
     @property
     def left_count(self) -> int:
-        """Offsets that a queue group is not done with, before the end of what it sees."""
-        return 0 if self.deliveries is None else self.deliveries.count_remaining(self.bounds.end)
+        """Offsets that a queue group is not done with, also those that it cannot see yet."""
+        return 0 if self.deliveries is None else self.deliveries.count_remaining(self.bounds.high_watermark)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,15 @@ class PartitionProgress:
 
     Attributes:
         next_offset: the first offset that the group is not done with.
-        end: end of what the group's isolation sees.
+        readable_end: end of what the group's isolation sees.
+        end: end of the log.
         owner: the member that has the partition.
         deliveries: in a queue group, what became of the messages from `next_offset` on.
     """
 
     topic_id: int
     next_offset: int
+    readable_end: int
     end: int
     owner: str | None
     deliveries: Deliveries | None = None
@@ -59,6 +61,7 @@ def _read_partition(state: State, group: Group, tp: TopicIdPartition, isolation:
         bounds.topic_id,
         max(next_offset or 0, bounds.first),  # deleted offsets are passed over
         bounds.end,
+        bounds.high_watermark,
         assignment.owner,
         None if deliveries is None else deliveries.copy(),  # later steps change the state
     )
@@ -76,7 +79,7 @@ def find_remainder_by_group(
         member_id: of the member.
     """
     remainder = {
-        tp: PartitionRemainder(count, _name_owner(partition.owner, member_id))
+        tp: PartitionRemainder(count, _name_owner(partition, member_id))
         for tp, partition in progress.items()
         if partition.topic_id == ends[tp][0] and (count := partition.count_remaining(ends[tp][1]))
     }
@@ -89,7 +92,9 @@ def find_remainder_by_group(
     return remainder
 
 
-def _name_owner(owner: str | None, member_id: str) -> str:
-    if owner is None:
-        return "no member yet"
-    return OWN if owner == member_id else f"member {owner}"
+def _name_owner(partition: PartitionProgress, member_id: str) -> str:
+    if partition.owner == member_id:
+        return OWN
+    owner = "no member yet" if partition.owner is None else f"member {partition.owner}"
+    is_held_back = partition.count_remaining(partition.readable_end) == 0
+    return f"{owner}, which an open transaction holds back" if is_held_back else owner

@@ -14,7 +14,7 @@ from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requests.attempts import ask_with_retries
 from ...requests.requester import Requester
 from ...tracing.spans import trace_poll, traces_commit
-from ..batch import ConsumerBatch
+from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import COMMIT_MS, Consumer, find_offsets_to_commit
 from ..poll_loop import ConsumerLock, PollLoop
 from ..range_fetcher import RangeFetcher
@@ -49,6 +49,7 @@ class AssignedConsumer(Consumer):
         isolation: Isolation = "read_committed",
         default_timeout_ms: int = 60_000,
         consumer_timeout_ms: int | None = None,
+        explain_transactions: ExplainTransactions = lambda _: (),
     ) -> None:
         """Begin to read; nothing is polled yet.
 
@@ -62,6 +63,7 @@ class AssignedConsumer(Consumer):
             topics: topics whose partitions are all read.
             assign: single partitions that are read.
             auto_offset_reset, isolation, default_timeout_ms, consumer_timeout_ms: as in `mq.consumer`.
+            explain_transactions: names the open transactions that hold partitions back.
 
         Raises:
             UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
@@ -71,7 +73,7 @@ class AssignedConsumer(Consumer):
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         partitions = AssignedPartitions(lock, requester, bounds, group, topics, assign, isolation, clock, timeout_ms)
         waiter = new_waiter(lambda: lock.is_closed)
-        reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter)
+        reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter, explain_transactions)
         super().__init__(group, lock, reader, _PositionEnds(lock, reader, timeout_ms), clock, consumer_timeout_ms)
         self._requester, self._partitions, self._loop = requester, partitions, PollLoop(lock, reader, clock, waiter)
         reader.read_bounds()
@@ -111,7 +113,7 @@ class AssignedConsumer(Consumer):
             self._reader.seek(topic, partition, offset)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Return the number of offsets from each position to the end of what this isolation sees.
+        """Return the number of offsets from each position to the end of the log, also those that cannot be read yet.
 
         Returns:
             (topic, partition) -> offsets, at least 0.
@@ -172,7 +174,7 @@ class _PositionEnds:
     def find_ends(self) -> Ends:
         with self._lock.own:
             self._lock.check_open()
-            return {tp: (bounds.topic_id, bounds.end) for tp, bounds in self._reader.read_bounds().items()}
+            return {tp: (bounds.topic_id, bounds.high_watermark) for tp, bounds in self._reader.read_bounds().items()}
 
     def find_remainder(self, ends: Ends) -> Remainder:
         with self._lock.own:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ....protocol.errors import OffsetOutOfRange
+from ....protocol.values.consuming.assignments import TopicIdPartition
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ...fetch.planning.plan import Bounds
 from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedOffsets, TopicPartition
-from ..batch import ConsumerBatch, Ownership
+from ..batch import ConsumerBatch, ExplainTransactions, Ownership
 from ..outcome import PollOutcome
 from ..partition_reader import Moves
 from ..range_fetcher import RangeFetcher, cut_to_messages, divide_room
@@ -63,14 +64,22 @@ class Partitions(Protocol):
         ...
 
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
-        """Return why a poll brought nothing. is_behind: whether something is left before the ends of partitions."""
+        """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
         ...
 
 
 class PositionReader:
     """Reads partitions at their positions. The lock is held for calls as `PartitionReader` says."""
 
-    def __init__(self, group: str, reset: Reset, partitions: Partitions, fetcher: RangeFetcher, waiter: Waiter) -> None:
+    def __init__(
+        self,
+        group: str,
+        reset: Reset,
+        partitions: Partitions,
+        fetcher: RangeFetcher,
+        waiter: Waiter,
+        explain_transactions: ExplainTransactions,
+    ) -> None:
         """Begin to read; nothing is polled yet.
 
         Args:
@@ -79,13 +88,14 @@ class PositionReader:
             partitions: of the consumer.
             fetcher: fetches the messages.
             waiter: waits until messages may have come.
+            explain_transactions: names the open transactions that hold partitions back.
 
         Raises:
             UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
         """
         parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
         self.group, self.fetcher = group, fetcher
-        self._partitions, self._waiter = partitions, waiter
+        self._partitions, self._waiter, self._explain_transactions = partitions, waiter, explain_transactions
         self.positions = Positions(group, reset, self.read_bounds, self._read_committed)
         self.paused_by_user: set[TopicPartition] = set()
         self._has_looked = False
@@ -164,7 +174,12 @@ class PositionReader:
         return UnseenPositions(batch, lambda: self.positions.by_partition, self._find_exclusions)
 
     def explain_empty(self, batch: ConsumerBatch) -> None:
-        batch.outcome = self._partitions.find_outcome(self._is_behind)
+        bounds = self.read_bounds(newest=False)
+        offsets = {tp: position.offset for tp, position in self.positions.by_partition.items() if tp in bounds}
+        batch.outcome = self._partitions.find_outcome(
+            lambda: any(offset is None or offset < bounds[tp].high_watermark for tp, offset in offsets.items())
+        )
+        batch.explain((), self._explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:
         return self._partitions.waits_for_partitions()
@@ -180,12 +195,6 @@ class PositionReader:
 
     def _list_topic_ids(self) -> dict[str, int]:
         return {topic: position.topic_id for (topic, _), position in self.positions.by_partition.items()}
-
-    def _is_behind(self) -> bool:
-        """Return whether something is left before the ends of the partitions, as of the step that was read last."""
-        bounds = self.read_bounds(newest=False)
-        offsets = {tp: position.offset for tp, position in self.positions.by_partition.items() if tp in bounds}
-        return any(offset is None or offset < bounds[tp].end for tp, offset in offsets.items())
 
     # -- where it is ------------------------------------------------------------------------------------
 
@@ -215,9 +224,9 @@ class PositionReader:
             positions[tp] = replace(positions[tp], offset=starts[tp])
 
     def count_lag(self) -> dict[TopicPartition, int]:
-        """Return the number of offsets from each position to the end of what this isolation sees."""
+        """Return the number of offsets from each position to the end of the log."""
         bounds, offsets = self.positions.settle()
-        return {tp: max(0, bounds[tp].end - offset) for tp, offset in offsets.items()}
+        return {tp: max(0, bounds[tp].high_watermark - offset) for tp, offset in offsets.items()}
 
     def list_known_offsets(self) -> dict[TopicPartition, int]:
         """Return the positions that are known, of the partitions that the consumer has now."""
@@ -234,3 +243,14 @@ class PositionReader:
         else:
             offsets = {p: at.offset for p, at in self.positions.by_partition.items() if at.offset is not None}
         return self._partitions.build_offsets(offsets, self._list_topic_ids())
+
+
+def find_held_back(
+    bounds: Mapping[TopicPartition, Bounds], offsets: Mapping[TopicPartition, int | None]
+) -> list[TopicIdPartition]:
+    """Return the partitions that are read up to an open transaction. offsets: the next offsets to read."""
+    return [
+        (bounds[tp].topic_id, tp[1])
+        for tp, offset in offsets.items()
+        if offset is not None and bounds[tp].end <= offset < bounds[tp].high_watermark
+    ]

@@ -24,7 +24,7 @@ from ...fetch.planning.plan import Isolation
 from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition
 from ...tracing.spans import trace_poll, traces_commit
-from ..batch import ConsumerBatch
+from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import find_offsets_to_commit
 from ..listener import RebalanceListener
 from ..member.group_ends import GroupEnds
@@ -74,10 +74,12 @@ class QueueConsumer(MemberConsumer):
         listener: RebalanceListener | None = None,
         closed: Callable[[MemberConsumer], object] = lambda _: None,
         consumer_timeout_ms: int | None = None,
+        explain_transactions: ExplainTransactions = lambda _: (),
     ) -> None:
         """Join the group. closed: called when the consumer is closed. Raises what joining is refused with.
 
-        new_waiter: returns what the consumer waits with.
+        new_waiter: returns what the consumer waits with; explain_transactions: names the open transactions that hold
+        partitions back.
         """
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         self._trackers: dict[TopicPartition, AckTracker] = {}
@@ -100,6 +102,7 @@ class QueueConsumer(MemberConsumer):
             clock,
             waiter,
             lambda: self._outcomes.given_back_count,
+            explain_transactions,
         )
         # A queue consumer has no positions: the group's state says what is done.
         ends = GroupEnds(lock, member, dict, fetcher)
@@ -299,7 +302,7 @@ class QueueConsumer(MemberConsumer):
             return deliveries.next_offset
 
     def lag(self) -> dict[TopicPartition, int]:
-        """Return the number of unfinished offsets, up to the end of what this isolation level sees.
+        """Return the number of unfinished offsets up to the end of the log, also of those that cannot be read yet.
 
         It counts the partitions that this consumer has now, and no others; see `group_lag()`.
 

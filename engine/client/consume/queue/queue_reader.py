@@ -16,11 +16,12 @@ from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome, W
 from ...fetch.planning.plan import Bounds
 from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedMessages, TopicPartition
-from ..batch import ConsumerBatch
+from ..batch import ConsumerBatch, ExplainTransactions
 from ..member.member import Member, OwnedPartitions
 from ..member.membership_view import MembershipView, OwnedPartition
 from ..partition_reader import Moves
 from ..poll_loop import ConsumerLock
+from ..positions.position_reader import find_held_back
 from ..range_fetcher import RangeFetcher
 from .ack_sender import LONGEST_WAIT_MS, AckSender
 from .ack_tracker import AckTracker
@@ -181,12 +182,17 @@ class QueueReader:
         clock: Clock,
         waiter: Waiter,
         given_back_count: Callable[[], int],
+        explain_transactions: ExplainTransactions,
     ) -> None:
-        """Share the parts of one consumer. given_back_count: returns how often the user has given messages back."""
+        """Share the parts of one consumer.
+
+        given_back_count: returns how often the user has given messages back; explain_transactions: names the open
+        transactions that hold partitions back.
+        """
         self._group, self._lock, self._member, self._holder = group, lock, member, holder
         self._trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
         self.fetcher, self._clock, self._waiter = fetcher, clock, waiter
-        self._given_back_count = given_back_count
+        self._given_back_count, self._explain_transactions = given_back_count, explain_transactions
         self.paused_by_user = holder.paused_by_user
         self.accepts_previous = False
         self._view: MembershipView | None = None
@@ -274,12 +280,13 @@ class QueueReader:
                 expected="less than max.delivered.unacked.msgs.per.flow",
             )
         silence, stalls = self._ack_sender.explain_silence(), self._member.membership.find_stalls()
-        batch.waits_for = [] if silence is None else [silence]
-        batch.waits_for += [str(stall) for stall in stalls if stall.kind != "bound"]
-        batch.outcome = self._member.find_outcome(self._is_behind)
-
-    def _is_behind(self) -> bool:
-        return any(partition.left_count for partition in self._holder.read_owned(newest=False).values())
+        reasons = [] if silence is None else [silence]
+        reasons += [str(stall) for stall in stalls if stall.kind != "bound"]
+        owned = self._holder.read_owned(newest=False)
+        batch.outcome = self._member.find_outcome(lambda: any(partition.left_count for partition in owned.values()))
+        bounds = {tp: partition.bounds for tp, partition in owned.items()}
+        offsets = {tp: partition.deliveries.next_offset for tp, partition in owned.items() if partition.deliveries}
+        batch.explain(reasons, self._explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:
         return self._member.waits_for_partitions()
