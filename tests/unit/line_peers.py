@@ -17,7 +17,7 @@ from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
 LEASE_MS = 60_000
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -40,9 +40,15 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         consume(mq, "queue", "queue", MESSAGES)
         mq.delayed.schedule("reminders", "r", delay_ms=200)
         until(lambda: sum(mq.end_offsets("reminders").values()) == 1)
-        step = mq.state().step
-        until(lambda: mq.sql("SELECT max(step) AS step FROM watermarks").to_pylist()[0]["step"] >= step)
+        wait_for_projection(mq)
         yield mq
+
+
+def wait_for_projection(mq: Connection) -> None:
+    """Wait until the tables have all steps up to now."""
+    mq.topics.alter("orders", {})
+    step = mq.state().step
+    until(lambda: mq.sql("SELECT max(step) AS step FROM watermarks").to_pylist()[0]["step"] >= step)
 
 
 def consume(mq: Connection, group: str, protocol: str, count: int) -> None:
@@ -59,6 +65,7 @@ def consume(mq: Connection, group: str, protocol: str, count: int) -> None:
 @pytest.fixture(scope="module")
 def history(mq: Connection) -> History:
     now_ms = int(time.time() * 1000) + 1
+    wait_for_projection(mq)  # so that later reads of the same time find no more steps
     return read_history(mq, now_ms - 600_000, now_ms)
 
 
