@@ -346,7 +346,7 @@ def test_hanging_plug_in_is_not_called_again_until_it_returns(install: Install, 
     assert not find_hanging_threads("slow")
 
 
-def test_calls_of_one_plug_in_run_side_by_side_while_they_are_in_time(install: Install) -> None:
+def test_calls_of_a_plug_in_run_in_parallel(install: Install) -> None:
     code = f"""
     import threading
     both = threading.Barrier(2)

@@ -85,7 +85,7 @@ def test_column_of_file_ids_takes_few_bytes_and_has_bounds(mq: Connection) -> No
     assert (column.statistics.min, column.statistics.max, file.record_count) == (file.file_id, file.file_id, 200_000)
 
 
-def test_rows_of_files_with_neighbouring_ids_are_told_apart(project_at_once: Connection) -> None:
+def test_rows_of_files_with_neighbouring_ids_do_not_mix(project_at_once: Connection) -> None:
     """Rows and segments are joined by the sum of id and partition, which is the same for some of these files."""
     mq = project_at_once
     topic = new_topic(mq, 3)

@@ -202,7 +202,7 @@ def test_caller_gets_the_answer_that_comes_on_the_line(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("behave", BEHAVIOURS.values(), ids=BEHAVIOURS)
-def test_without_a_good_answer_the_same_letter_goes_into_the_mailbox(
+def test_letter_without_a_good_answer_goes_into_the_mailbox(
     tmp_path: Path, behave: Callable[[LineServer, LineLetter], None]
 ) -> None:
     office, bodies = OnLine(tmp_path, behave), []

@@ -147,7 +147,7 @@ def test_list_names_what_is_directly_in_a_folder(files: Files, tmp_path: Path):
     assert files.list("box", limit=10) == files.list("box")
 
 
-def test_nothing_is_there_before_the_first_object(files: Files, tmp_path: Path):
+def test_store_is_empty_before_the_first_object(files: Files, tmp_path: Path):
     assert files.list("") == files.list("box") == []
     files.delete(["box/a"])
     files.delete_folder("box")
@@ -155,7 +155,7 @@ def test_nothing_is_there_before_the_first_object(files: Files, tmp_path: Path):
     assert not (tmp_path / "root").exists()
 
 
-def test_deleting_what_is_gone_is_fine(files: Files):
+def test_deleting_a_missing_object_does_nothing(files: Files):
     for name in "abc":
         files.put(f"box/{name}", b"", durable=False)
     files.delete(f"box/{name}" for name in "axc")
@@ -310,7 +310,7 @@ def test_out_of_space_leaves_nothing(disk: Files, tmp_path: Path, durable: bool)
     disk.put("box/a", b"x" * 10_000)
 
 
-def test_a_read_only_store_says_so(tmp_path: Path):
+def test_put_into_a_read_only_store_is_refused(tmp_path: Path):
     """The test runs as another user, because root may write anywhere."""
     for make in DISKS.values():
         root = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -345,9 +345,7 @@ def become_nobody(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("named_temporaries", [False, True])
-def test_an_object_that_could_be_seen_is_never_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_temporaries: bool
-):
+def test_visible_object_is_never_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_temporaries: bool):
     """A reader may have seen it before its folder failed to become durable."""
     files = LocalFiles(str(tmp_path / "root"), named_temporaries=named_temporaries)
     files.put("box/before", b"")
@@ -480,7 +478,7 @@ def test_a_folder_that_goes_while_a_file_is_made_is_made_again(
     assert files.get("box/a") == b"x"
 
 
-def test_without_unnamed_files_a_hidden_name_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_file_gets_a_hidden_name_if_the_disk_has_no_unnamed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     files = LocalFiles(str(tmp_path / "root"))
     real = os.open
 

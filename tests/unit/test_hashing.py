@@ -201,13 +201,6 @@ def test_bytes_under_a_null_do_not_count():
     ]
 
 
-def test_nulls_are_spread_evenly():
-    partitions = partition_keys(pa.nulls(1_000, pa.binary()), 7, "xxhash64", 3)
-    sizes = np.bincount(partitions, minlength=7)
-    assert partitions[:5].tolist() == [3, 4, 5, 6, 0]
-    assert sizes.max() - sizes.min() <= 1
-
-
 @pytest.mark.parametrize("array", [pa.array([1, 2]), pa.array([[b"k"]]), pa.array([1, 2]).dictionary_encode()])
 def test_keys_of_another_type_are_refused(array: pa.Array):
     with pytest.raises(TypeError, match="expected binary or string"):

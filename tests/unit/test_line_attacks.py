@@ -98,7 +98,7 @@ def test_an_older_version_of_tls_is_refused(leader: TcpLeader) -> None:
     leader.serve(leader.connect())
 
 
-def test_clients_that_have_gone_leave_no_descriptor_and_no_object(leader: TcpLeader) -> None:
+def test_closed_clients_leave_no_descriptor_and_no_object(leader: TcpLeader) -> None:
     def count_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 

@@ -61,7 +61,7 @@ def test_expired_client_is_forgotten_after_a_drain(leader: SteppedLeader, pause_
     assert not leader.knows_client
 
 
-def test_nothing_expires_that_was_not_overdue_at_the_drain(leader: SteppedLeader) -> None:
+def test_client_that_was_not_overdue_at_the_drain_does_not_expire(leader: SteppedLeader) -> None:
     """The leader's process may have been stopped since. A letter may have come meanwhile, in time."""
     leader.lines.request_drain()
     leader.wait_for_drain()

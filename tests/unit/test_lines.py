@@ -138,7 +138,7 @@ def test_a_clients_new_line_closes_the_one_before(leader: Leader) -> None:
     assert leader.lines.table.take_letter() is None
 
 
-def test_nothing_that_a_dropped_client_sent_is_taken(leader: Leader) -> None:
+def test_letters_of_a_dropped_client_are_not_taken(leader: Leader) -> None:
     waiting, on_its_way = leader.connect().greet(), leader.connect().greet(Hello("ns", 3, "secret", "other"))
     waiting.send(encode_letter_frame(1, b"waits"))
     leader.drain()

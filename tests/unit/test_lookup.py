@@ -310,7 +310,7 @@ def test_offsets_that_stay_away_are_deleted_or_damage(
         follower.find_segments(topic, [OffsetRange(0, 0, 2)], committed=True)
 
 
-def test_who_follows_an_idle_namespace_reads_no_newer_watermark(
+def test_follower_of_an_idle_namespace_reads_no_newer_watermark(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = AheadClock()

@@ -95,7 +95,7 @@ def test_a_name_says_coarse_time_client_and_number():
         "１７３２１７６００００００-c-0000000001",
     ],
 )
-def test_other_names_are_not_letters(alien: str):
+def test_invalid_names_are_not_letters(alien: str):
     assert LetterName.parse(alien) is None
 
 
@@ -361,7 +361,7 @@ def test_look_to_the_end_includes_new_letters(tmp_path: Path):
     assert [stale.read(letter) is not None for letter in letters] == [False, False, True]
 
 
-def test_letters_nobody_takes_do_not_hide_those_behind_them(tmp_path: Path):
+def test_letters_that_stay_do_not_hide_later_ones(tmp_path: Path):
     put_letters(tmp_path, (LetterName.of("gap", i, 1_000) for i in range(2, 52)))
     mailbox = Mailbox(LocalFiles(str(tmp_path)))
     for round in range(1, 4):

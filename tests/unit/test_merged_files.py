@@ -245,7 +245,7 @@ def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) 
 
 
 @pytest.mark.extended
-def test_how_much_comes_to_a_topic_stays_what_it_was(path: Path) -> None:
+def test_rate_of_a_topic_does_not_change_with_a_merge(path: Path) -> None:
     """`topic_stats` counts the messages of the newest minute, although it knows only the bounds of segments."""
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with lead_one_term(mq):

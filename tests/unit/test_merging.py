@@ -88,7 +88,7 @@ def test_a_larger_file_is_merged_only_with_as_many_bytes_of_smaller_ones(
     assert set(choose_files_to_merge(np.array(sizes, np.int64), least).tolist()) == expected
 
 
-def test_a_byte_is_written_anew_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_byte_is_rewritten_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "MAX_BYTES_AT_ONCE", 1 << 40)
     files: list[int] = []
     written = most_files = 0

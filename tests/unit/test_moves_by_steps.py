@@ -46,7 +46,7 @@ def count_owned_partitions(state: State) -> int:
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_each_step_moves_some_and_the_last_one_completes(protocol: str) -> None:
+def test_each_step_moves_some_partitions_until_all_have_moved(protocol: str) -> None:
     mq, counts = join_first_member(protocol), []
     while mq.state.list_moving_groups():
         assert mq.state.groups["g"].status is GroupStatus.COMPLETING

@@ -70,7 +70,7 @@ def test_a_table_is_written_read_and_cleaned(store: Store) -> None:
         store.open(TableSpec(name="other", row=NoteRow, shape="log", keys=("step",), comment="", log_retention_ms=0))
 
 
-def test_one_of_two_commits_wins_and_the_other_learns_of_it(store: Store) -> None:
+def test_second_of_two_commits_is_a_conflict(store: Store) -> None:
     first, second = (store.open(NOTES) for _ in range(2))
     first.append_at(0, make_notes(1))
     with pytest.raises(CommitConflict):

@@ -42,7 +42,7 @@ def test_turn_of_a_letter_depends_on_its_number_and_wait(mq: Harness, number: in
     assert find_turn(mq.state, "c", number, waited_ms, 100) is turn
 
 
-def test_a_client_begins_with_one(mq: Harness) -> None:
+def test_first_letter_of_a_client_has_number_one(mq: Harness) -> None:
     assert find_turn(mq.state, "new", 1, 0, 100) is Turn.DECIDE
     assert find_turn(mq.state, "new", 2, 0, 100) is Turn.WAIT
 
@@ -78,7 +78,7 @@ def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
 # -- time ---------------------------------------------------------------------------------------------------
 
 
-def test_time_never_goes_back(mq: Harness) -> None:
+def test_time_of_steps_never_goes_back(mq: Harness) -> None:
     assert machine.begin_step(mq.state, 5_000) == 5_000
     assert machine.begin_step(mq.state, 4_000) == 5_000
     assert mq.state.step == 2

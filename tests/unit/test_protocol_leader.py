@@ -10,7 +10,7 @@ from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.state import State
 
 
-def test_the_lease_is_taken_kept_and_given_back() -> None:
+def test_lease_is_taken_kept_and_given_back() -> None:
     state = State()
     assert leader.may_lead(state, "a", 0)
     machine.fold(state, [leader.decide_take_over(state, "a", 500)])
@@ -27,7 +27,7 @@ def test_the_lease_is_taken_kept_and_given_back() -> None:
     assert state.leader_epoch == 2
 
 
-def test_renewing_changes_nothing_but_says_so() -> None:
+def test_renewal_of_a_lease_changes_no_state() -> None:
     state = State()
     machine.fold(state, [leader.decide_take_over(state, "a", 500)])
     before = plain(state)

@@ -55,7 +55,7 @@ def list_kinds(mq: Harness) -> list[str]:
 # -- offsets ------------------------------------------------------------------------------------------------
 
 
-def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
+def test_segment_has_all_columns_of_its_rows(mq: Harness) -> None:
     pid = mq.producer()
     mq.one(mq.produce({1: 4}))
     mq.one(mq.produce({0: 2, 1: 3}, producer=(pid, 0), file_id=G))
@@ -89,7 +89,7 @@ def test_a_segment_says_all_that_a_fetch_needs(mq: Harness) -> None:
     }
 
 
-def test_sequences_run_along_with_offsets_within_a_partition(mq: Harness) -> None:
+def test_sequences_grow_with_offsets_within_a_partition(mq: Harness) -> None:
     pid = mq.producer()
     request = mq.produce({0: 6}, producer=(pid, 0))
     ranges = Ranges([0] * 3, [0] * 3, [0] * 3, [4, 0, 2], [2, 2, 2], [0] * 3, [0] * 3)
@@ -99,7 +99,7 @@ def test_sequences_run_along_with_offsets_within_a_partition(mq: Harness) -> Non
     assert segments.column("first_row") == [4, 0, 2]
 
 
-def test_with_log_append_time_the_sequencers_time_is_the_messages(mq: Harness) -> None:
+def test_messages_of_a_log_append_time_topic_get_the_time_of_their_step(mq: Harness) -> None:
     mq.create("stamped", 1, config={"message.timestamp.type": "LogAppendTime"})
     mq.now_ms = 77_000
     mq.one(mq.produce({0: 2}, "stamped"))
@@ -113,7 +113,7 @@ def test_publish_of_nothing_adds_no_file(mq: Harness) -> None:
     assert list_kinds(mq) == ["answered"]
 
 
-def test_rows_of_a_letter_are_where_the_sequencer_wrote_them(mq: Harness) -> None:
+def test_rows_of_a_letter_are_in_the_sequencers_file(mq: Harness) -> None:
     ranges = Ranges([0, 0], [1, 0], [-1, -1], [0, 2], [2, 1], [0, 0], [0, 0])
     rejected = [RejectedRows("t", -1, 3, 1, "INVALID_TIMESTAMP", "before 1970")]
     first = Produce(mq.refs("t"), ranges, mq.state.step, rejected=rejected)
@@ -158,7 +158,7 @@ def test_repeated_publish_lists_its_rejected_rows_once(mq: Harness) -> None:
         {"application": ApplicationVersion("app", 1, "a b")},
     ],
 )
-def test_a_request_that_contradicts_itself(mq: Harness, change: dict[str, Any]) -> None:
+def test_contradictory_request_is_refused(mq: Harness, change: dict[str, Any]) -> None:
     mq.producer()
     request = Produce(
         mq.refs("t"), Ranges([0], [0], [0], [0], [2], [0], [0]), mq.state.step, [DataFile(F, 9, 5, 0, 0, 7)]
@@ -168,19 +168,19 @@ def test_a_request_that_contradicts_itself(mq: Harness, change: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(("first_row", "count"), [(0, 9), (7, 2), (8, 1), (2**40, 1)])
-def test_no_row_of_another_letter_can_be_published(mq: Harness, first_row: int, count: int) -> None:
+def test_row_of_another_letter_is_refused(mq: Harness, first_row: int, count: int) -> None:
     """The sequencer writes the rows of many letters to one file."""
     request = Produce(mq.refs("t"), Ranges([0], [0], [-1], [first_row], [count], [0], [0]), mq.state.step)
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
 
 
-def test_rejected_rows_of_another_letter(mq: Harness) -> None:
+def test_rejected_row_of_another_letter_is_refused(mq: Harness) -> None:
     request = Produce(mq.refs("t"), Ranges(), mq.state.step, rejected=[RejectedRows("t", -1, 7, 2, "E", "r")])
     assert mq.refused(request, inline_rows=8).error == "INVALID_REQUEST"
     assert mq.refused(request).error == "INVALID_REQUEST"
 
 
-def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
+def test_missing_or_changed_file_is_refused(mq: Harness) -> None:
     request = mq.produce({0: 1})
     declared = facts_of(request.files[0])
     for facts, expected in [
@@ -198,7 +198,7 @@ def test_a_file_that_is_not_there_or_not_whole(mq: Harness) -> None:
 
 
 @pytest.mark.parametrize("file_id", [SEQUENCERS_FILES, SEQUENCERS_FILES | F, FILE_IDS - 1])
-def test_a_file_with_an_id_of_the_sequencers_is_refused(mq: Harness, file_id: int) -> None:
+def test_file_with_an_id_of_the_sequencers_is_refused(mq: Harness, file_id: int) -> None:
     refusal = mq.refused(mq.produce({0: 1}, file_id=file_id))
     assert refusal.error == "INVALID_REQUEST"
     assert f"{file_id:016x}" in refusal.message
@@ -284,7 +284,7 @@ def test_ranges_outside_topics_files_and_rows_are_refused(
 
 @examples()
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans(), st.booleans()), min_size=1, max_size=6))
-def test_units_and_offsets_are_those_of_going_one_by_one(rows: list[tuple[int, int, bool, bool]]) -> None:
+def test_units_and_offsets_equal_those_of_a_loop_over_rows(rows: list[tuple[int, int, bool, bool]]) -> None:
     """The ranges have any order, a partition may have several, and any of them may be left out."""
     partition, count, waits, stays = (list(column) for column in zip(*rows, strict=True))
     n, due_ms = len(rows), [0 if wait else NOT_DELAYED for wait in waits]

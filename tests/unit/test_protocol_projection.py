@@ -267,7 +267,7 @@ def test_state_restored_from_projections_equals_the_replay(seed: int, sizes: lis
 @pytest.mark.slow
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.lists(st.integers(1, 20), max_size=6))
-def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: list[int]) -> None:
+def test_tables_do_not_depend_on_the_cut_into_passes(seed: int, sizes: list[int]) -> None:
     mq = build_busy_namespace(seed)
     (_, single), (_, many) = project_in_passes(mq.steps, []), project_in_passes(mq.steps, sizes)
     assert single.keys() == many.keys()
@@ -284,7 +284,7 @@ def test_passes_write_the_same_tables_however_they_are_cut(seed: int, sizes: lis
 @pytest.mark.slow
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
-def test_a_snapshot_and_the_tail_are_the_state(seed: int, step_count: int) -> None:
+def test_snapshot_and_later_steps_give_the_state(seed: int, step_count: int) -> None:
     """Recovery does the same: it loads the projections and replays the later steps."""
     mq = build_busy_namespace(seed)
     state, tables = project_in_passes(mq.steps[:step_count], [step_count])
@@ -295,7 +295,7 @@ def test_a_snapshot_and_the_tail_are_the_state(seed: int, step_count: int) -> No
 @pytest.mark.slow
 @examples(15)
 @given(st.integers(0, SEEDS - 1), st.integers(0, STEPS))
-def test_a_reader_without_producers_follows_all_the_same(seed: int, step_count: int) -> None:
+def test_reader_without_producers_follows_topics(seed: int, step_count: int) -> None:
     """It lacks producers, but knows everything about topics, also where transactions are open."""
     mq = build_busy_namespace(seed)
     state, tables = project_in_passes(mq.steps[:step_count], [step_count])
@@ -415,7 +415,7 @@ def project_last_step(mq: Harness, name: str) -> list[dict[str, Any]]:
     return list(project(mq.state, mq.steps[-1:]).get(name, BY_NAME[name].empty()).to_pylist())
 
 
-def test_only_partitions_that_changed_are_written(mq: Harness) -> None:
+def test_only_changed_partitions_are_written(mq: Harness) -> None:
     assert [row["partition"] for row in project_last_step(mq, "partitions")] == [0, 1]
     mq.one(mq.produce({1: 3}))
     (row,) = project_last_step(mq, "partitions")
@@ -425,7 +425,7 @@ def test_only_partitions_that_changed_are_written(mq: Harness) -> None:
     assert [(r["partition"], r["log_start_offset"]) for r in project_last_step(mq, "partitions")] == [(1, 2)]
 
 
-def test_cuts_stand_among_the_segments(mq: Harness) -> None:
+def test_cut_of_a_log_is_a_row_of_segments(mq: Harness) -> None:
     mq.one(mq.produce({0: 4}))
     mq.one(DeleteRecords("t", {0: 3}))
     cut = {"kind": "log_start", "topic": "t", "partition": 0, "base_offset": 3, "record_count": 0, "file_id": None}
@@ -440,7 +440,7 @@ def test_cuts_stand_among_the_segments(mq: Harness) -> None:
     assert project_last_step(mq, "topics")[0]["state"] == "deleted"
 
 
-def test_rows_bear_the_shard_of_their_group_and_id(mq: Harness) -> None:
+def test_row_has_the_shard_of_its_group_or_transactional_id(mq: Harness) -> None:
     mq.one(CommitOffsets("test-group", [OffsetCommit("t", 0, 0)]))
     mq.begin("my-group")
     tables = project(mq.state, mq.steps)
@@ -448,7 +448,7 @@ def test_rows_bear_the_shard_of_their_group_and_id(mq: Harness) -> None:
     assert tables["transactions"].column("shard").to_pylist() == [12]
 
 
-def test_cuts_of_a_log_come_after_the_segments_of_their_step(mq: Harness) -> None:
+def test_cut_of_a_log_follows_the_segments_of_its_step(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}))
     mq.ask(mq.produce({0: 1}), DeleteRecords("t", {0: 1}), mq.produce({0: 1}))
     mq.one(mq.produce({0: 1}))
@@ -457,7 +457,7 @@ def test_cuts_of_a_log_come_after_the_segments_of_their_step(mq: Harness) -> Non
     assert rows.column("kind").to_pylist() == ["data", "data", "data", "log_start", "data"]
 
 
-def test_rejections_say_where_the_rows_are_and_why(mq: Harness) -> None:
+def test_rejection_has_the_place_and_the_reason_of_its_rows(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}, rejected=3))
     assert project_last_step(mq, "rejected_rows") == [
         {

@@ -125,7 +125,7 @@ def test_table_named_log_is_not_taken_for_the_view(many: Connection, query: str)
     assert run_query_text(many, query) == [(7,)]
 
 
-def test_ranges_of_one_text_are_told_apart(many: Connection) -> None:
+def test_two_ranges_of_one_query_do_not_mix(many: Connection) -> None:
     part = "SELECT offset, value FROM log WHERE topic = 't' AND partition = 0 AND offset = {}"
     query = " UNION ALL ".join(part.format(offset) for offset in (3, 777))
     assert sorted(run_query_text(many, query)) == [(3, b"0 6"), (777, b"15 54")]

@@ -126,7 +126,7 @@ def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 2)]
 
 
-def test_rows_of_each_request_are_told_apart():
+def test_rows_of_requests_in_one_letter_do_not_mix():
     batch = [PendingRequest.of(InitProducer(), rows) for rows in (make_body(["a", "b"]), None, make_body(["c"]))]
     letter, rows = decode_letter(build_letter("c", 1, batch, 5))
     assert len(letter.requests) == 3
@@ -134,7 +134,7 @@ def test_rows_of_each_request_are_told_apart():
     assert rows.column("value").to_pylist() == [b"a", b"b", b"c"]
 
 
-def test_after_close_nothing_is_sent_and_nothing_is_left(tmp_path: Path):
+def test_closed_requester_sends_nothing_and_leaves_no_reply(tmp_path: Path):
     desk = Desk(tmp_path)
     desk.ask()
     desk.requester.close()
@@ -218,14 +218,6 @@ def test_error_says_that_the_thread_cannot_start_and_later_requests_work(
     assert desk.ask() == ProducerDone(7, 0)
     desk.requester.close()
     assert desk.letters == [("c1", 1, 1)]
-
-
-def test_a_connection_without_a_thread_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    desk = Desk(tmp_path)
-    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
-    with pytest.raises(UnknownServerError):
-        desk.ask()
-    desk.requester.close()
 
 
 def make_body(values: list[str]) -> pa.Table:

@@ -178,7 +178,7 @@ def test_a_file_that_the_dead_leader_wrote_is_adopted(mq: Connection) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["junk", "other rows", "no digest"])
-def test_another_file_of_that_name_is_not_adopted(mq: Connection, wrong: str) -> None:
+def test_file_with_other_rows_is_not_adopted(mq: Connection, wrong: str) -> None:
     with run_leader(mq):
         publish_riding(mq)
     journaled = list_steps(mq)

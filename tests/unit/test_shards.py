@@ -44,7 +44,7 @@ def test_a_namespace_keeps_the_numbers_of_shards_it_was_created_with(tmp_path: P
         assert not any(replayed.differing.values())
 
 
-def test_of_two_that_create_a_namespace_one_chooses(tmp_path: Path) -> None:
+def test_first_creator_of_a_namespace_chooses_the_numbers_of_shards(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     lakemq.connect(path, create=True, config=CHOSEN_SHARDS).close()
     # the first creation was interrupted

@@ -39,7 +39,7 @@ def test_signs_of_killed_standbys_are_deleted_after_an_hour(tmp_path: Path) -> N
     assert [sign.name for sign in (tmp_path / "standbys").iterdir()] == ["alive-2-cd-0000000001"]
 
 
-def test_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_files_that_are_no_signs_stay(tmp_path: Path) -> None:
     (tmp_path / "standbys").mkdir()
     (tmp_path / "standbys" / "notes.txt").write_text("hello")
     files = LocalFiles(str(tmp_path))

@@ -105,7 +105,7 @@ def remove_up_to(disk: Disk, step: int) -> None:
 # -- appending ------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_one_put_and_one_look_behind_it(disk: Disk, clock: ManualClock) -> None:
+def test_step_takes_one_put_and_one_look(disk: Disk, clock: ManualClock) -> None:
     log = make_log(disk, clock)
     append(log)
     assert disk.calls == ["look", "put", "look"], "before the first put it looks, too"
@@ -134,7 +134,7 @@ def test_a_new_leader_makes_the_step_durable_that_it_stands_on(disk: Disk, clock
     assert disk.synced == [step_name(1)]
 
 
-def test_of_two_leaders_one_puts_the_next_step(disk: Disk, clock: ManualClock) -> None:
+def test_one_of_two_leaders_puts_the_next_step(disk: Disk, clock: ManualClock) -> None:
     anna, ben = make_log(disk, clock), make_log(disk, clock)
     append(anna, "anna's")
     with pytest.raises(NotLeader, match="Another sequencer has decided this step"):

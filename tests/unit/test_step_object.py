@@ -67,7 +67,7 @@ def test_segments_come_out_the_same_however_many_they_are(count: int) -> None:
     assert [entry.segments.rows() for entry in decoded.entries] == [entry.segments.rows() for entry in step.entries]
 
 
-def test_an_integer_of_any_size_comes_out() -> None:
+def test_integer_of_any_size_comes_out_unchanged() -> None:
     step = Step(1, 0, 1, [JournalEntry(OffsetsCommitted("g", [1], [OffsetCommit("t", 0, -(2**63) - 1)]))])
     assert decode_step_object(encode_step_object(make_head(step), step))[1] == step
 

@@ -88,7 +88,7 @@ def test_a_leader_without_a_folder_for_letters_goes_on(tmp_path: Path) -> None:
     assert Mailbox(LocalFiles(str(tmp_path))).watch_letters() is None
 
 
-def test_looks_after_a_letter_follow_each_other_and_later_ones_take_at_most_half_of_the_time() -> None:
+def test_looks_after_a_letter_are_frequent_and_then_take_half_of_the_time() -> None:
     """A look is a request to a store, where letters are not watched. A client puts its next letter soon, or late."""
     pace, look_ms = _Pace(EngineConfig()), 15.0
     with_letters, without = (StepReport(step=1, letters=count, backlog=False, is_watching=False) for count in (1, 0))

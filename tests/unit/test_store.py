@@ -172,7 +172,7 @@ def test_files_that_are_there_are_registered_once(handle: TableHandle, folder: P
     assert (stored.record_count, stored.statistics["min.step"], stored.statistics["max.step"]) == (2, 4, 5)
 
 
-def test_all_files_may_go(handle: TableHandle) -> None:
+def test_commit_may_remove_all_files(handle: TableHandle) -> None:
     handle.append_at(0, make_notes(1))
     handle.replace_at(1, [], handle.files())
     assert handle.read() == NOTES.empty()

@@ -192,7 +192,7 @@ SLOW_CLIENTS = {"no hello": hold_no_hello, "no byte": hold_no_byte, "half a hand
 
 
 @pytest.mark.parametrize("connect_slowly", SLOW_CLIENTS.values(), ids=SLOW_CLIENTS)
-def test_a_slow_client_holds_up_no_other_one_and_is_left_after_five_seconds(
+def test_slow_client_delays_no_other_and_is_closed_after_five_seconds(
     tls_leader: TcpLeader, connect_slowly: Callable[[TcpLeader], LineClient]
 ) -> None:
     slow = connect_slowly(tls_leader)

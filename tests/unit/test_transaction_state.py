@@ -40,7 +40,7 @@ def test_a_lost_id_is_reported_rather_than_a_failed_part():
         parts.check_no_failure()
 
 
-def test_an_end_that_fails_leaves_the_transaction_open():
+def test_failed_end_leaves_the_transaction_open():
     state = take_id()
     ref = state.begin()
     with suppress(InvalidTxnState), state.ending(commits=True, expected_ref=ref):
