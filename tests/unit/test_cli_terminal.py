@@ -74,14 +74,14 @@ DESTRUCTIVE = [
 ]
 
 
-@pytest.mark.parametrize("command", DESTRUCTIVE, ids=" ".join)
-def test_a_script_must_say_yes(mq: Connection, command: list[str]) -> None:
+def test_destructive_commands_of_scripts_need_yes(mq: Connection) -> None:
     step = mq.state().step
-    done = CliRunner().invoke(app, ["--path", mq.namespace.path, *command])
-    assert (done.exit_code, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("CONFIRMATION_REQUIRED: ")
-    assert line.endswith("Nothing was changed. Give --yes to do it.")
+    for command in DESTRUCTIVE:
+        done = CliRunner().invoke(app, ["--path", mq.namespace.path, *command])
+        assert (done.exit_code, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("CONFIRMATION_REQUIRED: ")
+        assert line.endswith("Nothing was changed. Give --yes to do it.")
     assert mq.state().step == step
 
 
@@ -217,20 +217,20 @@ def test_completion_that_was_installed_works_in_the_next_shell(tmp_path: Path) -
     assert completed(environment, "source ~/.bashrc", ["lakemq topics cr"]) == [["create"]]
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_the_scripts_for_other_shells_ask_the_command(shell: str, tmp_path: Path) -> None:
+def test_scripts_for_other_shells_ask_the_command(tmp_path: Path) -> None:
     """The shells need not be here, so the test asks with the variables that their script sets."""
     environment = command_on_path(tmp_path)
-    script = run_bash(environment, f"_LAKEMQ_COMPLETE=source_{shell} lakemq")
-    assert f"_LAKEMQ_COMPLETE=complete_{shell} " in script
-    assert "_TYPER_COMPLETE_ARGS=" in script
-    asked = {
-        **environment,
-        "_LAKEMQ_COMPLETE": f"complete_{shell}",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_TYPER_COMPLETE_ARGS": "lakemq topics delete",
-    }
-    assert re.findall(r'(delete[a-z-]*)"?[:\t]', run_bash(asked, "lakemq")) == ["delete", "delete-records"]
+    for shell in ("zsh", "fish"):
+        script = run_bash(environment, f"_LAKEMQ_COMPLETE=source_{shell} lakemq")
+        assert f"_LAKEMQ_COMPLETE=complete_{shell} " in script
+        assert "_TYPER_COMPLETE_ARGS=" in script
+        variables = {
+            "_LAKEMQ_COMPLETE": f"complete_{shell}",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "_TYPER_COMPLETE_ARGS": "lakemq topics delete",
+        }
+        completions = run_bash({**environment, **variables}, "lakemq")
+        assert re.findall(r'(delete[a-z-]*)"?[:\t]', completions) == ["delete", "delete-records"]
 
 
 _ACTIVITY = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -18,12 +17,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from typer.testing import CliRunner
 from unit.browsing import Browser, notices, open_browser
 from unit.served import served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidConfig
+from lakemq.jobs.cli import app
 from lakemq.jobs.console.guard import MAX_BODY_BYTES, SECURITY_HEADERS, SESSION_COOKIE, Guard, make_session
 from lakemq.jobs.console.settings import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
 
@@ -46,16 +47,12 @@ def ask(settings: ConsoleSettings, method: str = "GET", path: str = "/x", **opti
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "LOCALHOST"])
-def test_names_of_this_machine_pass(host: str) -> None:
-    assert ask(ConsoleSettings(), headers={"Host": host}).status_code == 200
-
-
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil:8080", "", "192.168.0.1"])
-def test_a_name_that_was_made_to_resolve_here_is_refused(host: str) -> None:
-    response = ask(ConsoleSettings(), headers={"Host": host})
-    assert response.status_code == 421
-    assert ask(ConsoleSettings(), "POST", headers={"Host": host}).status_code == 421
+def test_names_of_this_machine_alone_pass() -> None:
+    own = ["localhost", "localhost:8080", "127.0.0.1:1", "127.9.9.9", "[::1]:8080", "LOCALHOST"]
+    assert {ask(ConsoleSettings(), headers={"Host": host}).status_code for host in own} == {200}
+    others = ["evil.example", "127.0.0.1.evil.example", "localhost.evil:8080", "", "192.168.0.1"]
+    refusals = [ask(ConsoleSettings(), method, headers={"Host": host}) for host in others for method in ("GET", "POST")]
+    assert [refusal.status_code for refusal in refusals] == [421] * 10
 
 
 def test_every_answer_has_the_security_headers() -> None:
@@ -107,9 +104,8 @@ def test_oversized_requests_are_refused() -> None:
     assert ask(settings, "POST", content=endless()).status_code >= 400
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
+def test_forms_come_from_the_console_itself() -> None:
+    for headers, status in (
         ({}, 200),
         ({"Origin": "http://localhost:8080"}, 200),
         ({"Origin": "http://localhost:9999"}, 403),
@@ -117,10 +113,8 @@ def test_oversized_requests_are_refused() -> None:
         ({"Origin": "null"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Sec-Fetch-Site": "same-origin"}, 200),
-    ],
-)
-def test_a_form_comes_from_the_console_itself(headers: dict[str, str], status: int) -> None:
-    assert ask(ConsoleSettings(), "POST", headers=headers).status_code == status
+    ):
+        assert ask(ConsoleSettings(), "POST", headers=headers).status_code == status, headers
 
 
 # -- settings -------------------------------------------------------------------------------------------
@@ -145,13 +139,13 @@ def test_a_token_is_needed_where_others_can_reach_the_console(tmp_path: Path, mo
     assert TOKEN not in repr(make_settings("0.0.0.0", 8080, None, False))
 
 
-@pytest.mark.parametrize("content", ["", "short", "0123456789abcdé\x00f", "0123456789\n0123456789"])
-def test_a_token_that_is_weak_or_broken_is_refused(tmp_path: Path, content: str) -> None:
+def test_weak_or_broken_tokens_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text(content)
-    with pytest.raises(InvalidConfig) as refused:
-        make_settings("127.0.0.1", 8080, file, False)
-    assert not content or content not in str(refused.value)
+    for content in ("", "short", "0123456789abcdé\x00f", "0123456789\n0123456789"):
+        file.write_text(content)
+        with pytest.raises(InvalidConfig) as refused:
+            make_settings("127.0.0.1", 8080, file, False)
+        assert not content or content not in str(refused.value)
     with pytest.raises(InvalidConfig, match="cannot be read"):
         make_settings("127.0.0.1", 8080, tmp_path / "nosuch", False)
 
@@ -229,13 +223,10 @@ def test_the_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_console_that_others_could_reach_does_not_start_without_a_token(tmp_path: Path) -> None:
+def test_console_that_others_could_reach_does_not_start_without_a_token(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True):
-        pass
+    lakemq.connect(path, create=True).close()
     for arguments in (["console", "--host", "0.0.0.0"], ["serve", "--console", "--console-host", "0.0.0.0"]):
-        command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path, *arguments]
-        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-        assert done.returncode == 3
+        done = CliRunner().invoke(app, ["--path", path, *arguments])
+        assert done.exit_code == 3
         assert done.stderr.startswith("INVALID_CONFIG: The console needs a token")

@@ -96,82 +96,76 @@ def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "extra"),
-    [
-        ("import lakemq.spark", "spark"),
-        ("import lakemq.jobs.reports.report", "report"),
-        ("import lakemq.jobs.demo.__main__", "spark"),
-        (
-            "from lakemq.engine.client.predicate import Predicate; import pyarrow; Predicate('x', pyarrow.schema([]))",
-            "sql",
-        ),
-    ],
-)
-def test_what_needs_an_extra_names_it(tmp_path: Path, code: str, extra: str) -> None:
-    completed = run_without_extras(code, tmp_path)
-    assert completed.returncode == 1
-    last = completed.stderr.splitlines()[-1]
-    assert last.startswith("lakemq.engine.protocol.errors.MissingExtra: MISSING_EXTRA: ")
-    assert f"pip install 'lakemq[{extra}]'" in last
+def test_modules_and_commands_that_need_an_extra_name_it(tmp_path: Path) -> None:
+    completed = run_without_extras(
+        """
+        import importlib, json
+        import lakemq, pyarrow
+        from lakemq.engine.client.predicate import Predicate
+        from lakemq.errors import MissingExtra
+        from lakemq.jobs.cli import app
+        from typer.testing import CliRunner
+
+        calls = [
+            lambda: importlib.import_module("lakemq.spark"),
+            lambda: importlib.import_module("lakemq.jobs.reports.report"),
+            lambda: importlib.import_module("lakemq.jobs.demo.__main__"),
+            lambda: Predicate("x", pyarrow.schema([])),
+        ]
+        for call in calls:
+            try:
+                print(call())
+            except MissingExtra as missing:
+                print(str(missing).rpartition(" ")[2])
+        lakemq.connect("mq", create=True).close()
+        for command in ("sql x", "spark-sql", "audit", "serve --metrics-port 0", "console", "serve --console"):
+            done = CliRunner().invoke(app, ["--path", "mq", *command.split()])
+            print(json.dumps([done.exit_code, done.stdout, done.stderr]))
+        """,
+        tmp_path,
+    )
+    assert completed.returncode == 0, completed.stderr
+    names, refusals = completed.stdout.splitlines()[:4], completed.stdout.splitlines()[4:]
+    assert names == [f"'lakemq[{extra}]'." for extra in ("spark", "report", "spark", "sql")]
+    assert [json.loads(refusal) for refusal in refusals] == [
+        [3, "", f"MISSING_EXTRA: {missing} is not installed. Expected pip install 'lakemq[{extra}]'.\n"]
+        for missing, extra in (
+            ("duckdb", "sql"),
+            ("pyspark", "spark"),
+            ("duckdb", "sql"),
+            ("prometheus_client", "metrics"),
+            ("uvicorn", "console"),
+            ("uvicorn", "console"),
+        )
+    ]
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("job", "arguments", "missing", "extra"),
-    [
+def test_jobs_that_need_an_extra_end_with_one_line_and_their_json(tmp_path: Path) -> None:
+    jobs = [
         ("microbatch", [], "py4j", "spark"),
         ("copy_topic", ["--from", "a", "--to", "b"], "py4j", "spark"),
         ("audit", [], "duckdb", "sql"),
-    ],
-)
-def test_a_job_that_needs_an_extra_ends_with_one_line_and_its_json(
-    tmp_path: Path, job: str, arguments: list[str], missing: str, extra: str
-) -> None:
+    ]
     completed = run_without_extras(
         f"""
         import runpy
         import lakemq
         lakemq.connect("mq", create=True).close()
-        sys.argv[1:] = ["--path", "mq", *{arguments!r}]
-        runpy.run_module("lakemq.jobs.{job}", run_name="__main__")
+        for job, arguments, *_ in {jobs!r}:
+            sys.argv[1:] = ["--path", "mq", *arguments]
+            try:
+                runpy.run_module(f"lakemq.jobs.{{job}}", run_name="__main__")
+            except SystemExit as end:
+                assert end.code == 3, end.code
         """,
         tmp_path,
     )
-    message = f"{missing} is not installed. Expected pip install 'lakemq[{extra}]'."
-    assert completed.returncode == 3
-    (logged,) = completed.stderr.splitlines()
-    assert json.loads(logged)["message"] == f"MISSING_EXTRA: {message}"
-    end = json.loads(completed.stdout)
-    assert (end["job"], end["exit_code"]) == (job, 3)
-    assert (end["error"], end["message"]) == ("MISSING_EXTRA", message)
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "missing", "extra"),
-    [
-        (["sql", "SELECT 1"], "duckdb", "sql"),
-        (["spark-sql"], "pyspark", "spark"),
-        (["audit"], "duckdb", "sql"),
-        (["serve", "--metrics-port", "0"], "prometheus_client", "metrics"),
-        (["console"], "uvicorn", "console"),
-        (["serve", "--console"], "uvicorn", "console"),
-    ],
-)
-def test_a_command_that_needs_an_extra_ends_as_with_a_bad_configuration(
-    tmp_path: Path, command: list[str], missing: str, extra: str
-) -> None:
-    completed = run_without_extras(
-        f"""
-        from lakemq.jobs.cli import main
-        import lakemq
-        lakemq.connect("mq", create=True).close()
-        main(["--path", "mq", *{command!r}])
-        """,
-        tmp_path,
-    )
-    assert (completed.returncode, completed.stdout) == (3, "")
-    assert completed.stderr == f"MISSING_EXTRA: {missing} is not installed. Expected pip install 'lakemq[{extra}]'.\n"
+    assert completed.returncode == 0, completed.stderr
+    logs, ends = (list(map(json.loads, text.splitlines())) for text in (completed.stderr, completed.stdout))
+    messages = [f"{missing} is not installed. Expected pip install 'lakemq[{extra}]'." for _, _, missing, extra in jobs]
+    assert [log["message"] for log in logs] == [f"MISSING_EXTRA: {message}" for message in messages]
+    assert [(end["job"], end["exit_code"], end["error"], end["message"]) for end in ends] == [
+        (job, 3, "MISSING_EXTRA", message) for (job, *_), message in zip(jobs, messages, strict=True)
+    ]

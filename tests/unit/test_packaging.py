@@ -60,8 +60,10 @@ def python_says(code: str, *options: str, cwd: Path, executable: str | Path = sy
     return done.stdout.strip()
 
 
-def install_wheel(wheel: Path, folder: Path) -> Path:
-    """Install the wheel without its requirements into a new environment in this folder. Return its interpreter."""
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new environment with the wheel, without its requirements."""
+    folder = tmp_path_factory.mktemp("fresh")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
@@ -109,29 +111,36 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Pa
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(installed: Path, tmp_path: Path) -> None:
     """As docs/setup.md says; the packages that it needs are those of this environment, as no network is asked."""
-    python = install_wheel(wheel, tmp_path / "fresh")
-    site = find_site_packages(python)
+    site = find_site_packages(installed)
     # a folder named in a .pth is searched last, and its own .pth files, such as the editable install's, are not read
     Path(site, "packages.pth").write_text(sysconfig.get_path("purelib"))
-    where = python_says("import lakemq; print(lakemq.__file__)", executable=python, cwd=tmp_path)
+    where = python_says("import lakemq; print(lakemq.__file__)", executable=installed, cwd=tmp_path)
     assert where == f"{site}/lakemq/__init__.py"
     readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     (hello, *_) = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-    assert len(python_says(hello, executable=python, cwd=tmp_path).splitlines()) == 4
-    command = [python.parent / "lakemq", "--path", "data/shop", "fetch", "orders", "--output", "json"]
+    assert len(python_says(hello, executable=installed, cwd=tmp_path).splitlines()) == 4
+    command = [installed.parent / "lakemq", "--path", "data/shop", "fetch", "orders", "--output", "json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 1000
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_users_get_the_types_of_the_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    python, program = install_wheel(wheel, tmp_path / "fresh"), tmp_path / "program.py"
-    assert Path(find_site_packages(python), "lakemq/py.typed").exists()
+def test_users_get_the_types_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    assert Path(find_site_packages(installed), "lakemq/py.typed").exists()
     program.write_text("import lakemq\n\nmq = lakemq.connect('data/mq')\nmq.topics.create(7)\nreveal_type(mq)\n")
-    mypy = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--python-executable", str(python), str(program)]
+    mypy = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--ignore-missing-imports",
+        "--python-executable",
+        str(installed),
+        str(program),
+    ]
     done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
     wrong, revealed, _ = done.stdout.splitlines()
     assert 'Argument 1 to "create" of "Topics" has incompatible type "int"; expected "str"' in wrong
@@ -176,10 +185,9 @@ print(lakemq.engine.__file__)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", [CHECKOUT, pytest.param(Path("/"), marks=pytest.mark.extended)], ids=str)
-def test_no_module_is_loaded_under_two_names(folder: Path) -> None:
-    """The checkout counts as well: `import engine` would succeed there."""
-    names = json.loads(python_says(IMPORT_EVERYTHING, cwd=folder).splitlines()[-1])
+def test_no_module_is_loaded_under_two_names() -> None:
+    """In the checkout, where `import engine` would succeed."""
+    names = json.loads(python_says(IMPORT_EVERYTHING, cwd=CHECKOUT).splitlines()[-1])
     modules = {file: loaded for file, loaded in names.items() if file.startswith(f"{CHECKOUT}/") and "/." not in file}
     assert len(modules) > 400
     assert [loaded for loaded in modules.values() if len(loaded) > 1 or loaded[0].split(".")[0] not in PACKAGES] == []
@@ -189,25 +197,36 @@ def test_no_job_file_shadows_the_standard_library() -> None:
     assert not {path.stem for path in (CHECKOUT / "jobs").glob("*.py")} & sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("environment", ["requirements.lock", "tests/airflow/requirements.lock"])
-def test_every_requirement_is_pinned_within_its_range(environment: str) -> None:
-    """Airflow has an environment of its own, with the plain package."""
+def read_pins(lock: str) -> dict[str, set[str]]:
+    """Return the versions of each package in a lock."""
     pins: dict[str, set[str]] = {}
-    for line in (CHECKOUT / environment).read_text().splitlines():
+    for line in (CHECKOUT / lock).read_text().splitlines():
         if not line.startswith(("#", " ")):  # an indented line is a hash of the package above it
             pin = Requirement(line.removesuffix(" \\"))
             pins.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier).removeprefix("=="))
+    return pins
+
+
+def test_requirements_are_pinned_within_their_ranges() -> None:
+    """Airflow has an environment of its own, with the plain package."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(CHECKOUT / "setup.cfg")
-    extras = {**setup["options.extras_require"]}
-    of_airflow = extras.pop("airflow")
-    asked = [of_airflow] if "airflow" in environment else extras.values()
-    groups = [setup["options"]["install_requires"], *asked]
-    lines = [line for group in groups for line in group.splitlines() if line and not line.startswith(("#", "%"))]
-    assert len(lines) > 10
-    for requirement in map(Requirement, lines):
-        versions = pins[canonicalize_name(requirement.name)]
-        assert all(map(requirement.specifier.contains, versions)), f"{requirement}: {versions}"
+    extras, plain = {**setup["options.extras_require"]}, setup["options"]["install_requires"]
+    locks = {
+        "tests/airflow/requirements.lock": [plain, extras.pop("airflow")],
+        "requirements.lock": [plain, *extras.values()],
+    }
+    wrong = []
+    for lock, groups in locks.items():
+        pins = read_pins(lock)
+        lines = [line for group in groups for line in group.splitlines() if line and not line.startswith(("#", "%"))]
+        assert len(lines) > 10
+        for requirement in map(Requirement, lines):
+            versions = pins[canonicalize_name(requirement.name)]
+            wrong += (
+                [(lock, str(requirement), versions)] if not all(map(requirement.specifier.contains, versions)) else []
+            )
+    assert wrong == []
 
 
 def test_the_jars_fit_the_installed_spark_and_delta() -> None:
