@@ -48,7 +48,7 @@ def consume(mq: Connection, group: str, topic: str, protocol: str = "cooperative
         return batch.record_count
 
 
-def test_what_waits_for_a_group_is_what_it_is_not_done_with(mq: Connection) -> None:
+def test_messages_wait_until_the_group_has_committed_them(mq: Connection) -> None:
     group, topic, other = new_name("g"), new_topic(mq), new_topic(mq)
     assert find_waiting_ends(mq, group, [topic, other]) == {}
     publish(mq, topic, "1", "2")
@@ -64,7 +64,7 @@ def test_what_waits_for_a_group_is_what_it_is_not_done_with(mq: Connection) -> N
     assert find_waiting_ends(mq, new_name("g"), [topic]) == {topic: {0: 3}}
 
 
-def test_what_comes_to_a_topic_that_was_made_anew_is_told_at_once(mq: Connection) -> None:
+def test_messages_of_a_topic_created_again_are_new(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     publish(mq, topic, "1", "2")
     ends = find_waiting_ends(mq, group, [topic])
@@ -76,7 +76,7 @@ def test_what_comes_to_a_topic_that_was_made_anew_is_told_at_once(mq: Connection
     assert has_new_ends(find_waiting_ends(mq, group, [topic]), ends)
 
 
-def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connection) -> None:
+def test_markers_and_aborted_and_open_messages_do_not_wait(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     with pytest.raises(ZeroDivisionError):
         abort(mq, topic)
@@ -90,7 +90,7 @@ def test_for_markers_and_what_was_aborted_or_is_open_nothing_waits(mq: Connectio
     assert find_waiting_ends(mq, group, [topic]) == {}
 
 
-def test_of_a_queue_waits_what_is_not_acknowledged(mq: Connection) -> None:
+def test_unacknowledged_messages_of_a_queue_wait(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     publish(mq, topic, "1", "2")
     assert find_waiting_ends(mq, group, [topic]) == {topic: {0: 2}}
@@ -98,12 +98,12 @@ def test_of_a_queue_waits_what_is_not_acknowledged(mq: Connection) -> None:
     assert find_waiting_ends(mq, group, [topic]) == {}
 
 
-def test_a_topic_that_is_not_there_is_refused(mq: Connection) -> None:
+def test_waiting_for_a_missing_topic_is_refused(mq: Connection) -> None:
     with pytest.raises(UnknownTopicOrPartition):
         find_waiting_ends(mq, "g", ["no-such-topic"])
 
 
-def test_a_text_is_not_taken_for_topics_of_one_letter_each(mq: Connection) -> None:
+def test_text_instead_of_a_list_of_topics_is_refused(mq: Connection) -> None:
     mq.topics.create("o", exist_ok=True)
     publish(mq, "o", "1")
     with pytest.raises(InvalidRequest, match="topics is not valid"):
@@ -117,7 +117,7 @@ def test_the_file_of_dags_needs_airflow_alone() -> None:
     assert {module.partition(".")[0] for module in modules} == {"__future__", "airflow", "datetime"}
 
 
-def test_what_the_provider_names_is_there_and_asks_for_airflow() -> None:
+def test_modules_of_the_provider_exist_and_ask_for_airflow() -> None:
     info = airflow_provider.get_provider_info()
     import_paths = [connection_type["hook-class-name"] for connection_type in info["connection-types"]] + info["queues"]
     import_paths += [

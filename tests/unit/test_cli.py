@@ -65,7 +65,7 @@ def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
 # -- namespace and topics -------------------------------------------------------------------------------
 
 
-def test_the_first_minute_needs_no_other_process(tmp_path: Path) -> None:
+def test_commands_work_without_a_running_sequencer(tmp_path: Path) -> None:
     path = tmp_path / "new"
     run(path, "init")
     run(path, "topics", "create", "t")
@@ -121,7 +121,7 @@ def test_a_schema_comes_from_a_file_and_is_described(lake: Lakemq, tmp_path: Pat
         assert "--schema" in lake("topics", "create", "x", "--schema", str(bad), code=2).stderr
 
 
-def test_a_topic_may_be_there_already_if_that_is_said(lake: Lakemq, mq: Connection) -> None:
+def test_create_if_not_exists_accepts_an_existing_topic(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("twice", partitions=2)
     lake("topics", "create", "twice", "--partitions", "2", "--if-not-exists")
     lake("topics", "create", "twice", "--partitions", "3", "--if-not-exists", code=1)
@@ -237,7 +237,7 @@ def test_a_large_file_is_published_in_pieces_in_order(
     assert [int(m["value"]) for m in fetched(mq, "pieces")] == list(range(1500))
 
 
-def test_what_was_published_before_an_error_is_said(
+def test_publish_counts_messages_sent_before_an_error(
     lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakemq.jobs.commands.shared.rows.PIECE_ROWS", 2)
@@ -249,7 +249,7 @@ def test_what_was_published_before_an_error_is_said(
     assert [m["value"] for m in fetched(mq, "half")] == ["1", "2", "3", "4"]
 
 
-def test_what_fetch_prints_can_be_published_again(lake: Lakemq, mq: Connection) -> None:
+def test_output_of_fetch_can_be_published_again(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("source")
     odd = ["", "a,b", 'q"q', "new\nline", " sp ", "\u00fc\u2028"]
     with mq.producer() as producer:
@@ -323,7 +323,7 @@ def test_an_empty_fetch_as_csv_has_its_header(lake: Lakemq, mq: Connection) -> N
 # -- the command itself ---------------------------------------------------------------------------------
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     assert run(None, "--version").stdout == f"lakemq {lakemq.__version__}\n"
 
 

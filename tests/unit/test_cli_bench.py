@@ -27,7 +27,7 @@ def figures(result: Result) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def test_what_is_published_is_in_the_topic(mq: Connection) -> None:
+def test_bench_produce_publishes_its_messages(mq: Connection) -> None:
     topic = new_topic(mq, partitions=2)
     made = figures(run(mq, "produce", topic, "--messages", "50", "--warmup", "5", "--size", "20", "--keys", "3"))
     rows = mq.fetch(topic).to_arrow()
@@ -41,14 +41,14 @@ def test_what_is_published_is_in_the_topic(mq: Connection) -> None:
     assert latencies == sorted(latencies)
 
 
-def test_a_rate_is_kept(mq: Connection) -> None:
+def test_bench_produce_keeps_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
     made = figures(run(mq, "produce", topic, "--messages", "50", "--rate", "100", "--config", "linger_ms=0"))
     # The last of 50 messages is due after 490 ms; a busy machine may take longer, but never less.
     assert made["seconds"] >= 0.49
 
 
-def test_lines_of_a_file_are_the_payloads(mq: Connection, tmp_path: Path) -> None:
+def test_bench_produce_sends_lines_of_a_file(mq: Connection, tmp_path: Path) -> None:
     topic, file = new_topic(mq), tmp_path / "payloads.txt"
     file.write_text("one\n\ntwo\n")
     figures(run(mq, "produce", topic, "--messages", "3", "--payload-file", str(file)))
@@ -59,7 +59,7 @@ def test_lines_of_a_file_are_the_payloads(mq: Connection, tmp_path: Path) -> Non
     assert "no lines to send" in refused.stderr
 
 
-def test_a_group_of_its_own_reads_all_and_is_gone_afterwards(mq: Connection) -> None:
+def test_bench_consume_deletes_its_own_group_after_reading_all(mq: Connection) -> None:
     topic = new_topic(mq, partitions=2)
     figures(run(mq, "produce", topic, "--messages", "40", "--size", "10"))
     groups = set(mq.groups.list())
@@ -70,7 +70,7 @@ def test_a_group_of_its_own_reads_all_and_is_gone_afterwards(mq: Connection) -> 
     assert set(mq.groups.list()) == groups
 
 
-def test_a_named_group_stays_and_goes_on(mq: Connection) -> None:
+def test_bench_consume_keeps_a_named_group(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("bench")
     figures(run(mq, "produce", topic, "--messages", "30"))
     read = ("consume", topic, "--group", group, "--protocol", "queue")

@@ -45,7 +45,7 @@ def printed(result: Result) -> list[Any]:
 
 
 @pytest.mark.parametrize("protocol", ["queue", pytest.param("cooperative", marks=pytest.mark.extended)])
-def test_what_was_printed_is_done_with(mq: Connection, lake: Lakemq, protocol: str) -> None:
+def test_printed_messages_are_committed(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, ["a", "b", "c"])
     how = ("consume", topic, "--group", group, "--protocol", protocol, "--output", "json")
@@ -56,14 +56,14 @@ def test_what_was_printed_is_done_with(mq: Connection, lake: Lakemq, protocol: s
 
 
 @pytest.mark.extended  # a group's first rebalance waits for three seconds
-def test_a_classic_group_is_waited_for_that_is_about_to_give_something(mq: Connection, lake: Lakemq) -> None:
+def test_consume_waits_for_the_first_rebalance_of_a_classic_group(mq: Connection, lake: Lakemq) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, ["a", "b"])
     how = ("consume", topic, "--group", group, "--protocol", "classic", "--output", "json")
     assert printed(lake(*how, "--timeout-ms", "0")) == ["a", "b"]
 
 
-def test_a_group_that_is_there_is_joined_as_it_is(mq: Connection, lake: Lakemq) -> None:
+def test_consume_joins_an_existing_group_by_its_protocol(mq: Connection, lake: Lakemq) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.groups.create(group, {"group.protocol": "cooperative"})
     add(mq, topic, ["a"])
@@ -75,7 +75,7 @@ def test_a_group_that_is_there_is_joined_as_it_is(mq: Connection, lake: Lakemq) 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", ["queue", "cooperative"])
-def test_until_the_end_is_until_the_group_has_read_all(mq: Connection, lake: Lakemq, protocol: str) -> None:
+def test_until_end_stops_when_the_group_has_read_all(mq: Connection, lake: Lakemq, protocol: str) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, [f"{n}" for n in range(5)])
     how = ("consume", topic, "--group", group, "--protocol", protocol, "--output", "json", "--until-end")
@@ -85,7 +85,7 @@ def test_until_the_end_is_until_the_group_has_read_all(mq: Connection, lake: Lak
     assert printed(lake(*how)) == []
 
 
-def test_who_ends_before_the_group_has_read_all_says_so(mq: Connection, lake: Lakemq) -> None:
+def test_consume_warns_of_partitions_that_others_own(mq: Connection, lake: Lakemq) -> None:
     topic, group = new_topic(mq, 1), new_name("g")
     with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest") as holder:
         until(lambda: bool(holder.poll() or holder.assignment()))
@@ -94,7 +94,7 @@ def test_who_ends_before_the_group_has_read_all_says_so(mq: Connection, lake: La
         assert "2 unread offsets in 1 partitions that this member does not own" in said
 
 
-def test_what_cannot_be_consumed_is_refused(mq: Connection, lake: Lakemq) -> None:
+def test_consume_of_a_missing_topic_or_with_wrong_options_is_refused(mq: Connection, lake: Lakemq) -> None:
     assert "UNKNOWN_TOPIC_OR_PARTITION" in lake("consume", "nobody-knows-it", "--group", "g", code=1).stderr
     topic = new_topic(mq)
     for wrong in (["--from", "noon"], ["--protocol", "chaotic"]):
@@ -112,7 +112,7 @@ def alone(tmp_path: Path) -> str:
 
 
 @pytest.mark.extended
-def test_an_interrupt_ends_it_and_its_membership(alone: str) -> None:
+def test_interrupt_ends_consume_and_its_membership(alone: str) -> None:
     """The command serves by itself if no sequencer leads."""
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", alone, "consume", "t", "--group", "g", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -127,7 +127,7 @@ def test_an_interrupt_ends_it_and_its_membership(alone: str) -> None:
 
 
 @pytest.mark.extended
-def test_an_interrupt_before_the_end_is_no_success(alone: str) -> None:
+def test_interrupt_before_the_end_exits_with_130(alone: str) -> None:
     with lakemq.connect(alone) as mq, mq.serving():
         holder = mq.consumer("g", topics=["t"], protocol="cooperative")
         until(lambda: bool(holder.poll() or holder.assignment()))

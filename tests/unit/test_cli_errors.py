@@ -136,7 +136,7 @@ def test_paths_that_no_namespace_can_have_are_refused(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
 
 
-def test_an_alien_delta_table_at_the_path_stays_as_it_is(tmp_path: Path) -> None:
+def test_foreign_delta_table_at_the_path_is_refused_and_kept(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path), pa.table({"a": [1]}))
     before = sorted(os.listdir(tmp_path))
     for command in (["init"], ["topics", "list"]):
@@ -144,7 +144,7 @@ def test_an_alien_delta_table_at_the_path_stays_as_it_is(tmp_path: Path) -> None
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_an_alien_delta_table_in_place_of_the_journal(tmp_path: Path) -> None:
+def test_foreign_delta_table_in_place_of_the_journal_is_refused(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "journal"), pa.table({"a": [1]}))
     for command in (["init"], ["topics", "list"]):
         assert "not LakeMQ's" in refusal(tmp_path, *command)
@@ -193,7 +193,7 @@ def test_bad_files_are_refused_naming_the_place(mq: Connection, path: str) -> No
     assert mq.end_offsets("t") == ends
 
 
-def test_a_file_that_is_not_there(path: str, tmp_path: Path) -> None:
+def test_publish_of_a_missing_file_is_refused(path: str, tmp_path: Path) -> None:
     line = refusal(path, "publish", str(tmp_path / "none.csv"), "--topic", "t")
     assert line == f"INVALID_REQUEST: The file cannot be read: No such file or directory. Found '{tmp_path}/none.csv'."
 
@@ -256,7 +256,7 @@ def test_a_missing_path_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what is said ---------------------------------------------------------------------------------------
 
 
-def test_any_error_is_told_in_one_printable_line() -> None:
+def test_errors_are_described_in_one_printable_line() -> None:
     assert one_line(describe_error(RuntimeError("a\n\x1b[31mb"))).startswith(
         "INTERNAL_ERROR: RuntimeError: a \\x1b[31mb "
     )
@@ -269,7 +269,7 @@ def test_any_error_is_told_in_one_printable_line() -> None:
     assert describe_error(NewerTable("topics: version 9")).startswith("NEWER_FORMAT: topics: version 9")
 
 
-def test_what_the_engine_logs_is_a_line_without_a_trace(
+def test_engine_logs_lines_without_a_trace_unless_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = logging.getLogger("lakemq.serve")

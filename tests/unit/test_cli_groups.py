@@ -66,7 +66,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_without_execute_it_is_only_said(mq: Connection, lake: Lakemq, topic: str) -> None:
+def test_reset_offsets_changes_nothing_without_execute(mq: Connection, lake: Lakemq, topic: str) -> None:
     group = committed(mq, topic, 3, 4)
     said = lake("reset-offsets", group, "--all-topics", "--to-earliest", "--output", "json")
     assert [(row["partition"], row["before"], row["after"]) for row in rows(said)] == [(0, 3, 0), (1, 4, 0)]
@@ -90,7 +90,7 @@ def test_offsets_of_one_partition_are_reset(mq: Connection, lake: Lakemq, topic:
         assert offsets(mq, group) == [3, offset], options
 
 
-def test_what_is_exported_is_read_again(mq: Connection, lake: Lakemq, topic: str, tmp_path: Path) -> None:
+def test_exported_offsets_are_read_again(mq: Connection, lake: Lakemq, topic: str, tmp_path: Path) -> None:
     one, two = committed(mq, topic, 3, 4), committed(mq, topic, 1)
     file = tmp_path / "offsets.csv"
     file.write_text(lake("reset-offsets", one, two, "--all-topics", "--shift-by", "0", "--export").stdout)
@@ -132,7 +132,7 @@ def test_wrong_usage_of_reset_offsets_is_exit_code_2(lake: Lakemq) -> None:
         lake("reset-offsets", *shlex.split(arguments), code=2)
 
 
-def test_of_several_each_is_tried_and_what_was_done_is_shown(mq: Connection, lake: Lakemq, topic: str) -> None:
+def test_reset_of_several_groups_goes_on_after_a_missing_one(mq: Connection, lake: Lakemq, topic: str) -> None:
     one, two = committed(mq, topic, 3), committed(mq, topic, 4)
     said = lake("reset-offsets", one, "nobody", two, "--all-topics", "--to-earliest", "--execute", code=1)
     assert [line.split() for line in said.stdout.splitlines()[1:]] == [

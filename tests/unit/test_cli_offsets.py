@@ -51,7 +51,7 @@ def test_the_first_message_at_or_after_a_time(mq: Connection) -> None:
     assert run(mq, topic, "--time", "2023-11-14T22:18:00")[0]["offset"] is None
 
 
-def test_a_message_of_an_open_transaction_is_behind_the_end(mq: Connection) -> None:
+def test_offsets_count_an_open_transaction_only_when_uncommitted(mq: Connection) -> None:
     topic = new_topic(mq)
     publish_minutes(mq, topic, 1)
     producer = mq.producer("offsets-of-open")

@@ -56,7 +56,7 @@ def test_digits_are_a_partition() -> None:
     assert made["partition"].to_pylist() == [0, -1, 2**31 - 1]
 
 
-def test_what_was_sent_is_told_from_the_lowest_offset_to_the_highest() -> None:
+def test_publish_reports_the_lowest_and_highest_offset() -> None:
     """An earlier piece may be acknowledged later, and another producer's offsets may lie between."""
     sent = _Sent()
     sent.add(FlushReport({("t", 0): AcknowledgedSpan(7, 9, 2)}, 1))

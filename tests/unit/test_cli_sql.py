@@ -88,7 +88,7 @@ def test_every_table_is_there_as_stored(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_a_namespace_may_be_named_by_a_word_of_sql_or_of_duckdbs(tmp_path: Path) -> None:
+def test_namespace_named_by_a_word_of_sql_can_be_queried(tmp_path: Path) -> None:
     made = tmp_path / "order"
     open_namespace(str(made), create=True)
     words = ["group", "table", "user", "all", "select", "2024", "a-b"]
@@ -145,7 +145,7 @@ def test_any_value_is_json_and_loses_nothing(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_names_that_come_twice_are_numbered(mq: Connection) -> None:
+def test_columns_with_equal_names_are_numbered(mq: Connection) -> None:
     assert run(mq, "SELECT 1 AS a, 2 AS a").stdout == '{"a":1,"a_1":2}\n'
     assert run(mq, "SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a").stdout == '{"a":1,"a_1":2,"a_1_1":3,"a_2":4}\n'
 
@@ -155,7 +155,7 @@ def test_statements_may_come_from_stdin(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_where_a_log_begins_is_no_data_file(mq: Connection) -> None:
+def test_log_start_segments_hold_no_messages(mq: Connection) -> None:
     query = "SELECT count(*) AS n FROM log WHERE topic IN ('weather', 'flights')"
     (deleted,) = map(json.loads, run(mq, "SELECT count(*) AS n FROM segments WHERE kind = 'log_start'").stdout.split())
     (found,) = map(json.loads, run(mq, query).stdout.split())
@@ -184,7 +184,7 @@ def test_queries_that_duckdb_refuses_are_refused_in_one_line(mq: Connection) -> 
 
 
 @pytest.mark.extended
-def test_duckdbs_own_sql_is_taken_too(mq: Connection) -> None:
+def test_duckdb_dialect_is_accepted(mq: Connection) -> None:
     result = run(mq, "SELECT \"offset\", decode(value) AS v FROM log WHERE topic = 'stamped'", dialect="duckdb")
     assert result.stdout == '{"offset":0,"v":"now"}\n'
     result = run(mq, "SELECT offset FROM log", dialect="duckdb")
@@ -202,7 +202,7 @@ def test_duckdb_neither_installs_nor_loads_an_extension_by_itself(mq: Connection
         connection.execute("SELECT * FROM 'https://example.invalid/x.parquet'")
 
 
-def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
+def test_snapshot_starts_over_when_a_merge_has_removed_the_watermarks_step(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watermarks = iter([0, 0])
@@ -216,7 +216,7 @@ def test_a_merge_that_forgot_the_watermarks_step_makes_it_start_over(
     assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step
 
 
-def test_topics_say_how_much_is_in_them_and_comes(mq: Connection) -> None:
+def test_topic_stats_count_records_and_their_rate(mq: Connection) -> None:
     query = "SELECT topic, records, records_per_s AS rate, last_timestamp AS last FROM topic_stats ORDER BY topic"
     found = [json.loads(line) for line in run(mq, query).stdout.splitlines()]
     assert [(one["topic"], one["records"]) for one in found] == [("flights", 18), ("stamped", 1), ("weather", 1)]
@@ -244,7 +244,7 @@ def unprojected(tmp_path: Path) -> Path:
 
 
 @pytest.mark.extended
-def test_what_is_not_projected_yet_is_told_beside_the_answer(unprojected: Path) -> None:
+def test_sql_warns_of_steps_that_are_not_projected(unprojected: Path) -> None:
     command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0
@@ -260,7 +260,7 @@ def test_what_is_not_projected_yet_is_told_beside_the_answer(unprojected: Path) 
 
 
 @pytest.mark.extended
-def test_who_waits_sees_it_although_nobody_projected_it(unprojected: Path) -> None:
+def test_sql_that_waits_projects_by_itself(unprojected: Path) -> None:
     command = ["--path", str(unprojected), "--output", "json", "sql", "SELECT count(*) AS n FROM log"]
     done = CliRunner().invoke(app, [*command, "--wait", "0"])
     assert done.exit_code == 1, done.output
@@ -331,7 +331,7 @@ def test_sql_from_python_warns_of_old_tables_and_waits_where_asked(
         assert not caplog.records
 
 
-def test_records_committed_records_and_offsets_are_told_apart(tmp_path: Path) -> None:
+def test_counts_of_offsets_records_and_committed_records_differ(tmp_path: Path) -> None:
     """Of 3 plain, 2 committed, 2 aborted and 2 open records, behind which 1 plain one waits, the first is deleted."""
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")
@@ -361,7 +361,7 @@ def test_records_committed_records_and_offsets_are_told_apart(tmp_path: Path) ->
 
 
 @pytest.mark.extended
-def test_producers_and_what_groups_have_left(tmp_path: Path) -> None:
+def test_views_show_live_producers_and_lag_of_groups(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t", 2)
         with mq.producer(transactional_id="tx") as producer:
@@ -378,7 +378,7 @@ def test_producers_and_what_groups_have_left(tmp_path: Path) -> None:
     assert json.loads(lag.stdout) == {"group": "g", "topic": "t", "partitions": 2, "lag": 6, "largest": 4}
 
 
-def test_what_was_at_a_step_or_a_time(tmp_path: Path) -> None:
+def test_sql_as_of_a_step_or_time_reads_the_state_then(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")
         steps = []
@@ -449,7 +449,7 @@ def test_a_snapshot_holds_no_projection_that_came_while_it_was_opened(tmp_path: 
 
 
 @pytest.mark.extended
-def test_what_was_merged_since_is_too_old(tmp_path: Path) -> None:
+def test_sql_as_of_a_step_before_a_merge_is_refused(tmp_path: Path) -> None:
     with lakemq.connect(tmp_path / "mq", create=True, config={"project.interval.ms": 0}) as mq, mq.serving():
         mq.topics.create("t")
     step = read_watermark(mq.namespace.store).step

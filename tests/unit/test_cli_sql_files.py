@@ -93,13 +93,13 @@ def test_nothing_outside_the_tables_is_read_or_written(
         assert {name for name in os.listdir(journal) if "out" in name} <= {*before}, query
 
 
-def test_what_is_closed_names_the_switch_that_opens_it(mq: Connection) -> None:
+def test_refused_files_name_the_option_allow_files(mq: Connection) -> None:
     assert sql(mq.namespace.path, "SELECT * FROM read_text('/etc/passwd')").stderr.endswith(
         "(`lakemq sql --allow-files` permits it.)\n"
     )
 
 
-def test_the_switch_opens_it(mq: Connection, tmp_path: Path) -> None:
+def test_allow_files_permits_files(mq: Connection, tmp_path: Path) -> None:
     query = f"SET threads = 1; COPY (SELECT decode(value) AS v FROM log) TO '{tmp_path}/out.csv'"
     assert sql(mq.namespace.path, query, "--allow-files").exit_code == 0
     assert (tmp_path / "out.csv").read_text() == "v\nthere\n"
@@ -107,7 +107,7 @@ def test_the_switch_opens_it(mq: Connection, tmp_path: Path) -> None:
     assert again.stdout == "v\nthere\n"
 
 
-def test_what_needs_no_file_works_as_before(mq: Connection) -> None:
+def test_statements_without_files_need_no_option(mq: Connection) -> None:
     query = "CREATE TABLE x AS SELECT * FROM log; SET VARIABLE n = 2; SELECT count(*) * getvariable('n') AS n FROM x"
     assert sql(mq.namespace.path, query).stdout == "n\n2\n"
 
@@ -138,7 +138,7 @@ def test_missing_statement_is_refused(mq: Connection) -> None:
             assert line.startswith("INVALID_REQUEST: There is no statement to run.")
 
 
-def test_statements_that_are_no_text_are_said(mq: Connection) -> None:
+def test_statements_that_are_not_utf_8_are_refused(mq: Connection) -> None:
     result = sql(mq.namespace.path, "-", stdin=b"SELECT '\xff'")
     (line,) = result.stderr.splitlines()
     assert (result.exit_code, result.stdout) == (1, "")
@@ -149,7 +149,9 @@ def test_statements_that_are_no_text_are_said(mq: Connection) -> None:
     assert line.startswith("INVALID_REQUEST: query is not valid.")
 
 
-def test_the_folder_it_spills_to_goes_with_it(mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_for_spilled_rows_is_private_and_removed(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     connection = connect_duckdb(mq.namespace)
     (folder,) = os.listdir(tmp_path)

@@ -44,14 +44,14 @@ def shell(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ('"$@" | true; exit ${PIPESTATUS[0]}', 141, ""),
     ],
 )
-def test_what_cannot_be_printed_is_one_line(
+def test_output_that_cannot_be_written_is_one_line_on_stderr(
     at: tuple[str, str], arguments: list[str], line: str, code: int, told: str
 ) -> None:
     done = shell(line, "--path", at[0], *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
 
 
-def test_what_could_not_be_printed_is_not_committed(at: tuple[str, str]) -> None:
+def test_consume_does_not_commit_messages_it_could_not_print(at: tuple[str, str]) -> None:
     path, topic = at
     group = new_name("g")
     done = shell('"$@" >&-', "--path", path, "consume", topic, "--group", group)
@@ -61,12 +61,12 @@ def test_what_could_not_be_printed_is_not_committed(at: tuple[str, str]) -> None
 
 
 @pytest.mark.parametrize("arguments", [["sql", "-"], ["publish", "--topic", "t"]], ids=" ".join)
-def test_a_closed_stdin_is_no_empty_one(at: tuple[str, str], arguments: list[str]) -> None:
+def test_closed_stdin_is_an_error_and_not_an_empty_input(at: tuple[str, str], arguments: list[str]) -> None:
     done = shell('"$@" <&-', "--path", at[0], *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "KAFKA_STORAGE_ERROR: Bad file descriptor\n")
 
 
-def test_what_is_for_stderr_is_not_data(at: tuple[str, str]) -> None:
+def test_notes_for_a_closed_stderr_do_not_reach_stdout(at: tuple[str, str]) -> None:
     arguments = ["--path", at[0], "groups", "reset-offsets", "g", "--topic", at[1], "--to-latest", "--export"]
     done = shell('"$@" 2>&-', *arguments)
     assert (done.returncode, done.stdout) == (0, f"{at[1]},0,1\n")

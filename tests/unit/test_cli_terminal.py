@@ -86,7 +86,7 @@ def test_destructive_commands_of_scripts_need_yes(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_no_is_the_default_answer(mq: Connection) -> None:
+def test_empty_answer_deletes_nothing(mq: Connection) -> None:
     code, stdout, shown = at_a_terminal(mq, "topics", "delete", "kept", answer="\n")
     assert (code, stdout) == (1, b"")
     assert "Delete topic 'kept' with 2 offsets in 1 partition? This cannot be undone. [y/N]: " in shown
@@ -94,14 +94,14 @@ def test_no_is_the_default_answer(mq: Connection) -> None:
     assert "kept" in [topic.topic for topic in mq.topics.list()]
 
 
-def test_yes_deletes(mq: Connection) -> None:
+def test_answer_yes_deletes(mq: Connection) -> None:
     mq.topics.create("doomed")
     code, stdout, _ = at_a_terminal(mq, "topics", "delete", "doomed", "--output", "json", answer="y\n")
     assert (code, stdout) == (0, b'{"topic":"doomed","deleted":true}\n')
     assert "doomed" not in [topic.topic for topic in mq.topics.list()]
 
 
-def test_what_does_not_exist_is_refused_before_anybody_is_asked(mq: Connection) -> None:
+def test_missing_topics_are_refused_without_a_question(mq: Connection) -> None:
     for command in (
         ["topics", "delete", "nosuch"],
         ["topics", "delete-records", "nosuch", "--before", "0=1"],

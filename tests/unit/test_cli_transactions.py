@@ -154,7 +154,7 @@ def test_describe_says_the_shard_and_who_coordinates(mq: Connection, found: Foun
     assert (described["shard"], described["coordinator"]) == (0, leader)
 
 
-def test_an_id_that_nobody_has_is_not_found(lake: Lakemq) -> None:
+def test_unknown_transactional_id_is_not_found(lake: Lakemq) -> None:
     for command in ("describe", "abort"):
         refused = lake("transactions", command, "nobody\x1b", code=1)
         assert refused.stderr.startswith("TRANSACTIONAL_ID_NOT_FOUND: ")
@@ -167,7 +167,7 @@ def test_find_hanging_asks_for_an_age(found: Found, open_one: str) -> None:
     assert [one["transactional_id"] for one in hanging] == [open_one]
 
 
-def test_abort_ends_it_and_fences_its_producer(mq: Connection, lake: Lakemq, found: Found) -> None:
+def test_abort_ends_a_transaction_and_fences_its_producer(mq: Connection, lake: Lakemq, found: Found) -> None:
     producer = mq.producer("stuck")
     producer.begin_transaction()
     producer.send("out", value="never")
@@ -237,7 +237,7 @@ def test_lag_shows_what_an_open_transaction_holds_back(mq: Connection, found: Fo
 
 
 @pytest.mark.extended
-def test_lag_of_one_that_reads_uncommitted_is_not_negative(mq: Connection, lake: Lakemq, found: Found) -> None:
+def test_lag_of_a_group_that_reads_uncommitted_is_not_negative(mq: Connection, lake: Lakemq, found: Found) -> None:
     mq.topics.create("ahead")
     producer = mq.producer("slow")
     producer.begin_transaction()

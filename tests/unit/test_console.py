@@ -229,7 +229,7 @@ def test_a_long_result_is_cut(browser: Browser) -> None:
     assert "The result has more rows. The first 1,000 are shown." in notices(page)
 
 
-def test_the_doctor_examines_when_asked(browser: Browser) -> None:
+def test_doctor_page_examines_when_its_form_is_sent(browser: Browser) -> None:
     checks = table_rows(browser.submit(browser.get("/doctor"), "/doctor"), "Checks")
     assert {"sequencer", "mailbox", "data files"} <= {row[0] for row in checks if row[1] == "ok"}
 
@@ -276,6 +276,6 @@ def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:
         assert "http-equiv" not in browser.get("/", refresh=text)
 
 
-def test_what_does_not_exist_is_not_found(browser: Browser) -> None:
+def test_pages_of_missing_topics_and_groups_are_not_found(browser: Browser) -> None:
     for path, inputs in (("/topic", {"name": "nosuch"}), ("/group", {"name": "nosuch"}), ("/nosuch", {})):
         assert notices(browser.get(path, 404, **inputs))

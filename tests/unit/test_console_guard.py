@@ -64,7 +64,7 @@ def test_every_answer_has_the_security_headers() -> None:
     assert "script-src" not in policy
 
 
-def test_with_a_token_nothing_is_shown_without_it() -> None:
+def test_console_with_a_token_shows_nothing_without_it() -> None:
     settings = ConsoleSettings("0.0.0.0", token=TOKEN)
     for headers in (
         {},

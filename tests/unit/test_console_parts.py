@@ -68,7 +68,7 @@ def test_any_bytes_are_shown_without_control_characters(data: bytes, how: str) -
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
 
 
-def test_what_reorders_text_is_escaped() -> None:
+def test_characters_that_reorder_text_are_escaped() -> None:
     assert escape_invisible("a\u2066b\tc\nd\x85") == "a\\u2066b\tc\nd\\x85"
 
 

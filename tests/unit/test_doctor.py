@@ -77,7 +77,7 @@ def test_a_healthy_namespace_has_no_findings(healthy: Path) -> None:
     assert not (healthy / "probe").exists()
 
 
-def test_groups_that_are_about_to_be_forgotten(path: Path) -> None:
+def test_groups_whose_offsets_expire_soon_are_a_finding(path: Path) -> None:
     with lakemq.connect(str(path)) as mq, mq.serving():
         for group, retention_ms in (("soon", 1), ("late", 86_400_000), ("never", -1)):
             mq.groups.create(group, {"offsets.retention.ms": retention_ms})
@@ -101,7 +101,7 @@ def test_a_finding_is_exit_code_1_and_says_how_to_mend_it(tmp_path: Path) -> Non
 # -- the machine ----------------------------------------------------------------------------------------
 
 
-def test_java_and_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_and_jars_are_findings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("LAKEMQ_JARS", str(tmp_path))
     findings = {f.check: f for f in examine(None) if not f.ok}
@@ -144,7 +144,7 @@ def test_versions_are_compared_with_ranges() -> None:
     assert [case for case in outside if within(*case)] == []
 
 
-def test_a_bad_settings_file(tmp_path: Path) -> None:
+def test_bad_settings_file_is_a_finding(tmp_path: Path) -> None:
     file = tmp_path / "lakemq.yaml"
     file.write_text("lease.ms: 1\n")
     (finding,) = [f for f in examine(None, conf=str(file), spark=False) if not f.ok]
@@ -161,7 +161,7 @@ def pretend_newer(entry: Path) -> None:
     entry.write_text(entry.read_text().replace(current, newer))
 
 
-def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
+def test_missing_truncated_and_newer_tables_are_findings(path: Path) -> None:
     shutil.rmtree(path / "delayed")
     log = path / "segments/_delta_log"
     for entry in log.iterdir():
@@ -173,14 +173,14 @@ def test_a_table_that_is_missing_truncated_or_newer(path: Path) -> None:
     assert "groups: schema version 9" in finding.found
 
 
-def test_a_newer_journal(path: Path) -> None:
+def test_newer_journal_is_a_finding(path: Path) -> None:
     pretend_newer(path / "journal/_delta_log/00000000000000000000.json")
     findings = find_problems(path)
     assert set(findings) == {"namespace"}
     assert findings["namespace"].found.startswith("NEWER_FORMAT: ")
 
 
-def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
+def test_letters_that_wait_without_a_leader_are_a_finding(path: Path, mq: Connection) -> None:
     name = mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
     long_ago_s = time.time() - 60
     os.utime(path / "mailbox" / name, (long_ago_s, long_ago_s))
@@ -191,7 +191,7 @@ def test_letters_wait_and_nobody_leads(path: Path, mq: Connection) -> None:
     assert findings["mailbox"].found.startswith("waiting letters: 1, the oldest for about 6")
 
 
-def test_a_leader_that_died_without_handing_over(path: Path, mq: Connection) -> None:
+def test_dead_leader_with_a_lease_is_a_finding(path: Path, mq: Connection) -> None:
     sequencer = mq.sequencer()
     assert sequencer.try_lead()
     assert not find_problems(path)
@@ -213,7 +213,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.extended
-def test_a_leader_that_was_killed_is_told_of_at_once(path: Path, mq: Connection) -> None:
+def test_killed_leader_is_a_finding_before_its_lease_ends(path: Path, mq: Connection) -> None:
     ended = subprocess.run([sys.executable, "-c", DIES, str(path)], timeout=60)
     assert ended.returncode == -signal.SIGKILL
     mq.namespace.mailbox.put("client", 1, b"letter", int(time.time() * 1000))
@@ -225,7 +225,7 @@ def test_a_leader_that_was_killed_is_told_of_at_once(path: Path, mq: Connection)
     assert result.exit_code == 1
 
 
-def test_aliens_in_the_mailbox(path: Path) -> None:
+def test_other_files_in_the_mailbox_are_a_finding(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     for i in range(7):
         (path / "mailbox" / f"notes{i}\x1b.txt").write_text("hello")
@@ -235,7 +235,7 @@ def test_aliens_in_the_mailbox(path: Path) -> None:
     assert findings["aliens"].found.endswith(", ...")
 
 
-def test_letters_that_cannot_be_read(path: Path) -> None:
+def test_unreadable_letters_are_a_finding(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     for i in range(7):
         name = path / "mailbox" / f"{time.time_ns() // 10**9}000-c{i}-0000000001"
@@ -248,7 +248,7 @@ def test_letters_that_cannot_be_read(path: Path) -> None:
     assert "--shared-with-group" in findings["letters"].mend
 
 
-def test_foreign_commits(path: Path, mq: Connection) -> None:
+def test_commits_by_others_are_a_finding(path: Path, mq: Connection) -> None:
     with mq.serving():
         mq.publish("t", pa.table({"value": ["2"]}))
     commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
@@ -269,13 +269,13 @@ def test_foreign_commits(path: Path, mq: Connection) -> None:
     assert "Leave maintenance to LakeMQ" in findings["foreign commits"].mend
 
 
-def test_what_spark_writes_into_the_inbox_is_not_foreign(path: Path) -> None:
+def test_commits_of_spark_to_the_inbox_are_no_finding(path: Path) -> None:
     commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
     (path / "inbox/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
     assert not find_problems(path)
 
 
-def test_a_data_file_that_is_gone(path: Path) -> None:
+def test_missing_data_file_is_a_finding(path: Path) -> None:
     (file,) = (path / MESSAGES.name).glob("*.parquet")
     file.unlink()
     findings = find_problems(path)
@@ -293,7 +293,9 @@ def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection)
 
 @pytest.mark.extended
 @pytest.mark.parametrize("offset_s", [-3600, 3600])
-def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: int) -> None:
+def test_clock_that_differs_from_the_stores_is_a_finding(
+    path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: int
+) -> None:
     real = time.time_ns
     monkeypatch.setattr(doctor_namespace.time, "time_ns", lambda: real() + offset_s * 10**9)
     finding = find_problems(path)["clock"]
@@ -301,7 +303,7 @@ def test_a_clock_that_is_not_the_stores(path: Path, monkeypatch: pytest.MonkeyPa
     assert "time server" in finding.mend
 
 
-def test_a_journal_from_the_future(path: Path) -> None:
+def test_journal_ahead_of_the_clock_is_a_finding(path: Path) -> None:
     """The steps were decided when the store's time was a day ahead."""
 
     class Tomorrow(LocalFiles):

@@ -72,7 +72,7 @@ def restore(healthy: Path, path: Path) -> None:
     shutil.copytree(healthy, path)
 
 
-def test_nothing_is_there(tmp_path: Path) -> None:
+def test_init_as_advised_creates_a_missing_namespace(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     (command,) = parse_commands(find_problems(path)["namespace"])
     assert command == ["--path", str(path), "init"]
@@ -94,7 +94,7 @@ def remove_journal(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate_journal, remove_first_commit, remove_journal])
-def test_a_journal_that_is_damaged_or_gone_is_restored_and_not_made_anew(
+def test_damaged_journal_is_restored_from_backup_and_not_created_again(
     healthy: Path, path: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(path)
@@ -120,7 +120,7 @@ def test_an_init_that_was_interrupted_is_completed(tmp_path: Path) -> None:
     assert not find_problems(path)
 
 
-def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
+def test_delayed_messages_of_a_missing_file_are_cancelled_as_advised(path: Path) -> None:
     before = set((path / "messages").glob("*.parquet"))
     with Connection(open_namespace(str(path))) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["x" * 400_000, "y" * 400_000], "delay_ms": [10**9, 10**9 + 9_000]}))
@@ -136,7 +136,7 @@ def test_delayed_messages_in_a_file_that_is_gone(path: Path) -> None:
         assert [waiting.topic for waiting in mq.delayed.all()] == ["u"]
 
 
-def test_delayed_messages_that_nobody_releases(path: Path) -> None:
+def test_delayed_messages_without_a_sequencer_are_released_as_advised(path: Path) -> None:
     with Connection(open_namespace(str(path))) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["x"]}), delay_ms=8_000)
     assert not find_problems(path)
@@ -174,7 +174,7 @@ def test_a_newer_table_needs_a_newer_version(path: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["topics", "partitions", "watermarks"])
-def test_rows_that_somebody_deleted_are_named_and_restored(healthy: Path, path: Path, table: str) -> None:
+def test_rows_deleted_by_others_are_named_and_restored(healthy: Path, path: Path, table: str) -> None:
     with ignore_protocol(path / table) as copy:
         DeltaTable(copy).delete()
     with Connection(open_namespace(str(path))) as mq:
@@ -194,7 +194,7 @@ def test_rows_that_somebody_deleted_are_named_and_restored(healthy: Path, path: 
     assert not find_problems(path)
 
 
-def test_maintenance_by_others_is_told_as_harmless(path: Path) -> None:
+def test_maintenance_by_others_needs_no_backup(path: Path) -> None:
     with ignore_protocol(path / "segments") as copy:
         DeltaTable(copy).optimize.z_order(["topic_id"])
     finding = find_problems(path)["foreign commits"]
@@ -202,7 +202,7 @@ def test_maintenance_by_others_is_told_as_harmless(path: Path) -> None:
     assert set(find_problems(path)) == {"foreign commits"}
 
 
-def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
+def test_serve_as_advised_decides_letters_that_wait(path: Path) -> None:
     quick = EngineConfig({"lease.ms": 500})  # else the next leader waits for ten seconds
     with Connection(open_namespace(str(path), quick)) as mq:
         sequencer = mq.sequencer()
@@ -231,7 +231,7 @@ def test_letters_wait_or_a_leader_is_dead(path: Path) -> None:
     assert not find_problems(path)
 
 
-def test_aliens_are_deleted(path: Path) -> None:
+def test_other_files_in_the_mailbox_are_deleted_as_advised(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     (path / "mailbox" / "notes.txt").write_text("hello")
     finding = find_problems(path)["aliens"]
@@ -241,7 +241,7 @@ def test_aliens_are_deleted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["put back", "given up"])
-def test_data_files_that_are_gone(healthy: Path, path: Path, way: str) -> None:
+def test_missing_data_files_are_put_back_or_given_up_as_advised(healthy: Path, path: Path, way: str) -> None:
     files = sorted((path / "messages").glob("*.parquet"))
     assert len(files) >= 4
     for file in files[::2]:

@@ -48,7 +48,7 @@ def test_every_extra_has_its_packages_and_every_package_of_one_its_modules() -> 
         assert not any(re.search(rf"^{module}\b", required, re.MULTILINE) for module in modules)
 
 
-def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
+def test_missing_extra_names_the_command_that_installs_it() -> None:
     with (
         pytest.raises(MissingExtra, match=r"duckdb is not installed\. Expected pip install 'lakemq\[sql\]'\."),
         needs("sql"),

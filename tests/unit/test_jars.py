@@ -45,7 +45,7 @@ def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> 
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
 
-def test_the_folder_is_the_named_one_else_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_are_kept_in_the_named_folder_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEMQ_JARS", "/kept")
     assert jars.kept_folder() == Path("/kept")
     monkeypatch.delenv("LAKEMQ_JARS")
@@ -56,7 +56,7 @@ def test_the_folder_is_the_named_one_else_in_the_cache(monkeypatch: pytest.Monke
     assert jars.kept_folder() == Path(f"/home/somebody/.cache/lakemq/jars-{jars.DELTA_VERSION}")
 
 
-def test_what_was_fetched_is_kept_and_never_asked_for_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_jars_are_kept_and_not_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
     assert jars.DELTA_JARS.resolve() == (folder / JAR.file_name,)
     spark_brings(monkeypatch, None)
@@ -64,7 +64,7 @@ def test_what_was_fetched_is_kept_and_never_asked_for_again(folder: Path, monkey
     assert [path.name for path in folder.iterdir()] == [JAR.file_name]
 
 
-def test_other_bytes_are_refused_and_nothing_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jar_with_a_wrong_hash_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"wrong")
     with pytest.raises(jars.JarsNotResolved, match="does not hash"):
         jars.DELTA_JARS.resolve()
@@ -81,7 +81,7 @@ def fake_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: s
     fake_java(tmp_path, monkeypatch, "17")
 
 
-def test_spark_is_asked_for_the_jars_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolver_asks_spark_for_the_jars_without_dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark_submit(tmp_path, monkeypatch, f'cp "$2" {tmp_path}/seen')
     jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
     settings = dict(line.split(" ", 1) for line in (tmp_path / "seen").read_text().splitlines())
@@ -89,13 +89,13 @@ def test_spark_is_asked_for_the_jars_alone(tmp_path: Path, monkeypatch: pytest.M
     assert 'usepoms="false"' in Path(settings["spark.jars.ivySettings"]).read_text()
 
 
-def test_what_spark_says_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_resolver_holds_sparks_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_spark_submit(tmp_path, monkeypatch, "echo UnknownHostException >&2; exit 1")
     with pytest.raises(jars.JarsNotResolved, match=r"network\?\nUnknownHostException$"):
         jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
 
 
-def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
+def test_jars_in_a_folder_that_was_filled_by_hand_are_accepted(folder: Path) -> None:
     folder.mkdir()
     (folder / JAR.file_name).write_bytes(b"wrong")
     with pytest.raises(jars.MissingJars):
@@ -104,7 +104,7 @@ def test_a_folder_filled_by_hand_is_accepted(folder: Path) -> None:
     assert jars.DELTA_JARS.resolve() == jars.kept_jars()
 
 
-def test_a_jar_that_was_cut_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_jar_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
     (cut,) = jars.DELTA_JARS.resolve()
     cut.write_bytes(b"rig")
@@ -114,7 +114,7 @@ def test_a_jar_that_was_cut_is_fetched_again(folder: Path, monkeypatch: pytest.M
     assert cut.read_bytes() == b"right"
 
 
-def test_a_jar_that_went_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jar_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_brings(monkeypatch, b"right")
     (jar,) = jars.DELTA_JARS.resolve()
     jar.unlink()

@@ -80,7 +80,7 @@ def test_kinds_of_failures_have_their_exit_codes(capsys: pytest.CaptureFixture[s
         assert logged["message"].startswith(f"{name}: ")
 
 
-def test_what_is_logged_is_an_object_a_line_with_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_log_an_object_per_line_with_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("lakemq.here")
 
     def work() -> entry.Counts:
@@ -115,7 +115,7 @@ def test_storage_options_never_show_their_values(capsys: pytest.CaptureFixture[s
     assert "secret" not in "".join(capsys.readouterr())
 
 
-def test_without_a_namespace_it_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_without_a_path_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(entry.PATH_VARIABLE, raising=False)
     with pytest.raises(SystemExit) as ended:
         entry.parse_arguments(entry.make_job_parser("job", "Does.", ""), [])
@@ -125,7 +125,7 @@ def test_without_a_namespace_it_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("arguments", [["--wait-ms", "-1"], ["--wait-ms", "soon"]])
-def test_a_number_that_is_none_is_wrong_usage(arguments: list[str]) -> None:
+def test_option_without_a_valid_number_is_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         step.main(["--path", "mq", *arguments])
     assert ended.value.code == 2
@@ -155,7 +155,7 @@ def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
-def test_steps_tell_their_requests_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_logs_its_requests_at_level_debug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True) as mq:
         asking = threading.Thread(target=mq.topics.create, args=["t"])
@@ -173,7 +173,9 @@ def test_steps_tell_their_requests_where_that_is_asked_for(tmp_path: Path, capsy
 
 
 @pytest.mark.slow
-def test_a_step_may_leave_it_to_who_leads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_step_unless_led_succeeds_while_another_sequencer_leads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True) as mq, mq.serving():
         mq.topics.create("t")
@@ -183,9 +185,7 @@ def test_a_step_may_leave_it_to_who_leads(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_who_serves_for_a_while_ends_by_itself_and_leaves_no_lease(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_for_a_time_ends_and_leaves_no_lease(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True) as mq:
         begun_s = time.monotonic()
@@ -196,7 +196,9 @@ def test_who_serves_for_a_while_ends_by_itself_and_leaves_no_lease(
 
 
 @pytest.mark.slow
-def test_what_is_due_is_released_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_delayed_releases_due_messages_and_counts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(tmp_path / "mq")
     with lakemq.connect(path, create=True) as mq, mq.serving():
         mq.topics.create("t")

@@ -156,7 +156,7 @@ def test_scrapes_within_a_second_share_one_reading(busy: BusyNamespace, monkeypa
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_hides_no_other(busy: BusyNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_part_of_a_scrape_hides_no_other(busy: BusyNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Any:
         raise OSError("the table is gone")
 

@@ -11,7 +11,7 @@ from lakemq.engine.protocol.rules.consuming.offsets import _may_commit
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
-def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reason() -> None:
+def test_allowed_mutations_exist_and_have_reasons() -> None:
     names = {change.name for module in FOLDERS for change in changes_of(module)}
     allowed = yaml.safe_load(ALLOWED.read_text(encoding="utf-8"))
     assert [entry["change"] for entry in allowed if entry["change"] not in names] == []
@@ -19,7 +19,7 @@ def test_what_may_go_unnoticed_is_a_change_of_the_code_as_it_is_and_has_its_reas
     assert len({entry["change"] for entry in allowed}) == len(allowed)
 
 
-def test_a_change_is_noticed_and_leaves_nothing_behind() -> None:
+def test_mutation_is_noticed_by_its_story_and_undone() -> None:
     """Two comparisons decide whether an offset belongs to its member."""
     changes_of_function = [change for change in changes_of("offsets") if change.function == "_may_commit"]
     changes = [

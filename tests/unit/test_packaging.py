@@ -172,7 +172,7 @@ print(lakemq.engine.__file__)
     assert python_says(code, "-I", "-S", cwd=tmp_path) == f"{archive}/lakemq/engine/__init__.py"
 
 
-def test_the_installed_package_imports_from_any_folder_and_no_short_name_does(tmp_path: Path) -> None:
+def test_installed_package_imports_by_its_full_name_alone(tmp_path: Path) -> None:
     code = f"""
 import importlib.util
 import lakemq.engine

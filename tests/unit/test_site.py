@@ -165,7 +165,7 @@ def test_diagrams_that_cannot_be_drawn_are_refused(diagrams: ModuleType) -> None
             diagrams.draw_diagram(source)
 
 
-def test_text_is_escaped(diagrams: ModuleType) -> None:
+def test_text_of_diagrams_is_escaped(diagrams: ModuleType) -> None:
     drawn = diagrams.draw_diagram('sequenceDiagram\n  participant A as <b>"x"\n  A->>A: <script>')
     assert "<script>" not in drawn
     assert "<b>" not in drawn
