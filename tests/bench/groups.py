@@ -38,14 +38,12 @@ _Note = tuple[float, list[int], list[float]]
 spawn = multiprocessing.get_context("spawn")
 
 
-def run(messages: int, idle_members: int, idle_s: float, partitions: int, members: int) -> Iterator[Figure]:
+def run(messages: int, idle_members: int, idle_s: float) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         yield from _measure_handoffs(folder)
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         yield from _reading(folder, messages)
     yield from idle(idle_members, idle_s)
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
-        yield from _many(folder, partitions, members)
 
 
 def join_group(mq: Connection, group: str, topic: str, heartbeat_ms: int = 1_000) -> MemberConsumer:
@@ -298,48 +296,6 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# -- many ---------------------------------------------------------------------------------------------------
-
-
-def _many(folder: str, partitions: int, members: int) -> Iterator[Figure]:
-    """Measure members that join in one process, while another process sends."""
-    with lakemq.connect(folder) as mq:
-        mq.topics.create("t", partitions=partitions)
-        mq.topics.create("other")
-        stop, answers = spawn.Event(), spawn.Queue()
-        sender = spawn.Process(target=_sender, args=(folder, stop, answers))
-        sender.start()
-        answers.get()
-        start_s = time.time()
-        consumers = [join_group(mq, "g", "t") for _ in range(members)]
-        while mq.groups.describe("g").state != "Stable" and time.time() - start_s < 120:
-            for consumer in consumers:
-                consumer.poll()
-        took_s = time.time() - start_s
-        stop.set()
-        waits = answers.get()
-        sender.join()
-        name = f"{members} members join, {partitions:,} partitions"
-        yield Figure(f"{name}: settled after", took_s, "s", 60, "<=")
-        yield Figure(f"{name}: longest send meanwhile", max(waits) * 1e3, "ms", 50, "<=")
-        yield Figure(f"{name}: send p50 meanwhile", median(waits) * 1e3, "ms", 25, "<=")
-
-
-def _sender(folder: str, stop: Event, answers: Queue[object]) -> None:
-    waits = []
-    with lakemq.connect(folder) as mq, mq.producer(linger_ms=0) as producer:
-        producer.send("other", "x")
-        producer.flush()
-        answers.put(0)
-        while not stop.is_set():
-            start_s = time.perf_counter()
-            producer.send("other", "x")
-            producer.flush()
-            waits.append(time.perf_counter() - start_s)
-            time.sleep(0.01)
-    answers.put(waits)
-
-
 if __name__ == "__main__":
-    for figure in run(1_000_000, 1_000, 20, 1_000, 50):
+    for figure in run(1_000_000, 1_000, 20):
         print(f"{figure.name}: {figure.value:.3g} {figure.unit} ({figure.sense} {figure.target:g})", flush=True)

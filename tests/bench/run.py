@@ -36,11 +36,9 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
     "transactions": lambda quick: (
-        transactions.run(20_000, 60, 40, 4, 2, 2_000)
-        if quick
-        else transactions.run(1_000_000, 400, 1000, 8, 5, 100_000)
+        transactions.run(20_000, 60, 40, 4, 2) if quick else transactions.run(1_000_000, 400, 1000, 8, 5)
     ),
-    "groups": lambda quick: groups.run(*((100_000, 40, 2, 100, 4) if quick else (5_000_000, 1_000, 60, 10_000, 500))),
+    "groups": lambda quick: groups.run(*((100_000, 40, 2) if quick else (5_000_000, 1_000, 60))),
     "core-memory": lambda quick: core_memory.run(2_000 if quick else 1_000_000),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
     "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,34 +13,16 @@ import numpy as np
 import pyarrow as pa
 from figures import Figure, measure_in_turn, median, percentile, seconds
 from serving import run_sequencer
-from with_spark import messages
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.transactional import TransactionalProducer
-from lakemq.engine.protocol.values.log import Produce, Ranges
-from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
-from lakemq.engine.protocol.values.transactions import EndTransaction
-from lakemq.spark import spark_session
 
 PARTITIONS = 8
 WARM_UP = 20
 
-_START = r"""
-import sys, time
-import lakemq
-started = time.perf_counter()
-mq = lakemq.connect(sys.argv[1])
-sequencer = mq.sequencer()
-assert sequencer.try_lead()
-print(time.perf_counter() - started)
-assert len(sequencer.state.transactions) == int(sys.argv[2])
-sequencer.resign()
-"""
 
-
-def run(rows: int, sends: int, producers: int, processes: int, rounds: int, history: int) -> Iterator[Figure]:
-    yield published_over_plain(rows, rounds)
+def run(rows: int, sends: int, producers: int, processes: int, rounds: int) -> Iterator[Figure]:
     yield fetched_over_plain(rows, rounds)
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         with lakemq.connect(folder) as mq:
@@ -55,33 +34,6 @@ def run(rows: int, sends: int, producers: int, processes: int, rounds: int, hist
         rate = many_producers(folder, producers, processes, rounds)
         name = f"{producers:,} producers in {processes} processes committing at once"
         yield Figure(name, rate, "transactions/s", 2000, ">=")
-    yield Figure(f"{history:,} transactions in the log: start", measure_start_after(history), "s", 3, "<=")
-
-
-def published_over_plain(rows: int, rounds: int) -> Figure:
-    """Return the median seconds of a publish in Spark over those of the same publish inside a transaction."""
-    folder = tempfile.mkdtemp(prefix="lakemq-bench-")
-    spark = spark_session(master="local[2]", app_name="bench")
-    try:
-        with lakemq.connect(f"{folder}/mq", spark=spark, create=True) as mq, mq.serving():
-            messages(spark, rows, 92).write.format("delta").save(f"{folder}/source")
-            source = spark.read.format("delta").load(f"{folder}/source")
-            mq.topics.create("t", partitions=PARTITIONS)
-
-            def plain() -> None:
-                mq.publish("t", source)
-
-            def inside() -> None:
-                with mq.transaction("bench") as txn:
-                    txn.publish("t", source)
-
-            plain(), inside()
-            alone, together = measure_in_turn([plain, inside], rounds)
-    finally:
-        spark.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-    ratio = median(alone) / median(together)
-    return Figure(f"publish {rows / 1e6:g} M x 100 B in a transaction over without", ratio, "ratio", 0.95, ">=")
 
 
 def fetched_over_plain(rows: int, rounds: int, batches: int = 100) -> Figure:
@@ -188,29 +140,3 @@ def _producer_process(
         for thread in threads:
             thread.join()
         queue.put(time.perf_counter() - start_s)
-
-
-def measure_start_after(count: int) -> float:
-    """Return the seconds until a sequencer leads a namespace with `count` transactional ids, each after one commit."""
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder:
-        with lakemq.connect(folder, create=True) as mq, mq.serving():
-            mq.topics.create("t", partitions=PARTITIONS)
-            for first in range(0, count, 2000):
-                _commit_empty(mq, range(first, min(first + 2000, count)))
-        command = [sys.executable, "-c", _START, folder, str(count)]
-        runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(3)]
-        return min(float(run.stdout) for run in runs)
-
-
-def _commit_empty(mq: Connection, numbers: range) -> None:
-    """Commit one transaction per number, each with one publish without rows."""
-    futures = [mq.requester.submit(InitProducer(f"id-{number}")) for number in numbers]
-    step, ends = mq.state().step, []
-    for number, future in zip(numbers, futures, strict=True):
-        producer = future.result()
-        assert isinstance(producer, ProducerDone)
-        ref = TransactionRef(f"id-{number}", producer.producer_id, producer.producer_epoch)
-        produce = Produce(topics=[], ranges=Ranges(), metadata_step=step, transaction=ref)
-        ends.append(mq.requester.submit_all([(produce, None), (EndTransaction(ref, True, 1), None)])[-1])
-    for end in ends:
-        end.result()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from typer.testing import CliRunner, Result
 from unit.served import new_name, new_topic, served
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.lookup import reader
+from lakemq.jobs.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +36,15 @@ def topic(mq: Connection) -> str:
 def group() -> str:
     """The name of a group that no test has used before."""
     return new_name("group")
+
+
+@pytest.fixture
+def lake(mq: Connection) -> Callable[..., Result]:
+    """The command on the module's namespace. It must end with the exit code `code`."""
+
+    def run(*arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
+        result = CliRunner().invoke(app, ["--path", mq.namespace.path, *arguments], input=stdin)
+        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+        return result
+
+    return run

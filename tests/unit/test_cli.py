@@ -51,12 +51,6 @@ def mq(namespace: Path) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.fixture
-def lake(mq: Connection) -> Lakemq:
-    """The command on the namespace."""
-    return lambda *arguments, **options: run(Path(mq.namespace.path), *arguments, **options)
-
-
 def fetched(mq: Connection, topic: str) -> list[dict[str, Any]]:
     """The messages of a topic as `lakemq fetch` prints them."""
     return message_records(mq.fetch(topic).to_arrow())

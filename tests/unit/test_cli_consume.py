@@ -12,26 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 from unit.served import new_name, new_topic, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow
 
 Lakemq = Callable[..., Result]
-
-
-@pytest.fixture
-def lake(mq: Connection) -> Lakemq:
-    def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, *arguments])
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return run
 
 
 def add(mq: Connection, topic: str, texts: list[str]) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import ProducerFenced, TransactionAbortable
-from lakemq.jobs.cli import app
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +32,6 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
         rows = {"value": [str(n) for n in range(10)], "partition": [0, 1] * 5}
         connection.publish("in", pa.table(rows))
         yield connection
-
-
-@pytest.fixture
-def lake(mq: Connection) -> Lakemq:
-    """The command on the namespace."""
-
-    def run(*arguments: str, code: int = 0) -> Result:
-        result = CliRunner().invoke(app, ["--path", mq.namespace.path, *arguments])
-        assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        return result
-
-    return run
 
 
 @pytest.fixture
