@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from faults.checks import check_projections
 from faults.processes import QUICK, Processes, assert_killed, kill_one, settings_that_reach, terminate, until
-from targets import extended_but
+from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -30,12 +30,16 @@ POINTS = {
     "projector.table_appended": 9,
     "projector.watermark_written": 3,
 }
+IN_CI = ("sequencer.step_put", "projector.table_appended", "at random, packed")
 WAVES, WAVE = 12, 6
 STAMPED = {"message.timestamp.type": "LogAppendTime", "delay.slot.ms": 40}
 """With these settings the timestamp of a message is the time of its release."""
 
 
-@pytest.mark.parametrize("point", extended_but(["sequencer.step_put"], [*POINTS, "at random", "at random, packed"]))
+@pytest.mark.parametrize(
+    "point",
+    extended_but(["sequencer.step_put"], nightly_but(IN_CI, [*POINTS, "at random", "at random, packed"])),
+)
 def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> None:
     chance = random.Random(point)
     crash_at = f"{point}:{POINTS[point]}" if point in POINTS else None

@@ -19,7 +19,7 @@ from faults.checks import check_all, check_log
 from faults.commands import LAKEMQ, Process
 from faults.messages import Acknowledged, value_of
 from faults.processes import QUICK, TOPIC, Processes, until
-from targets import extended_but
+from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -115,7 +115,7 @@ class Sender:
         raise AssertionError("it does not go on")
 
 
-@pytest.mark.parametrize("leave", extended_but([12_288], [0, 12_288, 40_960]))
+@pytest.mark.parametrize("leave", nightly_but([12_288], [0, 12_288, 40_960]))
 def test_a_full_disk_refuses_or_waits_and_then_goes_on(leave: int, disk: Path, caplog: pytest.LogCaptureFixture):
     """The bytes left do not suffice for the letter, the rows, the journal, the projections or the
     answer.

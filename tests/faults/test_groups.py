@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from typing import Any
 
@@ -16,7 +15,6 @@ from faults.processes import TOPIC, Processes, Publishing, is_stopped, terminate
 
 import lakemq
 
-SESSION_S = 6.0
 GROUP = "g"
 
 
@@ -61,7 +59,7 @@ def check_group(family: Processes, members: GroupNotes, acknowledged: list[Any],
 def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> None:
     """The sequencer is killed, too, and its successor does not think living members dead."""
     first = family.serve()
-    first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
+    first_member, second_member = (family.consume(name, GROUP, session_ms=600_000) for name in ("one", "two"))
     members = GroupNotes(family, "one", "two")
     with Publishing(family.path, "p", family.config) as publishing:
         publishing.wait_for(20)
@@ -71,10 +69,8 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
         publishing.wait_for(10)
         since = len(members.read("two"))
         first_member.kill()
-        killed_s = time.monotonic()
-        until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
         # its process has ended on the sequencer's machine, which notices that at once; its session would end later
-        assert time.monotonic() - killed_s < SESSION_S + 6
+        until(lambda: members.partitions("two", since) == {0, 1}, 60, "the other's partition")
         publishing.wait_for(5)
     until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
     terminate(second_member)

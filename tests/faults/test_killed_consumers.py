@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from faults.processes import until
+from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
@@ -28,8 +29,8 @@ with lakemq.connect(path) as mq, mq.consumer("g", topics=["t"], protocol=protoco
         consumer.poll(timeout_ms=100)
         print(len(consumer.assignment()), flush=True)
 """
-LATE_S = 6.0
-"""How much later than documented the partitions may come on a machine that runs other tests, too."""
+LATE_S = 30.0
+"""How much later than documented the partitions may come on a busy machine: less than a session, which is 45 s."""
 
 
 def read_table() -> dict[str, list[str]]:
@@ -71,7 +72,7 @@ def measure_s(consumer: MemberConsumer, partition_count: int) -> float:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])
+@pytest.mark.parametrize("protocol", nightly_but(["queue"], ["cooperative", "classic", "queue"]))
 def test_partitions_of_a_killed_consumer_wait_as_long_as_the_page_says(tmp_path: Path, protocol: str) -> None:
     here = read_table()["on the sequencer's machine, with the namespace on its disk"]
     if protocol == "queue":

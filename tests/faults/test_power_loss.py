@@ -11,6 +11,7 @@ from faults.messages import Acknowledged
 from faults.power import LOSSES, Disk, Loss, Note, RecordedDisk, disk_after, read_tellings
 from faults.processes import QUICK, TOPIC, start
 from faults.shims import compile_library
+from targets import nightly_but
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -72,7 +73,7 @@ def _covers_entry(disk: Disk, log: str, version: int, root: str) -> bool:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("after", [1, COUNT + 1, ROUNDS * COUNT])
+@pytest.mark.parametrize("after", nightly_but([COUNT + 1], [1, COUNT + 1, ROUNDS * COUNT]))
 def test_what_was_acknowledged_survives(
     loss: Loss, after: int, recorded_disk: RecordedDisk, notes: list[Note], tmp_path: Path
 ):

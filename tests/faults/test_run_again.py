@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from targets import extended_but
+from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -25,6 +25,8 @@ CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "lease.ms": 1_000}
 COUNT = 600
 CHECKOUT = Path(__file__).parents[2]
 HOUR_S = 3_600
+QUEUE = pytest.param("queue", marks=pytest.mark.extended)
+CLASSIC = pytest.param("classic", marks=pytest.mark.nightly)
 
 KILLED = """
 import os, signal, sys
@@ -132,7 +134,7 @@ def conf(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("protocol", extended_but(["cooperative"], ["cooperative", "classic", "queue"]))
+@pytest.mark.parametrize("protocol", ["cooperative", QUEUE, CLASSIC])
 def test_a_job_that_is_killed_and_run_again_does_all_its_work(path: str, protocol: str) -> None:
     first = run(WORK, path, protocol, "dies")
     assert first.returncode == -signal.SIGKILL
@@ -184,7 +186,7 @@ def member_count(mq: Connection) -> int:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+@pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "queue"]))
 def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str, protocol: str) -> None:
     run_until_kill(path, protocol)
     with lakemq.connect(path, config=CONFIG) as mq:
@@ -194,7 +196,7 @@ def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("protocol", ["cooperative", "static"])
+@pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "static"]))
 def test_a_run_of_step_frees_what_was_killed_elsewhere_a_session_ago(path: str, protocol: str) -> None:
     run_until_kill(path, protocol)
     move_elsewhere(path, HOUR_S)

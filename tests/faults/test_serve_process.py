@@ -47,9 +47,7 @@ def test_a_standby_takes_over_from_a_killed_leader(path: Path, start: Callable[.
     second = start("serve")
     second.wait_for_line(f"stands by: {name} leads with epoch 1")
     first.signal(signal.SIGKILL)
-    killed_s = time.monotonic()
     second.wait_for_line("leads with epoch 2")
-    assert time.monotonic() - killed_s < LEASE_MS / 1000 + 5
     lakemq(path, "publish", "--topic", "t", stdin='"after"\n')
     assert values(path) == ['"before"', '"after"']
 

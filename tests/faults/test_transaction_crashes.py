@@ -16,7 +16,7 @@ from faults.checks import check_projections
 from faults.child import ROWS
 from faults.messages import value_of
 from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, settings_that_reach, until
-from targets import extended_but
+from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -44,6 +44,8 @@ STEP_POINTS = {
 """Point -> its arrival in the step of a sequencer that finds one letter, or in its projection. A
 sequencer's first step says that it leads.
 """
+IN_CI = [("sequencer.step_landed", 300), ("sequencer.rows_written", 20_000), ("projector.table_appended", 20_000)]
+"""tests/stateful/test_transactional_namespace.py shows deaths at the others, in one process."""
 BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written")
 
 
@@ -127,11 +129,14 @@ def watching(path: str) -> Iterator[None]:
 # -- the producer's process -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("letter", extended_but(["messages"], ["messages", "commit"]))
 @pytest.mark.parametrize(
-    "successor",
-    [True, pytest.param(False, marks=pytest.mark.extended)],
-    ids=["a successor comes", "it times out"],
+    ("letter", "successor"),
+    [
+        ("messages", True),
+        pytest.param("commit", True, marks=pytest.mark.extended),
+        pytest.param("messages", False, marks=pytest.mark.extended),
+        pytest.param("commit", False, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter: str, successor: bool):
     """If the producer had sent messages, they are aborted. If it had sent the commit, they are committed."""
@@ -156,7 +161,7 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("letter", ["messages", "commit"])
+@pytest.mark.parametrize("letter", nightly_but(["messages"], ["messages", "commit"]))
 def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, letter: str):
     """The zombie is told that it is fenced, or that it has committed if that was decided before its successor came."""
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
@@ -198,11 +203,14 @@ def repeat_until_answer(ask: Callable[[], Answer]) -> Answer:
 @pytest.mark.parametrize(
     ("point", "timeout_ms"),
     extended_but(
-        [("sequencer.step_landed", 300)],
-        [
-            *((point, 20_000) for point in STEP_POINTS),
-            *((f"sequencer.{name}", 300) for name in ("letters_taken", "step_landed", "answered")),
-        ],
+        IN_CI[:1],
+        nightly_but(
+            IN_CI,
+            [
+                *((point, 20_000) for point in STEP_POINTS),
+                *((f"sequencer.{name}", 300) for name in ("letters_taken", "step_landed", "answered")),
+            ],
+        ),
     ),
 )
 def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: str, timeout_ms: int):

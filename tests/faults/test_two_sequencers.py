@@ -12,7 +12,7 @@ from decided import read_steps
 from faults.checks import check_all
 from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, settings_that_reach, terminate, until
 from protocol_harness import letter_bytes
-from targets import extended_but
+from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -96,15 +96,18 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
     "stop_at",
     extended_but(
         ["sequencer.step_put:8"],
-        [
-            "sequencer.letters_taken:30",
-            "sequencer.rows_written:6",
-            "sequencer.step_put:8",
-            "projector.rows_written:4",
-            "sequencer.step_landed:8",
-            "projector.table_appended:6",
-            "housekeeping.merged_file_written:2",
-        ],
+        nightly_but(
+            ["sequencer.step_put:8", "projector.table_appended:6"],
+            [
+                "sequencer.letters_taken:30",
+                "sequencer.rows_written:6",
+                "sequencer.step_put:8",
+                "projector.rows_written:4",
+                "sequencer.step_landed:8",
+                "projector.table_appended:6",
+                "housekeeping.merged_file_written:2",
+            ],
+        ),
     ),
 )
 def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Processes):
@@ -145,18 +148,16 @@ def test_a_sequencer_stopped_for_less_than_the_lease_goes_on(family: Processes):
 
 @pytest.mark.extended
 def test_sigterm_hands_over_at_once(family: Processes):
-    """The standby leads in well under a lease, time and again."""
-    lease = {"lease.ms": 20_000}
+    """The standby leads long before the lease ends, time and again."""
+    lease = {"lease.ms": 600_000}
     with Publishing(family.path, "p", {**QUICK, "request.timeout.ms": 30_000}) as publishing:
         serving = [family.serve(**lease)]
         publishing.wait_for(3)
         for _ in range(3):
             serving.append(family.serve(**lease))
             until(lambda: "stands by" in family.read_log().splitlines()[-1], 10, "standby")
-            start_s = time.monotonic()
             terminate(serving.pop(0))
             publishing.wait_for(2)
-            assert time.monotonic() - start_s < 10
     terminate(serving[0])
     assert len(check_terms(family.path)) == 5
     check_all(family.path, TOPIC, publishing.acknowledged)
