@@ -118,7 +118,7 @@ class DataFileMerger:
         self._new_file_id, self._crash_point = new_file_id, crash_point
         self._leftovers, self._known_files = Leftovers(store.files), _KnownFiles()
         grace_ms = config.ms("merge.grace.ms")
-        self._remover = DataFileRemover(store.files, self._leftovers, clock, grace_ms, removing, crash_point)
+        self._remover = DataFileRemover(store, self._leftovers, clock, grace_ms, removing, crash_point)
         self._settled_ms = min(SETTLED_MS, grace_ms)
         self._looked_at_ms: int | None = None
         self._counted_at_ms: int | None = None

@@ -20,8 +20,7 @@ from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.coordination.mailbox import Mailbox
 from lakemq.tables.storage.delta.changelog import select_newest
 from lakemq.tables.storage.delta.leftovers import ExpiredLists, Leftovers
-from lakemq.tables.storage.delta.store import TableHandle
-from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.delta.store import Store, TableHandle
 
 from ..namespace.loading.step_reader import StepReader
 from ..namespace.loading.waiting_rows import WaitingRows
@@ -48,7 +47,7 @@ class DataFileRemover:
 
     def __init__(
         self,
-        files: Files,
+        store: Store,
         leftovers: Leftovers,
         clock: Clock,
         grace_ms: int,
@@ -59,7 +58,7 @@ class DataFileRemover:
         grace_ms: merge.grace.ms. Younger leftovers stay.
         removing: held while files are removed. A search for dying messages holds it while its findings name files.
         """
-        self._files, self._leftovers, self._clock = files, leftovers, clock
+        self._store, self._leftovers, self._clock = store, leftovers, clock
         self._grace_ms, self._removing, self._crash_point = grace_ms, removing, crash_point
 
     def remove(self, handles: Handles, step: int) -> None:
@@ -92,7 +91,7 @@ class DataFileRemover:
         """
         is_publishers = any(parse_file_id(path) < SEQUENCERS_FILES for path in expired.paths)
         named = {-1, *(self._read_file_ids_in_letters() if is_publishers else ())}
-        named |= find_named_files(StepReader(self._files, step, self._clock.steady_ms).read())
+        named |= find_named_files(StepReader(self._store, step, self._clock.steady_ms).read())
         named = named.union(*(read_named_file_ids(handles[name]) for name in POINTING))
         return {path for path in expired.paths if parse_file_id(path) not in named}
 
@@ -101,7 +100,7 @@ class DataFileRemover:
 
         Skip unreadable letters: a request with so old a file is refused.
         """
-        mailbox = Mailbox(self._files)
+        mailbox = Mailbox(self._store.files)
         for name in mailbox.iterate_letters():
             try:
                 body = mailbox.read(name)

@@ -13,7 +13,7 @@ from ..namespace.config import EngineConfig
 from ..namespace.processes.at_exit import HOOKS, Stage
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.folder_waiter import FolderWaiter
-from ..protocol.errors import NamespaceError, NotLeader, StorageError, UnknownServerError
+from ..protocol.errors import NamespaceError, NotLeader, StorageError, TableDamaged, UnknownServerError
 from .sequencer import Sequencer, StepReport
 from .step_durations import StepDurations
 from .watchdog import Watchdog
@@ -196,7 +196,7 @@ def _may_pass(error: Exception) -> bool:
 
 def _is_self_explanatory(error: Exception) -> bool:
     """Return whether the error's message says everything, so that the log needs no stack trace."""
-    return isinstance(error, StorageError | NamespaceError)
+    return isinstance(error, StorageError | NamespaceError | TableDamaged)
 
 
 def wait_to_lead(sequencer: Sequencer, clock: Clock, deadline_ms: float | None) -> None:

@@ -16,8 +16,6 @@ from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.watermarks import WatermarkRow
 from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
-from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
-from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 from lakemq.tables.storage.object_stores.time_objects import remove_abandoned_times
 from lakemq.tables.storage.workers import Workers
@@ -27,7 +25,6 @@ from ..maintenance.dying_messages import find_dying
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.retention import find_outgrown
 from ..maintenance.row_trimming import read_live_state
-from ..namespace.loading.damage import make_damage_error
 from ..namespace.loading.due_runs import read_due_runs
 from ..namespace.loading.later_ranges import LaterRanges
 from ..namespace.loading.load import load_state
@@ -172,7 +169,6 @@ class TermFactory:
         namespace_id = ns.store.open(JOURNAL).table_id
         watermark, reader = follow_from_watermark(ns.store, clock.steady_ms, namespace_id)
         tail = reader.read()
-        _check_no_gap(ns.store, reader)
         if reader.step != step or ns.store.open(JOURNAL).table_id != namespace_id:
             return None
         later = LaterRanges(Workers(1, "lakemq-later"), clock.now_ms())
@@ -253,10 +249,3 @@ def _remove_abandoned_times(files: Files, now_ms: int) -> None:
         remove_abandoned_times(files, now_ms)
     except OSError as error:
         log.warning("Objects time-... of killed processes may be left behind: %s", error)
-
-
-def _check_no_gap(store: Store, reader: StepReader) -> None:
-    """Raise TableDamaged if later steps are there although the next one is not: it was lost, and was decided."""
-    newest = max(list_steps(store.files), default=0)
-    if newest > reader.step and store.files.identity(step_name(reader.step + 1)) is None:
-        raise make_damage_error(store, f"{step_name(reader.step + 1)} is missing, and {step_name(newest)} is there")

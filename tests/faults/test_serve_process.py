@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,26 @@ def test_a_standby_takes_over_from_a_killed_leader(path: Path, start: Callable[.
     second.wait_for_line("leads with epoch 2")
     lakemq(path, "publish", "--topic", "t", stdin='"after"\n')
     assert values(path) == ['"before"', '"after"']
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "lost"])
+def test_serve_ends_with_a_sentence_about_a_damaged_step(
+    path: Path, start: Callable[..., Process], damage: str
+) -> None:
+    path.with_name("lakemq.yaml").write_text("project.interval.ms: 3600000\n")
+    first = start("serve")
+    first.wait_for_line("leads with epoch 1")
+    for topic in "abc":
+        lakemq(path, "topics", "create", topic)
+    first.signal(signal.SIGKILL)
+    first.wait_for_exit()
+    step = sorted((path / "steps").iterdir())[-2]
+    step.unlink() if damage == "lost" else step.write_bytes(b"not a step")
+    second = start("serve")
+    assert second.wait_for_exit() == 1
+    assert not any("Traceback" in line or "INTERNAL_ERROR" in line for line in second.err)
+    what = "is missing" if damage == "lost" else "cannot be read"
+    assert re.search(rf"TABLE_DAMAGED: steps/{step.name} {what}.*put the object back", second.err[-1])
 
 
 @pytest.mark.extended

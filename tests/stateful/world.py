@@ -158,7 +158,7 @@ class World(SideBySide):
         self._names = itertools.count(1)
         self.reader = Reader(self.namespace.store, self.clock)
         self.history: list[Step] = []
-        self._steps = StepReader(files, 0, self.clock.steady_ms)
+        self._steps = StepReader(self.namespace.store, 0, self.clock.steady_ms)
         self.doomed = ""
         """The crash point at which the next sequencer that reaches it is killed."""
         self.meanwhile: tuple[str, Callable[[], None]] | None = None

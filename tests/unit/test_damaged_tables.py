@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from lakemq.engine.namespace.loading import load as recovery
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
+from lakemq.jobs.doctor.examination import examine
 from lakemq.tables.specs.segments import SEGMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -388,10 +390,12 @@ def test_programming_error_is_not_reported_as_damage(
         reader.topics.list()
 
 
-@pytest.mark.parametrize("damage", ["a bit flipped", "truncated", "empty", "another step"])
-@pytest.mark.parametrize("from_newest", [1, 3])
+@pytest.mark.parametrize(
+    ("damage", "from_newest"),
+    [*product(("a bit flipped", "truncated", "empty", "another step"), (1, 3)), ("missing", 3), ("missing", 4)],
+)
 def test_a_step_whose_bytes_were_changed_is_refused_by_its_name(tmp_path: Path, damage: str, from_newest: int) -> None:
-    """A follower that stands before the step, and a new reader, get no changed message."""
+    """A follower that stands before the step, and a new reader, get no changed message, and not only those before."""
     config = {"project.interval.ms": 600_000}
     with (
         lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq,
@@ -413,11 +417,71 @@ def test_a_step_whose_bytes_were_changed_is_refused_by_its_name(tmp_path: Path, 
             "another step": steps[-from_newest - 1].read_bytes(),
         }
         step.unlink()
-        step.write_bytes(changed[damage])
+        if damage != "missing":
+            step.write_bytes(changed[damage])
         with lakemq.connect(mq.namespace.path) as new_reader:
             for reader in follower, new_reader:
                 with pytest.raises(TableDamaged, match=step.name):
                     reader.fetch("t")
         # so that the sequencer, which stops at a changed step, ends in order
-        step.unlink()
+        step.unlink(missing_ok=True)
         step.write_bytes(body)
+
+
+READS: dict[str, Callable[[Connection], object]] = {
+    "fetch": lambda mq: len(mq.fetch("t")),
+    "tail": lambda mq: next(mq.tail("t", start="earliest")),
+    "consumer": lambda mq: mq.consumer("g", assign=["t"]).poll(timeout_ms=0),
+    "state": lambda mq: mq.state(),
+    "offsets": lambda mq: mq.end_offsets("t"),
+    "groups": lambda mq: mq.groups.list(),
+    "sql": lambda mq: mq.sql("SELECT 1"),
+}
+"""Each way to read steps, with a new connection."""
+
+
+@pytest.fixture(scope="module")
+def lost_step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The name of a step that is lost, below two others, before a table holds it."""
+    path = tmp_path_factory.mktemp("lost") / "mq"
+    with lakemq.connect(str(path), create=True, config={"project.interval.ms": 600_000}) as mq, mq.serving():
+        mq.topics.create("t")
+        for number in range(5):
+            mq.publish("t", pa.table({"value": [f"message {number}"]}))
+        lost = sorted((path / "steps").iterdir())[-3]
+        kept = lost.rename(path / "kept")
+        yield lost
+        kept.rename(lost)  # so that the sequencer ends in order
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_lost_step_is_reported_by_whatever_reads_steps(lost_step: Path, read: Callable[[Connection], object]) -> None:
+    with (
+        lakemq.connect(str(lost_step.parents[1])) as mq,
+        pytest.raises(TableDamaged, match=f"{lost_step.name} is missing"),
+    ):
+        read(mq)
+
+
+def test_the_doctor_names_a_lost_step(lost_step: Path) -> None:
+    findings = examine(str(lost_step.parents[1]), spark=False)
+    (state,) = [finding for finding in findings if finding.check == "state"]
+    assert f"TABLE_DAMAGED: steps/{lost_step.name} is missing" in state.found
+
+
+def test_a_lost_step_that_the_tables_hold_is_no_damage(tmp_path: Path) -> None:
+    """A leader that goes on projects it from its memory. A reader that stood before it loads again."""
+    with (
+        lakemq.connect(str(tmp_path / "mq"), create=True, config={"project.interval.ms": 600_000}) as mq,
+        mq.serving() as sequencer,
+        lakemq.connect(mq.namespace.path) as follower,
+    ):
+        mq.topics.create("t")
+        assert len(follower.fetch("t")) == 0
+        for _ in range(3):
+            mq.publish("t", pa.table({"value": ["m"]}))
+        sorted((tmp_path / "mq/steps").iterdir())[-2].unlink()
+        with pytest.raises(TableDamaged):
+            follower.fetch("t")
+        sequencer.close()
+        assert len(follower.fetch("t")) == 3

@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,7 @@ from lakemq.tables.storage.coordination.step_objects import (
     KEPT_MS,
     LOOK_MS,
     StepFollower,
+    StepLost,
     StepsGone,
     list_steps,
     step_name,
@@ -329,6 +330,64 @@ def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: D
     disk.get_identified = remove_meanwhile  # type: ignore[method-assign]
     with pytest.raises(StepsGone):
         follower.read()
+
+
+@pytest.mark.parametrize("lost", [[2], [2, 3]])
+def test_a_follower_that_begins_notices_that_a_step_is_lost(disk: Disk, clock: ManualClock, lost: list[int]) -> None:
+    log = make_log(disk, clock)
+    for _ in range(4):
+        append(log)
+    disk.delete(map(step_name, lost))
+    with pytest.raises(StepLost, match=rf"{step_name(2)} is missing, and {step_name(4)} is there"):
+        StepFollower(disk, 0, clock.steady_ms).read()
+
+
+def test_steps_that_are_removed_before_a_follower_lists_them_are_not_lost(disk: Disk, clock: ManualClock) -> None:
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    for _ in range(4):
+        append(log)
+
+    def list_late(prefix: str, limit: int | None = None) -> Sequence[str]:
+        append(log)
+        append(log)
+        remove_up_to(disk, 5)
+        return LocalFiles.list(disk, prefix, limit)
+
+    disk.list = list_late  # type: ignore[method-assign]
+    with pytest.raises(StepsGone):
+        follower.read()
+
+
+def test_a_follower_lists_steps_only_when_none_has_come_for_long(disk: Disk, clock: ManualClock) -> None:
+    """A list is a request to a store, and an expensive one."""
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    assert follower.read() == []
+    for _ in range(3):
+        append(log)
+    disk.delete([step_name(2)])
+    disk.list = lambda prefix, limit=None: pytest.fail("a list")  # type: ignore[method-assign]
+    assert read_subjects(follower) == ["t"]
+    clock.sleep(LOOK_MS - 1)
+    assert follower.read() == []
+    del disk.list
+    clock.sleep(1)
+    with pytest.raises(StepLost):
+        follower.read()
+
+
+def test_a_step_that_is_put_while_the_steps_are_listed_is_not_lost(disk: Disk, clock: ManualClock) -> None:
+    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
+    append(log)
+
+    def list_late(prefix: str, limit: int | None = None) -> Sequence[str]:
+        append(log)
+        append(log)
+        return LocalFiles.list(disk, prefix, limit)
+
+    disk.list = list_late  # type: ignore[method-assign]
+    assert read_subjects(follower) == ["t"]
+    del disk.list
+    assert read_subjects(follower) == ["t", "t"]
 
 
 class Killed(BaseException):

@@ -159,7 +159,7 @@ class Fetcher:
         """Return the plan of a fetch as of the newest step; see `plan_positions`."""
 
         def plan_with(reader: Reader) -> FetchPlan:
-            reader.refresh()
+            reader.refresh(checks_end=True)
             return plan_positions(
                 reader, self._namespace.files, topic, isolation, start, end, partitions, include_expired
             )

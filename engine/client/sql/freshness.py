@@ -38,7 +38,7 @@ class Lag(NamedTuple):
 def find_projection_lag(store: Store, step: int) -> Lag:
     """Compare a watermark's step with the last one that changed more than the lease."""
     try:
-        waiting = StepReader(store.files, step, SystemClock().steady_ms).read()
+        waiting = StepReader(store, step, SystemClock().steady_ms).read()
     except StepsGone:  # the watermark was read more than a minute ago
         waiting = [newer for newer in read_waiting_steps(store) if newer.step > step]
     waiting = drop_last_renewals(waiting)

@@ -2,6 +2,9 @@
 
 All tables hold the steps up to the watermark. So a reader of the namespace takes the tables as of the watermark, and
 the steps after it from their objects.
+
+Invariant: the steps after the newest watermark have no gap, and each is as it was written. So a step that is missing
+although a later one is there is damage, unless a watermark now holds it: then the reader loads again from there.
 """
 
 from __future__ import annotations
@@ -10,14 +13,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lakemq.tables.specs.watermarks import WatermarkRow
-from lakemq.tables.storage.coordination.step_objects import StepFollower, StepsGone, step_name
+from lakemq.tables.storage.coordination.step_objects import StepFollower, StepLost, StepsGone, step_name
 from lakemq.tables.storage.delta.store import Store
-from lakemq.tables.storage.object_stores.files import Files
 
 from ...protocol.codec.step_object import StepHead, decode_head, decode_step_object
-from ...protocol.errors import InconsistentClusterId, NewerFormat
+from ...protocol.errors import InconsistentClusterId, NewerFormat, TableDamaged
 from ...protocol.values.journal import Step
-from .damage import make_damage_error
 from .load import read_watermark
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class StepReader:
     """Reads the steps after the one that it stands on, in order and without a gap. Not thread-safe."""
 
-    def __init__(self, files: Files, step: int, steady_ms: Callable[[], int], namespace_id: str = "") -> None:
+    def __init__(self, store: Store, step: int, steady_ms: Callable[[], int], namespace_id: str = "") -> None:
         """Stand on a step whose object is there.
 
         Args:
@@ -36,11 +37,12 @@ class StepReader:
         Raises:
             StepsGone: there is no object of this step.
             InconsistentClusterId: it is a step of another namespace.
+            TableDamaged: its object is not as it was written.
         """
-        self._follower = StepFollower(files, step, steady_ms)
-        self._namespace_id = namespace_id
+        self._store, self._namespace_id = store, namespace_id
+        self._follower = StepFollower(store.files, step, steady_ms)
         if namespace_id:
-            self._check_first_step(files, step)
+            self._check_first_step(step)
 
     @property
     def step(self) -> int:
@@ -52,34 +54,46 @@ class StepReader:
         """The identity of that step's object."""
         return self._follower.identity
 
-    def read(self) -> list[Step]:
+    def read(self, checks_end: bool = False) -> list[Step]:
         """Return all newer steps, in order; none if there is no newer one yet.
+
+        Args:
+            checks_end: notice at once that a step is lost, for a request that lists the steps. Else the first call
+                notices it, and a later one within LOOK_MS.
 
         Raises:
             StepsGone: steps were removed that were not read yet, or the namespace was replaced.
             InconsistentClusterId: a namespace that was created again at this path has put a step.
             NewerFormat: a newer version of LakeMQ wrote a step.
-            ValueError: an object is not the step that its name says.
+            TableDamaged: a step is lost, or its object is not as it was written.
         """
-        return self._read(decode_step_object)
+        return self._read(decode_step_object, checks_end)
 
     def read_heads(self) -> list[StepHead]:
         """Return the heads of all newer steps, as `read` returns the steps."""
         return self._read(_decode_only_head)
 
-    def _read(self, decode: Callable[[bytes], tuple[StepHead, T]]) -> list[T]:
+    def _read(self, decode: Callable[[bytes], tuple[StepHead, T]], checks_end: bool = False) -> list[T]:
         first, values = self.step + 1, []
-        for step, body in enumerate(self._follower.read(), first):
+        for step, body in enumerate(self._read_bodies(checks_end), first):
             head, value = _decode_body(decode, step, body)
             self._namespace_id = self._namespace_id or head.namespace_id
             _check_head(head, step, self._namespace_id)
             values.append(value)
         return values
 
-    def _check_first_step(self, files: Files, step: int) -> None:
+    def _read_bodies(self, checks_end: bool) -> list[bytes]:
+        try:
+            return self._follower.read(checks_end)
+        except StepLost as lost:
+            if read_watermark(self._store).step >= lost.step:
+                raise StepsGone(f"the tables hold step {lost.step} by now") from None
+            raise _make_step_error(lost.step, str(lost)) from None
+
+    def _check_first_step(self, step: int) -> None:
         """Check that the step on which this reader begins is one of its namespace. Raises what `__init__` raises."""
         try:
-            head = _decode_body(decode_head, step, files.get(step_name(step)))
+            head = _decode_body(decode_head, step, self._store.files.get(step_name(step)))
         except FileNotFoundError:
             raise StepsGone(f"step {step} is gone") from None
         if head.namespace_id:  # step 0 was put before the namespace had its id
@@ -87,7 +101,7 @@ class StepReader:
 
 
 def _decode_body(decode: Callable[[bytes], T], step: int, body: bytes) -> T:
-    """Decode the object of a step. Raises ValueError, NewerFormat, which name the object."""
+    """Decode the object of a step. Raises TableDamaged, NewerFormat, which name the object."""
     try:
         return decode(body)
     except NewerFormat as error:
@@ -97,12 +111,19 @@ def _decode_body(decode: Callable[[bytes], T], step: int, body: bytes) -> T:
             expected=error.expected,
         ) from error
     except ValueError as error:
-        raise ValueError(f"{step_name(step)}: {error}") from error
+        raise _make_step_error(step, f"{step_name(step)} cannot be read: {error}") from error
+
+
+def _make_step_error(step: int, found: str) -> TableDamaged:
+    return TableDamaged(
+        f"{found}.",
+        expected=f"{step_name(step)} as LakeMQ wrote it: put the object back, or restore the namespace from a backup",
+    )
 
 
 def _check_head(head: StepHead, step: int, namespace_id: str) -> None:
     if head.step != step:
-        raise ValueError(f"{step_name(step)} holds step {head.step}")
+        raise _make_step_error(step, f"{step_name(step)} holds step {head.step}")
     if head.namespace_id != namespace_id:
         raise InconsistentClusterId(found=head.namespace_id, expected=namespace_id)
 
@@ -122,9 +143,9 @@ def follow_from_watermark(
     watermark = read_watermark(store)
     while True:
         try:
-            return watermark, StepReader(store.files, watermark.step, steady_ms, namespace_id)
+            return watermark, StepReader(store, watermark.step, steady_ms, namespace_id)
         except StepsGone:
             newest = read_watermark(store)
             if newest.step == watermark.step:
-                raise make_damage_error(store, f"{step_name(watermark.step)} is missing") from None
+                raise _make_step_error(watermark.step, f"{step_name(watermark.step)} is missing") from None
             watermark = newest

@@ -39,6 +39,19 @@ class StepsGone(Exception):
     """Steps were removed that a follower had not read yet, or the namespace was replaced. Load it again."""
 
 
+class StepLost(Exception):
+    """A step is not there although a later one is. Nobody removed it as an old one: the step before it is there.
+
+    Attributes:
+        step: the first step that is missing.
+        newest: the newest step.
+    """
+
+    def __init__(self, step: int, newest: int) -> None:
+        super().__init__(f"{step_name(step)} is missing, and {step_name(newest)} is there")
+        self.step, self.newest = step, newest
+
+
 def step_name(step: int) -> str:
     """Return the name of a step's object."""
     return f"{STEPS_FOLDER}/{step:0{_DIGITS}d}"
@@ -70,7 +83,7 @@ class StepFollower:
             raise StepsGone(f"step {step} is gone")
         self.step, self.identity = step, identity
 
-    def read(self) -> list[bytes]:
+    def read(self, checks_end: bool = False) -> list[bytes]:
         """Return the objects of all newer steps, in order; none if there is no newer one yet.
 
         This costs a request per step, and one for the step that is not there yet. If the object that the follower stood
@@ -81,16 +94,28 @@ class StepFollower:
         - Two steps are not close, by the store's clock. The follower's own clock may have stood still, as in a virtual
           machine that was suspended, and a late leader may have put a step under the name of a removed one.
 
-        Raises StepsGone.
+        The step that is not there yet may be lost instead. A list of the steps tells: then a later one is there. It is
+        made in the first of these cases, because a leader that lives puts a step more often than that.
+
+        Args:
+            checks_end: list the steps in any case, so that a lost step is noticed at once.
+
+        Raises:
+            StepsGone: the step on which the follower stood was removed or replaced.
+            StepLost: the next step is lost.
         """
         newer_steps, asked_at_ms = self._read_newer()
-        is_certain = self._was_newest_lately() and self._are_close(newer_steps)
-        if not is_certain and self._files.identity(step_name(self.step)) != self.identity:
+        was_newest, end = self._was_newest_lately(), self.step + len(newer_steps)
+        is_certain = was_newest and self._are_close(newer_steps)
+        newest = self._find_step_after_gap(end) if checks_end or not was_newest else None
+        if not (is_certain and newest is None) and self._files.identity(step_name(self.step)) != self.identity:
             raise StepsGone(f"step {self.step} is gone")
+        if newest is not None:
+            raise StepLost(end + 1, newest)
         if newer_steps or not is_certain:
             self._verified_at_ms = asked_at_ms
         if newer_steps:
-            self.step += len(newer_steps)
+            self.step = end
             self.identity, self._modified_ms = newer_steps[-1].identity, newer_steps[-1].modified_ms
         return [step.body for step in newer_steps]
 
@@ -103,6 +128,14 @@ class StepFollower:
                 newer_steps.append(self._files.get_identified(step_name(self.step + len(newer_steps) + 1)))
             except FileNotFoundError:
                 return newer_steps, asked_at_ms
+
+    def _find_step_after_gap(self, end: int) -> int | None:
+        """Return the newest step if the one after `end` is lost; None: `end` is the newest, or the next one is there.
+
+        The list comes first: each step is put after the one before, so one that is listed has all before it.
+        """
+        newest = max(list_steps(self._files), default=0)
+        return newest if newest > end and self._files.identity(step_name(end + 1)) is None else None
 
     def _was_newest_lately(self) -> bool:
         return self._verified_at_ms is not None and self._steady_ms() - self._verified_at_ms < LOOK_MS

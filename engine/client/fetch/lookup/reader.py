@@ -86,8 +86,11 @@ class Reader:
         """The time since the last `refresh` that worked; infinite if the next one must load everything."""
         return inf if self._based_at_ms is None else self._clock.steady_ms() - self._refreshed_at_ms
 
-    def refresh(self) -> State:
+    def refresh(self, checks_end: bool = False) -> State:
         """Return the state as of the newest step. This is cheap while little has happened since the last call.
+
+        Args:
+            checks_end: notice at once that a step is lost, for one more request. Else it may take LOOK_MS.
 
         Raises:
             StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
@@ -100,7 +103,7 @@ class Reader:
         # Following very many steps takes longer than loading.
         is_close = based_at_ms is not None and now_ms - self._refreshed_at_ms <= REBASE_MS
         try:
-            if based_at_ms is None or not is_close or not self._view.follow():
+            if based_at_ms is None or not is_close or not self._view.follow(checks_end):
                 self._load()
             elif now_ms - based_at_ms <= REBASE_MS:
                 self._based_at_ms = based_at_ms
@@ -272,10 +275,10 @@ class _View:
         """Whether steps after the watermark changed more than the lease, so that a newer one shortens the tail."""
         return self.decided_step > self._base_step
 
-    def follow(self) -> bool:
+    def follow(self, checks_end: bool = False) -> bool:
         """Fold the steps that have come since; return False if some of them are gone."""
         try:
-            steps = self._steps.read()
+            steps = self._steps.read(checks_end)
         except StepsGone:
             return False
         if not steps:
