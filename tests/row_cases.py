@@ -13,10 +13,19 @@ import pyarrow as pa
 
 from lakemq.engine.client.rows.arrow_body import COLUMN_TYPES
 from lakemq.engine.client.rows.delay_rule import DelayRule
-from lakemq.engine.client.rows.placing import BAD_HEADER, BAD_TIME, BAD_TTL, REJECTIONS, TOO_LARGE, UNKNOWN, Copy
+from lakemq.engine.client.rows.placing import (
+    BAD_HEADER,
+    BAD_TIME,
+    BAD_TTL,
+    REJECTIONS,
+    TIME_IN_SECONDS,
+    TOO_LARGE,
+    UNKNOWN,
+    Copy,
+)
 from lakemq.engine.protocol.hashing import xxhash64_partition
 from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS
+from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS
 
 NOW_MS = 1_700_000_000_123
 DESTINATION = "t"
@@ -25,7 +34,7 @@ PLAIN = Copy(4, "xxhash64", 40, (0,), DelayRule(1_000))
 LEVELS = Copy(3, "xxhash64", 1_000, (0,), DelayRule(1, (1_000, 5_000)))
 BY_CALL = Copy(3, "xxhash64", 1_000, (0,), DelayRule(1, by_call=True))
 
-_DUE_OUT_OF_RANGE, _NEGATIVE_DELAY, _TOO_LONG, _BOTH, _UNREADABLE = range(-6, -6 - 5, -1)
+_DUE_OUT_OF_RANGE, _NEGATIVE_DELAY, _TOO_LONG, _BOTH, _UNREADABLE, _DUE_IN_SECONDS = range(-7, -7 - 6, -1)
 
 
 class RowCase(NamedTuple):
@@ -67,6 +76,10 @@ CASES = (
     RowCase("the last moment", _K | {"timestamp": MAX_TIMESTAMP_US}, _hashed(b"k")),
     RowCase("after year 9999", _K | {"timestamp": MAX_TIMESTAMP_US + 1}, BAD_TIME),
     RowCase("before 1970", _K | {"timestamp": -1}, BAD_TIME),
+    RowCase("a time in seconds", _K | {"timestamp": NOW_MS}, TIME_IN_SECONDS),
+    RowCase("just before times in seconds", _K | {"timestamp": LIKE_SECONDS_US.start - 1}, _hashed(b"k")),
+    RowCase("the first time in seconds", _K | {"timestamp": LIKE_SECONDS_US.start}, TIME_IN_SECONDS),
+    RowCase("just after times in seconds", _K | {"timestamp": LIKE_SECONDS_US.stop}, _hashed(b"k")),
     RowCase("too large counts more", {"key": b"k", "value": b"v" * 40, "timestamp": -1}, TOO_LARGE),
     RowCase("a header without a key", _K | {"headers": _headers(("a", b"1"), (None, b"2"))}, BAD_HEADER),
     RowCase("no headers at all", _K | {"headers": []}, _hashed(b"k"), {"headers": None}),
@@ -84,6 +97,13 @@ CASES = (
     RowCase("due times are rounded up", _K | {"delay_ms": 1}, _hashed(b"k"), due_ms=_SECOND_MS),
     RowCase("due at a time", _K | {"deliver_at": _SECOND_MS * 1000 - 1}, _hashed(b"k"), due_ms=_SECOND_MS),
     RowCase("due after year 9999", _K | {"deliver_at": MAX_TIMESTAMP_US + 1}, _DUE_OUT_OF_RANGE),
+    RowCase("due at a time in seconds", _K | {"deliver_at": NOW_MS}, _DUE_IN_SECONDS),
+    RowCase(
+        "a header with a time in seconds",
+        _K | {"headers": _headers(("DELIVER_AT", str(NOW_MS // 1000).encode()))},
+        _DUE_IN_SECONDS,
+        {"headers": None},
+    ),
     RowCase("a delay beyond all years", _K | {"delay_ms": 2**63 - 1}, _DUE_OUT_OF_RANGE),
     RowCase("a negative delay", _K | {"delay_ms": -(2**63)}, _NEGATIVE_DELAY),
     RowCase("a time and a delay", _K | {"delay_ms": 1, "deliver_at": 1}, _BOTH),

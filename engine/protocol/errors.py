@@ -131,7 +131,7 @@ class InvalidTopic(LakeMQError, name="INVALID_TOPIC_EXCEPTION", code=17):
 
 
 class InvalidTimestamp(LakeMQError, name="INVALID_TIMESTAMP", code=32):
-    """A timestamp is before 1970 or after 9999."""
+    """A timestamp is before 1970 or after 9999, or looks like seconds instead of milliseconds."""
 
 
 class TopicAlreadyExists(LakeMQError, name="TOPIC_ALREADY_EXISTS", code=36):

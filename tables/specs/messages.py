@@ -13,6 +13,10 @@ HEADERS = pa.list_(pa.struct([pa.field("key", TEXT), pa.field("value", BINARY)])
 # the range of timestamps: years that Spark and Delta read reliably
 MIN_TIMESTAMP_US = 0
 MAX_TIMESTAMP_US = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999Z
+LIKE_SECONDS_US = range(10**11, 10**14)
+"""Times from 2 January 1970 to 3 March 1973. A time of our centuries in seconds lies there if it is taken for
+milliseconds. Such a message would be delivered at once, or deleted at the next look of retention, so it is refused.
+"""
 MAX_TTL_MS = 100 * 365 * 86_400_000
 """A hundred years, so that the time of expiry is always a valid timestamp."""
 

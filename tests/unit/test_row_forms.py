@@ -70,7 +70,7 @@ payloads = st.none() | st.binary(max_size=40) | st.sampled_from([b"7", b'{"id": 
 names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", "", "DELAY_MS", "DELIVER_AT"])
 numbers = st.sampled_from([b"0", b"5000", b"-1", b"1.5", b"9" * 18, b"9" * 19, "٣".encode(), b"1700000000124"])
 headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4) | numbers), max_size=3)
-bounds = [0, -1, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1, 2**63 - 1]
+bounds = [0, -1, 10**11 - 1, 10**11, 10**14 - 1, 10**14, MAX_TIMESTAMP_US, MAX_TIMESTAMP_US + 1, 2**63 - 1]
 times = st.none() | st.integers(-(2**40), 2**40) | st.sampled_from(bounds)
 partitioners = st.sampled_from(["xxhash64", "murmur2"])
 delay_rules = st.builds(

@@ -48,16 +48,30 @@ def test_a_time_of_delivery_without_a_zone_is_refused(mq: Connection, topic: str
             )
 
 
-def test_a_time_of_delivery_in_seconds_is_refused(mq: Connection, topic: str) -> None:
-    """It would be in 1970, so that the message would not be delayed at all."""
-    seconds = 1_900_000_000
+def test_a_time_in_seconds_is_refused(mq: Connection, topic: str) -> None:
+    """It would be in 1970: delivered at once, or deleted at the next look of retention."""
+    seconds, refusal = 1_900_000_000, r"seconds\. Found 1900000000.*such as 1900000000000"
     with mq.producer() as producer:
         for send in (producer.send, mq.delayed.schedule):
-            with pytest.raises(InvalidTimestamp, match=r"seconds\. Found 1900000000.*such as 1900000000000"):
+            with pytest.raises(InvalidTimestamp, match=refusal):
                 send(topic, "v", deliver_at=seconds)
+        with pytest.raises(InvalidTimestamp, match=refusal):
+            producer.send(topic, "v", timestamp_ms=seconds)
+        by_header = producer.send(topic, "v", headers={"DELIVER_AT": str(seconds).encode()})
+        with pytest.raises(InvalidTimestamp, match="looks like seconds"):
+            by_header.result(10)
+    rows = pa.table({"value": ["v"]})
     with pytest.raises(InvalidTimestamp, match="seconds"):
-        mq.publish(topic, pa.table({"value": ["v"]}), deliver_at=seconds)
-    mq.publish(topic, pa.table({"value": ["v"]}), deliver_at=0)  # at once
+        mq.publish(topic, rows, deliver_at=seconds)
+    in_seconds = pa.array([seconds])
+    tables = (
+        rows.append_column("deliver_at", in_seconds),
+        rows.append_column("timestamp", in_seconds.cast(pa.timestamp("ms", "UTC"))),
+    )
+    for table in tables:
+        with pytest.raises(InvalidTimestamp, match="looks like seconds"):
+            mq.publish(topic, table, on_error="fail")
+    mq.publish(topic, rows, deliver_at=0)  # at once
     assert values(mq, topic) == ["v"]
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
-from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 
 Numbers = npt.NDArray[np.int64]
 
@@ -43,7 +43,7 @@ FAR_MS = 2 * MOST_DELAY_MS
 FAR_US = 1000 * FAR_MS
 """The same in microseconds. With any delay added, it still fits 64 bits."""
 
-BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE = (-2, -3, -4, -5, -6)
+BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE, _IN_SECONDS = (-2, -3, -4, -5, -6, -7)
 """Due times (ms) of rejected rows, in the order of the rejections in `placing`."""
 
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -182,6 +182,8 @@ def compute_due_ms(rule: DelayRule, delays: RequestedDelays) -> Numbers:
     due_ms = np.where(in_range, due_us // 1000, _OUT_OF_RANGE)
     if not rule.clamps:
         due_ms = np.where(too_long, _TOO_LONG, due_ms)
+    is_like_seconds = (requested >= LIKE_SECONDS_US.start) & (requested < LIKE_SECONDS_US.stop)
+    due_ms = np.where(is_like_seconds, _IN_SECONDS, due_ms)
     for request, bad in ((NEGATIVE, _NEGATIVE), (BOTH, _BOTH), (UNREADABLE, _UNREADABLE)):
         due_ms = np.where(requested == request, bad, due_ms)
     return np.where(requested == NO_DUE, NOT_DELAYED, due_ms)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
+from lakemq.tables.specs.messages import LIKE_SECONDS_US
 
 from ...namespace.data_file import repeat_name
 from ...protocol.codec.few_rows import FewRows, Header, Rows, count_header_bytes, rows_to_table
@@ -254,6 +255,8 @@ def _measure_rows(body: FewBody) -> dict[str, Sequence[int]]:
     """Return the measures of row limits per row, without those that no row has."""
     sizes = [len(key or b"") + len(value or b"") for key, value in zip(body.keys, body.values, strict=True)]
     measures: dict[str, Sequence[int]] = {"timestamp_us": body.timestamps_us, "message_bytes": sizes}
+    if min(body.timestamps_us) < LIKE_SECONDS_US.stop:
+        measures["like_seconds"] = [time_us in LIKE_SECONDS_US for time_us in body.timestamps_us]
     if body.headers is not None:
         header_bytes = map(count_header_bytes, body.headers)
         measures["message_bytes"] = [size + more for size, more in zip(sizes, header_bytes, strict=True)]

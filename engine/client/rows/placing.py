@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.hashing import Partitioner, partition_keys
@@ -31,6 +31,7 @@ REJECTIONS: tuple[tuple[str, str], ...] = (
         "The message is larger than the topic's max.message.bytes. Expected at most {most_bytes} bytes.",
     ),
     ("INVALID_TIMESTAMP", "The timestamp is before 1970 or after 9999."),
+    ("INVALID_TIMESTAMP", "The timestamp looks like seconds. Expected epoch milliseconds, or a time after March 1973."),
     ("INVALID_RECORD", "A header has no key."),
     ("INVALID_RECORD", "The time to live is negative, or more than a hundred years."),
     ("INVALID_TIMESTAMP", "The time of delivery is before 1970 or after 9999."),
@@ -38,6 +39,7 @@ REJECTIONS: tuple[tuple[str, str], ...] = (
     ("DELAY_TOO_LONG", "The delay is longer than the last of the topic's delay.levels."),
     ("INVALID_RECORD", TWO_TIMES),
     ("INVALID_TIMESTAMP", "The header DELIVER_AT or DELAY_MS is not a number of milliseconds."),
+    ("INVALID_TIMESTAMP", "The time of delivery looks like seconds. Expected epoch milliseconds."),
 )
 """Error and reason of rejected rows. A row that is rejected for number n has the partition -1 - n.
 
@@ -51,14 +53,14 @@ NO_SUCH_PARTITION = -2
 RequestedPartitions: TypeAlias = "npt.NDArray[np.int64] | Sequence[int] | None"
 """Explicit partitions per row, -1 for none; FIRST_FAILED and below for failed expectations; None: no row has one."""
 
-UNKNOWN, TOO_LARGE, BAD_TIME, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REJECTIONS), -1)
+UNKNOWN, TOO_LARGE, BAD_TIME, TIME_IN_SECONDS, BAD_HEADER, BAD_TTL, *_BAD_DELAYS = range(-1, -1 - len(REJECTIONS), -1)
 
 
 class RowLimit(NamedTuple):
     """Bounds of a measure of a row, both allowed. A row outside has this rejection."""
 
     rejection: int
-    measure: Literal["timestamp_us", "message_bytes", "keyless_headers", "ttl_ms"]
+    measure: Literal["timestamp_us", "like_seconds", "message_bytes", "keyless_headers", "ttl_ms"]
     least: int
     most: int
 
@@ -68,6 +70,7 @@ def build_row_limits(max_message_bytes: int) -> tuple[RowLimit, ...]:
     """Return the limits that every form of rows checks. If a row breaks several, the last counts."""
     return (
         RowLimit(BAD_TIME, "timestamp_us", MIN_TIMESTAMP_US, MAX_TIMESTAMP_US),
+        RowLimit(TIME_IN_SECONDS, "like_seconds", 0, 0),
         RowLimit(TOO_LARGE, "message_bytes", 0, max_message_bytes),
         RowLimit(BAD_HEADER, "keyless_headers", 0, 0),
         RowLimit(BAD_TTL, "ttl_ms", 0, MAX_TTL_MS),
@@ -127,6 +130,9 @@ def measure_rows(
         max_bytes: the least max.message.bytes of all topics.
     """
     measures = {"timestamp_us": timestamps_us}
+    if timestamps_us.min(initial=MAX_TIMESTAMP_US) < LIKE_SECONDS_US.stop:
+        is_like = (timestamps_us >= LIKE_SECONDS_US.start) & (timestamps_us < LIKE_SECONDS_US.stop)
+        measures["like_seconds"] = is_like.astype(np.int64)
     if body.nbytes > max_bytes:  # else no row of it can be larger
         measures["message_bytes"] = _count_message_bytes(body)
     if body.column("headers").null_count < body.num_rows:

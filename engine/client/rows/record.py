@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
@@ -21,10 +21,6 @@ MAX_BYTES = 2**31 - 1
 """Most bytes of a record: the largest possible max.message.bytes."""
 
 _MIN_MS, _MAX_MS = MIN_TIMESTAMP_US // 1000, MAX_TIMESTAMP_US // 1000
-
-_LIKE_SECONDS = range(10**8, 10**11)
-"""Numbers that are a time of our centuries in seconds. As milliseconds they lie between 1970 and 1973, where nobody
-asks for a delivery."""
 
 
 def parse_destination(topic: object) -> str:
@@ -83,13 +79,8 @@ def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int |
             found=str(at)[:40],
             expected="a time with a zone, such as datetime.now(timezone.utc), or epoch milliseconds",
         )
-    if isinstance(at, int) and at in _LIKE_SECONDS:
-        raise InvalidTimestamp(
-            "The time of delivery looks like seconds.",
-            found=at,
-            expected=f"epoch milliseconds, such as {at * 1000}",
-        )
     at_us = to_microseconds(at)
+    _check_unit("The time of delivery", at, at_us)
     if not MIN_TIMESTAMP_US <= at_us <= MAX_TIMESTAMP_US:
         raise InvalidTimestamp(
             "The time of delivery is before 1970 or after 9999.", found=str(deliver_at)[:40], expected="a time"
@@ -125,7 +116,18 @@ def _parse_partition(partition: object) -> int | None:
 def _parse_timestamp_us(timestamp_ms: object) -> int | None:
     if timestamp_ms is None:
         return None
-    return 1000 * parse_whole_number("timestamp_ms", timestamp_ms, _MIN_MS, _MAX_MS, InvalidTimestamp)
+    time_ms = parse_whole_number("timestamp_ms", timestamp_ms, _MIN_MS, _MAX_MS, InvalidTimestamp)
+    _check_unit("The timestamp", time_ms, 1000 * time_ms)
+    return 1000 * time_ms
+
+
+def _check_unit(what: str, time: int | datetime, time_us: int) -> None:
+    if time_us in LIKE_SECONDS_US:  # seconds in milliseconds are the same number as milliseconds in microseconds
+        raise InvalidTimestamp(
+            f"{what} looks like seconds.",
+            found=time if isinstance(time, int) else str(time),
+            expected=f"epoch milliseconds, such as {time_us}",
+        )
 
 
 def _parse_headers(headers: object) -> tuple[list[Header] | None, int]:
