@@ -98,7 +98,13 @@ ENGINE = Parameters(
             16 << 20,
         ),
         Parameter("mailbox.max.letters", 100_000, "Waiting letters above which a request is refused.", 1, 10_000_000),
-        Parameter("request.timeout.ms", 30_000, "How long a client waits for an answer.", 1, _DAY_MS),
+        Parameter(
+            "request.timeout.ms",
+            30_000,
+            "How long a client waits for an answer; less than client.expiration.ms.",
+            1,
+            _DAY_MS,
+        ),
         Parameter("request.gap.ms", 10_000, "How long a letter waits for the one before it.", 0, _DAY_MS),
         Parameter(
             "client.expiration.ms",
@@ -250,6 +256,13 @@ class EngineConfig(Mapping[str, Value]):
     def __init__(self, settings: Mapping[str, Any] | None = None, expectations: Path | None = None) -> None:
         parsed = _EVERY.parse(settings or {})
         self._values = {**ENGINE.defaults(), **_select(parsed, ENGINE)}
+        timeout_ms, expiration_ms = self.ms("request.timeout.ms"), self.ms("client.expiration.ms")
+        if timeout_ms >= expiration_ms:  # else a client could wait for an answer that is forgotten
+            raise InvalidConfig(
+                "request.timeout.ms must be below client.expiration.ms.",
+                found=timeout_ms,
+                expected=f"below {expiration_ms}",
+            )
         self.expectations = expectations
         self.topic_defaults = _select(parsed, TOPIC)
         self.group_defaults = {

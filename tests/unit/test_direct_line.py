@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clocks import AheadClock, HastyClock
+from clocks import AheadClock, HastyClock, ManualClock
 from decided import read_steps
 from protocol_harness import letter_bytes
 from unit.desk import Desk
@@ -20,10 +20,10 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.requests import direct_line
 from lakemq.engine.client.requests import requester as requester_module
 from lakemq.engine.client.requests.direct_line import DirectLine
-from lakemq.engine.client.requests.requester import Requester
+from lakemq.engine.client.requests.requester import IDLE_MS, Requester
 from lakemq.engine.namespace.line_frames import LineAddress, encode_address
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_answer
-from lakemq.engine.protocol.errors import MailboxFullError, RequestTimedOut
+from lakemq.engine.protocol.errors import ClientEnded, MailboxFullError, RequestTimedOut
 from lakemq.engine.protocol.values.clients import Answer, Letter
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
 from lakemq.engine.protocol.values.state import State
@@ -135,17 +135,26 @@ class OnLine:
     letters: number and body of each letter that came on the line, in order.
     """
 
-    def __init__(self, folder: Path, behave: Callable[[LineServer, LineLetter], None], **faults: Any) -> None:
-        self.desk = Desk(folder, **faults)
+    def __init__(
+        self,
+        folder: Path,
+        behave: Callable[[LineServer, LineLetter], None],
+        clock: ManualClock | None = None,
+        timeout_ms: int = 1_000,
+    ) -> None:
+        """clock: of the requester."""
+        self.desk = Desk(folder)
         self.letters: list[tuple[int, bytes]] = []
         self._behave, self._news, self._stop = behave, threading.Event(), threading.Event()
-        clock = AheadClock()
-        lines = open_term_lines(self.desk.files, "ns", 1, 60_000, clock.steady_ms(), self._news, clock)
+        leaders_clock = AheadClock()
+        lines = open_term_lines(self.desk.files, "ns", 1, 60_000, leaders_clock.steady_ms(), self._news, leaders_clock)
         assert lines is not None
         self.lines = lines
-        line = DirectLine(self.desk.files, "ns", clock)
+        line = DirectLine(self.desk.files, "ns", leaders_clock)
         ids = iter(("c1", "c2", "c3"))
-        self.requester = Requester(self.desk.mailbox, self.desk.clock, lambda: next(ids), 1_000, line=line)
+        self.requester = Requester(
+            self.desk.mailbox, clock or self.desk.clock, lambda: next(ids), timeout_ms, line=line
+        )
         self._thread = threading.Thread(target=self._lead)
         self._thread.start()
 
@@ -252,6 +261,64 @@ def test_outcome_is_unknown_if_line_and_mailbox_fail(tmp_path: Path, error: str)
     office.close()
 
 
+class JumpingClock(ManualClock):
+    """A clock of which a sleep of the machine moves one part, or both.
+
+    Linux counts a sleep in both. Other systems, and virtual machines that are paused, count it in the wall clock alone.
+    """
+
+    steady_ahead_ms = 0
+
+    def steady_ms(self) -> int:
+        return self.ms + self.steady_ahead_ms
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "steady_ms", "wall_ms", "is_put"),
+    [
+        (1_000, 1_001, 1_001, False),
+        (1_000, 900, 900, True),
+        (1_000, 0, 1_001, False),
+        (1_000, 1_001, 0, False),
+        (1_000, 900, -3_600_000, True),
+        (50_000, IDLE_MS + 1, IDLE_MS + 1, False),
+        (50_000, IDLE_MS - 1, IDLE_MS - 1, True),
+    ],
+)
+def test_a_letter_that_was_sent_is_not_put_again_after_a_sleep(
+    tmp_path: Path, timeout_ms: int, steady_ms: int, wall_ms: int, is_put: bool
+) -> None:
+    """The sequencer may have decided it, and have forgotten the client since."""
+    clock = JumpingClock()
+
+    def sleep_and_close(lines: LineServer, letter: LineLetter) -> None:
+        clock.ms, clock.steady_ahead_ms = clock.ms + wall_ms, clock.steady_ahead_ms + steady_ms - wall_ms
+        lines.table.refuse(letter)
+
+    office = OnLine(tmp_path, sleep_and_close, clock=clock, timeout_ms=timeout_ms)
+    if is_put:
+        assert office.ask() == ProducerDone(7, 0)
+        assert office.desk.letters == [("c1", 1, 1)]
+    else:
+        with pytest.raises(RequestTimedOut, match=r"too old to be sent again; the outcome is unknown"):
+            office.ask()
+        assert office.desk.letters == []
+    assert office.ask() == ProducerDone(7, 0)
+    assert office.desk.letters[-1] == (("c1", 2, 1) if is_put else ("c2", 1, 1))
+    office.close()
+
+
+def test_where_the_client_of_a_sent_letter_is_forgotten_its_outcome_is_unknown(tmp_path: Path) -> None:
+    """A virtual machine was paused, and its clocks stood still."""
+    office = OnLine(tmp_path, lambda lines, letter: lines.table.refuse(letter))
+    office.desk.result = ClientEnded("A letter before this one never came.").refusal()
+    with pytest.raises(RequestTimedOut, match="has forgotten this client; the outcome is unknown"):
+        office.ask()
+    with pytest.raises(ClientEnded):
+        office.ask()  # put once: it was surely refused
+    office.close()
+
+
 def test_an_answer_that_came_while_the_client_was_stopped_counts(tmp_path: Path) -> None:
     """Else the client would not know what became of its letter: its time is over when it goes on."""
     answered, clock = threading.Event(), AheadClock()
@@ -349,6 +416,31 @@ def test_letter_on_line_and_in_mailbox_is_decided_once(led: tuple[Connection, Se
     sender.join()
     assert [name for name in topics_created(sequencer) if name == topic] == [topic]
     line.close()
+
+
+def test_a_letter_whose_answer_is_lost_before_a_long_sleep_is_decided_once(led: tuple[Connection, Sequencer]) -> None:
+    """The leader forgets the client meanwhile. It would take the first letter for one of a new client."""
+    mq, sequencer = led
+    table = sequencer._term.lines.table  # type: ignore[union-attr]
+    clock, files, ids = AheadClock(), mq.namespace.files, iter(("c1", "c2", "c3"))
+    line = DirectLine(files, mq.namespace.namespace_id, AheadClock())
+    requester = Requester(mq.namespace.mailbox, clock, lambda: next(ids), 30_000, line=line)
+
+    def lose_answer(letter: LineLetter, body: bytes) -> None:
+        clock.ahead_ms += 3_600_001
+        sequencer.state.clients.clear()
+        table.refuse(letter)
+
+    table.answer = lose_answer  # type: ignore[method-assign]
+    answered = requester.submit(InitProducer())
+    until(lambda: bool(table._inbox))
+    sequencer.step()
+    until(lambda: bool(answered.done() or files.list("mailbox")))
+    sequencer.step()
+    with pytest.raises(RequestTimedOut, match="outcome is unknown"):
+        answered.result(10)
+    assert len(sequencer.state.producers) == 1
+    requester.close()
 
 
 def test_a_leader_that_resigns_closes_its_lines_before_it_projects(

@@ -38,6 +38,10 @@ BAD = {
     "list as key": (b"[a]: 1", "A key is not text"),
     "mapping as key": (b"{a: 1}: 1", "A key is not text"),
     "twice": (b"lease.ms: 1000\nlease.ms: 1000", "lease.ms in line 2"),
+    "as long as answers are kept": (
+        b"request.timeout.ms: 60000\nclient.expiration.ms: 60000",
+        "request.timeout.ms must be below client.expiration.ms",
+    ),
     "nested": (b"engine:\n  tick.ms: 1", "engine"),
     "not a mapping": (b"- a", "holds no settings"),
     "text": (b"lease.ms", "holds no settings"),

@@ -1,7 +1,9 @@
 """Send requests to the sequencer in letters, one at a time, and return results.
 
 A letter goes on the line to the leader, if there is one, and else into the mailbox. If the line fails, the same letter
-goes into the mailbox under the same number, so that it is decided once.
+goes into the mailbox under the same number, so that it is decided once. It does so only while the sequencer surely
+knows the client. After a sleep of the machine, the sequencer may have decided the letter and forgotten the client: the
+outcome is unknown, and the letter is not put again.
 
 While a letter is on its way, further requests gather and travel together in the next one. So a process with a thousand
 waiting threads costs one object per step. Because there is one letter at a time, the sequencer needs to keep only the
@@ -23,7 +25,7 @@ from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES, LetterE
 from lakemq.tables.storage.object_stores.objects import MaybeThere
 
 from ...namespace.processes import crash, process
-from ...namespace.processes.clock import Clock
+from ...namespace.processes.clock import Clock, Stopwatch
 from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
 from ...namespace.processes.process import start_thread
 from ...namespace.storage_error import storage_error
@@ -51,7 +53,8 @@ MAX_REQUEST_BYTES = MAX_LETTER_BYTES - (1 << 20)
 
 IDLE_MS = 30_000
 """Idle time after which a client gives up its line and thread, and later takes a new id. It is half of the shortest
-client.expiration.ms: after that the sequencer has forgotten the client, and would wait for its first letters."""
+client.expiration.ms: after that the sequencer has forgotten the client, and would wait for its first letters. A letter
+that was sent is not put again after this time either."""
 
 _QUIET_MS = 10_000
 """Waiting time after which a warning is logged. A lease of ten seconds may have to run out before a take-over."""
@@ -112,7 +115,7 @@ class Requester:
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._crash_point, self.namespace_id = crash_point, namespace_id
         self._pid = os.getpid()
-        self._client_id, self._number, self._used_at_ms = new_id(), 0, clock.steady_ms()
+        self._client_id, self._number, self._since_use = new_id(), 0, Stopwatch(clock)
         self._line, self._has_used_mailbox = line, False
         self._read_numbers: list[int] = []
         """Numbers of the letters whose replies were read and are still stored."""
@@ -216,14 +219,19 @@ class Requester:
         return batch
 
     def _exchange(self, batch: list[PendingRequest]) -> None:
-        if self._number and self._clock.steady_ms() - self._used_at_ms > IDLE_MS:
+        if self._number and self._since_use.elapsed_ms() > IDLE_MS:
             self._start_over()
-        deadline_ms = self._clock.steady_ms() + self._timeout_ms
+        deadline_ms, since_sent = self._clock.steady_ms() + self._timeout_ms, Stopwatch(self._clock)
         body = build_letter(self._client_id, self._number + 1, batch, self._clock.now_ms(), self.namespace_id)
         self._number += 1
-        was_sent, on_line = self._ask_on_line(body)
-        results = self._ask_by_mailbox(body, was_sent, deadline_ms) if on_line is None else on_line
-        self._used_at_ms = self._clock.steady_ms()
+        was_sent, results = self._ask_on_line(body)
+        if results is None:
+            if was_sent and since_sent.elapsed_ms() > min(self._timeout_ms, IDLE_MS):
+                raise self._lose_sent_letter("the request is too old to be sent again")
+            results = self._ask_by_mailbox(body, was_sent, deadline_ms)
+            if was_sent and _is_client_ended(results):  # it may have been decided before the client was forgotten
+                raise self._lose_sent_letter("the sequencer has forgotten this client")
+        self._since_use = Stopwatch(self._clock)
         self._waits_since_ms, self._has_warned = None, False
         self._deliver(batch, results)
 
@@ -264,14 +272,14 @@ class Requester:
             name = self._mailbox.put(self._client_id, self._number, body, now_ms)
         except MailboxFull as full:
             if was_sent:
-                raise self._lose_sent_letter(full) from full
+                raise self._lose_sent_letter(f"the mailbox does not take the request ({full})") from full
             self._number -= 1
             raise MailboxFullError(str(full)) from full
         except (MaybeThere, LetterExists):  # the letter may be stored and decided: wait for an answer
             name = LetterName.of(self._client_id, self._number, now_ms).name
         except OSError as error:
             if was_sent:
-                raise self._lose_sent_letter(error) from error
+                raise self._lose_sent_letter(f"the mailbox does not take the request ({error})") from error
             self._start_over()
             raise storage_error("The request could not be put into the mailbox: nothing was sent.", error) from error
         except BaseException:
@@ -280,12 +288,9 @@ class Requester:
         self._crash_point("publish.letter_put")
         return name
 
-    def _lose_sent_letter(self, error: Exception) -> RequestTimedOut:
+    def _lose_sent_letter(self, why: str) -> RequestTimedOut:
         self._start_over()
-        return RequestTimedOut(
-            f"The line to the sequencer broke, and the mailbox does not take the request ({error}); the outcome is"
-            " unknown."
-        )
+        return RequestTimedOut(f"The line to the sequencer broke, and {why}; the outcome is unknown.")
 
     def _wait_for_results(self, number: int, deadline_ms: float) -> list[AnyResult] | None:
         polls, begun_ms = 0, self._clock.steady_ms()
@@ -344,8 +349,7 @@ class Requester:
         return results
 
     def _deliver(self, batch: list[PendingRequest], results: list[AnyResult]) -> None:
-        only = results[0] if len(results) == 1 else None
-        if len(results) != len(batch) or (isinstance(only, Refusal) and only.error == ClientEnded.name):
+        if len(results) != len(batch) or _is_client_ended(results):
             # the letter was refused as a whole
             self._start_over()
             results = [results[0] if results else InvalidRequest("An empty answer.").refusal()] * len(batch)
@@ -383,6 +387,11 @@ class Requester:
         """Watch the folder of replies, which exists from the first reply on."""
         client_id = self._client_id
         return FolderWaiter(lambda: self._mailbox.watch_replies(client_id), self._clock)
+
+
+def _is_client_ended(results: Sequence[AnyResult]) -> bool:
+    """Return whether the letter was refused as a whole, because one before it is missing."""
+    return len(results) == 1 and isinstance(results[0], Refusal) and results[0].error == ClientEnded.name
 
 
 def build_letter(

@@ -39,3 +39,18 @@ class SystemClock:
 
     def wait(self, event: threading.Event, ms: float) -> bool:
         return event.wait(ms / 1000)
+
+
+class Stopwatch:
+    """Measures the time since it was made, also over a sleep of the machine.
+
+    The steady clock counts a sleep only where the system has CLOCK_BOOTTIME, and not in a virtual machine that was
+    paused. The wall clock counts it once it is right again, but may be put back or ahead. So the longer time counts.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._begun = clock, (clock.steady_ms(), clock.now_ms())
+
+    def elapsed_ms(self) -> int:
+        steady_ms, now_ms = self._begun
+        return max(self._clock.steady_ms() - steady_ms, self._clock.now_ms() - now_ms)
