@@ -144,13 +144,6 @@ def test_versions_are_compared_with_ranges() -> None:
     assert [case for case in outside if within(*case)] == []
 
 
-def test_bad_settings_file_is_a_finding(tmp_path: Path) -> None:
-    file = tmp_path / "lakemq.yaml"
-    file.write_text("lease.ms: 1\n")
-    (finding,) = [f for f in examine(None, conf=str(file), spark=False) if not f.ok]
-    assert (finding.check, finding.found.startswith("INVALID_CONFIG: lease.ms")) == ("settings", True)
-
-
 # -- the namespace --------------------------------------------------------------------------------------
 
 
@@ -171,13 +164,6 @@ def test_missing_truncated_and_newer_tables_are_findings(path: Path) -> None:
     assert "delayed: " in finding.found
     assert "segments: " in finding.found
     assert "groups: schema version 9" in finding.found
-
-
-def test_newer_journal_is_a_finding(path: Path) -> None:
-    pretend_newer(path / "journal/_delta_log/00000000000000000000.json")
-    findings = find_problems(path)
-    assert set(findings) == {"namespace"}
-    assert findings["namespace"].found.startswith("NEWER_FORMAT: ")
 
 
 def test_letters_that_wait_without_a_leader_are_a_finding(path: Path, mq: Connection) -> None:
@@ -225,7 +211,7 @@ def test_killed_leader_is_a_finding_before_its_lease_ends(path: Path, mq: Connec
     assert result.exit_code == 1
 
 
-def test_other_files_in_the_mailbox_are_a_finding(path: Path) -> None:
+def test_other_files_in_the_mailbox_are_a_finding_until_they_are_deleted(path: Path) -> None:
     (path / "mailbox").mkdir(exist_ok=True)
     for i in range(7):
         (path / "mailbox" / f"notes{i}\x1b.txt").write_text("hello")
@@ -233,6 +219,9 @@ def test_other_files_in_the_mailbox_are_a_finding(path: Path) -> None:
     assert set(findings) == {"aliens"}
     assert "\\x1b" in findings["aliens"].found
     assert findings["aliens"].found.endswith(", ...")
+    for file in (path / "mailbox").iterdir():
+        file.unlink()
+    assert not find_problems(path)
 
 
 def test_unreadable_letters_are_a_finding(path: Path) -> None:
@@ -273,14 +262,6 @@ def test_commits_of_spark_to_the_inbox_are_no_finding(path: Path) -> None:
     commit = {"timestamp": 0, "operation": "WRITE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
     (path / "inbox/_delta_log/00000000000000000001.json").write_text(json.dumps({"commitInfo": commit}) + "\n")
     assert not find_problems(path)
-
-
-def test_missing_data_file_is_a_finding(path: Path) -> None:
-    (file,) = (path / MESSAGES.name).glob("*.parquet")
-    file.unlink()
-    findings = find_problems(path)
-    assert set(findings) == {"data files"}
-    assert findings["data files"].found == f"1 of 1 are missing or damaged: {file.name} (gone)"
 
 
 def test_the_files_of_a_deleted_topic_are_not_missed(path: Path, mq: Connection) -> None:
