@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -193,29 +194,31 @@ def test_a_port_in_use_is_refused(mq: Connection) -> None:
             pytest.fail("a port that is in use was opened")
 
 
-def _wait_for_address(process: subprocess.Popen[str], word: str) -> str:
+def _wait_for_addresses(process: subprocess.Popen[str], count: int) -> list[str]:
+    """Return the first addresses that the command writes, the one of metrics last."""
     assert process.stderr
+    addresses: list[str] = []
     for line in process.stderr:
-        if word in line:
-            return next(part for part in line.split() if part.startswith("http://")).rstrip(".\"'},")
+        addresses += re.findall(r"(?:console is|metrics are) at (http://[\w.:/]*[\w/])", line)
+        if len(addresses) == count:
+            return sorted(addresses, key=lambda address: address.endswith("/metrics"))
     raise AssertionError(f"the command has ended: {process.wait()}")
 
 
 @pytest.mark.slow
-def test_the_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> None:
+def test_commands_serve_console_and_metrics_until_a_signal(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True):
-        pass
+    lakemq.connect(path, create=True).close()
     command = [sys.executable, "-m", "lakemq.jobs.cli", "--path", path]
-    for arguments, word, target, text in (
-        (["console", "--port", "0"], "console is at", "", "No sequencer leads"),
-        (["serve", "--console", "--console-port", "0"], "console is at", "", "mean step of this process"),
-        (["serve", "--metrics-port", "0"], "metrics are at", "", "lakemq_step_duration_seconds_count"),
+    serve = ["serve", "--console", "--console-port", "0", "--metrics-port", "0"]
+    for arguments, texts in (
+        (["console", "--port", "0"], ["No sequencer leads"]),
+        (serve, ["mean step of this process", "lakemq_step_duration_seconds_count"]),
     ):
         with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as process:
             try:
-                address = _wait_for_address(process, word)
-                assert text in httpx.get(address + target, timeout=60).text
+                for address, text in zip(_wait_for_addresses(process, len(texts)), texts, strict=True):
+                    assert text in httpx.get(address, timeout=60).text
             finally:
                 process.send_signal(signal.SIGTERM)
                 process.stderr.read()  # type: ignore[union-attr]
