@@ -165,7 +165,8 @@ class Connection(LogAccess):
             timestamp: column of the timestamps. Default: now.
             partition: column of explicit partitions. Null: by the key.
             order_by: columns by which the rows of a key are ordered.
-            on_error: `reject` leaves out rows that cannot be messages; `fail` publishes nothing if there is one.
+            on_error: `reject` leaves out rows that cannot be messages; `fail` publishes nothing if there is one, or if
+                the topic does not keep messages of these times (see `PublishedRows.warnings`).
             txn_app_id: name of an application for `txn_version`, as in Delta.
             txn_version: with it, a version not above the last one of the application is not published again.
             deliver_at: column of times or epoch milliseconds, or one time for all rows: delays messages until then.
@@ -182,7 +183,8 @@ class Connection(LogAccess):
         self._check_open()
         topic = parse_topic_name("topic", topic)
         on_error = parse_choice("on_error", on_error, ON_ERROR)  # type: ignore[assignment]
-        publication = Publication(topic, on_error, parse_application(topic, txn_app_id, txn_version))
+        application = parse_application(topic, txn_app_id, txn_version)
+        publication = Publication(topic, on_error, application, refuses_misdated=on_error == "fail")
         columns = {
             "key": key,
             "value": value,

@@ -18,7 +18,10 @@ _NO_COMPACTION = "there are no compacted topics; cleanup.policy is delete"
 _NO_WIRE = "there is no wire protocol and no listener: the store's permissions control access"
 _FILES_PACK = "data files are Parquet, packed by column"
 _PER_TOPIC = "the number of partitions is given when a topic is created"
-_ANY_TIME = "a topic takes any timestamp; message.timestamp.type of the topic may be LogAppendTime"
+_ANY_TIME = (
+    "a topic takes any timestamp, and a publish warns of those that retention.ms does not allow for;"
+    " message.timestamp.type of the topic may be LogAppendTime"
+)
 
 UNSUPPORTED: dict[str, str] = {
     **dict.fromkeys(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,65 @@ def test_a_time_in_seconds_is_refused(mq: Connection, topic: str) -> None:
             mq.publish(topic, table, on_error="fail")
     mq.publish(topic, rows, deliver_at=0)  # at once
     assert values(mq, topic) == ["v"]
+
+
+# -- times that retention does not allow for -----------------------------------------------------------------
+
+DAY_MS = 86_400_000
+
+
+def rows_of_days_ago(*days: float) -> pa.Table:
+    now_ms = int(time.time() * 1000)
+    stamps = pa.array([now_ms - round(day * DAY_MS) for day in days], pa.timestamp("ms", "UTC"))
+    return pa.table({"value": ["v"] * len(days), "partition": [0] * len(days), "timestamp": stamps})
+
+
+def test_a_publish_warns_of_messages_that_retention_deletes(
+    mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = rows_of_days_ago(8, 400)
+    published = mq.publish(topic, old)
+    (warning,) = published.warnings
+    assert warning.startswith(f"2 messages are older than topic {topic} keeps: retention.ms is 604800000.")
+    assert [record.message for record in caplog.records if record.name == "lakemq.publish"] == [warning]
+    assert published.record_count == 2
+    with pytest.raises(InvalidTimestamp, match=r"Nothing was published\. 2 messages are older"):
+        mq.publish(topic, old, on_error="fail")
+    with mq.transaction(new_name("tx")) as txn:
+        assert txn.publish(topic, old).warnings == published.warnings
+    assert mq.fetch(topic).record_count == 4
+    assert mq.publish(topic, rows_of_days_ago(6, 400)).warnings == [], "its newest message keeps the segment"
+    mq.topics.alter(topic, config={"retention.ms": 9 * DAY_MS})
+    assert mq.publish(topic, rows_of_days_ago(8), on_error="fail").warnings == [], "the setting was raised"
+
+
+def test_a_publish_warns_of_times_ahead_that_hold_retention_back(mq: Connection, topic: str) -> None:
+    ahead = rows_of_days_ago(0, -365.02)
+    (warning,) = mq.publish(topic, ahead).warnings
+    assert warning.startswith(f"Messages for topic {topic} have times up to 8760 hours ahead.")
+    with pytest.raises(InvalidTimestamp, match="hours ahead"):
+        mq.publish(topic, ahead, on_error="fail")
+    assert mq.publish(topic, rows_of_days_ago(-0.04)).warnings == [], "Kafka allows clocks to differ by an hour, too"
+
+
+def test_no_publish_warns_where_retention_ignores_its_times(mq: Connection, topic: str) -> None:
+    for config in ({"retention.ms": -1}, {"message.timestamp.type": "LogAppendTime"}):
+        name = new_name("t")
+        mq.topics.create(name, config=config)
+        assert mq.publish(name, rows_of_days_ago(400), on_error="fail").warnings == []
+        assert mq.publish(name, rows_of_days_ago(-400), on_error="fail").warnings == []
+    assert mq.publish(topic, rows_of_days_ago(400), delay_ms=0, on_error="fail").warnings == [], "it ages from now on"
+
+
+def test_a_producer_warns_once_per_destination_of_messages_that_retention_deletes(
+    mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mq.producer(on_error="fail") as producer:
+        for _ in range(3):
+            producer.send(topic, "v", timestamp_ms=1_000).result(10)
+    assert [record.message[:21] for record in caplog.records if record.name == "lakemq.publish"] == [
+        "1 messages are older "
+    ]
 
 
 # -- exist_ok -------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
 from ..publish.spark import Routes, Written, build_files_request, find_routes
 from ..rows.publication import Publication, describe_rejected_rows, error_of_rejected_rows
-from ..rows.receipts import PublishedRows
 from ..rows.routing import find_route
 from .write_task import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
 
@@ -98,11 +97,11 @@ def publish(
     if request.rejected and task.options.on_error == "fail":
         raise error_of_rejected_rows(request.rejected, advice="The option onError=reject publishes the other rows.")
     with task.options.location.connect() as mq:
-        published = mq.spark_publisher().publish_request(request)
+        published = mq.spark_publisher().publish_request(publication, routes, request)
     if request.rejected:
         batch = "Batch" if application is None else f"Batch {application[1]} of {application[0]}"
         text = "%s: messages published: %d. %s The table rejected_rows lists them."
-        logger.warning(text, batch, PublishedRows.of(published).record_count, describe_rejected_rows(request.rejected))
+        logger.warning(text, batch, published.record_count, describe_rejected_rows(request.rejected))
 
 
 def _route_runs(routing: Routing, done: Sequence[WrittenRows]) -> tuple[Routes, list[Written]]:

@@ -29,7 +29,14 @@ from ..rows.arrow_body import ArrowBody
 from ..rows.body import Body
 from ..rows.misfits import merge_marks
 from ..rows.placing import Arranged, Copy, RequestedPartitions, RowRun, SortedRows
-from ..rows.publication import Publication, build_produce_ranges, build_produce_request, error_of_rejected_rows
+from ..rows.publication import (
+    Publication,
+    build_produce_ranges,
+    build_produce_request,
+    describe_misdated,
+    error_of_rejected_rows,
+    report_misdated,
+)
 from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
 from ..rows.routing import Route, RouteCache
 
@@ -59,6 +66,8 @@ class PreparedPublish(NamedTuple):
     """Rows that were arranged together, for receipts."""
     reasons: tuple[str, ...] = ()
     """Reasons that marks of `partition` name, for rows that do not fit the schema of the first topic."""
+    warnings: Sequence[str] = ()
+    """As in `PublishedRows`."""
 
 
 class _ArrangedBody(NamedTuple):
@@ -108,6 +117,8 @@ class ArrowPublisher:
         self._clock, self._new_file_id, self._inline_max_bytes = clock, new_file_id, inline_max_bytes
         self._crash_point = crash_point
         self._spread = spread
+        self._reported: set[str] = set()
+        """Destinations of misdated messages that were reported. A producer reports them once, not with each batch."""
 
     def publish(
         self,
@@ -120,7 +131,7 @@ class ArrowPublisher:
         Raises what the request was refused with; RequestTimedOut when its outcome is unknown.
         """
         prepared, published = self.send(publication, body, requested)
-        return PublishedRows.of(published, self.receipts(prepared, published))
+        return PublishedRows.of(published, self.receipts(prepared, published), prepared.warnings)
 
     def send(
         self,
@@ -164,16 +175,22 @@ class ArrowPublisher:
         route, is_new = self._routes.find(publication.destination)
         placed = self._arrange_body(route, body, requested, start)
         ranges, rejected = build_produce_ranges(route, placed.parts, publication.expectations)
+        is_reported, now_ms = publication.destination in self._reported, self._clock.now_ms()
+        warnings = describe_misdated([route], ranges, now_ms)
         may_be_stale = any(rows.error != ExpectationFailed.name for rows in rejected)
+        may_be_stale |= bool(warnings) and not is_reported
         if may_be_stale and not is_new:  # a partition may have been added, a limit raised: look again first
             newest = self._routes.renew(publication.destination)
             if (newest.topics, newest.copies) != (route.topics, route.copies):
                 return self._prepare(publication, body, requested, start)
-            route = newest
+            route, warnings = newest, describe_misdated([newest], ranges, now_ms)
         if rejected and publication.on_error == "fail":
             raise error_of_rejected_rows(rejected, placed.partition, placed.reasons)
         if publication.on_error == "leave_out":
             rejected = []
+        if warnings and not is_reported:
+            report_misdated(publication, warnings)
+            self._reported.add(publication.destination)
         request = build_produce_request(publication, route, ranges, rejected, placed.written, body.has_ttl)
         return PreparedPublish(
             request,
@@ -184,6 +201,7 @@ class ArrowPublisher:
             placed.due_ms,
             placed.slices,
             placed.reasons,
+            warnings,
         )
 
     def _send(self, publication: Publication, prepared: PreparedPublish, deadline_ms: int) -> Published:

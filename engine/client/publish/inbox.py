@@ -27,7 +27,6 @@ from ...namespace.namespace import Namespace
 from ...namespace.processes import crash
 from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
 from ...protocol.values.log import ApplicationVersion
-from ..rows.receipts import PublishedRows
 from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")
@@ -127,7 +126,7 @@ class Inbox:
         application = ApplicationVersion(APP_ID, batch.version, table_id, follows=batch.after)
         published = self._publisher.publish_by_topic(rows, names, INBOX.name, application)
         self._crash_point("inbox.published")
-        return DrainReport(PublishedRows.of(published).record_count, published.rejected_count)
+        return DrainReport(published.record_count, published.rejected_count)
 
     def _read(self, batch: InboxBatch) -> DataFrame:
         paths = [self._ns.files.uri(name) for name in batch.files]

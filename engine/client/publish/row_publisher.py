@@ -65,7 +65,7 @@ class RowPublisher:
         from .trace_columns import add_trace_to_columns  # pyspark is heavy, and not every client has it
 
         traced = add_trace_to_columns(data, columns)
-        return PublishedRows.of(self.spark().publish(publication, data, traced, order_by, gate))
+        return self.spark().publish(publication, data, traced, order_by, gate)
 
     def publish_in_transaction(
         self, topic: str, data: Any, transaction: TransactionRef, options: Mapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -24,7 +24,15 @@ from ..quality.spark_gate import SparkGate
 from ..requests.attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requests.requester import Requester
 from ..rows.placing import Copy, RowRun
-from ..rows.publication import Publication, build_produce_ranges, build_produce_request, error_of_rejected_rows
+from ..rows.publication import (
+    Publication,
+    build_produce_ranges,
+    build_produce_request,
+    describe_misdated,
+    error_of_rejected_rows,
+    report_misdated,
+)
+from ..rows.receipts import PublishedRows
 from ..rows.routing import Route, find_route
 from .arrow import wait_for_published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
@@ -79,7 +87,7 @@ def find_routes(state: State, names: Sequence[str], source: str) -> Routes:
 
 def _renumber_topics(route: Route, topics: Mapping[TopicRef, int]) -> Route:
     copies = tuple(copy._replace(topics=tuple(topics[route.topics[i]] for i in copy.topics)) for copy in route.copies)
-    return Route(route.destination, tuple(topics), copies, route.metadata_step)
+    return replace(route, topics=tuple(topics), copies=copies)
 
 
 class SparkPublisher:
@@ -107,7 +115,7 @@ class SparkPublisher:
         columns: Mapping[str, Any],
         order_by: Any,
         gate: Gate | None = None,
-    ) -> Published:
+    ) -> PublishedRows:
         """Publish all rows, together or not at all. The DataFrame is computed once (again when a topic has changed).
 
         gate: it passes on the way.
@@ -133,7 +141,7 @@ class SparkPublisher:
 
     def publish_by_topic(
         self, df: DataFrame, names: Sequence[str], source: str, application: ApplicationVersion
-    ) -> Published:
+    ) -> PublishedRows:
         """Publish each row to the destination in its column `topic`, all together or none.
 
         df: topic and the columns of a message; names: the destinations that occur; source: what
@@ -154,7 +162,7 @@ class SparkPublisher:
         publication: Publication,
         now_ms: int,
         gate: SparkGate | None = None,
-    ) -> Published:
+    ) -> PublishedRows:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._publish(routes(), rows, publication, now_ms, gate)
@@ -169,7 +177,7 @@ class SparkPublisher:
         publication: Publication,
         now_ms: int,
         gate: SparkGate | None,
-    ) -> Published:
+    ) -> PublishedRows:
         options = dict(self._ns.storage_options)
         write = WriteMessages(self._ns.files.root, options, routes.destinations, now_ms)
         with nullcontext() if gate is None else gate.hide_values_in_errors():
@@ -180,11 +188,15 @@ class SparkPublisher:
         request = build_files_request(publication, routes, _group_by_file(written))
         if request.rejected and publication.on_error == "fail":
             raise error_of_rejected_rows(request.rejected)
-        return self.publish_request(request)
+        return self.publish_request(publication, routes, request)
 
-    def publish_request(self, request: Produce) -> Published:
+    def publish_request(self, publication: Publication, routes: Routes, request: Produce) -> PublishedRows:
         """Publish the rows of a request, together or not at all. Raises StaleTopicMetadata and others."""
+        warnings = describe_misdated(routes.routes, request.ranges, self._clock.now_ms())
+        report_misdated(publication, warnings)
+        return PublishedRows.of(self._ask(request), warnings=warnings)
 
+    def _ask(self, request: Produce) -> Published:
         def ask() -> Published:
             return wait_for_published(self._requester.submit(request))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal
 
 import numpy as np
@@ -12,12 +14,22 @@ import numpy.typing as npt
 from lakemq.tables.specs.delayed import NOT_DELAYED
 
 from ...namespace.data_file import WrittenFile
-from ...protocol.errors import ExpectationFailed, LakeMQError, Refusal, SchemaMismatch, error_from_refusal
+from ...protocol.errors import (
+    ExpectationFailed,
+    InvalidTimestamp,
+    LakeMQError,
+    Refusal,
+    SchemaMismatch,
+    error_from_refusal,
+)
 from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RejectedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
+from ...protocol.values.topics import TopicRef
 from .misfits import find_reason
 from .placing import FIRST_FAILED, Copy, RowRun, describe_rejection
 from .routing import Route
+
+log = logging.getLogger("lakemq.publish")
 
 OnError = Literal["reject", "fail"]
 OnRejection = Literal["reject", "fail", "leave_out"]
@@ -91,6 +103,7 @@ class Publication:
         transaction: the transaction that the publish belongs to.
         sequences: counters of the producer.
         expectations: descriptions of the expectations that rows may fail.
+        refuses_misdated: whether messages with times that the topic's retention does not allow for are refused.
     """
 
     destination: str
@@ -99,6 +112,7 @@ class Publication:
     transaction: TransactionRef | None = None
     sequences: SequenceCounters | None = None
     expectations: Sequence[str] = ()
+    refuses_misdated: bool = False
 
     @property
     def is_repeatable(self) -> bool:
@@ -144,6 +158,54 @@ def _describe_refusal(run: RowRun, copy: Copy, expectations: Sequence[str]) -> t
     if run.partition > FIRST_FAILED:
         return describe_rejection(run.partition, copy)
     return ExpectationFailed.name, expectations[FIRST_FAILED - run.partition]
+
+
+AFTER_MAX_MS = 3_600_000
+"""How far ahead of now a timestamp may be: Kafka's default of message.timestamp.after.max.ms."""
+
+
+def describe_misdated(routes: Sequence[Route], ranges: Ranges, now_ms: int) -> list[str]:
+    """Return a sentence for each topic whose retention deletes some of the messages at once, or is held back by them.
+
+    Retention judges a range by its newest message, and so does this. A delayed message is as old as its release.
+
+    Args:
+        routes: the routes of the request, which share their topics.
+        ranges: of the request.
+        now_ms: time of the call.
+    """
+    retention_ms = {topic_id: ms for route in routes for topic_id, ms in route.retention_ms.items()}
+    old_counts: dict[TopicRef, int] = {}
+    latest_ms: dict[TopicRef, int] = {}
+    dues_ms = ranges.first_due_ms or repeat(NOT_DELAYED)
+    for index, count, newest_ms, due_ms in zip(
+        ranges.topic_index, ranges.record_count, ranges.max_timestamp_ms, dues_ms, strict=False
+    ):
+        topic = routes[0].topics[index]
+        if topic.topic_id not in retention_ms or due_ms != NOT_DELAYED:
+            continue
+        if newest_ms < now_ms - retention_ms[topic.topic_id]:
+            old_counts[topic] = old_counts.get(topic, 0) + count
+        elif newest_ms > now_ms + AFTER_MAX_MS:
+            latest_ms[topic] = max(latest_ms.get(topic, 0), newest_ms)
+    old = [
+        f"{count} messages are older than topic {topic.topic} keeps: retention.ms is {retention_ms[topic.topic_id]}."
+        " Retention may delete them at its next look. Raise retention.ms, or publish without a timestamp."
+        for topic, count in old_counts.items()
+    ]
+    return old + [
+        f"Messages for topic {topic.topic} have times up to {(ms - now_ms) // 3_600_000} hours ahead. Until then"
+        " retention deletes neither them nor what follows them in their partitions."
+        for topic, ms in latest_ms.items()
+    ]
+
+
+def report_misdated(publication: Publication, sentences: Sequence[str]) -> None:
+    """Log what `describe_misdated` says. Raises InvalidTimestamp: the publication refuses such messages."""
+    if sentences and publication.refuses_misdated:
+        raise InvalidTimestamp(f"Nothing was published. {' '.join(sentences)}")
+    for sentence in sentences:
+        log.warning("%s", sentence)
 
 
 def error_of_rejected_rows(

@@ -184,13 +184,18 @@ def _first_row_of_each(begins: npt.NDArray[np.bool_]) -> Numbers:
 
 @dataclass(frozen=True)
 class PublishedRows:
-    """The result of a publish: offsets per partition, rejected rows, and receipts of delayed rows."""
+    """The result of a publish: offsets per partition, rejected rows, and receipts of delayed rows.
+
+    warnings: a sentence for each topic that deletes some of the messages at its next look of retention, because they
+    are older than its `retention.ms`, or whose retention is held back by times in the future.
+    """
 
     units: list[Unit]
     rejected_count: int = 0
     duplicate: bool = False
     waiting: list[WaitingUnit] = field(default_factory=list)
     row_receipts: Receipts | None = field(default=None, repr=False, compare=False)
+    warnings: Sequence[str] = ()
 
     @property
     def record_count(self) -> int:
@@ -198,8 +203,8 @@ class PublishedRows:
         return sum(unit.record_count for unit in self.units) + sum(unit.record_count for unit in self.waiting)
 
     @classmethod
-    def of(cls, published: Published, known: Receipts | None = None) -> PublishedRows:
-        return cls(published.units, published.rejected_count, published.duplicate, published.waiting, known)
+    def of(cls, published: Published, known: Receipts | None = None, warnings: Sequence[str] = ()) -> PublishedRows:
+        return cls(published.units, published.rejected_count, published.duplicate, published.waiting, known, warnings)
 
     def receipts(self) -> pa.Table:
         """Return a table of the delayed rows: row (the caller's number), deliver_at, receipt.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...protocol.errors import UnknownTopicOrPartition
@@ -21,12 +21,16 @@ _Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule, SchemaRule | Non
 
 @dataclass(frozen=True)
 class Route:
-    """A destination, resolved against the topics as of `metadata_step`."""
+    """A destination, resolved against the topics as of `metadata_step`.
+
+    retention_ms: topic_id -> retention.ms, for topics that delete messages by the publisher's timestamps.
+    """
 
     destination: str
     topics: tuple[TopicRef, ...]
     copies: tuple[Copy, ...]
     metadata_step: int
+    retention_ms: Mapping[int, int] = field(default_factory=dict)
 
 
 def find_route(state: State, destination: str) -> Route:
@@ -44,7 +48,13 @@ def find_route(state: State, destination: str) -> Route:
         tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
         tuple(Copy(*placement[:3], tuple(indexes), *placement[3:]) for placement, indexes in by_placement.items()),
         state.step,
+        {topic.topic_id: retention_ms for topic in topics if (retention_ms := _find_retention_ms(topic)) >= 0},
     )
+
+
+def _find_retention_ms(topic: Topic) -> int:
+    is_stamped_by_publisher = topic.setting("message.timestamp.type") == "CreateTime"
+    return int(topic.setting("retention.ms")) if is_stamped_by_publisher else -1
 
 
 MAX_ROUTES = 10_000
