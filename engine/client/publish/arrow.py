@@ -33,9 +33,9 @@ from ..rows.publication import (
     Publication,
     build_produce_ranges,
     build_produce_request,
-    describe_misdated,
+    describe_bad_times,
     error_of_rejected_rows,
-    report_misdated,
+    report_bad_times,
 )
 from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
 from ..rows.routing import Route, RouteCache
@@ -176,20 +176,20 @@ class ArrowPublisher:
         placed = self._arrange_body(route, body, requested, start)
         ranges, rejected = build_produce_ranges(route, placed.parts, publication.expectations)
         is_reported, now_ms = publication.destination in self._reported, self._clock.now_ms()
-        warnings = describe_misdated([route], ranges, now_ms)
+        warnings = describe_bad_times([route], ranges, now_ms)
         may_be_stale = any(rows.error != ExpectationFailed.name for rows in rejected)
         may_be_stale |= bool(warnings) and not is_reported
         if may_be_stale and not is_new:  # a partition may have been added, a limit raised: look again first
             newest = self._routes.renew(publication.destination)
             if (newest.topics, newest.copies) != (route.topics, route.copies):
                 return self._prepare(publication, body, requested, start)
-            route, warnings = newest, describe_misdated([newest], ranges, now_ms)
+            route, warnings = newest, describe_bad_times([newest], ranges, now_ms)
         if rejected and publication.on_error == "fail":
             raise error_of_rejected_rows(rejected, placed.partition, placed.reasons)
         if publication.on_error == "leave_out":
             rejected = []
         if warnings and not is_reported:
-            report_misdated(publication, warnings)
+            report_bad_times(publication, warnings)
             self._reported.add(publication.destination)
         request = build_produce_request(publication, route, ranges, rejected, placed.written, body.has_ttl)
         return PreparedPublish(

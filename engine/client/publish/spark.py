@@ -28,9 +28,9 @@ from ..rows.publication import (
     Publication,
     build_produce_ranges,
     build_produce_request,
-    describe_misdated,
+    describe_bad_times,
     error_of_rejected_rows,
-    report_misdated,
+    report_bad_times,
 )
 from ..rows.receipts import PublishedRows
 from ..rows.routing import Route, find_route
@@ -192,8 +192,8 @@ class SparkPublisher:
 
     def publish_request(self, publication: Publication, routes: Routes, request: Produce) -> PublishedRows:
         """Publish the rows of a request, together or not at all. Raises StaleTopicMetadata and others."""
-        warnings = describe_misdated(routes.routes, request.ranges, self._clock.now_ms())
-        report_misdated(publication, warnings)
+        warnings = describe_bad_times(routes.routes, request.ranges, self._clock.now_ms())
+        report_bad_times(publication, warnings)
         return PublishedRows.of(self._ask(request), warnings=warnings)
 
     def _ask(self, request: Produce) -> Published:

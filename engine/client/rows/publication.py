@@ -164,7 +164,7 @@ AFTER_MAX_MS = 3_600_000
 """How far ahead of now a timestamp may be: Kafka's default of message.timestamp.after.max.ms."""
 
 
-def describe_misdated(routes: Sequence[Route], ranges: Ranges, now_ms: int) -> list[str]:
+def describe_bad_times(routes: Sequence[Route], ranges: Ranges, now_ms: int) -> list[str]:
     """Return a sentence for each topic whose retention deletes some of the messages at once, or is held back by them.
 
     Retention judges a range by its newest message, and so does this. A delayed message is as old as its release.
@@ -200,8 +200,8 @@ def describe_misdated(routes: Sequence[Route], ranges: Ranges, now_ms: int) -> l
     ]
 
 
-def report_misdated(publication: Publication, sentences: Sequence[str]) -> None:
-    """Log what `describe_misdated` says. Raises InvalidTimestamp: the publication refuses such messages."""
+def report_bad_times(publication: Publication, sentences: Sequence[str]) -> None:
+    """Log what `describe_bad_times` says. Raises InvalidTimestamp: the publication refuses such messages."""
     if sentences and publication.refuses_misdated:
         raise InvalidTimestamp(f"Nothing was published. {' '.join(sentences)}")
     for sentence in sentences:
