@@ -79,7 +79,7 @@ def list_deliveries(mq: Harness) -> list[tuple[int, int, str]]:
     ],
     ids=["accept overlaps accept", "accept repeats", "accept, then release", "release, then accept", "reject repeats"],
 )
-def test_the_first_part_settles_a_message(
+def test_first_part_of_a_request_settles_a_message(
     mq: Harness, parts: Parts, refused: list[list[Range]], expected: list[tuple[int, int, str]]
 ) -> None:
     judged = mq.one(Acknowledge("g", "C1", build_parts(mq, parts)))
@@ -87,12 +87,12 @@ def test_the_first_part_settles_a_message(
     assert list_deliveries(mq) == expected
 
 
-def test_a_message_that_expires_twice_is_counted_once(mq: Harness) -> None:
+def test_message_that_expires_in_two_parts_counts_once(mq: Harness) -> None:
     mq.ask(Acknowledge("g", "C1", build_parts(mq, [(EXPIRE, [(0, 2)]), (EXPIRE, [(1, 2)])])))
     assert mq.state.offsets["g"][find_place(mq)].expired_count == 3
 
 
-def test_a_transaction_acknowledges_a_message_once(mq: Harness) -> None:
+def test_transaction_acknowledges_a_message_of_two_parts_once(mq: Harness) -> None:
     ref = mq.begin("tx")
     mq.one(Acknowledge("g", "C1", build_parts(mq, [(ACCEPT, [(0, 2)]), (ACCEPT, [(0, 3)])]), ref))
     assert list_deliveries(mq) == [(0, 3, "pending"), (3, 3, "acquired")]

@@ -17,7 +17,7 @@ from lakemq.engine.namespace.processes.at_exit import ExitHooks, Stage
 LONG_S = 30
 
 
-def test_stages_run_in_order_whatever_the_order_of_adding() -> None:
+def test_stages_run_in_their_order() -> None:
     hooks, calls = ExitHooks(), []
     for stage in (Stage.SERVING, Stage.PRODUCERS):
         hooks.add(stage, stage.name, lambda stage=stage: calls.append(stage), LONG_S)
@@ -25,7 +25,7 @@ def test_stages_run_in_order_whatever_the_order_of_adding() -> None:
     assert calls == [Stage.PRODUCERS, Stage.SERVING]
 
 
-def test_a_hook_runs_once_and_not_after_it_was_cancelled() -> None:
+def test_hook_runs_once_and_not_when_cancelled() -> None:
     hooks, calls = ExitHooks(), []
     hook = hooks.add(Stage.PRODUCERS, "kept", lambda: calls.append("kept"), LONG_S)
     cancelled = hooks.add(Stage.PRODUCERS, "cancelled", lambda: calls.append("cancelled"), LONG_S)
@@ -46,7 +46,7 @@ def test_hooks_of_a_stage_run_side_by_side() -> None:
     assert sorted(arrivals) == [0, 1]
 
 
-def test_a_hook_that_hangs_or_fails_is_logged_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_or_failing_hook_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
     hooks, calls, never_set = ExitHooks(), [], threading.Event()
 
     def fail() -> None:
@@ -65,7 +65,7 @@ def test_a_hook_that_hangs_or_fails_is_logged_and_the_others_run(caplog: pytest.
     assert "The failing producer could not be closed at exit: OSError: no space left" in caplog.text
 
 
-def test_without_a_thread_the_hook_runs_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_runs_in_place_when_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -76,7 +76,7 @@ def test_without_a_thread_the_hook_runs_in_place(monkeypatch: pytest.MonkeyPatch
     assert calls == ["producer"]
 
 
-def test_a_forked_child_has_no_hooks() -> None:
+def test_forked_child_runs_no_hooks() -> None:
     hooks = ExitHooks()
     hooks.add(Stage.PRODUCERS, "of the parent", lambda: os._exit(7), LONG_S)
     child = os.fork()
@@ -103,7 +103,7 @@ raise SystemExit(3)
 """
 
 
-def test_the_interpreter_runs_them_after_its_threads_have_ended() -> None:
+def test_hooks_run_after_the_threads_of_the_interpreter() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (3, "")
     assert ended.stdout.split() == ["thread", "PRODUCERS", "SERVING"]

@@ -84,7 +84,7 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_reader_gets_there_at_its_first_look_though_the_leader_goes_on_at_each_table(mq: Connection) -> None:
+def test_reader_catches_up_while_the_leader_goes_on_at_each_table(mq: Connection) -> None:
     busy = Busy(mq)
     busy.go_on()
     store = BusyStore(mq.namespace.files, busy)
@@ -101,7 +101,7 @@ def test_a_reader_gets_there_at_its_first_look_though_the_leader_goes_on_at_each
     busy.sequencer.resign()
 
 
-def test_ended_delays_are_read_though_the_leader_goes_on_at_each_table(mq: Connection) -> None:
+def test_ended_delays_are_read_while_the_leader_goes_on_at_each_table(mq: Connection) -> None:
     busy = Busy(mq)
     busy.go_on()
     store = BusyStore(mq.namespace.files, busy)
@@ -110,7 +110,7 @@ def test_ended_delays_are_read_though_the_leader_goes_on_at_each_table(mq: Conne
     busy.sequencer.resign()
 
 
-def test_a_reader_that_is_overtaken_again_and_again_says_that_it_may_be_tried_later(
+def test_reader_that_is_always_overtaken_raises_a_retriable_error(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, quick_to_give_up: None
 ) -> None:
     monkeypatch.setattr(Reader, "_try_to_load", lambda reader: None)

@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.mark.parametrize("raised", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, ValueError])
-def test_what_a_callback_raises_ends_neither_the_producer_nor_the_records_after_it(
-    mq: Connection, topic: str, raised: type[BaseException]
-) -> None:
+def test_callback_that_raises_stops_no_later_record(mq: Connection, topic: str, raised: type[BaseException]) -> None:
     def bad(error: Any, metadata: Any) -> None:
         raise raised
 
@@ -35,7 +33,7 @@ def test_what_a_callback_raises_ends_neither_the_producer_nor_the_records_after_
     assert values(mq, topic) == ["0", "1", "2"]
 
 
-def test_a_commit_that_is_interrupted_in_a_callback_leaves_nobody_waiting(mq: Connection, topic: str) -> None:
+def test_commit_interrupted_in_a_callback_settles_its_futures(mq: Connection, topic: str) -> None:
     def interrupt(error: Any, metadata: Any) -> None:
         raise KeyboardInterrupt
 
@@ -53,7 +51,7 @@ def test_a_commit_that_is_interrupted_in_a_callback_leaves_nobody_waiting(mq: Co
     assert values(mq, topic) == ["0", "1", "2"]
 
 
-def test_callbacks_that_an_interrupt_leaves_are_run_by_the_next_call() -> None:
+def test_interrupted_callbacks_run_in_the_next_call() -> None:
     class Calls(deque[Callable[[], object]]):
         """Callbacks with an interrupt before the second one."""
 
@@ -72,7 +70,7 @@ def test_callbacks_that_an_interrupt_leaves_are_run_by_the_next_call() -> None:
     assert ran == [0, 1, 2]
 
 
-def test_a_connection_is_closed_in_no_callback_and_closed_well_afterwards(tmp_path: Path) -> None:
+def test_connection_is_not_closed_in_a_callback(tmp_path: Path) -> None:
     refused: list[BaseException] = []
     with served(tmp_path) as mq:
         mq.topics.create("t")
@@ -91,7 +89,7 @@ def test_a_connection_is_closed_in_no_callback_and_closed_well_afterwards(tmp_pa
     assert len(refused) == 1
 
 
-def test_a_thread_that_cannot_be_started_is_one_refusal(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_cannot_start_refuses_one_request(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         monkeypatch.undo()
         raise RuntimeError("can't start new thread")

@@ -23,7 +23,7 @@ def publish(mq: Connection, topic: str, keys: str) -> None:
 
 
 @pytest.mark.parametrize(("later", "cut"), [("de", 0), ("db", 1), ("ab", 2)])
-def test_a_key_counts_if_both_owners_acknowledged_messages_of_it(mq: Connection, later: str, cut: int) -> None:
+def test_key_is_cut_if_both_owners_acknowledged_its_messages(mq: Connection, later: str, cut: int) -> None:
     """The first owner acknowledges a, b and the second b out of order. It keeps c, which the next owner gets."""
     topic, group = new_topic(mq, 2), new_name("g")
     mq.groups.create(group, {"group.protocol": "queue", "max.handoff.ms": 50, "rebalance.delay.ms": 0})

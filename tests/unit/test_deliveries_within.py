@@ -13,7 +13,7 @@ ranges = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5)
 
 
 @given(st.integers(0, 3), stretches, ranges)
-def test_parts_of_offsets_are_those_that_a_change_of_them_meets(
+def test_find_stretches_returns_the_parts_that_a_change_touches(
     offset: int, parts: list[tuple[int, DeliveryStatus, int]], gaps: list[tuple[int, int]]
 ) -> None:
     tracked, spans, first = Deliveries(offset), list[tuple[int, int]](), 0

@@ -106,7 +106,7 @@ class Unsteady(Desk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asking", ASKING)
-def test_the_outcome_is_told_as_unknown(tmp_path: Path, asking: str):
+def test_outcome_is_unknown_when_a_repeat_is_not_sent(tmp_path: Path, asking: str):
     with pytest.raises(
         RequestTimedOut, match=r"outcome is unknown.*The last attempt does not clear this up.*No space left"
     ):
@@ -114,7 +114,7 @@ def test_the_outcome_is_told_as_unknown(tmp_path: Path, asking: str):
 
 
 @pytest.mark.parametrize("asking", ASKING)
-def test_what_was_never_sent_is_told_so(tmp_path: Path, asking: str):
+def test_unsent_request_raises_nothing_was_sent(tmp_path: Path, asking: str):
     desk = Desk(tmp_path, code=errno.ENOSPC)
     desk.files.unwritable = "mailbox/"
     with pytest.raises(StorageError, match="nothing was sent"):
@@ -140,21 +140,21 @@ VERSIONED = [publish_a_version, publish_a_version_with_spark]
 
 
 @pytest.mark.parametrize("publish", VERSIONED)
-def test_a_refused_repeat_of_a_publish_leaves_the_doubt(tmp_path: Path, publish: Callable[[Desk], Any]):
+def test_refused_repeat_of_a_publish_leaves_the_outcome_unknown(tmp_path: Path, publish: Callable[[Desk], Any]):
     with pytest.raises(RequestTimedOut, match=r"outcome is unknown.*does not clear this up: FILE_MISSING"):
         publish(Refusing(tmp_path, FileMissing("gone")))
 
 
 @pytest.mark.parametrize("publish", VERSIONED)
 @pytest.mark.parametrize("error", [StaleTopicMetadata, StaleApplicationVersion])
-def test_what_refuses_all_attempts_of_a_publish_is_told(
+def test_error_that_refuses_all_attempts_of_a_publish_is_raised(
     tmp_path: Path, publish: Callable[[Desk], Any], error: type[LakeMQError]
 ):
     with pytest.raises(error):
         publish(Refusing(tmp_path, error()))
 
 
-def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
+def test_refused_repeat_of_an_init_is_raised(tmp_path: Path):
     with pytest.raises(InvalidTransactionTimeout):
         make_manager(Refusing(tmp_path, InvalidTransactionTimeout())).initialize()
 
@@ -162,7 +162,7 @@ def test_a_refused_repeat_of_an_init_is_told(tmp_path: Path):
 # -- before anything is sent ----------------------------------------------------------------------------
 
 
-def test_rows_that_find_no_room_are_told_as_a_storage_error(tmp_path: Path):
+def test_rows_that_find_no_room_raise_storage_error(tmp_path: Path):
     desk = Desk(tmp_path, code=errno.ENOSPC)
     desk.files.unwritable = f"{15:016x}.parquet"
     body, partitions = build_body(pa.table({"value": ["x" * 20_000]}), "t", 0)

@@ -70,7 +70,7 @@ def within_s(seconds: float, work: Callable[[], Any]) -> Any:
         pool.shutdown(wait=False)
 
 
-def test_nothing_is_skipped_and_no_lock_kept_after_an_interruption(mq: Connection) -> None:
+def test_interrupted_fetch_skips_nothing_and_keeps_no_lock(mq: Connection) -> None:
     with lakemq.connect(mq.namespace.path, config=CONFIG) as other:
         other.fetch("t")
         for count, (event, function) in enumerate(PLACES, 1):
@@ -80,7 +80,7 @@ def test_nothing_is_skipped_and_no_lock_kept_after_an_interruption(mq: Connectio
 
 
 @pytest.mark.parametrize("event", ["call", "return"])
-def test_consumers_and_transactions_go_on_after_an_interruption(mq: Connection, event: str) -> None:
+def test_interrupted_poll_and_begin_can_be_repeated(mq: Connection, event: str) -> None:
     mq.publish("t", pa.table({"value": ["x"]}))
     consumer = mq.consumer("g", assign=["t"])
     interrupt(consumer.poll, event, "own")

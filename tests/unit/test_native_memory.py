@@ -93,11 +93,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", [COMMAND, JOB], ids=["command", "job"])
-def test_arrow_allocates_from_the_system_where_serve_runs(entry: str, folder: str) -> None:
+def test_arrow_uses_the_system_allocator_in_serve(entry: str, folder: str) -> None:
     assert "allocator: system" in run(SERVING_PROGRAM + entry, folder)
 
 
-def test_the_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOCATOR_VARIABLE, "jemalloc")
     choose_allocator()
     assert os.environ[ALLOCATOR_VARIABLE] == "jemalloc"
@@ -106,7 +106,7 @@ def test_the_environment_may_name_another_allocator(monkeypatch: pytest.MonkeyPa
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give back memory in their own way")
-def test_freed_memory_goes_back_to_the_system() -> None:
+def test_freed_memory_is_returned_to_the_system() -> None:
     freed_mib = 1_000 * 60_000 / 2**20
     assert float(run(FREEING_PROGRAM)) > freed_mib / 2
 
@@ -117,12 +117,12 @@ def test_threads_share_few_heaps() -> None:
     assert int(run(COUNT_HEAPS)) <= native_memory.HEAPS + 1
 
 
-def test_the_environment_may_set_the_heaps() -> None:
+def test_environment_may_set_the_number_of_heaps() -> None:
     assert not native_memory.bound_heaps({"GLIBC_TUNABLES": "glibc.malloc.arena_max=7"})
 
 
 @pytest.mark.slow
-def test_a_process_that_serves_releases_memory_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_process_releases_memory_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     releases = 0
 
     def count_release() -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
-def test_a_batch_says_since_when_and_from_where_its_partitions_are_owned(mq: Connection, protocol: Any) -> None:
+def test_batch_has_since_when_and_from_which_offset_its_partitions_are_owned(mq: Connection, protocol: Any) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     delays = {"classic": "group.initial.rebalance.delay.ms", "queue": "rebalance.delay.ms"}
     config = {delays[protocol]: 0} if protocol in delays else {}

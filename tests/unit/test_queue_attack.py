@@ -146,7 +146,7 @@ class Worker(threading.Thread):
                         self.model.give_back(message)
 
 
-def test_nothing_is_lost_doubled_or_out_of_order_whatever_members_do(mq: Connection) -> None:
+def test_no_message_is_lost_doubled_or_out_of_order_under_attack(mq: Connection) -> None:
     topic, group, model = new_topic(mq, PARTITIONS), new_name("g"), Model()
     mq.groups.create(
         group,

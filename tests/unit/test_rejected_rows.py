@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 from protocol_harness import F, G, H, Harness, plain
-from unit.served import new_topic, served
+from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol import machine
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def mq() -> Harness:
+def core() -> Harness:
     harness = Harness()
     harness.create("t", 2)
     harness.producer()
@@ -36,69 +34,57 @@ def list_rejections(mq: Harness) -> list[tuple[str, int, int]]:
     return [(row["file_id"], row["first_row"], row["record_count"]) for row in rows]
 
 
-def test_a_repeat_of_rejected_rows_adds_no_rejections(mq: Harness) -> None:
-    request = mq.produce({}, producer=(0, 0), rejected=3)
-    assert mq.one(request) == Published([], rejected_count=3)
+def test_repeated_request_lists_its_rejected_rows_once(core: Harness) -> None:
+    request = core.produce({}, producer=(0, 0), rejected=3)
+    assert core.one(request) == Published([], rejected_count=3)
     for _ in range(3):  # each in a letter of its own, as after an answer that was lost
-        assert mq.one(request) == Published([], rejected_count=3, duplicate=True)
-    assert list_rejections(mq) == [(F, 0, 3)]
-    assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
+        assert core.one(request) == Published([], rejected_count=3, duplicate=True)
+    assert list_rejections(core) == [(F, 0, 3)]
+    assert plain(machine.replay(State(), core.steps)) == plain(core.state)
 
 
-def test_so_does_one_of_which_some_are_accepted(mq: Harness) -> None:
-    request = mq.produce({0: 2, 1: 1}, producer=(0, 0), rejected=2)
+def test_repeated_request_with_accepted_rows_lists_rejected_ones_once(core: Harness) -> None:
+    request = core.produce({0: 2, 1: 1}, producer=(0, 0), rejected=2)
     units = [Unit("t", 0, 0, 2), Unit("t", 1, 0, 1)]
-    assert mq.one(request) == Published(units, rejected_count=2)
-    assert mq.one(request) == Published(units, rejected_count=2, duplicate=True)
-    assert list_rejections(mq) == [(F, 3, 2)]
+    assert core.one(request) == Published(units, rejected_count=2)
+    assert core.one(request) == Published(units, rejected_count=2, duplicate=True)
+    assert list_rejections(core) == [(F, 3, 2)]
 
 
-def test_what_is_rejected_next_is_new(mq: Harness) -> None:
-    first, good = mq.produce({}, producer=(0, 0), rejected=3), mq.produce({0: 1}, producer=(0, 0), file_id=G)
-    next_request = mq.produce({0: 1}, producer=(0, 0), sequence=1, rejected=3, file_id=H)
+def test_next_request_lists_its_own_rejected_rows(core: Harness) -> None:
+    first, good = core.produce({}, producer=(0, 0), rejected=3), core.produce({0: 1}, producer=(0, 0), file_id=G)
+    next_request = core.produce({0: 1}, producer=(0, 0), sequence=1, rejected=3, file_id=H)
     assert next_request.producer is not None
     next_request = msgspec.structs.replace(
         next_request, producer=msgspec.structs.replace(next_request.producer, rejected_sequence=3)
     )
     for request in (first, good, next_request, next_request, first):
-        mq.one(request)
-    assert list_rejections(mq) == [(F, 0, 3), (H, 1, 3)]
-    assert mq.state.topic("t").high_watermarks.tolist() == [2, 0]
+        core.one(request)
+    assert list_rejections(core) == [(F, 0, 3), (H, 1, 3)]
+    assert core.state.topic("t").high_watermarks.tolist() == [2, 0]
 
 
-def test_a_gap_in_what_is_rejected_is_refused(mq: Harness) -> None:
-    assert mq.refused(mq.produce({}, producer=(0, 0), sequence=1, rejected=1)).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+def test_gap_in_rejected_sequences_is_refused(core: Harness) -> None:
+    assert (
+        core.refused(core.produce({}, producer=(0, 0), sequence=1, rejected=1)).error == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+    )
 
 
 @pytest.mark.parametrize("rejected", [0, 2])
-def test_sequences_name_rejected_rows_where_there_are_some(mq: Harness, rejected: int) -> None:
-    request = mq.produce({0: 1}, producer=(0, 0), rejected=rejected)
+def test_rejected_sequence_is_given_exactly_with_rejected_rows(core: Harness, rejected: int) -> None:
+    request = core.produce({0: 1}, producer=(0, 0), rejected=rejected)
     assert request.producer is not None
     other = msgspec.structs.replace(request.producer, rejected_sequence=None if rejected else 0)
-    assert mq.refused(msgspec.structs.replace(request, producer=other)).error == "INVALID_REQUEST"
-
-
-def test_without_a_producer_id_each_request_is_a_new_one(mq: Harness) -> None:
-    for _ in range(2):
-        assert mq.one(mq.produce({}, rejected=1)) == Published([], rejected_count=1)
-    assert list_rejections(mq) == [(F, 0, 1)] * 2
+    assert core.refused(msgspec.structs.replace(request, producer=other)).error == "INVALID_REQUEST"
 
 
 # -- the producer's side --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def served_mq(tmp_path: Path) -> Iterator[Connection]:
-    with served(tmp_path) as connection:
-        yield connection
-
-
-def test_a_producer_whose_answer_is_lost_has_each_row_rejected_once(
-    served_mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = new_topic(served_mq)
-    served_mq.topics.alter(topic, {"max.message.bytes": 100})
-    submit, lost = served_mq.requester.submit, []
+def test_producer_with_lost_answers_has_each_row_rejected_once(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = new_topic(mq)
+    mq.topics.alter(topic, {"max.message.bytes": 100})
+    submit, lost = mq.requester.submit, []
 
     def lose_answer(request: Any, rows: pa.Table | None = None) -> Any:
         future = submit(request, rows)
@@ -111,13 +97,13 @@ def test_a_producer_whose_answer_is_lost_has_each_row_rejected_once(
             lost.append(request)
         return future
 
-    monkeypatch.setattr(served_mq.requester, "submit", lose_answer)
-    with served_mq.producer(linger_ms=0) as producer:
+    monkeypatch.setattr(mq.requester, "submit", lose_answer)
+    with mq.producer(linger_ms=0) as producer:
         for rows in (["x" * 200] * 2, ["fine", "y" * 200], ["z" * 200]):
             producer.send_arrow(topic, pa.table({"value": rows}))
             producer.flush()
     assert len(lost) == 6
-    state = served_mq._whole_state()
+    state = mq._whole_state()
     (units,) = (p.units[0, -1] for p in state.producers.values() if (0, -1) in p.units)
     assert sum(unit.record_count for unit in units) == 4
-    assert served_mq.end_offsets(topic) == {0: 1}
+    assert mq.end_offsets(topic) == {0: 1}

@@ -46,7 +46,7 @@ def build_arrow(columns: dict[str, pa.ChunkedArray]) -> tuple[Body, RequestedPar
 
 @pytest.mark.parametrize("build", [build_lists, build_arrow])
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_each_form_makes_of_a_row_what_the_table_says(build: Build, case: RowCase) -> None:
+def test_both_forms_store_each_row_as_the_cases_say(build: Build, case: RowCase) -> None:
     body, requested = build(to_columns([case.row]))
     arranged = body.arrange([case.copy], requested, 0)
     assert read_rows(rows_to_table([arranged.rows])) == [stored_row(case)]
@@ -56,7 +56,7 @@ def test_each_form_makes_of_a_row_what_the_table_says(build: Build, case: RowCas
 
 
 @pytest.mark.parametrize("build", [build_lists, build_arrow])
-def test_marks_of_failed_expectations_stay(build: Build) -> None:
+def test_marks_of_failed_expectations_are_kept(build: Build) -> None:
     body, _ = build(to_columns([{"value": b"a"}, {"value": b"b"}, {"value": b"c"}]))
     arranged = body.arrange([Copy(2, "xxhash64", 100, (0,))], np.array([FIRST_FAILED, 1, FIRST_FAILED - 3]), 0)
     assert [*arranged.partition] == [FIRST_FAILED, 1, FIRST_FAILED - 3]
@@ -163,7 +163,7 @@ def test_both_forms_place_and_refuse_rows_alike(table: pa.Table, copies: list[Co
         max_size=6,
     )
 )
-def test_records_are_the_same_whether_they_are_few_or_not(rows: list[tuple[Any, ...]]) -> None:
+def test_records_become_the_same_rows_in_both_forms(rows: list[tuple[Any, ...]]) -> None:
     records = Records()
     for key, value, listed, time_us, partition, delay, ttl_ms in rows:
         plain = listed is time_us is partition is ttl_ms is None and delay == (None, None)
@@ -179,7 +179,7 @@ def test_records_are_the_same_whether_they_are_few_or_not(rows: list[tuple[Any, 
 
 @examples()
 @given(st.lists(st.none() | st.binary(max_size=70), max_size=20), st.integers(1, 9), partitioners, st.integers(0, 50))
-def test_a_few_keys_get_the_partitions_of_a_column(
+def test_few_keys_get_the_partitions_of_a_column(
     keys: list[bytes | None], count: int, partitioner: Any, start: int
 ) -> None:
     column = partition_keys(pa.array(keys, pa.binary()), count, partitioner, start)
@@ -196,7 +196,7 @@ def test_a_few_keys_get_the_partitions_of_a_column(
         (pa.table({"value": [None], "partition": pa.array([0], pa.uint8())}), FewBody),
     ],
 )
-def test_a_few_rows_are_lists_and_others_are_in_arrow(table: pa.Table, form: type) -> None:
+def test_few_rows_become_lists_and_others_arrow(table: pa.Table, form: type) -> None:
     assert isinstance(build_body(table, "t", NOW_MS)[0], form)
 
 
@@ -213,13 +213,13 @@ def test_a_few_rows_are_lists_and_others_are_in_arrow(table: pa.Table, form: typ
         pa.table([["x"], ["y"]], names=["value", "value"]),
     ],
 )
-def test_columns_that_make_no_message_are_refused_in_every_number(table: pa.Table) -> None:
+def test_bad_columns_are_refused_in_both_forms(table: pa.Table) -> None:
     for count in (1, FEW_ROWS + 1):
         with pytest.raises(InvalidRecord):
             build_body(pa.concat_tables([table] * count), "t", NOW_MS)
 
 
-def test_text_that_is_not_utf8_is_bytes_and_in_headers_is_left_to_arrow() -> None:
+def test_text_that_is_not_utf8_is_stored_as_bytes() -> None:
     """Arrow accepts bytes as text that are not UTF-8, without a check."""
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     few, _ = build_body(pa.table({"value": bad}), "t", NOW_MS)

@@ -86,7 +86,7 @@ def run_as_user(user: int, action: str, root: Path, group: int = GROUP, umask: s
 
 
 @pytest.mark.parametrize("others_mode", [0o0, 0o5])
-def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, others_mode: int):
+def test_all_files_belong_to_the_group_under_any_umask(folder: Path, others_mode: int):
     folder.chmod(0o700 | others_mode)
     before = os.umask(0o077)
     try:
@@ -101,7 +101,7 @@ def test_all_that_is_made_is_for_the_group_whatever_the_umask(folder: Path, othe
     assert {path.stat().st_gid for path in folder.rglob("*")} == {folder.stat().st_gid}
 
 
-def test_a_namespace_that_is_there_can_be_shared_later(folder: Path):
+def test_existing_namespace_can_be_shared_later(folder: Path):
     before = os.umask(0o077)
     try:
         open_namespace(str(folder), create=True)
@@ -118,7 +118,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other 
 
 
 @as_root
-def test_two_users_share_and_a_third_stays_out(folder: Path):
+def test_two_users_of_a_group_share_and_a_third_is_refused(folder: Path):
     """ANN creates the namespace. ANN and BOB publish, serve and fetch in turn, each with umask 077."""
     run_as_user(ANN, "shared", folder)
     owners = [sorted(run_as_user(user, "write", folder).split()) for user in (ANN, BOB, ANN)]
@@ -128,7 +128,7 @@ def test_two_users_share_and_a_third_stays_out(folder: Path):
 
 
 @as_root
-def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: Path):
+def test_unreadable_letter_of_another_user_is_named_and_stops_nothing(folder: Path):
     folder.chmod(0o2770)
     run_as_user(ANN, "make", folder, umask="007")
     (folder / "mailbox").mkdir()
@@ -141,9 +141,7 @@ def test_without_it_a_letter_of_another_user_stops_nobody_and_is_named(folder: P
     assert run_as_user(ANN, "write", folder, umask="007").split() == [str(ANN)]
 
 
-def test_where_access_lists_are_not_kept_it_is_refused_with_another_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_sharing_without_access_lists_is_refused_with_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 

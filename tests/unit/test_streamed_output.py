@@ -33,7 +33,7 @@ def store() -> Store:
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [MOST_BYTES], [1] * MOST_BYTES])
-def test_a_small_output_is_put_as_a_whole(store: Store, sizes: list[int]) -> None:
+def test_small_output_is_put_whole(store: Store, sizes: list[int]) -> None:
     with stream_output(store.put, store.upload, MOST_BYTES) as sink:
         for size in sizes:
             sink.write(b"x" * size)
@@ -43,7 +43,7 @@ def test_a_small_output_is_put_as_a_whole(store: Store, sizes: list[int]) -> Non
 
 
 @pytest.mark.parametrize("sizes", [[MOST_BYTES + 1], [1] * (MOST_BYTES + 1), [7, 0, 500, 3] * 50])
-def test_a_large_output_is_uploaded_in_order(store: Store, sizes: list[int]) -> None:
+def test_large_output_is_uploaded_in_order(store: Store, sizes: list[int]) -> None:
     pieces = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
     with stream_output(store.put, store.upload, MOST_BYTES) as sink:
         for piece in pieces:
@@ -53,7 +53,7 @@ def test_a_large_output_is_uploaded_in_order(store: Store, sizes: list[int]) -> 
     assert store.put_bodies == []
 
 
-def test_a_buffer_that_changes_after_the_call_is_not_what_is_stored(store: Store) -> None:
+def test_buffer_that_changes_after_write_is_stored_unchanged(store: Store) -> None:
     buffer = bytearray(b"before")
     with stream_output(store.put, store.upload, MOST_BYTES) as sink:
         sink.write(buffer)
@@ -61,7 +61,7 @@ def test_a_buffer_that_changes_after_the_call_is_not_what_is_stored(store: Store
     assert store.put_bodies == [b"before"]
 
 
-def test_the_upload_begins_before_the_output_is_complete(store: Store) -> None:
+def test_upload_begins_before_the_output_is_complete(store: Store) -> None:
     first_piece = threading.Event()
 
     def upload(pieces: Iterator[bytes]) -> None:
@@ -74,7 +74,7 @@ def test_the_upload_begins_before_the_output_is_complete(store: Store) -> None:
         assert first_piece.wait(WAIT_S)
 
 
-def test_a_writer_waits_for_a_slow_upload() -> None:
+def test_writer_waits_for_a_slow_upload() -> None:
     """All that is written and not taken is in memory, so it has a bound."""
     may_take, ahead, most_ahead = threading.Semaphore(0), 0, 0
 
@@ -104,7 +104,7 @@ def test_a_writer_waits_for_a_slow_upload() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_a_failed_upload_ends_the_writer(taken: int) -> None:
+def test_failed_upload_raises_in_the_writer(taken: int) -> None:
     """It fails in the middle, while the writer waits, and not only at the end of the output."""
 
     def upload(pieces: Iterator[bytes]) -> None:
@@ -121,7 +121,7 @@ def test_a_failed_upload_ends_the_writer(taken: int) -> None:
         write()
 
 
-def test_an_upload_that_fails_at_the_end_fails_the_block(store: Store) -> None:
+def test_upload_that_fails_at_the_end_fails_the_block(store: Store) -> None:
     def upload(pieces: Iterator[bytes]) -> None:
         for _ in pieces:
             pass
@@ -132,7 +132,7 @@ def test_an_upload_that_fails_at_the_end_fails_the_block(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [1, MOST_BYTES + 1, 10 * MOST_BYTES])
-def test_a_failed_writer_stores_nothing(store: Store, size: int) -> None:
+def test_failed_writer_stores_nothing(store: Store, size: int) -> None:
     def write() -> None:
         with stream_output(store.put, store.upload, MOST_BYTES) as sink:
             sink.write(b"x" * size)

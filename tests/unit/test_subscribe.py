@@ -42,9 +42,7 @@ def read(consumer: MemberConsumer, count: int) -> list[str]:
 
 @pytest.mark.extended
 @PROTOCOLS
-def test_a_member_that_asks_for_other_topics_has_their_partitions_and_gives_up_the_rest(
-    mq: Connection, protocol: str
-) -> None:
+def test_subscribe_swaps_the_partitions_of_other_topics(mq: Connection, protocol: str) -> None:
     group, kept_topic, dropped_topic, new = new_name("g"), new_topic(mq), new_topic(mq), new_topic(mq)
     add(mq, new, {0: 2}, "new ")
     listener = RecordingListener()
@@ -73,7 +71,7 @@ def test_a_member_that_asks_for_other_topics_has_their_partitions_and_gives_up_t
 
 @pytest.mark.extended
 @PROTOCOLS
-def test_a_member_may_ask_for_a_pattern_and_for_names_again(mq: Connection, protocol: str) -> None:
+def test_subscribe_changes_between_names_and_a_pattern(mq: Connection, protocol: str) -> None:
     prefix, group, first = new_name("p"), new_name("g"), new_topic(mq)
     mq.topics.create(f"{prefix}-a")
     with member(mq, group, first, protocol=protocol) as consumer:
@@ -89,7 +87,7 @@ def test_a_member_may_ask_for_a_pattern_and_for_names_again(mq: Connection, prot
 
 @pytest.mark.extended
 @PROTOCOLS
-def test_one_that_unsubscribes_has_nothing_and_others_have_what_it_had(mq: Connection, protocol: str) -> None:
+def test_unsubscribed_member_hands_its_partitions_to_others(mq: Connection, protocol: str) -> None:
     group, topic, listener = new_name("g"), new_topic(mq, 2), RecordingListener()
     with (
         member(mq, group, topic, protocol=protocol, listener=listener) as consumer,
@@ -121,7 +119,7 @@ def test_one_that_unsubscribes_has_nothing_and_others_have_what_it_had(mq: Conne
 
 
 @PROTOCOLS
-def test_one_that_has_unsubscribed_is_closed_once(mq: Connection, protocol: str) -> None:
+def test_unsubscribed_member_closes_once(mq: Connection, protocol: str) -> None:
     group, topic = new_name("g"), new_topic(mq)
     consumer = member(mq, group, topic, protocol=protocol)
     consumer.unsubscribe()
@@ -131,7 +129,7 @@ def test_one_that_has_unsubscribed_is_closed_once(mq: Connection, protocol: str)
             call()
 
 
-def test_what_it_cannot_ask_for_is_refused_and_it_asks_for_the_same_as_before(mq: Connection) -> None:
+def test_refused_subscribe_keeps_the_subscription(mq: Connection) -> None:
     group, topic = new_name("g"), new_topic(mq)
     with member(mq, group, topic, protocol="cooperative") as consumer:
         for error, arguments in (
@@ -147,7 +145,7 @@ def test_what_it_cannot_ask_for_is_refused_and_it_asks_for_the_same_as_before(mq
         poll_until_it_has(consumer, (topic, 0))
 
 
-def test_one_that_was_lost_joins_again_with_what_it_asks_for_now(mq: Connection) -> None:
+def test_lost_member_joins_again_with_its_present_topics(mq: Connection) -> None:
     group, before, after = new_name("g"), new_topic(mq), new_topic(mq)
     with member(mq, group, before, protocol="cooperative") as consumer:
         poll_until_it_has(consumer, (before, 0))
@@ -156,7 +154,7 @@ def test_one_that_was_lost_joins_again_with_what_it_asks_for_now(mq: Connection)
         poll_until_it_has(consumer, (after, 0))
 
 
-def test_a_new_topic_begins_as_the_member_says(mq: Connection) -> None:
+def test_newly_subscribed_topic_begins_at_the_reset_of_the_member(mq: Connection) -> None:
     group, before, after = new_name("g"), new_topic(mq), new_topic(mq)
     add(mq, after, {0: 2}, "old ")
     with member(mq, group, before, protocol="cooperative", auto_offset_reset="latest") as consumer:
