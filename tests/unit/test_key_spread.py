@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
-from unit.served import new_topic, served, until
+from unit.served import new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
@@ -54,7 +52,9 @@ EVEN = (1_000, 100, 10_000, 20)
         ((5_000, 100, 50_000, 2_000), ["62% of the bytes", "One key has 25% of the messages of t, in partition 0"]),
     ],
 )
-def test_twice_the_fair_share_is_told(partition: tuple[int, int, int, int], warned: list[str]) -> None:
+def test_partition_with_twice_its_fair_share_is_warned_of(
+    partition: tuple[int, int, int, int], warned: list[str]
+) -> None:
     warnings = make_spread(partition, EVEN, EVEN, EVEN).warnings()
     assert len(warnings) == len(warned)
     assert all(text in warning for text, warning in zip(warned, warnings, strict=True))
@@ -70,21 +70,15 @@ def test_twice_the_fair_share_is_told(partition: tuple[int, int, int, int], warn
     ],
     ids=["one partition", "few messages", "nothing"],
 )
-def test_what_may_be_chance_is_not_told(partitions: list[tuple[int, int, int, int]]) -> None:
+def test_small_or_single_partitions_are_not_warned_of(partitions: list[tuple[int, int, int, int]]) -> None:
     assert make_spread(*partitions).warnings() == []
 
 
-def test_few_keys_are_no_unfair_share_of_keys() -> None:
+def test_few_keys_are_no_unfair_share() -> None:
     assert make_spread((500, 3, 5_000, 200), (500, 1, 5_000, 200)).warnings() == []
 
 
 # -- counts ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("spread")) as connection:
-        yield connection
 
 
 def rows(partition: int, keys: list[str | None], value: str = "v") -> pa.Table:
@@ -114,7 +108,7 @@ def test_messages_keys_and_bytes_are_counted_per_partition(mq: Connection) -> No
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_of_many_the_newest_are_read_the_same_share_of_each_partition(mq: Connection) -> None:
+def test_newest_messages_are_read_in_the_same_share_of_each_partition(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     mq.publish(topic, rows(0, [f"old{i}" for i in range(60)] + ["new"] * 60))
     mq.publish(topic, rows(1, [f"k{i}" for i in range(40)]))
@@ -136,7 +130,7 @@ def describe(mq: Connection, topic: str, *options: str, output: str = "json") ->
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_command_names_the_share_of_a_hot_key_and_the_key_only_if_asked(mq: Connection) -> None:
+def test_command_shows_hot_keys_only_on_request(mq: Connection) -> None:
     topic = new_topic(mq, 4)
     for partition in range(4):
         mq.publish(topic, rows(partition, [f"k{partition}-{i}" for i in range(100)]))
@@ -161,7 +155,7 @@ def test_the_command_names_the_share_of_a_hot_key_and_the_key_only_if_asked(mq: 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_the_doctor_advises_of_a_partition_with_twice_its_share(mq: Connection) -> None:
+def test_doctor_advises_on_a_partition_with_twice_its_share(mq: Connection) -> None:
     assert check_spread(mq).ok
     even, uneven = new_topic(mq, 3), new_topic(mq, 3)
     for partition, count in ((0, 100), (1, 100), (2, 100)):
@@ -177,15 +171,14 @@ def test_the_doctor_advises_of_a_partition_with_twice_its_share(mq: Connection) 
 
 
 @pytest.mark.slow
-def test_the_doctor_advises_of_a_partition_that_became_hot_lately(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_advises_on_a_partition_that_became_hot_lately(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = new_topic(mq, 3)
     for partition in range(3):
         mq.publish(topic, rows(partition, ["k"] * 2_000))
-    time.sleep(0.1)
+    published_ms = mq.namespace.files.time_ms()
+    until(lambda: mq.namespace.files.time_ms() > published_ms + 20)
     hour_began_ms = mq.namespace.files.time_ms()
-    time.sleep(0.1)
+    until(lambda: mq.namespace.files.time_ms() > hour_began_ms + 20)
     for partition, count in ((0, 300), (1, 30), (2, 30)):
         mq.publish(topic, rows(partition, ["k"] * count))
     topic_id, now_ms = mq.topics.describe(topic).topic_id, hour_began_ms + RECENT_MS
@@ -196,7 +189,7 @@ def test_the_doctor_advises_of_a_partition_that_became_hot_lately(
     assert topic not in check_spread(mq).found
 
 
-def test_recent_offsets_count_only_if_they_are_enough_to_tell(mq: Connection) -> None:
+def test_few_recent_offsets_are_not_judged(mq: Connection) -> None:
     topic = mq.topics.describe(new_topic(mq, 2))
     assert describe_fullest_partition(topic, {0: 199}) is None
     assert "100% of the offsets of the last hour" in (describe_fullest_partition(topic, {0: 200}) or "")

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.served import new_topic, served
+from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reading.row_group_cache import MOST_BYTES
 from lakemq.engine.client.publish import arrow
 from lakemq.engine.client.rows.placing import SortedRows
 from lakemq.engine.namespace.data_file import file_name
-
-
-@pytest.fixture
-def mq(tmp_path: Path) -> Iterator[Connection]:
-    with served(tmp_path) as connection:
-        yield connection
 
 
 def read_footers(mq: Connection, topic: str) -> list[pq.FileMetaData]:
@@ -38,9 +31,8 @@ def read_values(mq: Connection, topic: str) -> dict[int, list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partitions", [1, 4])
-@pytest.mark.parametrize("chunks", [1, 7])
-def test_row_groups_change_neither_order_nor_segments(
+@pytest.mark.parametrize(("partitions", "chunks"), [(1, 7), (4, 1)])
+def test_row_groups_do_not_change_order_or_segments(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, partitions: int, chunks: int
 ) -> None:
     rows = 2_000
@@ -67,7 +59,7 @@ def test_row_groups_change_neither_order_nor_segments(
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_more_rows_than_a_column_of_arrow_holds_are_published(mq: Connection) -> None:
+def test_publish_of_more_than_two_gib_is_cut(mq: Connection) -> None:
     """They were sorted together, for which pyarrow would have joined the chunks to a column of more than 2 GiB."""
     topic, value_bytes, rows = new_topic(mq, 3), 1_000_000, 2_200
     part = pa.array([bytes(value_bytes)] * 10, pa.binary())
@@ -84,7 +76,7 @@ def test_more_rows_than_a_column_of_arrow_holds_are_published(mq: Connection) ->
 
 @pytest.mark.parametrize("order", [None, [2, 0, 4, 1, 3]])
 @pytest.mark.parametrize("piece_bytes", [1, 30, 1 << 20])
-def test_pieces_are_the_whole_table_in_order(order: list[int] | None, piece_bytes: int) -> None:
+def test_pieces_hold_the_whole_table_in_order(order: list[int] | None, piece_bytes: int) -> None:
     table = pa.table({"value": pa.chunked_array([[b"a", b"b"], [], [b"c" * 30, None], [b"e"]])})
     rows = SortedRows(table, None if order is None else pa.array(order))
     pieces = list(rows.cut(piece_bytes))

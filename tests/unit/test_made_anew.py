@@ -44,7 +44,7 @@ def recreate_namespace(path: Path) -> Connection:
     return lakemq.connect(str(path), create=True, config=CONFIG)
 
 
-def test_what_a_producer_of_the_old_one_sends_does_not_pass_for_a_repeat(path: Path, first: Connection) -> None:
+def test_producer_of_a_deleted_namespace_is_refused_by_its_successor(path: Path, first: Connection) -> None:
     with first.serving():
         first.topics.create("t")
         old = first.producer()
@@ -60,13 +60,12 @@ def test_what_a_producer_of_the_old_one_sends_does_not_pass_for_a_repeat(path: P
         assert [message.value for message in second.fetch("t")] == [b"new %d" % i for i in range(5)]
 
 
-@pytest.mark.parametrize("publishes", [False, True])
-def test_a_leader_of_the_old_one_projects_nothing_into_it(path: Path, publishes: bool) -> None:
-    late = lakemq.connect(str(path), create=True, config={**CONFIG, "project.interval.ms": 60_000})
+def test_leader_of_a_deleted_namespace_projects_nothing_into_its_successor(path: Path) -> None:
+    # With a long lease the living leader puts no step while its folder is deleted.
+    late = lakemq.connect(str(path), create=True, config={**CONFIG, "project.interval.ms": 60_000, "lease.ms": 600_000})
     serving = late.serving()
     late.topics.create("old")
-    if publishes:
-        late.publish("old", pa.table({"value": ["a"]}))
+    late.publish("old", pa.table({"value": ["a"]}))
     with recreate_namespace(path) as second:
         serving.close()  # which projects the decisions
         late.close()
@@ -84,8 +83,8 @@ def publish_anew(path: Path, count: int) -> None:
             second.publish("t", pa.table({"value": [f"new {i}"]}))
 
 
-@pytest.mark.parametrize("count", [0, 1, 9])
-def test_old_connections_do_not_read_it(
+@pytest.mark.parametrize("count", [0, 9])
+def test_connection_to_a_deleted_namespace_reads_nothing_of_its_successor(
     path: Path, first: Connection, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new namespace may have fewer or more steps than the old one had when it was read."""
@@ -101,7 +100,7 @@ def test_old_connections_do_not_read_it(
             first.fetch("t")
 
 
-def test_sql_of_an_old_connection_reads_the_tables_that_are_there(path: Path, first: Connection) -> None:
+def test_sql_of_an_old_connection_reads_the_present_tables(path: Path, first: Connection) -> None:
     with first.serving():
         first.topics.create("t")
     with recreate_namespace(path) as second, second.serving():
@@ -110,7 +109,7 @@ def test_sql_of_an_old_connection_reads_the_tables_that_are_there(path: Path, fi
         assert first.sql("SELECT topic FROM topics").column("topic").to_pylist() == ["new"]
 
 
-def test_releases_of_an_old_connection_are_refused(
+def test_releases_of_a_deleted_namespace_are_refused(
     path: Path, first: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with first.serving():
@@ -123,8 +122,8 @@ def test_releases_of_an_old_connection_are_refused(
             releases.read_new()
 
 
-@pytest.mark.parametrize("protocol", [None, "queue", "cooperative"])
-def test_old_consumers_do_not_read_it(path: Path, first: Connection, protocol: str | None) -> None:
+@pytest.mark.parametrize("protocol", [None, "queue"])
+def test_consumer_of_a_deleted_namespace_is_refused(path: Path, first: Connection, protocol: str | None) -> None:
     with first.serving():
         first.topics.create("t")
         first.publish("t", pa.table({"value": ["old"]}))

@@ -38,7 +38,7 @@ def _join(group: str, member: str) -> JoinGroup:
     return JoinGroup(group, member, ["t"], None, None, 6_000, 10_000, "earliest", {"group.protocol": "cooperative"})
 
 
-def test_no_step_looks_through_all_groups() -> None:
+def test_no_step_iterates_over_all_groups() -> None:
     mq = Harness()
     mq.create("t", 2)
     for n in range(3):
@@ -60,7 +60,7 @@ def test_no_step_looks_through_all_groups() -> None:
     assert (mq.state.groups_with_members, mq.state.waiting_groups) == ({"g"}, set())
 
 
-def test_of_a_topic_that_grows_or_goes_only_those_are_touched_that_have_it() -> None:
+def test_changed_topic_touches_only_groups_that_read_it() -> None:
     mq = Harness()
     mq.create("t", 1)
     mq.create("u", 1)
@@ -77,7 +77,7 @@ def test_of_a_topic_that_grows_or_goes_only_those_are_touched_that_have_it() -> 
     assert not mq.state.groups["g"].assignments
 
 
-def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() -> None:
+def test_join_moves_only_the_share_of_the_new_member() -> None:
     """The work of one step is bounded by the partitions that move, not by those that wait."""
     mq, partitions, members = Harness(), 600, 20
     mq.create("t", partitions)
@@ -101,7 +101,7 @@ def test_who_joins_while_nearly_all_waits_to_be_given_up_moves_only_its_share() 
     assert not group.pauses
 
 
-def test_a_member_looks_at_its_own_partitions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_reads_bounds_of_its_own_partitions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member looks at each poll, and a topic may have thousands of partitions of other members."""
     mq, looked_at = Harness(), list[Bounds]()
     mq.create("t", 30)

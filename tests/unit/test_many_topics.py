@@ -36,13 +36,13 @@ def mq() -> Harness:
     return mq
 
 
-def test_the_fixture_notices_a_walk(mq: Harness) -> None:
+def test_fixture_notices_an_iteration(mq: Harness) -> None:
     for walk in (dict, list, sorted, lambda d: [*d.items()], lambda d: {**d}, lambda d: any(d.values())):
         with pytest.raises(AssertionError):
             walk(mq.state.topics)
 
 
-def test_no_request_goes_through_all_topics(mq: Harness) -> None:
+def test_no_request_iterates_over_all_topics(mq: Harness) -> None:
     mq.create("t", 2)
     for request in (
         mq.produce({0: 2, 1: 1}),
@@ -61,7 +61,7 @@ def test_no_request_goes_through_all_topics(mq: Harness) -> None:
     assert mq.state.subscribers == {}, "of those that are there and have any"
 
 
-def test_neither_time_nor_a_projection_nor_a_route_does(mq: Harness) -> None:
+def test_timers_projection_and_routes_do_not_iterate_over_all_topics(mq: Harness) -> None:
     first = len(mq.steps)
     mq.create("t", 2)
     mq.one(mq.produce({0: 2}))

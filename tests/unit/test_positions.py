@@ -31,7 +31,7 @@ def add(mq: Connection, topic: str, *messages: str, partition: int = 0) -> None:
 # -- times ----------------------------------------------------------------------------------------------
 
 
-def test_a_time_is_exact_to_the_microsecond(mq: Connection) -> None:
+def test_start_time_is_exact_to_the_microsecond(mq: Connection) -> None:
     topic = new_topic(mq)
     stamps = [AT - 2 * US, AT - US, AT, AT + US, AT + 2 * US]
     table = pa.table({"value": ["-2", "-1", "0", "1", "2"], "timestamp": pa.array(stamps, pa.timestamp("us", "UTC"))})
@@ -45,7 +45,7 @@ def test_a_time_is_exact_to_the_microsecond(mq: Connection) -> None:
     assert mq.offsets_for_times(topic, {0: 1_714_564_800_124}) == {0: None}
 
 
-def test_each_message_has_its_turn_where_segments_share_a_millisecond(mq: Connection) -> None:
+def test_start_time_is_exact_where_segments_share_a_millisecond(mq: Connection) -> None:
     topic = new_topic(mq)
     for i in range(3):
         mq.publish(
@@ -54,25 +54,18 @@ def test_each_message_has_its_turn_where_segments_share_a_millisecond(mq: Connec
     assert read_texts(mq.fetch(topic, start=AT + US).to_arrow()) == ["1", "2"]
 
 
-@pytest.mark.parametrize("time", ["today", 1.5, None, True, -(10**16), -(2**63)])
-def test_what_is_no_time_is_said(mq: Connection, time: Any) -> None:
-    with pytest.raises(InvalidRequest, match="is not valid"):
-        mq.offsets_for_times(new_topic(mq), {0: time})
+def test_bad_times_and_positions_are_refused(mq: Connection, topic: str) -> None:
+    wrong: Any
+    for wrong in ("today", 1.5, None, True, -(10**16), -(2**63)):
+        with pytest.raises(InvalidRequest, match="is not valid"):
+            mq.offsets_for_times(topic, {0: wrong})
+    for wrong in ("soon", 1.0, True, {0: 1.0}, {0: "1"}, {0: None}, {0: [1]}, [0], None):
+        with pytest.raises(InvalidRequest, match="is not valid"):
+            mq.fetch(topic, start=wrong)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda mq, topic: mq.fetch(topic, start=AT).record_count,
-        lambda mq, topic: mq.fetch(topic, end=AT + US).record_count,
-        lambda mq, topic: len(mq.offsets_for_times(topic, {0: AT})),
-        lambda mq, topic: next(iter(mq.tail(topic, start=AT))) and 1,
-    ],
-    ids=["start", "end", "times", "tail"],
-)
-def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_for_a_time_blocks_no_other_call(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a time reads data files. Meanwhile other callers use topics."""
-    topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"], "timestamp": pa.array([AT], pa.timestamp("us", "UTC"))}))
     steps: list[int] = []
     look = planning.find_first_at_or_after
@@ -83,34 +76,34 @@ def test_who_looks_for_a_time_keeps_nobody_waiting(mq: Connection, call: Any, mo
         return look(*arguments)
 
     monkeypatch.setattr(planning, "find_first_at_or_after", look_beside)
-    assert call(mq, topic) == 1
-    assert steps
+    for search in (
+        lambda: mq.fetch(topic, start=AT),
+        lambda: mq.fetch(topic, end=AT + US),
+        lambda: mq.offsets_for_times(topic, {0: AT}),
+        lambda: next(iter(mq.tail(topic, start=AT))),
+    ):
+        steps.clear()
+        search()
+        assert steps
 
 
 # -- offsets --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("position", [-1, -2, {0: -3}])
-@pytest.mark.parametrize("end", ["start", "end"])
-def test_an_offset_is_not_negative(mq: Connection, position: Any, end: str) -> None:
-    topic = new_topic(mq)
+def test_negative_offset_is_refused(mq: Connection, topic: str) -> None:
     add(mq, topic, "a")
-    with pytest.raises(OffsetOutOfRange, match="not negative"):
-        mq.fetch(topic, **{end: position})
+    for end in ("start", "end"):
+        for position in (-1, {0: -3}):
+            with pytest.raises(OffsetOutOfRange, match="not negative"):
+                mq.fetch(topic, **{end: position})  # type: ignore[arg-type]
     with mq.consumer(new_name("group"), assign=[topic]) as consumer, pytest.raises(OffsetOutOfRange):
         consumer.seek(topic, 0, -1)
-
-
-@pytest.mark.parametrize("position", ["soon", 1.0, True, {0: 1.0}, {0: "1"}, {0: None}, {0: [1]}, [0], None])
-def test_what_is_no_position_is_said(mq: Connection, position: Any) -> None:
-    with pytest.raises(InvalidRequest, match="is not valid"):
-        mq.fetch(new_topic(mq), start=position)
 
 
 # -- tails ----------------------------------------------------------------------------------------------
 
 
-def test_a_tail_goes_on_at_the_log_start(mq: Connection) -> None:
+def test_tail_continues_at_the_log_start(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, "0", "1", "2")
     tail = mq.tail(topic, start="earliest", poll_ms=1)
@@ -124,7 +117,7 @@ def test_a_tail_goes_on_at_the_log_start(mq: Connection) -> None:
     assert read_texts(next(tail)) == ["5"]
 
 
-def test_a_tail_sees_partitions_that_are_added(mq: Connection) -> None:
+def test_tail_reads_added_partitions(mq: Connection) -> None:
     topic = new_topic(mq)
     tail = mq.tail(topic, poll_ms=1, start="earliest")
     add(mq, topic, "first")
@@ -134,7 +127,7 @@ def test_a_tail_sees_partitions_that_are_added(mq: Connection) -> None:
     assert read_texts(next(tail)) == ["added"]
 
 
-def test_a_tail_begins_where_it_was_asked_for(mq: Connection) -> None:
+def test_tail_begins_at_the_end_of_the_log_at_its_call(mq: Connection) -> None:
     topic = new_topic(mq)
     add(mq, topic, "before")
     tail = mq.tail(topic, poll_ms=1)
@@ -143,7 +136,7 @@ def test_a_tail_begins_where_it_was_asked_for(mq: Connection) -> None:
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])
-def test_a_tail_of_a_deleted_topic_says_so(mq: Connection, is_recreated: bool) -> None:
+def test_tail_of_a_deleted_topic_raises(mq: Connection, is_recreated: bool) -> None:
     topic = new_topic(mq)
     add(mq, topic, "old")
     tail = mq.tail(topic, start="earliest", poll_ms=1)

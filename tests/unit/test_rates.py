@@ -17,7 +17,7 @@ from lakemq.tables.storage.delta.delta_log import DeltaLog
 # -- the rate -----------------------------------------------------------------------------------------------
 
 
-def test_a_rate_is_what_was_done_in_the_window_by_its_length() -> None:
+def test_rate_is_progress_in_the_window_divided_by_its_length() -> None:
     progress = Consumption(
         2_000,
         {"g": {(1, 0): 10, (1, 1): 50}, "h": {(1, 0): 0}},
@@ -51,8 +51,7 @@ def settle(mq: Connection) -> int:
 
 
 @pytestmark_served
-@pytest.mark.parametrize("protocol", ["queue", "cooperative"])
-def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protocol: str) -> None:
+def test_rate_counts_only_progress_inside_the_window(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     add(mq, topic, {0: 100, 1: 20})
 
@@ -63,7 +62,7 @@ def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protoc
             remaining -= batch.record_count
             consumer.commit(batch)
 
-    with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
+    with mq.consumer(group, topics=[topic]) as consumer:
         before_ms = settle(mq)
         consume(50)
         middle_ms = settle(mq)
@@ -90,9 +89,7 @@ def test_only_what_was_done_since_the_window_began_counts(mq: Connection, protoc
 
 
 @pytestmark_served
-def test_where_the_log_reaches_back_less_far_the_window_is_shorter(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_is_shorter_where_the_table_has_fewer_versions(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 10})
     with mq.consumer(group, assign=[topic]) as consumer:
@@ -113,7 +110,7 @@ def test_where_the_log_reaches_back_less_far_the_window_is_shorter(
 
 
 @pytestmark_served
-def test_a_version_that_was_removed_meanwhile_is_no_rate(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_version_of_the_table_gives_no_rate(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, group = new_topic(mq), new_name("g")
     with mq.consumer(group, assign=[topic]) as consumer:
         consumer.commit({(topic, 0): 0})
