@@ -34,9 +34,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for leases, notifications and other processes, so three workers use two processors better than two do.
 WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
 PARALLEL := -n $(WORKERS) --dist worksteal tests/unit tests/golden tests/stateful
-# What computes, beside what waits for leases and for processes that were killed: one worker runs all tests that share
-# the Spark session, the others take the faults one by one.
-BESIDE := -n 3 --dist loadgroup tests/spark tests/faults
+# One worker begins with all tests that share the Spark session. The others take files without a JVM and faults, mixed:
+# what computes runs beside what waits for leases and for processes that were killed.
+MIXED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests/unit tests/golden tests/stateful tests/spark tests/faults
 ARCHIVE := $(VENV)/spark.jsa
 
 .PHONY: help
@@ -72,21 +72,18 @@ demo: $(READY) ## the tour, on data of its own
 # A test is in `make test`, or marked `extended`: then .ci/run has it, or `nightly`: then only luck fails it.
 .PHONY: test
 test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes: about five minutes
-	$(BIN)/pytest $(PARALLEL) -m "not extended and not nightly"
-	$(BIN)/pytest $(BESIDE) -m "not extended and not nightly"
+	$(BIN)/pytest $(MIXED) -m "not extended and not nightly"
 
 .PHONY: test-all
 test-all: $(READY) $(ARCHIVE) ## make test and every other case of it that a change can break: about fifteen minutes
-	$(BIN)/pytest $(PARALLEL) -m "not nightly"
-	$(BIN)/pytest $(BESIDE) -m "not nightly"
+	$(BIN)/pytest $(MIXED) -m "not nightly"
 
 # What compares times of its own has the machine for itself.
 ALONE := tests/faults/test_long_run.py
 .PHONY: test-nightly
 test-nightly: $(READY) $(ARCHIVE) ## what only luck finds: all examples of properties, random kills, rare cases, all stores, mutations, a soak: hours
-	LAKEMQ_ALL_EXAMPLES=1 $(BIN)/pytest $(PARALLEL) -m "nightly or hypothesis"
-	$(BIN)/pytest $(BESIDE) -m nightly --ignore=$(ALONE)
-	$(BIN)/pytest $(ALONE) -m nightly
+	LAKEMQ_ALL_EXAMPLES=1 $(BIN)/pytest $(MIXED) -m "nightly or hypothesis" --ignore=$(ALONE)
+	$(BIN)/pytest $(ALONE) tests/operating -m nightly
 	$(BIN)/python -m lakemq.jobs.azure_jars
 	$(STORES) $(BIN)/pytest $(STORE_TESTS) -m nightly && $(BIN)/pytest -n 2 tests/unit/test_object_stores.py && $(BIN)/pytest $(CLUSTER)
 	$(MAKE) mutations soak
@@ -97,6 +94,10 @@ $(ARCHIVE): $(READY) tests/jvm.py
 .PHONY: test-fast
 test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not nightly"
+
+.PHONY: test-busy
+test-busy: $(READY) $(ARCHIVE) ## make test three times beside four endless loops: no test fails because a machine is slow
+	$(BIN)/python tests/busy.py $(MAKE) test
 
 .PHONY: test-quality
 test-quality: $(READY) ## the gate and the audit beside Great Expectations: about a minute
@@ -131,7 +132,7 @@ test-browser: $(READY) ## the console in Chromium; skipped without chromium and 
 
 .PHONY: test-operating
 test-operating: $(READY) ## a namespace broken in eight ways, asked with the command and the console; metrics and alerts with Prometheus' promtool, which Go builds once: three minutes, the first time five
-	promtool=$$($(BIN)/python tests/promtool.py) && LAKEMQ_TEST_PROMTOOL="$$promtool" $(BIN)/pytest -n 0 tests/operating
+	promtool=$$($(BIN)/python tests/promtool.py) && LAKEMQ_TEST_PROMTOOL="$$promtool" $(BIN)/pytest -n 0 tests/operating -m "not nightly"
 
 .PHONY: soak
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked

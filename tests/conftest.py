@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[1]
 MARKED_FOLDERS = ("faults", "spark")
+SPARK = "the Spark session"
 SPARK_WITHOUT_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "demo", "example", "executor")}
 PACKAGE_FOLDERS = ("conf", "engine", "jobs", "lakemq", "pyspark_lakemq", "tables")
 
@@ -46,11 +48,29 @@ raise_for_defects()
 typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(CHECKOUT / "tests").parts[0]
         if folder in MARKED_FOLDERS:
             item.add_marker(folder)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place_in_queue(item.nodeid))
+
+
+def place_in_queue(nodeid: str) -> tuple[bool, int]:
+    """Return the place of a test among those of all workers: Spark's session first, then all other scopes mixed."""
+    scope = scope_of(nodeid)
+    return scope != SPARK, zlib.crc32(scope.encode())
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what the test shares with others that should run in its process: a session, the fixtures of its file, or
+    nothing. Faults take long, so each is alone.
+    """
+    file = nodeid.partition("::")[0]
+    if file.startswith("tests/faults/"):
+        return nodeid
+    return SPARK if file.startswith("tests/spark/") and file not in SPARK_WITHOUT_SESSION else file
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -63,22 +83,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
-class SparkInOneProcess(LoadScopeScheduling):  # type: ignore[misc]
-    """A schedule in which one process runs all tests that share the Spark session. Files of Spark without it, and other
-    tests, run on any free process.
-    """
+class ScopeScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """A schedule in which a process runs all tests of a scope."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if file in SPARK_WITHOUT_SESSION:
-            return file
-        return "spark" if file.startswith("tests/spark/") else nodeid
+        return scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkInOneProcess | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ScopeScheduling | None:
     """Use this schedule for `--dist loadgroup`. The groups of xdist itself are lost with pytest 9."""
-    return SparkInOneProcess(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return ScopeScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def copy_folder(source: Path, target: Path) -> None:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -107,10 +106,3 @@ def _free_port() -> int:
     with socket.socket() as free_socket:
         free_socket.bind(("127.0.0.1", 0))
         return int(free_socket.getsockname()[1])
-
-
-def wait_for_path(path: Path, patience_s: float = PATIENCE_S) -> None:
-    deadline_s = time.monotonic() + patience_s
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path.name} is not there"
-        time.sleep(0.05)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browser.webdriver import CHROMIUM, DRIVER, Tab, open_tab
+from browser.webdriver import CHROMIUM, DRIVER, Tab
 from unit.browsing import Browser, open_browser
-from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace
 
 from lakemq.jobs.console.app import PAGES
 from lakemq.jobs.console.rendering import make_link
@@ -27,22 +27,10 @@ _LOOKS = 60
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
-    with open_busy_namespace(tmp_path_factory.mktemp("console")) as namespace:
-        yield namespace
-
-
-@pytest.fixture(scope="module")
 def visitor(busy: BusyNamespace) -> Iterator[Browser]:
     busy.mq.sql("SELECT 1", wait_ms=30_000)
     with open_browser(busy.mq, busy.serving, allow_changes=True) as browser:
         yield browser
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with open_tab(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def test_no_page_writes_to_the_browsers_console(visitor: Browser, tab: Tab) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser.webdriver import CHROMIUM, DRIVER, Tab, open_tab
+from browser.webdriver import CHROMIUM, DRIVER, Tab
 from unit.browsing import Browser, open_browser
-from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import READERS, WORKERS, BusyNamespace
 
 from lakemq.jobs.console.rendering import make_link
 
@@ -33,28 +33,10 @@ PICTURES = {
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
-    # a relative path, so that the pictures show none of this machine
-    before = Path.cwd()
-    os.chdir(tmp_path_factory.mktemp("pictures"))
-    try:
-        with open_busy_namespace(Path("data")) as namespace:
-            yield namespace
-    finally:
-        os.chdir(before)
-
-
-@pytest.fixture(scope="module")
 def visitor(busy: BusyNamespace) -> Iterator[Browser]:
     busy.mq.sql("SELECT 1", wait_ms=30_000)
     with open_browser(busy.mq, busy.serving) as browser:
         yield browser
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with open_tab(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def read_size(picture: bytes) -> tuple[int, int]:

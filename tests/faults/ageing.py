@@ -40,14 +40,14 @@ def age_data(table: Path, seconds: float = 2 * HOUR_S) -> None:
         _age(path, seconds)
 
 
-def wait_for_log_removal(table: Path, version: int, timeout_s: float = 60) -> None:
+def wait_for_log_removal(table: Path, version: int) -> None:
     """Wait until the log has no entry up to this version. Another process must commit to the table meanwhile."""
 
     def is_removed() -> bool:
         age_log(table)
         return int(log_entries(table)[0].stem) > version
 
-    until(is_removed, timeout_s, f"removal of the log's entries up to {version}")
+    until(is_removed, f"removal of the log's entries up to {version}")
 
 
 def newest_step(path: str) -> int:
@@ -55,9 +55,9 @@ def newest_step(path: str) -> int:
     return max(list_steps(LocalFiles(path)))
 
 
-def wait_for_step_removal(path: str, step: int, timeout_s: float = 120) -> None:
+def wait_for_step_removal(path: str, step: int) -> None:
     """Wait until the steps up to this one are removed, which takes a minute. A sequencer must lead meanwhile."""
-    until(lambda: min(list_steps(LocalFiles(path))) > step, timeout_s, f"removal of the steps up to {step}")
+    until(lambda: min(list_steps(LocalFiles(path))) > step, f"removal of the steps up to {step}")
 
 
 def _age(path: Path, seconds: float) -> None:

@@ -278,7 +278,7 @@ def _create_topics_until(mq: Connection, condition: Callable[[], bool]) -> None:
         mq.topics.create(f"another-{next(numbers)}", exist_ok=True)
         return condition()
 
-    until(create_topic_and_look, 60, "removal of a log entry")
+    until(create_topic_and_look, "removal of a log entry")
 
 
 def play(role: str, arguments: dict[str, Any]) -> None:

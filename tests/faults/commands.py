@@ -10,17 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from faults.processes import PATIENCE_S
 from typer.testing import CliRunner
 
 from lakemq.jobs.cli import app
 
 LAKEMQ = [sys.executable, "-m", "lakemq.jobs.cli"]
 LEASE_MS = 1000
-PATIENCE_S = 30
 
 
 def _restore_interrupts() -> None:
@@ -93,13 +92,6 @@ def lakemq(path: Path, *arguments: str, stdin: str = "") -> list[dict[str, Any]]
 
 def values(path: Path, topic: str = "t") -> list[str]:
     return [message["value"] for message in lakemq(path, "fetch", topic)]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def leader(path: Path) -> str:

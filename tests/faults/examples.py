@@ -7,25 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from faults.processes import PATIENCE_S, until
 
 import lakemq
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WAIT_S = 240
-"""Limit of waits that take seconds on an idle machine."""
-
 CONFIG = "lease.ms: 1000\nrebalance.delay.ms: 200\n"
-
-
-def wait_until(condition: Callable[[], bool], description: str) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S} s: {description}"
-        time.sleep(0.05)
 
 
 class Program:
@@ -44,7 +35,7 @@ class Program:
 
     def wait_for(self, word: str) -> None:
         """Wait until the program has printed the word. Fails if it ends first."""
-        wait_until(lambda: word in self.text() or self._process.poll() is not None, f"{word!r} in {self.text()}")
+        until(lambda: word in self.text() or self._process.poll() is not None, f"{word!r} in {self.text()}")
         assert word in self.text(), self.text()
 
     def kill(self) -> None:
@@ -56,11 +47,11 @@ class Program:
     def stop(self) -> None:
         """Make sure that the program does not run any more."""
         self._process.kill()
-        self._process.wait(WAIT_S)
+        self._process.wait(PATIENCE_S)
 
     def wait_for_success(self) -> None:
         """Wait until the program has ended, without an error."""
-        assert self._process.wait(WAIT_S) == 0, self.text()
+        assert self._process.wait(PATIENCE_S) == 0, self.text()
 
 
 class Shop:

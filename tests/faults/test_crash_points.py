@@ -13,6 +13,7 @@ import pytest
 from faults.checks import assert_in_order, check_all
 from faults.processes import (
     MERGING_POINTS,
+    PATIENCE_S,
     QUICK,
     TOPIC,
     Processes,
@@ -68,7 +69,6 @@ IN_CI = (
 PUBLISHER_POINTS = ("publish.file_written", "publish.letter_put")
 RESIGNED = "sequencer.resigned"
 KILLS = 8
-KILLED_S = 120
 
 
 def test_every_point_is_tested():
@@ -80,9 +80,7 @@ def test_every_point_is_tested():
 @pytest.mark.parametrize("point", extended_but(QUICKLY, nightly_but(IN_CI, SEQUENCER_POINTS)))
 def test_a_sequencer_dies_at(point: str, family: Processes):
     with publishers(family.path) as (repeating, waiting):
-        assert_killed(
-            family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **settings_that_reach(point)), KILLED_S
-        )
+        assert_killed(family.serve(crash_at=f"{point}:{SEQUENCER_POINTS[point]}", **settings_that_reach(point)))
         successor = family.serve()
         repeating.wait_for(8)
         waiting.wait_for(8)
@@ -124,7 +122,7 @@ def test_a_publisher_dies_at(point: str, family: Processes):
         mq.serving()
         assert_killed(family.publish("p", count, "application", crash_at=f"{point}:7", **inline))
         assert 0 < len(family.read_acknowledgements("p")) < count
-        assert family.publish("p", count, "application", **inline).wait(30) == 0
+        assert family.publish("p", count, "application", **inline).wait(PATIENCE_S) == 0
     acknowledged = family.read_acknowledgements("p")
     assert len(acknowledged) == count
     assert check_all(family.path, TOPIC, acknowledged).num_rows == count
@@ -176,7 +174,7 @@ def test_sequencers_die_at_random_under_load(family: Processes):
             serving.append(family.serve())
         repeating.wait_for(5)
         waiting.wait_for(5)
-        until(lambda: watching.reads >= 20 or watching.error is not None, 60, "reads")
+        until(lambda: watching.reads >= 20 or watching.error is not None, "reads")
         watching.stop.set()
         watching.join(30)
     for child in serving:

@@ -78,14 +78,14 @@ def fill(disk: Path, leave: int) -> Path:
         finally:
             os.close(file)
 
-    until(fill_up, 10, "full disk")
+    until(fill_up, "full disk")
     return path
 
 
 def remount(disk: Path, how: str) -> None:
     """Wait until no process is writing, and remount."""
     command = ["mount", "-o", f"remount,{how}", str(disk)]
-    until(lambda: subprocess.run(command, capture_output=True).returncode == 0, 20, f"remount {how}")
+    until(lambda: subprocess.run(command, capture_output=True).returncode == 0, f"remount {how}")
 
 
 def free(disk: Path) -> int:
@@ -241,10 +241,10 @@ def test_a_step_that_no_table_holds_is_gone(family: Processes):
         saved = lost.rename(Path(family.path, ".kept"))
         heir = sequencer_of(mq)
         with pytest.raises(LakeMQError, match=f"{lost.name} is missing"):
-            until(heir.try_lead, 10, "lease")
+            until(heir.try_lead, "lease")
         assert not heir.leads
         saved.rename(lost)
-        until(heir.try_lead, 10, "lease")
+        until(heir.try_lead, "lease")
         heir.resign()
     check_all(family.path, TOPIC, [])
 

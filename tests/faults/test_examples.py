@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.examples import EXAMPLES, Shop, wait_until
+from faults.examples import EXAMPLES, Shop
+from faults.processes import until
 
 import lakemq
 
@@ -37,7 +38,7 @@ def test_a_killed_producer_service_publishes_every_file_once(shop: Shop) -> None
     # killed after the publish and before the file was deleted
     (outbox / "000001.jsonl").write_text(json.dumps({"id": "1-0", "customer": "customer-0"}))
     second_run = shop.start("producer_service", str(outbox))
-    wait_until(lambda: not any(outbox.iterdir()), "every file was published and deleted")
+    until(lambda: not any(outbox.iterdir()), "every file was published and deleted")
     assert "000001.jsonl: published before" in second_run.text()
     assert shop.read("orders") == expected
 
@@ -47,12 +48,12 @@ def test_the_other_members_write_the_invoices_of_a_killed_one(shop: Shop) -> Non
     invoices = shop.folder / "invoices"
     shop.serve()
     members = [shop.start("consumer_group", str(invoices)) for _ in range(2)]
-    wait_until(lambda: len(owners(shop, "invoicing")) == 2, "both members have partitions")
+    until(lambda: len(owners(shop, "invoicing")) == 2, "both members have partitions")
     orders = shop.order(200)
     members[0].wait_for("invoices")
     members[0].kill()
     orders += shop.order(200, prefix="later")
-    wait_until(lambda: len([*invoices.glob("*.txt")]) == len(orders), "an invoice for each order")
+    until(lambda: len([*invoices.glob("*.txt")]) == len(orders), "an invoice for each order")
     texts = {file.stem: file.read_text() for file in invoices.glob("*.txt")}
     assert texts == {order: f"Invoice for order {order} of {customer}\n" for order, customer in orders_of(shop)}
     assert set(texts) == set(orders)
@@ -87,7 +88,7 @@ def test_every_unpaid_order_gets_one_reminder_though_the_scheduler_is_killed(sho
     payment.wait_for_success()
     assert payment.text() == "paid-0: cancelled\n"
     expected = Counter(f"Please pay {order}." for order in orders)
-    wait_until(lambda: shop.read("reminders").total() >= len(expected), "all reminders are due")
+    until(lambda: shop.read("reminders").total() >= len(expected), "all reminders are due")
     assert shop.read("reminders") == expected
     mailers[0].wait_for("Please pay")
     mailers[0].kill()
@@ -98,7 +99,7 @@ def test_every_unpaid_order_gets_one_reminder_though_the_scheduler_is_killed(sho
         return Counter(line.split(": ")[1] for line in lines)
 
     # mails that the killed process had not acknowledged are sent once more
-    wait_until(lambda: count_sent_mails().keys() == expected.keys(), "all reminders are sent")
+    until(lambda: count_sent_mails().keys() == expected.keys(), "all reminders are sent")
     time.sleep(1)  # a third copy would come now
     assert max(count_sent_mails().values()) <= 2
 
@@ -118,14 +119,14 @@ def test_a_killed_packer_leaves_no_order_unpacked_and_rejected_ones_come_back_on
         lines = (first.text() + second.text()).splitlines()
         return Counter(line.removeprefix("packed ") for line in lines)
 
-    wait_until(lambda: len(count_packed_orders()) >= 60, "all orders of a known product are packed")
-    wait_until(lambda: "orders.dlq" in topics(shop) and shop.read("orders.dlq").total() == 6, "six are rejected")
+    until(lambda: len(count_packed_orders()) >= 60, "all orders of a known product are packed")
+    until(lambda: "orders.dlq" in topics(shop) and shop.read("orders.dlq").total() == 6, "six are rejected")
     catalog.write_text(json.dumps(["tea", "an unknown tea"]))
     redrives = [shop.start("dead_letters", "redrive") for _ in range(2)]  # two at once
     for redrive in redrives:
         redrive.wait_for_success()
     assert sum(int(redrive.text().split()[0]) for redrive in redrives) == 6
-    wait_until(lambda: len(count_packed_orders()) == len(orders), "the rejected orders are packed")
+    until(lambda: len(count_packed_orders()) == len(orders), "the rejected orders are packed")
     packed = count_packed_orders()
     assert packed.keys() == set(orders)
     assert [packed[order] for order in orders[60:]] == [1] * 6

@@ -63,16 +63,16 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
     members = GroupNotes(family, "one", "two")
     with Publishing(family.path, "p", family.config) as publishing:
         publishing.wait_for(20)
-        until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
+        until(lambda: bool(members.read("one") and members.read("two")), "reading by both")
         first.kill()
         serving = family.serve()
         publishing.wait_for(10)
         since = len(members.read("two"))
         first_member.kill()
         # its process has ended on the sequencer's machine, which notices that at once; its session would end later
-        until(lambda: members.partitions("two", since) == {0, 1}, 60, "the other's partition")
+        until(lambda: members.partitions("two", since) == {0, 1}, "the other's partition")
         publishing.wait_for(5)
-    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
+    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), "reading of the rest")
     terminate(second_member)
     terminate(serving)
     check_group(family, members, publishing.acknowledged, twice={"one"})
@@ -84,15 +84,15 @@ def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_an
     first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
     members = GroupNotes(family, "one", "two")
     with Publishing(family.path, "p", family.config) as publishing:
-        until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
+        until(lambda: bool(members.read("one") and members.read("two")), "reading by both")
         since = len(members.read("two"))
         os.kill(first_member.pid, signal.SIGSTOP)
-        until(lambda: is_stopped(first_member.pid), 5, "stop")
-        until(lambda: members.partitions("two", since) == {0, 1}, 30, "the other's partition")
+        until(lambda: is_stopped(first_member.pid), "stop")
+        until(lambda: members.partitions("two", since) == {0, 1}, "the other's partition")
         read = len(members.read("one"))
         os.kill(first_member.pid, signal.SIGCONT)
-        until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
-    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
+        until(lambda: len(members.read("one")) > read + 7, "reading after the stop")
+    until(lambda: len(members.count_reads()) == len(publishing.acknowledged), "reading of the rest")
     terminate(first_member)
     terminate(second_member)
     terminate(serving)
@@ -105,15 +105,15 @@ def test_a_member_that_is_stopped_is_named_while_its_session_lasts(family: Proce
     family.serve()
     member = family.consume("one", GROUP, session_ms=60_000)
     with lakemq.connect(family.path) as mq:
-        until(lambda: GROUP in mq.groups.list() and len(mq.groups.members(GROUP)) == 1, 20, "joining")
+        until(lambda: GROUP in mq.groups.list() and len(mq.groups.members(GROUP)) == 1, "joining")
         assert mq.groups.describe(GROUP).waits_for == []
         os.kill(member.pid, signal.SIGSTOP)
-        until(lambda: bool(mq.groups.stalls(GROUP)), 45, "finding that it is silent")
+        until(lambda: bool(mq.groups.stalls(GROUP)), "finding that it is silent")
         (stall,) = mq.groups.stalls(GROUP)
         assert stall.kind == "no heartbeat"
         assert f"(process {member.pid} on " in stall.found
         os.kill(member.pid, signal.SIGCONT)
-        until(lambda: not mq.groups.stalls(GROUP), 20, "hearing of it again")
+        until(lambda: not mq.groups.stalls(GROUP), "hearing of it again")
         assert len(mq.groups.members(GROUP)) == 1
 
 
@@ -129,13 +129,13 @@ def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_with
         second_member = family.consume("two", GROUP, protocol="classic")
         members = GroupNotes(family, "one", "two", "three")
         with Publishing(family.path, "p", family.config) as publishing:
-            until(lambda: bool(members.read("one") and members.read("two")), 20, "reading by both")
-            until(lambda: mq.groups.describe(GROUP).state == "Stable", 20, "rest")
+            until(lambda: bool(members.read("one") and members.read("two")), "reading by both")
+            until(lambda: mq.groups.describe(GROUP).state == "Stable", "rest")
             (first_id,) = (m.member_id for m in mq.groups.members(GROUP) if m.process_id == first_member.pid)
             os.kill(first_member.pid, signal.SIGSTOP)
-            until(lambda: is_stopped(first_member.pid), 5, "stop")
+            until(lambda: is_stopped(first_member.pid), "stop")
             third_member = family.consume("three", GROUP, protocol="classic")
-            until(lambda: mq.groups.describe(GROUP).waits_for[:1] == [first_id], 20, "waiting for one alone")
+            until(lambda: mq.groups.describe(GROUP).waits_for[:1] == [first_id], "waiting for one alone")
             before = mq.groups.describe(GROUP)
             assert before.state == "PreparingRebalance"
             since = len(members.read("two"))
@@ -145,15 +145,15 @@ def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_with
             assert len(members.read("two")) == since
             assert not members.read("three")
             assert mq.groups.describe(GROUP).waits_for[:1] == [first_id]
-            until(lambda: bool(members.partitions("two", since) and members.read("three")), 30, "going on")
+            until(lambda: bool(members.partitions("two", since) and members.read("three")), "going on")
             assert mq.groups.describe(GROUP).generation == before.generation + 1
             assert mq.groups.describe(GROUP).members == 2
             os.kill(first_member.pid, signal.SIGCONT)
-            until(lambda: mq.groups.describe(GROUP).members == 3, 20, "return")
+            until(lambda: mq.groups.describe(GROUP).members == 3, "return")
             read = len(members.read("one"))
             third_member.kill()
-            until(lambda: len(members.read("one")) > read + 7, 20, "reading after the stop")
-        until(lambda: len(members.count_reads()) == len(publishing.acknowledged), 20, "reading of the rest")
+            until(lambda: len(members.read("one")) > read + 7, "reading after the stop")
+        until(lambda: len(members.count_reads()) == len(publishing.acknowledged), "reading of the rest")
     terminate(first_member)
     terminate(second_member)
     terminate(serving)

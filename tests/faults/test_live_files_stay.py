@@ -28,7 +28,6 @@ from lakemq.engine.maintenance.data_file_removal import TABLES_LOOKED_AT
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import TABLES
 
-WAIT_S = 60
 AHEAD_MS = 2 * HOUR_S * 1000
 
 
@@ -39,16 +38,16 @@ def test_the_clock_of_a_leader_is_hours_off(ahead_ms: int, family: Processes, cl
     """A leader keeps tables that earlier leaders have merged. The next one finds them whole."""
     with Publishing(family.path, "p", QUICK) as publishing:
         before = family.serve()
-        publishing.wait_for(40, WAIT_S)
+        publishing.wait_for(40)
         terminate(before)
         clock.shift(ahead_ms)
         off = family.serve(environ=clock.environ)
-        publishing.wait_for(40, WAIT_S)
+        publishing.wait_for(40)
         assert_whole(family.path)
-        publishing.wait_for(40, WAIT_S)
+        publishing.wait_for(40)
         terminate(off)
         after = family.serve()
-        publishing.wait_for(10, WAIT_S)
+        publishing.wait_for(10)
     terminate(after)
     check_all(family.path, TOPIC, publishing.acknowledged)
 
@@ -60,10 +59,10 @@ def test_the_clock_of_a_leader_jumps_by_hours(family: Processes, clock: ShiftedC
     with Publishing(family.path, "p", QUICK) as publishing:
         serving = family.serve(environ=clock.environ)
         for ahead_s in (2 * HOUR_S, -2 * HOUR_S, 0):
-            publishing.wait_for(30, WAIT_S)
+            publishing.wait_for(30)
             assert_whole(family.path)
             clock.shift(ahead_s * 1000)
-        publishing.wait_for(30, WAIT_S)
+        publishing.wait_for(30)
     terminate(serving)
     check_all(family.path, TOPIC, publishing.acknowledged)
 
@@ -75,18 +74,18 @@ def test_a_leader_stopped_before_it_sweeps_goes_on_hours_later(table: str, famil
     """Another leader has written files meanwhile. The stopped one does not know them; they look old, and are live."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=f"housekeeping.checkpointed:{table}/_delta_log/_last_checkpoint")
-        until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
+        until(lambda: is_stopped(stopped.pid), "stop")
         successor = family.serve()
-        publishing.wait_for(80, WAIT_S)
+        publishing.wait_for(80)
         for spec in TABLES:
             age_data(Path(family.path, spec.name))
             age_log(Path(family.path, spec.name))
         os.kill(stopped.pid, signal.SIGCONT)
-        until_it_stands_by(family, stopped.pid, WAIT_S)
+        until_it_stands_by(family, stopped.pid)
         assert_whole(family.path)
-        publishing.wait_for(20, WAIT_S)
+        publishing.wait_for(20)
         terminate(successor)
-        publishing.wait_for(10, WAIT_S)
+        publishing.wait_for(10)
     terminate(stopped)
     check_all(family.path, TOPIC, publishing.acknowledged)
 
@@ -101,18 +100,18 @@ def test_a_leader_stopped_in_the_middle_of_a_merge_goes_on_hours_later(point: st
     messages = Path(family.path, MESSAGES.name)
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=point, **settings_that_reach(point))
-        until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
+        until(lambda: is_stopped(stopped.pid), "stop")
         begun_at = newest_version(messages)
         successor = family.serve(**settings_that_reach(point))
-        publishing.wait_for(20, WAIT_S)
+        publishing.wait_for(20)
         wait_for_log_removal(messages, begun_at)
         for name in TABLES_LOOKED_AT:
             age_log(Path(family.path, name))
         os.kill(stopped.pid, signal.SIGCONT)
-        until_it_stands_by(family, stopped.pid, WAIT_S)
+        until_it_stands_by(family, stopped.pid)
         assert_whole(family.path)
-        publishing.wait_for(20, WAIT_S)
+        publishing.wait_for(20)
         terminate(successor)
-        publishing.wait_for(10, WAIT_S)
+        publishing.wait_for(10)
     terminate(stopped)
     check_all(family.path, TOPIC, publishing.acknowledged)

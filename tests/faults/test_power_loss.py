@@ -9,7 +9,7 @@ import pytest
 from faults.checks import check_all
 from faults.messages import Acknowledged
 from faults.power import LOSSES, Disk, Loss, Note, RecordedDisk, disk_after, read_tellings
-from faults.processes import QUICK, TOPIC, start
+from faults.processes import PATIENCE_S, QUICK, TOPIC, start
 from faults.shims import compile_library
 from targets import nightly_but
 
@@ -30,7 +30,7 @@ def recorded_disk(tmp_path_factory: pytest.TempPathFactory) -> RecordedDisk:
         (folder / "children.log").open("w") as log,
         start("fill", log, None, disk.environ, path=f"{disk.root}/namespace", config=QUICK, **arguments) as child,
     ):
-        assert child.wait(120) == 0, (folder / "children.log").read_text()
+        assert child.wait(PATIENCE_S) == 0, (folder / "children.log").read_text()
     return disk
 
 

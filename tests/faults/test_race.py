@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from faults.checks import check_all
-from faults.processes import TOPIC, Processes, terminate
+from faults.processes import PATIENCE_S, TOPIC, Processes, terminate
 
 pytestmark = pytest.mark.extended
 
@@ -22,7 +22,7 @@ def test_four_publishers_and_two_sequencers(family: Processes):
         terminate(serving.pop(0))
         serving.append(family.serve())
     for child in publishing:
-        assert child.wait(120) == 0, family.read_log()
+        assert child.wait(PATIENCE_S) == 0, family.read_log()
     for child in serving:
         terminate(child)
     acknowledged = [message for name in names for message in family.read_acknowledgements(name)]

@@ -41,8 +41,8 @@ def test_a_forgotten_client_is_told_so_and_works_again(family: Processes):
     with Connection(namespace) as mq, Serving(lambda: sequencer, namespace.config, clock):
         mq.topics.alter(TOPIC, config={})
         clock.ahead_ms += EXPIRATION_MS + EXPIRY_INTERVAL_MS
-        until(lambda: not sequencer.state.clients, 10, "expiry")
+        until(lambda: not sequencer.state.clients, "expiry")
         with pytest.raises(ClientEnded):
             mq.topics.alter(TOPIC, config={})
         assert mq.topics.alter(TOPIC, config={}).topic == TOPIC
-        until(lambda: not namespace.files.list("mailbox"), 5, "empty mailbox")
+        until(lambda: not namespace.files.list("mailbox"), "empty mailbox")

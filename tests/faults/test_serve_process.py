@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.commands import LAKEMQ, LEASE_MS, PATIENCE_S, Process, lakemq, leader, until, values, where
+from faults.commands import LAKEMQ, LEASE_MS, Process, lakemq, leader, values, where
+from faults.processes import PATIENCE_S, until
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -157,7 +158,7 @@ def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[
     for lines in (["1"], ["1", "2"]):
         publish.stdin.write(f"{lines[-1]}\n")
         publish.stdin.flush()
-        until(lambda lines=lines: values(path) == lines)
+        until(lambda lines=lines: values(path) == lines, "the lines so far")
     publish.stdin.close()
     assert publish.wait_for_exit() == 0
     assert json.loads(publish.out[0])["messages"] == 2
@@ -171,7 +172,7 @@ def test_a_command_goes_on_when_the_sequencer_stops(path: Path, start: Callable[
     publish = start("publish", "--topic", "t", "--output", "json")
     publish.stdin.write("1\n")
     publish.stdin.flush()
-    until(lambda: values(path) == ["1"])
+    until(lambda: values(path) == ["1"], "the first line")
     serving.signal(signal.SIGTERM)
     assert serving.wait_for_exit() == 0
     publish.stdin.write("2\n")
@@ -188,7 +189,7 @@ def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Ca
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.flush()
-    until(lambda: values(path) == ["1"])
+    until(lambda: values(path) == ["1"], "the first line")
     publish.signal(signal.SIGTERM)
     assert publish.wait_for_exit() == 128 + signal.SIGTERM
     assert publish.err == ["messages published before the error: 1", "INTERRUPTED: by SIGTERM"]
@@ -238,11 +239,11 @@ time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:
-        until(lambda: log_path.exists() and "leads with epoch 1" in log_path.read_text())
+        until(lambda: log_path.exists() and "leads with epoch 1" in log_path.read_text(), "a leader")
     finally:
         parent.kill()
         parent.wait()
-    until(lambda: "has stopped; the lease is handed over" in log_path.read_text())
+    until(lambda: "has stopped; the lease is handed over" in log_path.read_text(), "the end of serve")
 
 
 @pytest.mark.extended

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.processes import PATIENCE_S, until
 
 import lakemq
 
@@ -21,8 +22,6 @@ pytestmark = pytest.mark.nightly
 
 SHOP = Path(__file__).with_name("shop.py")
 BATCHES = 6
-WAIT_S = 240
-"""Limit of waits that take seconds on an idle machine."""
 
 
 class Application:
@@ -57,7 +56,7 @@ class Application:
 
     def run(self, *words: str) -> None:
         process = self.start(*words)
-        assert process.wait(WAIT_S) == 0, (self._folder / f"{'-'.join(words)}.err").read_text()
+        assert process.wait(PATIENCE_S) == 0, (self._folder / f"{'-'.join(words)}.err").read_text()
 
 
 @pytest.fixture
@@ -66,14 +65,7 @@ def shop(tmp_path: Path) -> Iterator[Application]:
     yield application
     for process in application.processes:
         process.kill()
-        process.wait(WAIT_S)
-
-
-def wait_until(condition: Callable[[], bool], description: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in {WAIT_S} s: {description}"
-        time.sleep(0.2)
+        process.wait(PATIENCE_S)
 
 
 @pytest.mark.timeout(1_800)
@@ -87,26 +79,26 @@ def test_everything_is_done_once_though_everything_is_killed(shop: Application) 
 
     server = shop.serve()
     workers = [shop.start("ship", name) for name in "12"]
-    wait_until(lambda: shop.read("orders").total() >= 20, "two batches of till a")
+    until(lambda: shop.read("orders").total() >= 20, "two batches of till a")
     till.kill()
     tills = [shop.start("sell", name, str(BATCHES)) for name in "ab"]
-    wait_until(lambda: shop.read("shipments").total() >= 20, "shipments")
+    until(lambda: shop.read("shipments").total() >= 20, "shipments")
     workers[0].kill()
     workers += [shop.start("ship", name) for name in "3456"]  # more than there are partitions
     billing = shop.start("bill")
-    wait_until(lambda: shop.read("invoices").total() > 0 or billing.poll() is not None, "invoices")
+    until(lambda: shop.read("invoices").total() > 0 or billing.poll() is not None, "invoices")
     billing.kill()
     server.kill()
     time.sleep(2)  # no sequencer serves now
     server = shop.serve()
-    assert [till.wait(WAIT_S) for till in tills] == [0, 0]
+    assert [till.wait(PATIENCE_S) for till in tills] == [0, 0]
 
     orders = {f"{till}-{batch}-{n}" for till in "ab" for batch in range(BATCHES) for n in range(10)}
     assert shop.read("orders") == Counter(orders)
     # run again as a scheduler does, until a run reports no lag
-    wait_until(lambda: bill_the_rest(shop), "a billing run without lag")
+    until(lambda: bill_the_rest(shop), "a billing run without lag")
     assert shop.read("invoices") == Counter(orders)
-    wait_until(lambda: shop.read("shipments").total() >= len(orders), "all shipments")
+    until(lambda: shop.read("shipments").total() >= len(orders), "all shipments")
     assert shop.read("shipments") == Counter(orders)
     cancelled = {
         entry["order"]
@@ -114,7 +106,7 @@ def test_everything_is_done_once_though_everything_is_killed(shop: Application) 
         for entry in shop.log(f"sell-{name}-{BATCHES}")
         if entry["outcome"] == "cancelled"
     }
-    wait_until(lambda: shop.read("reminders").total() >= len(orders - cancelled), "the reminders that are left")
+    until(lambda: shop.read("reminders").total() >= len(orders - cancelled), "the reminders that are left")
     # a killed till may have cancelled a reminder without a note of it
     reminded = shop.read("reminders")
     assert max(reminded.values()) == 1
@@ -122,7 +114,7 @@ def test_everything_is_done_once_though_everything_is_killed(shop: Application) 
     assert len(orders - cancelled - reminded.keys()) <= 4
 
     server.terminate()
-    assert server.wait(WAIT_S) == 0
+    assert server.wait(PATIENCE_S) == 0
 
 
 def bill_the_rest(shop: Application) -> bool:

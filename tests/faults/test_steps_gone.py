@@ -12,14 +12,23 @@ import pytest
 from faults.ageing import newest_step, wait_for_step_removal
 from faults.checks import check_all
 from faults.messages import Acknowledged
-from faults.processes import QUICK, TOPIC, Processes, Publishing, is_stopped, terminate, until, until_it_stands_by
+from faults.processes import (
+    PATIENCE_S,
+    QUICK,
+    TOPIC,
+    Processes,
+    Publishing,
+    is_stopped,
+    terminate,
+    until,
+    until_it_stands_by,
+)
 from faults.shims import ShiftedClock
 
 import lakemq
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-WAIT_S = 60
 AHEAD_MS = 120_000
 """How far the clocks of leaders are ahead of the store's: longer than steps are kept."""
 
@@ -51,7 +60,7 @@ class Following:
         while batch := self._consumer.poll():
             self._polled |= rows_of(batch.to_arrow())
         assert sent <= self._polled, f"the consumer missed {len(sent - self._polled)}"
-        until(lambda: sent <= self._tailed or self._error is not None, WAIT_S, f"tail of {len(sent)} messages")
+        until(lambda: sent <= self._tailed or self._error is not None, f"tail of {len(sent)} messages")
         assert self._error is None, self._error
 
     def close(self) -> None:
@@ -69,14 +78,14 @@ def test_readers_that_live_for_long_miss_nothing(family: Processes, clock: Shift
     clock.shift(AHEAD_MS)
     with Publishing(family.path, "p", QUICK) as publishing:
         serving = family.serve(environ=clock.environ)
-        publishing.wait_for(10, WAIT_S)
+        publishing.wait_for(10)
         following = Following(family.path)
         for _ in range(2):
             following.look(list(publishing.acknowledged))
-            publishing.wait_for(20, WAIT_S)
+            publishing.wait_for(20)
             terminate(serving)
             serving = family.serve(environ=clock.environ)  # a leader cleans up early in its term
-            publishing.wait_for(40, WAIT_S)
+            publishing.wait_for(40)
         step = newest_step(family.path)
         following.look(list(publishing.acknowledged))
         wait_for_step_removal(family.path, step)
@@ -89,17 +98,17 @@ def test_readers_that_live_for_long_miss_nothing(family: Processes, clock: Shift
 def test_a_standby_leads_that_was_stopped_for_longer_than_steps_are_kept(family: Processes):
     with Publishing(family.path, "p", QUICK) as publishing:
         leading = family.serve()
-        publishing.wait_for(5, WAIT_S)
+        publishing.wait_for(5)
         standby = family.serve()
-        until_it_stands_by(family, standby.pid, WAIT_S)
+        until_it_stands_by(family, standby.pid)
         os.kill(standby.pid, signal.SIGSTOP)
         step = newest_step(family.path)
-        publishing.wait_for(30, WAIT_S)
+        publishing.wait_for(30)
         wait_for_step_removal(family.path, step + 1)
         leading.kill()
-        leading.wait(10)
+        leading.wait(PATIENCE_S)
         os.kill(standby.pid, signal.SIGCONT)
-        publishing.wait_for(5, WAIT_S)
+        publishing.wait_for(5)
     terminate(standby)
     check_all(family.path, TOPIC, publishing.acknowledged)
 
@@ -109,16 +118,16 @@ def test_a_leader_stopped_until_the_step_it_would_put_was_there_and_is_gone(poin
     """A free name proves nothing. The leader finds that others have led, and has given no wrong answer."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=point)
-        until(lambda: is_stopped(stopped.pid), WAIT_S, "stop")
+        until(lambda: is_stopped(stopped.pid), "stop")
         step = newest_step(family.path)
         successor = family.serve()
-        publishing.wait_for(30, WAIT_S)
+        publishing.wait_for(30)
         wait_for_step_removal(family.path, step + 1)
         os.kill(stopped.pid, signal.SIGCONT)
-        until_it_stands_by(family, stopped.pid, WAIT_S)
-        publishing.wait_for(20, WAIT_S)
+        until_it_stands_by(family, stopped.pid)
+        publishing.wait_for(20)
         assert successor.poll() is None
         terminate(successor)
-        publishing.wait_for(5, WAIT_S)
+        publishing.wait_for(5)
     terminate(stopped)
     check_all(family.path, TOPIC, publishing.acknowledged)

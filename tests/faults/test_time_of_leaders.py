@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from decided import read_steps
-from faults.processes import QUICK, TOPIC, Processes, stands_by, until
+from faults.processes import PATIENCE_S, QUICK, TOPIC, Processes, stands_by, until
 from faults.shims import ShiftedClock
 from targets import nightly_but
 
@@ -25,7 +25,6 @@ SILENCE = {f"{name}.expiration.ms": HOUR_MS for name in ("client", "producer.id"
 SEQUENCER = {**SILENCE, "request.gap.ms": 2000}
 CLIENT = {**QUICK, "request.timeout.ms": 10_000}
 """Its timeout is longer than the wait of a letter after a gap, so that it sees the refusal."""
-WAIT_S = 60
 TIMEOUT_MS = 4000
 """transaction.timeout.ms: longer than it takes to fail over."""
 
@@ -52,12 +51,12 @@ class Leaders:
         if self._leading is None:
             self._leading = self._following
         else:
-            until(lambda: stands_by(self._family, self._following.pid), WAIT_S, "standby")
+            until(lambda: stands_by(self._family, self._following.pid), "standby")
 
     def change(self) -> None:
         """Kill the leader. The standby takes over when the lease has run out."""
         self._leading.kill()
-        self._leading.wait(10)
+        self._leading.wait(PATIENCE_S)
         self._leading = self._following
 
     def follow(self, ahead_ms: int) -> None:
@@ -138,10 +137,10 @@ def test_a_transaction_is_aborted_when_its_timeout_has_passed(
         start_s = time.monotonic()
         send(producer, "open")
         leaders.change()
-        until(lambda: mq.transactions.describe("p").state != "Ongoing", 2 * TIMEOUT_MS / 1000 + WAIT_S / 2, "abort")
+        until(lambda: mq.transactions.describe("p").state != "Ongoing", "abort")
         assert time.monotonic() - start_s > TIMEOUT_MS / 1000 - 0.1, "aborted early"
         assert mq.transactions.describe("p").state == "CompleteAbort"
-        until(lambda: mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted"), WAIT_S, "stable end")
+        until(lambda: mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted"), "stable end")
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), [*FAIL_OVERS, BOTH_AHEAD])
@@ -160,5 +159,5 @@ def test_what_is_open_for_too_long_is_named_and_nothing_else(
             return [transaction.transactional_id for transaction in mq.transactions.find_hanging(max_open_ms)]
 
         assert list_hanging(900_000) == []
-        until(lambda: list_hanging(1000) == ["p"], WAIT_S / 2, "transaction found hanging")
+        until(lambda: list_hanging(1000) == ["p"], "transaction found hanging")
         assert list_hanging(900_000) == []

@@ -15,7 +15,7 @@ import pytest
 from faults.checks import check_projections
 from faults.child import ROWS
 from faults.messages import value_of
-from faults.processes import QUICK, TOPIC, Processes, assert_killed, is_stopped, settings_that_reach, until
+from faults.processes import PATIENCE_S, QUICK, TOPIC, Processes, assert_killed, is_stopped, settings_that_reach, until
 from targets import extended_but, nightly_but
 
 import lakemq
@@ -148,13 +148,13 @@ def test_a_producer_dies_inside_its_second_transaction(family: Processes, letter
         assert_killed(family.transact("p", 3, timeout_ms, crash_at=point))
         assert family.outcomes("p") == [(0, "committed")]
         # letters of two clients have no order: a look that began in between may find only the later one
-        until(lambda: not mq.namespace.mailbox.list_waiting(1), 10, "end of the letter")
+        until(lambda: not mq.namespace.mailbox.list_waiting(1), "end of the letter")
         if successor:
             with mq.producer("p") as following:
                 assert mq.transactions.describe("p").state == "Empty"
                 following.begin_transaction()
-        until(lambda: len(mq.transactions.all(("Ongoing",))) == 0, 10, "end of what was open")
-        until(lambda: len(fetch_values(mq)) == ROWS * len(committed), 10, "commit")
+        until(lambda: len(mq.transactions.all(("Ongoing",))) == 0, "end of what was open")
+        until(lambda: len(fetch_values(mq)) == ROWS * len(committed), "commit")
         assert mq.end_offsets(TOPIC) == mq.end_offsets(TOPIC, "read_uncommitted")
         assert mq.end_offsets(TOPIC) == {0: 6, 1: 6}, "two markers in each partition"
     check_all(family.path, {"p": committed})
@@ -167,10 +167,10 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
     with lakemq.connect(family.path, config=QUICK) as mq, watching(family.path):
         mq.serving()
         zombie = family.transact("p", 2, stop_at=f"publish.letter_put:{2 if letter == 'messages' else 3}")
-        until(lambda: is_stopped(zombie.pid), 30, "stop")
-        until(lambda: not mq.namespace.files.list("mailbox"), 10, "decision")
+        until(lambda: is_stopped(zombie.pid), "stop")
+        until(lambda: not mq.namespace.files.list("mailbox"), "decision")
         assert mq.end_offsets(TOPIC, "read_uncommitted")[0] >= 2
-        assert family.transact("q", 1).wait(30) == 0
+        assert family.transact("q", 1).wait(PATIENCE_S) == 0
         assert family.outcomes("q") == [(0, "committed")]
         with mq.producer("p", linger_ms=0) as following:
             following.begin_transaction()
@@ -179,7 +179,7 @@ def test_a_zombie_goes_on_when_its_successor_has_committed(family: Processes, le
             following.send_offsets_to_transaction({(TOPIC, 0): 4}, "p")
             following.commit_transaction()
             os.kill(zombie.pid, signal.SIGCONT)
-            assert zombie.wait(30) == 0
+            assert zombie.wait(PATIENCE_S) == 0
         first = "PRODUCER_FENCED" if letter == "messages" else "committed"
         outcomes = family.outcomes("p")
         assert outcomes[0] == (0, first)
@@ -230,7 +230,7 @@ def test_the_sequencer_dies_in_the_step_of_a_commit(family: Processes, point: st
         before.close()
         with watching(family.path), ThreadPoolExecutor(1) as pool:
             committing = pool.submit(repeat_until_answer, producer.commit_transaction)
-            until(lambda: bool(mq.namespace.files.list("mailbox")), 10, "letter")
+            until(lambda: bool(mq.namespace.files.list("mailbox")), "letter")
             assert_killed(family.serve(crash_at=f"{point}:{STEP_POINTS[point]}", **settings_that_reach(point)))
             if timeout_ms > 1000:  # otherwise its letter may have been withdrawn just then
                 landed = point not in BEFORE_THE_COMMIT

@@ -54,7 +54,7 @@ class Rival:
     def reached(self, point: str) -> None:
         if point == self._point and self.armed:
             self.armed = False
-            until(self.sequencer.try_lead, 10, "lease")
+            until(self.sequencer.try_lead, "lease")
             self.letters = self.sequencer.step().letters
 
 
@@ -114,7 +114,7 @@ def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Pro
     """The sequencer goes on amid a step or a projection, long after another one leads. Then it stands by."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=stop_at, **settings_that_reach(stop_at))
-        until(lambda: is_stopped(stopped.pid), 30, "stop")
+        until(lambda: is_stopped(stopped.pid), "stop")
         successor = family.serve()
         publishing.wait_for(10)  # several leases' worth of steps, projections and merges
         os.kill(stopped.pid, signal.SIGCONT)
@@ -155,7 +155,7 @@ def test_sigterm_hands_over_at_once(family: Processes):
         publishing.wait_for(3)
         for _ in range(3):
             serving.append(family.serve(**lease))
-            until(lambda: "stands by" in family.read_log().splitlines()[-1], 10, "standby")
+            until(lambda: "stands by" in family.read_log().splitlines()[-1], "standby")
             terminate(serving.pop(0))
             publishing.wait_for(2)
     terminate(serving[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from unit.busy_namespace import ORDERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import ORDERS, WORKERS, BusyNamespace
 
 PAGES = ("/", f"/group?name={WORKERS}", f"/topic?name={ORDERS}", "/delayed", "/history", "/metrics")
 WARM_UP, REFRESHES = 8, 15
@@ -19,12 +19,6 @@ WARM_UP, REFRESHES = 8, 15
 
 MOST_GROWTH_KB = 10_000
 """The allocators' own noise: memory goes up and down by 4,000 kB. A leak of 110 kB per page is more."""
-
-
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
-    with open_busy_namespace(tmp_path_factory.mktemp("memory")) as namespace:
-        yield namespace
 
 
 @contextmanager
@@ -54,6 +48,7 @@ def count_threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_an_hour_of_refreshes_leaks_nothing(busy: BusyNamespace) -> None:
     with (

@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import promtool
 import pytest
 import yaml
-from unit.busy_namespace import BusyNamespace, open_busy_namespace
+from unit.busy_namespace import BusyNamespace
 
 from lakemq.jobs.metrics.server import serve_metrics
 
@@ -32,12 +31,6 @@ _VARIABLES = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
 @pytest.fixture(scope="module")
 def program() -> str:
     return os.environ.get(promtool.VARIABLE) or str(promtool.build())
-
-
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
-    with open_busy_namespace(tmp_path_factory.mktemp("metrics")) as namespace:
-        yield namespace
 
 
 def run(program: str, *arguments: str, stdin: str = "", cwd: Path | None = None) -> str:

@@ -15,6 +15,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from targets import extended_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -54,8 +55,6 @@ def rows(count: int, first: int = 0) -> pa.Table:
 def test_every_table_and_view_is_registered(spark: SparkSession, mq: Connection) -> None:
     names = {table.name for table in spark.catalog.listTables("mq")}
     assert names == {spec.name for spec in TABLES} | set(VIEWS)
-    for name in names:
-        assert spark.table(f"mq.{name}").columns
 
 
 def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,21 +128,19 @@ def test_the_entries_are_those_that_the_statements_make(
     spark.sql("DROP DATABASE alike CASCADE")
 
 
+@pytest.mark.parametrize("view", extended_but(["log_committed"], ["log", "log_committed"]))
 def test_the_views_hold_what_was_published(
-    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
+    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None], view: str
 ) -> None:
     mq.topics.create(topic, partitions=3)
     for first in range(0, 300, 100):
         mq.publish(topic, rows(100, first))
     wait_for_projection()
-    for view in ("log", "log_committed"):
-        rows_in_view = spark.table(f"mq.{view}").where(F.col("topic") == topic)
-        columns = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
-        in_sql = rows_in_view.select(columns).orderBy("partition", "offset").toArrow()
-        fetched = mq.fetch(topic).to_arrow().select(columns)
-        assert in_sql.cast(fetched.schema).equals(fetched)
-        dense = rows_in_view.groupBy("partition").agg(F.count("*").alias("n"), F.max("offset").alias("last"))
-        assert dense.where("n != last + 1").count() == 0
+    columns = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
+    rows_in_view = spark.table(f"mq.{view}").where(F.col("topic") == topic).select(columns)
+    fetched = mq.fetch(topic).to_arrow().select(columns)
+    assert rows_in_view.orderBy("partition", "offset").toArrow().cast(fetched.schema).equals(fetched)
+    assert fetched.num_rows == 300
 
 
 def publish_neighbouring_files(mq: Connection, topic: str) -> None:
@@ -215,7 +212,7 @@ def test_deleted_records_and_topics_are_not_seen(
     mq.topics.delete_records(topic, {0: 30})
     wait_for_projection()
     rows_in_view = spark.table("mq.log_committed").where(F.col("topic") == topic)
-    assert (rows_in_view.count(), rows_in_view.agg(F.min("offset")).first()[0]) == (70, 30)
+    assert tuple(rows_in_view.agg(F.count("*"), F.min("offset")).first()) == (70, 30)
     mq.topics.delete(topic)
     mq.topics.create(topic, partitions=1)
     mq.publish(topic, rows(5))
@@ -223,7 +220,7 @@ def test_deleted_records_and_topics_are_not_seen(
     assert spark.table("mq.log_committed").where(F.col("topic") == topic).count() == 5
 
 
-@pytest.mark.extended
+@pytest.mark.nightly
 def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: SparkSession, tmp_path: Path) -> None:
     name = f"busy_{tmp_path.parent.name.replace('-', '_')}"
     # it projects after every step, so most queries take their snapshots during a projection

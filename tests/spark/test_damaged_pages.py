@@ -16,6 +16,7 @@ import lakemq
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.extended
 def test_spark_verifies_the_checksums_of_pages(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "damaged_pages"
     with lakemq.connect(path, create=True, spark=spark, config={"inline.max.bytes": 0}) as mq, mq.serving():

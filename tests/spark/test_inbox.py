@@ -77,6 +77,7 @@ def test_rows_wait_for_their_time(spark: SparkSession, mq: Connection, topic: st
     assert mq.delayed.cancel_where(topic).column("outcome").to_pylist() == ["cancelled"] * 2
 
 
+@pytest.mark.extended
 def test_bad_rows_are_rejected_and_the_rest_is_published(
     spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:

@@ -248,6 +248,7 @@ def test_arguments_that_do_not_go_together_are_refused(
     assert "usage" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_the_job_leaves_deciding_to_a_sequencer_that_serves(
     spark: SparkSession, mq: Connection, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

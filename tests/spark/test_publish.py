@@ -78,6 +78,7 @@ def test_spark_and_arrow_fetch_the_same_in_the_schema_of_the_kafka_source(
     assert rows.num_rows == fetched.record_count == 1000 - 22
 
 
+@pytest.mark.extended
 def test_runs_of_many_blocks_are_fetched_whole(spark: SparkSession, mq: Connection, topic: str) -> None:
     """A run of rows is joined block by block, and a range may begin and end within a block."""
     mq.topics.create(topic, partitions=2)

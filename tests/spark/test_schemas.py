@@ -48,6 +48,7 @@ def test_a_dataframe_is_checked_and_comes_back_with_types(mq: Connection, spark:
     assert (rows[3]["id"], rows[3]["tags"], rows[3]["m"]) == (3, ["x"], {"k": 1})
 
 
+@pytest.mark.extended
 def test_the_format_checks_what_it_writes_and_types_what_it_reads(
     mq: Connection, spark: SparkSession, path: Path, topic: str
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_format_checks_what_it_writes_and_types_what_it_reads(
     assert all(row["at"].timestamp() == row["id"] for row in rows)
 
 
+@pytest.mark.extended
 def test_a_stream_keeps_its_version_and_reads_later_ones(
     mq: Connection, spark: SparkSession, path: Path, topic: str, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_stream_is_published_once_though_its_last_batch_is_repeated(
     assert values(mq, topic) == ["a", "b", "c"]
 
 
+@pytest.mark.extended
 def test_a_stream_without_its_checkpoint_is_another_stream_and_no_row_is_skipped(
     mq: Connection, topic: str, source: Source, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_stream_without_its_checkpoint_is_another_stream_and_no_row_is_skipped
     assert values(mq, topic) == ["a", "a", "b"]
 
 
+@pytest.mark.extended
 def test_a_stream_goes_on_over_many_batches(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
     mq.topics.create(topic, partitions=1)
     for number in range(12):  # Structured Streaming merges its list of files at the tenth batch
@@ -159,6 +161,7 @@ def test_an_error_of_a_batch_ends_the_stream_and_the_batch_is_tried_again(
     assert values(mq, topic) == ["a"]
 
 
+@pytest.mark.extended
 def test_what_cannot_be_published_ends_the_stream(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
     source.add("a")
     with pytest.raises(PySparkException, match="UNKNOWN_TOPIC_OR_PARTITION"):
