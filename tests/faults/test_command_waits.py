@@ -30,7 +30,7 @@ def stopped_leader(path: Path, start: Callable[..., Process]) -> Process:
     ("command", "number"),
     [(("publish", "--topic", "t"), signal.SIGINT), (("topics", "create", "new"), signal.SIGTERM)],
 )
-def test_it_says_who_is_waited_for_and_a_signal_ends_it(
+def test_waiting_command_names_its_sequencer_and_ends_on_signal(
     path: Path, start: Callable[..., Process], stopped_leader: Process, command: tuple[str, ...], number: int
 ) -> None:
     name = stopped_leader.wait_for_line("leads with").split()[2]
@@ -48,7 +48,7 @@ def test_it_says_who_is_waited_for_and_a_signal_ends_it(
 
 
 @pytest.mark.extended
-def test_it_takes_over_from_a_leader_that_stays_silent(path: Path, start: Callable[..., Process]) -> None:
+def test_command_takes_over_from_silent_leader(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")

@@ -228,7 +228,7 @@ def test_the_doctor_finds_that_a_disk_is_full(disk: Path):
 
 
 @pytest.mark.extended
-def test_a_step_that_no_table_holds_is_gone(family: Processes):
+def test_leader_refuses_to_lead_when_unprojected_step_is_missing(family: Processes):
     """The next leader says that the object is missing, and leads when it is back."""
     folder = Path(family.path, STEPS_FOLDER)
     before = set(folder.iterdir())

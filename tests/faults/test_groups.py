@@ -79,7 +79,7 @@ def test_a_killed_member_is_replaced_and_nothing_is_lost(family: Processes) -> N
 
 
 @pytest.mark.extended
-def test_a_member_that_was_stopped_past_its_session_commits_nothing_and_joins_anew(family: Processes) -> None:
+def test_member_stopped_past_its_session_commits_nothing_and_joins_again(family: Processes) -> None:
     serving = family.serve()
     first_member, second_member = family.consume("one", GROUP), family.consume("two", GROUP)
     members = GroupNotes(family, "one", "two")
@@ -119,7 +119,7 @@ def test_a_member_that_is_stopped_is_named_while_its_session_lasts(family: Proce
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_classic_group_stands_still_for_a_stopped_member_and_then_goes_on_without_it(family: Processes) -> None:
+def test_classic_group_waits_for_stopped_member_until_its_session_ends(family: Processes) -> None:
     """The sequencer is killed while all wait. Its successor waits for the same member, and for no other."""
     serving = family.serve()
     with lakemq.connect(family.path) as mq:

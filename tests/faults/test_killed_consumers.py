@@ -101,7 +101,7 @@ def test_partitions_of_a_killed_consumer_wait_as_long_as_the_page_says(tmp_path:
                         assert waited_s > beside_s - alone_s - 0.5
 
 
-def test_the_page_adds_up_the_defaults() -> None:
+def test_waits_of_the_page_follow_from_the_defaults() -> None:
     table, session_s = read_table(), CONSUMER["session_timeout_ms"].default // 1000
     delay_s = GROUP["rebalance.delay.ms"].default // 1000
     watch_s = (attendance.MAX_READ_GAP_MS + 2 * CONSUMER["heartbeat_interval_ms"].default) // 1000

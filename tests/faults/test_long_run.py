@@ -128,7 +128,7 @@ def sizes(store: Store, path: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.nightly
-def test_2000_steps(namespace: Path, template: Path):
+def test_steps_and_tables_stay_as_small_after_2000_steps(namespace: Path, template: Path):
     samples: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     with SteppingClient(namespace) as client:
         for number in range(STEPS):

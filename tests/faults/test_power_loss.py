@@ -42,7 +42,7 @@ def notes(recorded_disk: RecordedDisk) -> list[Note]:
     return notes
 
 
-def test_a_table_survives_before_anything_rests_on_it(recorded_disk: RecordedDisk, notes: list[Note]):
+def test_tables_survive_power_loss_before_first_acknowledgement(recorded_disk: RecordedDisk, notes: list[Note]):
     """The first acknowledgement comes when the first version of every table would survive."""
     first = next(i for i, note in enumerate(notes) if note.kind == "told")
     disk = disk_after(notes[:first])
@@ -51,9 +51,7 @@ def test_a_table_survives_before_anything_rests_on_it(recorded_disk: RecordedDis
     assert [path for path in versions if not disk.survives(path, str(recorded_disk.root))] == []
 
 
-def test_a_log_entry_goes_when_a_checkpoint_that_covers_it_would_survive(
-    recorded_disk: RecordedDisk, notes: list[Note]
-):
+def test_log_entry_is_removed_after_its_checkpoint_is_durable(recorded_disk: RecordedDisk, notes: list[Note]):
     """The checkpoint's name in `_last_checkpoint` would survive, too."""
     root, disk, too_early = str(recorded_disk.root), Disk(), set[str]()
     for note in notes:
@@ -74,7 +72,7 @@ def _covers_entry(disk: Disk, log: str, version: int, root: str) -> bool:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("after", nightly_but([COUNT + 1], [1, COUNT + 1, ROUNDS * COUNT]))
-def test_what_was_acknowledged_survives(
+def test_acknowledged_messages_survive_power_loss(
     loss: Loss, after: int, recorded_disk: RecordedDisk, notes: list[Note], tmp_path: Path
 ):
     """Power is lost right after so many acknowledgements. The namespace goes on, and no message is missing."""
@@ -87,7 +85,7 @@ def test_what_was_acknowledged_survives(
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_namespace_survives_the_moment_after_entries_went(
+def test_namespace_survives_power_loss_after_removal_of_log_entries(
     loss: Loss, recorded_disk: RecordedDisk, notes: list[Note], tmp_path: Path
 ):
     """Power is lost right after the last removal of a log entry, in any table."""

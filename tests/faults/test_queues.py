@@ -62,7 +62,7 @@ def check_queue(members: QueueNotes, acknowledged: list[Any], interrupted: set[s
             assert offsets == sorted(offsets)
 
 
-def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes) -> None:
+def test_messages_of_killed_queue_member_go_to_another(family: Processes) -> None:
     """The sequencer is killed, too."""
     first = family.serve()
     members = QueueNotes(family, "one", "two")
@@ -83,7 +83,7 @@ def test_a_killed_member_of_a_queue_loses_nothing_that_it_had(family: Processes)
 
 
 @pytest.mark.extended
-def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that_counts(family: Processes) -> None:
+def test_acknowledgement_of_queue_member_stopped_past_its_session_is_refused(family: Processes) -> None:
     serving = family.serve()
     members = QueueNotes(family, "one", "two")
     first_member, second_member = (family.consume(name, GROUP, role="drain") for name in members.names)
@@ -104,7 +104,7 @@ def test_a_member_of_a_queue_that_was_stopped_past_its_session_says_nothing_that
 
 
 @pytest.mark.extended
-def test_whatever_is_killed_each_message_that_is_given_up_is_one_dead_letter_and_goes_back_once(
+def test_rejected_message_becomes_one_dead_letter_although_sequencers_are_killed(
     family: Processes,
 ) -> None:
     """The sequencer is killed time and again: while it looks for the messages, and when it has decided."""

@@ -187,7 +187,7 @@ def member_count(mq: Connection) -> int:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "queue"]))
-def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str, protocol: str) -> None:
+def test_step_removes_killed_member_of_this_machine_at_once(path: str, protocol: str) -> None:
     run_until_kill(path, protocol)
     with lakemq.connect(path, config=CONFIG) as mq:
         assert member_count(mq) == 1
@@ -197,7 +197,7 @@ def test_a_run_of_step_frees_what_a_killed_process_of_this_machine_has(path: str
 
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "static"]))
-def test_a_run_of_step_frees_what_was_killed_elsewhere_a_session_ago(path: str, protocol: str) -> None:
+def test_step_removes_member_of_another_machine_after_its_session(path: str, protocol: str) -> None:
     run_until_kill(path, protocol)
     move_elsewhere(path, HOUR_S)
     with lakemq.connect(path, config=CONFIG) as mq:
@@ -206,7 +206,7 @@ def test_a_run_of_step_frees_what_was_killed_elsewhere_a_session_ago(path: str, 
 
 
 @pytest.mark.extended
-def test_a_run_of_step_leaves_alone_who_may_live(path: str) -> None:
+def test_step_keeps_member_of_another_machine_within_its_session(path: str) -> None:
     run_until_kill(path, "cooperative")
     move_elsewhere(path, 0)
     with lakemq.connect(path, config=CONFIG) as mq:

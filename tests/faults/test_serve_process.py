@@ -75,18 +75,6 @@ def test_serve_ends_with_a_sentence_about_a_damaged_step(
 
 
 @pytest.mark.extended
-def test_a_standby_takes_over_at_once_from_one_that_stops(path: Path, start: Callable[..., Process]) -> None:
-    path.with_name("lakemq.yaml").write_text("lease.ms: 300000\n")
-    first = start("serve")
-    first.wait_for_line("leads with epoch 1")
-    second = start("serve")
-    second.wait_for_line("stands by")
-    first.signal(signal.SIGTERM)
-    assert first.wait_for_exit() == 0
-    second.wait_for_line("leads with epoch 2")
-
-
-@pytest.mark.extended
 def test_a_standby_that_never_led_does_not_say_that_it_hands_over_a_lease(
     path: Path, start: Callable[..., Process]
 ) -> None:

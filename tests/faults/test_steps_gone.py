@@ -73,7 +73,7 @@ def rows_of(table: object) -> set[tuple[int, int, str]]:
     return {(partition, offset, value.decode()) for partition, offset, value in zip(*columns, strict=True)}
 
 
-def test_readers_that_live_for_long_miss_nothing(family: Processes, clock: ShiftedClock):
+def test_long_lived_reader_misses_no_message_when_steps_are_removed(family: Processes, clock: ShiftedClock):
     """The leaders' clocks are ahead, so that new files look old to them."""
     clock.shift(AHEAD_MS)
     with Publishing(family.path, "p", QUICK) as publishing:
@@ -95,7 +95,7 @@ def test_readers_that_live_for_long_miss_nothing(family: Processes, clock: Shift
     check_all(family.path, TOPIC, publishing.acknowledged)
 
 
-def test_a_standby_leads_that_was_stopped_for_longer_than_steps_are_kept(family: Processes):
+def test_standby_stopped_for_longer_than_steps_are_kept_leads(family: Processes):
     with Publishing(family.path, "p", QUICK) as publishing:
         leading = family.serve()
         publishing.wait_for(5)
@@ -114,7 +114,7 @@ def test_a_standby_leads_that_was_stopped_for_longer_than_steps_are_kept(family:
 
 
 @pytest.mark.parametrize("point", ["sequencer.letters_taken:40", "sequencer.step_put:20"])
-def test_a_leader_stopped_until_the_step_it_would_put_was_there_and_is_gone(point: str, family: Processes):
+def test_leader_stopped_until_its_step_was_put_and_removed_by_others_stands_by(point: str, family: Processes):
     """A free name proves nothing. The leader finds that others have led, and has given no wrong answer."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=point)

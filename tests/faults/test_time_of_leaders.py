@@ -82,7 +82,7 @@ def send(producer: TransactionalProducer, value: str) -> None:
 
 
 @pytest.mark.parametrize("hours_off_ms", nightly_but([AHEAD_MS], [AHEAD_MS, BEHIND_MS]), ids=["ahead", "behind"])
-def test_nobody_who_is_active_is_forgotten(hours_off_ms: int, family: Processes, leaders: Leaders):
+def test_active_client_is_kept_when_clocks_of_leaders_differ(hours_off_ms: int, family: Processes, leaders: Leaders):
     """Clients, producers and transactional ids are kept when the lease changes hands, there and back."""
     leaders.follow(0)
     with lakemq.connect(family.path, config=CLIENT) as mq:
@@ -144,7 +144,7 @@ def test_a_transaction_is_aborted_when_its_timeout_has_passed(
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), [*FAIL_OVERS, BOTH_AHEAD])
-def test_what_is_open_for_too_long_is_named_and_nothing_else(
+def test_only_transactions_open_for_too_long_are_hanging(
     before_ms: int, after_ms: int, family: Processes, leaders: Leaders
 ):
     """A reader whose clock is right finds the transaction, even if the leader's clock is wrong."""

@@ -66,7 +66,7 @@ def sequencer_of(mq: Connection, name: str, rival: Rival | None = None) -> Seque
 @pytest.mark.parametrize(
     "point", extended_but(["sequencer.step_landed"], ["sequencer.letters_taken", "sequencer.step_landed"])
 )
-def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processes):
+def test_leader_that_loses_a_step_gives_no_wrong_answer(point: str, family: Processes):
     """Both decide the same letter. One step lands, and its answer is the one that stays."""
     with lakemq.connect(family.path, config=QUICK) as mq:
         mailbox, now_ms = mq.namespace.mailbox, SystemClock().now_ms()
@@ -110,7 +110,7 @@ def test_the_loser_of_a_step_answers_nobody_wrongly(point: str, family: Processe
         ),
     ),
 )
-def test_a_sequencer_stopped_for_longer_than_the_lease(stop_at: str, family: Processes):
+def test_sequencer_stopped_for_longer_than_its_lease_stands_by(stop_at: str, family: Processes):
     """The sequencer goes on amid a step or a projection, long after another one leads. Then it stands by."""
     with Publishing(family.path, "p", QUICK) as publishing:
         stopped = family.serve(stop_at=stop_at, **settings_that_reach(stop_at))

@@ -56,7 +56,7 @@ def member_of(broken: BrokenNamespace) -> str:
     return member
 
 
-def test_every_section_is_tried() -> None:
+def test_every_section_of_troubleshooting_has_a_test() -> None:
     tested = set(re.findall(r"blocks\([\"']([^\"']+)[\"']\)", Path(__file__).read_text(encoding="utf-8")))
     assert tested == set(re.findall(r"^## (.+)$", PAGE, re.MULTILINE))
 
@@ -212,7 +212,7 @@ def test_console_shows_the_past(broken: BrokenNamespace, browser: Browser) -> No
 # -- the sequencer stands still, the disk is full -------------------------------------------------------
 
 
-def test_a_stopped_sequencer(broken: BrokenNamespace, browser: Browser) -> None:
+def test_stopped_sequencer_is_named(broken: BrokenNamespace, browser: Browser) -> None:
     with broken.stopped_sequencer():
         shown = broken.run(blocks("The sequencer stands still")[0])
         assert re.search(
@@ -228,7 +228,7 @@ def test_a_stopped_sequencer(broken: BrokenNamespace, browser: Browser) -> None:
         assert "FINDING" in broken.run("lakemq doctor --no-spark | grep '^sequencer'")
 
 
-def test_a_full_disk(broken: BrokenNamespace, browser: Browser) -> None:
+def test_full_disk_is_named(broken: BrokenNamespace, browser: Browser) -> None:
     with broken.full_disk():
         shown = broken.run(blocks("The disk is full")[0])
         assert re.search(r"disk +100% full, 0 B of 96 MB free", shown)

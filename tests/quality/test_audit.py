@@ -91,7 +91,7 @@ def find_broken(path: Path) -> dict[tuple[str, str], tuple[str, ...]]:
     }
 
 
-def test_nothing_is_wrong_where_nothing_is(sound_namespace: Path, tmp_path: Path) -> None:
+def test_audit_of_sound_namespace_passes(sound_namespace: Path, tmp_path: Path) -> None:
     report = run_audit(sound_namespace, tmp_path / "docs")
     assert [outcome for outcome in report.outcomes if outcome.broken] == []
     assert report.holds(strict=True)
@@ -125,7 +125,7 @@ def test_a_query_names_the_figure_last_and_reads_prepared_relations(invariant: I
     assert sqlglot.parse_one(text, dialect="duckdb").named_selects[-1] == invariant.column
 
 
-def test_it_holds_while_a_sequencer_serves_and_merges(tmp_path: Path) -> None:
+def test_audit_passes_while_sequencer_merges(tmp_path: Path) -> None:
     config = {"engine.tick.ms": 1, "project.interval.ms": 0, "compact.min.files": 2, "checkpoint.interval": 5}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
         mq.topics.create("t", 2)
@@ -160,13 +160,13 @@ def test_a_data_file_that_is_gone_takes_its_messages_with_it(path: Path) -> None
     assert ("partitions", "messages_too_many") in places
 
 
-def test_a_row_whose_text_was_changed_is_found_by_its_file(path: Path) -> None:
+def test_audit_finds_changed_message_by_its_file(path: Path) -> None:
     change(path, "messages", lambda row: {**row, "value": b"other" if row["value"] == b"v7" else row["value"]})
     biggest = max((path / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
     assert f"{biggest.name}: rewritten or damaged" in find_broken(path)["data_files", "flaw"]
 
 
-def test_a_file_of_the_tables_that_is_gone_is_told_and_nothing_else_can_be_measured(path: Path) -> None:
+def test_audit_names_missing_file_of_a_table(path: Path) -> None:
     Path(DeltaTable(str(path / "segments")).file_uris()[0].removeprefix("file://")).unlink()
     assert find_broken(path) == {("tables", "files_gone"): ("segments: 1",)}
 
@@ -178,7 +178,7 @@ def segments(path: Path, **where: Any) -> pa.Table:
     return table.slice(0, 1)
 
 
-def test_a_segment_that_stands_twice_is_found(path: Path) -> None:
+def test_audit_finds_doubled_segment(path: Path) -> None:
     twice = segments(path, kind="data", topic="t", partition=1)
     with ignore_protocol(path / "segments") as copy:
         write_deltalake(copy, twice.cast(BY_NAME["segments"].stored_schema), mode="append")
@@ -190,7 +190,7 @@ def test_a_segment_that_stands_twice_is_found(path: Path) -> None:
     assert [where for where in places["tables", "rows_unlike_the_journal"] if where.startswith("segments")]
 
 
-def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
+def test_audit_finds_missing_segment(path: Path) -> None:
     segment = segments(path, kind="data", topic="t", partition=2)
     base_offset, count = segment.column("base_offset")[0].as_py(), segment.column("record_count")[0].as_py()
     table = pa.table(DeltaTable(str(path / "segments")).to_pyarrow_table())
@@ -228,7 +228,7 @@ def test_a_segment_that_is_missing_is_a_hole(path: Path) -> None:
         ("rejected_rows", "first_row", 100_000, {}, ("rejected_rows", "rows_missing")),
     ],
 )
-def test_a_row_of_a_table_that_was_changed_is_found(
+def test_audit_finds_changed_row(
     path: Path, table: str, column: str, value: Any, where: dict[str, Any], rule: tuple[str, str]
 ) -> None:
     change(path, table, set_where(column, value, **where))
@@ -242,9 +242,7 @@ def test_tables_that_cannot_be_read_back_are_damaged(path: Path, table: str, col
         run_audit(path)
 
 
-def test_files_that_were_replaced_while_it_looked_are_not_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_ignores_files_merged_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**CONFIG, "project.interval.ms": 0, "compact.min.files": 2, "checkpoint.interval": 5}
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
         mq.topics.create("t")
@@ -294,7 +292,7 @@ def test_the_command_ends_with_a_code_and_writes_data_docs(path: Path, tmp_path:
     assert states["offsets_missing"] == "BROKEN"
 
 
-def test_the_job_fails_where_something_is_wrong_and_says_what(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_job_fails_and_names_the_damage(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--path", str(path)]) == 0
     end = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (end["job"], end["exit_code"], end["rules"]) == ("audit", 0, len(INVARIANTS))

@@ -83,7 +83,9 @@ def test_the_rows_that_fail_are_those_of_great_expectations(
 
 
 @pytest.mark.parametrize("rows", ["one", "nulls", "few"])
-def test_they_are_the_same_of_odd_tables(rows: str, validate_with_gx: Any, tmp_path: Path) -> None:
+def test_gate_and_great_expectations_mark_the_same_rows_of_odd_tables(
+    rows: str, validate_with_gx: Any, tmp_path: Path
+) -> None:
     """The tables have one row, nothing but nulls, or a few rows that partly hold."""
     nulls = pa.table({f.name: pa.nulls(5, f.type) for f in TABLE.schema})
     table = {"one": TABLE.slice(3, 1), "nulls": nulls, "few": TABLE.slice(90, 7)}[rows]
@@ -94,7 +96,7 @@ def test_they_are_the_same_of_odd_tables(rows: str, validate_with_gx: Any, tmp_p
 
 
 @pytest.mark.parametrize("expectation", OF_ALL, ids=lambda e: json.dumps(e["kwargs"]) + e["type"])
-def test_all_is_refused_where_great_expectations_says_so(
+def test_gate_refuses_all_rows_when_great_expectations_fails(
     expectation: dict[str, Any], validate_with_gx: Any, tmp_path: Path
 ) -> None:
     gate = gate_of(tmp_path, expectation, meta={"lakemq": {"most_failed": 1}})
@@ -105,11 +107,11 @@ def test_all_is_refused_where_great_expectations_says_so(
             gate.mark_failed_rows(TABLE, None)
 
 
-def test_every_kind_is_compared() -> None:
+def test_every_kind_of_expectation_is_compared() -> None:
     assert {expectation["type"] for expectation in (*OF_ROWS, *OF_ALL)} == set(EXPECTATION_TYPES)
 
 
-def test_bytes_are_looked_at_as_text_and_what_is_none_fails(tmp_path: Path) -> None:
+def test_bytes_are_checked_as_text(tmp_path: Path) -> None:
     gate = gate_of(tmp_path, expect("column_values_to_match_regex", column="value", regex="^v"), meta={})
     assert find_failed_rows(gate, pa.table({"value": [b"v1", None, b"w", b"v2", b"\xff\xfe"]})) == [2, 4]
 
@@ -121,7 +123,7 @@ def test_a_date_may_be_compared_with_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("percent", [7, 14, 29, 55, 57, 58])
-def test_a_share_that_is_just_reached_is_reached(percent: int, tmp_path: Path) -> None:
+def test_share_equal_to_mostly_passes(percent: int, tmp_path: Path) -> None:
     share, table = percent / 100, pa.table({"n": [-1] * percent + [1] * (100 - percent)})
     positive = expect("column_values_to_be_between", column="n", min_value=0)
     gate = gate_of(tmp_path / "failed", positive, meta={"lakemq": {"most_failed": share}})
@@ -134,7 +136,7 @@ def test_a_share_that_is_just_reached_is_reached(percent: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("measured", ["mean", "sum", "stdev", "max"])
-def test_what_is_no_number_lies_within_no_bounds(measured: str, tmp_path: Path) -> None:
+def test_nan_is_outside_all_bounds(measured: str, tmp_path: Path) -> None:
     gate = gate_of(tmp_path, expect(f"column_{measured}_to_be_between", column="n", max_value=1e9))
     gate.mark_failed_rows(pa.table({"n": [1.0, 2.0]}), None)
     with pytest.raises(ExpectationFailed, match="nan for"):
@@ -215,7 +217,7 @@ def test_columns_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
         (json.dumps({"expectations": [], "meta": {"lakemq": {"most_failed": 1.5}}}), "a share from 0 to 1"),
     ],
 )
-def test_what_a_gate_does_not_know_is_refused_when_it_is_loaded(text: str, complaint: str, tmp_path: Path) -> None:
+def test_unknown_expectation_is_refused_on_load(text: str, complaint: str, tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     file.write_text(text)
     with pytest.raises(InvalidConfig) as refusal:
@@ -239,7 +241,7 @@ def test_a_suite_may_be_yaml_and_warnings_stop_nobody(tmp_path: Path) -> None:
         Gates(tmp_path).of("t")
 
 
-def test_what_great_expectations_saves_is_read(tmp_path: Path) -> None:
+def test_suite_saved_by_great_expectations_is_read(tmp_path: Path) -> None:
     gx = import_great_expectations()
 
     suite = gx.ExpectationSuite(
@@ -335,7 +337,7 @@ def test_above_the_threshold_nothing_is_published(mq: Connection) -> None:
     assert mq.fetch("t").record_count == 15
 
 
-def test_who_wants_all_or_nothing_has_it(mq: Connection) -> None:
+def test_on_error_fail_refuses_all_rows(mq: Connection) -> None:
     with pytest.raises(ExpectationFailed, match="Nothing was published, because 1 row is rejected"):
         mq.publish("t", orders(30, bad=1), on_error="fail")
     transaction = mq.transaction("tx")
@@ -344,7 +346,7 @@ def test_who_wants_all_or_nothing_has_it(mq: Connection) -> None:
     assert mq.fetch("t").record_count == 0
 
 
-def test_a_repeat_is_a_repeat_with_a_gate_too(mq: Connection) -> None:
+def test_repeated_batch_is_not_published_again_with_a_gate(mq: Connection) -> None:
     for _ in range(2):
         mq.publish("t", orders(30, bad=3), txn_app_id="a", txn_version=1)
     assert mq.fetch("t").record_count == 27

@@ -116,7 +116,7 @@ def describe_entries(spark: SparkSession, database: str) -> dict[str, dict[str, 
 
 
 @pytest.mark.extended
-def test_the_entries_are_those_that_the_statements_make(
+def test_catalog_entries_equal_those_of_sql_statements(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lakemq.connect(str(tmp_path / "alike"), spark=spark, create=True):
@@ -161,7 +161,7 @@ def publish_neighbouring_files(mq: Connection, topic: str) -> None:
 
 
 @pytest.mark.extended
-def test_rows_of_files_with_neighbouring_ids_are_told_apart(
+def test_views_keep_rows_of_files_with_neighbouring_ids_apart(
     spark: SparkSession, mq: Connection, topic: str, path: Path, wait_for_projection: Callable[[], None]
 ) -> None:
     """Rows are joined by a key that is one bigint, in the views. In a fetch it has the row's block, too."""

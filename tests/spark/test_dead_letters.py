@@ -13,7 +13,7 @@ from lakemq.engine.client.connection import Connection
 
 
 @pytest.mark.extended
-def test_spark_shows_what_a_group_has_given_up_and_why(
+def test_spark_shows_dead_letters_with_their_errors(
     spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic)

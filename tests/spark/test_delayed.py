@@ -23,7 +23,7 @@ def values(mq: Connection, topic: str) -> list[str]:
     return [value.decode() for value in mq.fetch(topic).to_arrow()["value"].to_pylist()]
 
 
-def test_a_column_of_delays(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_column_delays_each_row(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     start_ms = now_ms() + 86_400_000
     text = F.col("id").cast("string")
@@ -58,7 +58,7 @@ def test_delays_are_given_as_in_arrow(spark: SparkSession, mq: Connection, topic
 
 
 @pytest.mark.extended
-def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_wrong_delay_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None), ("d", 10**9)], "value string, delay_ms long")
     published = mq.publish(topic, rows)
@@ -75,7 +75,7 @@ def test_what_is_no_delay(spark: SparkSession, mq: Connection, topic: str) -> No
 
 
 @pytest.mark.extended
-def test_sql_shows_what_waits(
+def test_sql_shows_waiting_messages(
     spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic)
@@ -94,7 +94,7 @@ def test_sql_shows_what_waits(
     assert sum(row.messages for row in ended) == 2
 
 
-def test_headers_say_when(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_header_delays_message(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     headers = "array(named_struct('key', 'h', 'value', 'x'), named_struct('key', 'DELAY_MS', 'value', '1000000000'))"
     rows = spark.sql(f"SELECT 'a' AS value, {headers} AS headers UNION ALL SELECT 'b', array()")

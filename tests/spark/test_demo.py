@@ -106,7 +106,7 @@ def test_one_demo_at_a_time_works_in_a_folder(tmp_path: Path, capsys: pytest.Cap
         assert (tmp_path / "nyc").exists()
 
 
-def test_without_the_data_it_says_what_to_install(
+def test_demo_without_its_data_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_data, "PACKAGE", "no_such_package")
@@ -225,7 +225,7 @@ FENCED = {"transactional_id": "alerts-Ben", "state": "CompleteAbort", "reason": 
         (0, 0, 0, [ENDED, {**FENCED, "reason": "timeout"}], "was aborted"),
     ],
 )
-def test_what_went_wrong_with_alerts_is_found(
+def test_demo_finds_wrong_alerts(
     sent_flights: pa.Table, missing: int, twice: int, lag: int, ended: list[dict[str, str]], wrong: str
 ) -> None:
     ordered = sent_flights.sort_by([(name, "ascending") for name in checks.DEPARTURE])
@@ -260,6 +260,6 @@ def test_reminders_that_came_as_they_should_pass() -> None:
         ({"cancelled": {3}, "taken": [0, 1, 2, 4]}, "none that was cancelled"),
     ],
 )
-def test_what_went_wrong_with_reminders_is_found(changes: dict[str, Any], wrong: str) -> None:
+def test_demo_finds_wrong_reminders(changes: dict[str, Any], wrong: str) -> None:
     with pytest.raises(CheckFailed, match=wrong):
         check_reminders(*build_reminders(**changes))

@@ -46,7 +46,7 @@ print(sum(ranges.column("record_count").to_pylist()))
 
 
 @pytest.mark.parametrize("shipped", ["installed", "zip"])
-def test_the_executor_runs_where_only_arrow_and_numpy_are(tmp_path: Path, wheel: Path, shipped: str) -> None:
+def test_executor_runs_with_only_arrow_and_numpy(tmp_path: Path, wheel: Path, shipped: str) -> None:
     (tmp_path / "messages").mkdir()
     code = f"{BLOCK}\nROOT = {str(tmp_path)!r}\n{textwrap.dedent(WRITE)}"
     environment = dict(os.environ)

@@ -49,7 +49,9 @@ def job(mark: str) -> str:
     return "".join(line[1:] + "\n" for line in changed.splitlines() if line[0] in f" {mark}")
 
 
-def test_one_job_runs_with_either_lines(spark: SparkSession, mq: Connection, path: Path, tmp_path: Path) -> None:
+def test_job_of_the_guide_runs_with_kafka_and_with_lakemq(
+    spark: SparkSession, mq: Connection, path: Path, tmp_path: Path
+) -> None:
     before = RecordingSession()
     exec(job("-"), {"spark": before, "checkpoint": "checkpoint"})
     assert before.formats == ["kafka", "kafka"]

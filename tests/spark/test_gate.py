@@ -104,7 +104,7 @@ def test_rows_that_fail_are_refused_in_the_one_job_that_writes(spark: SparkSessi
 
 
 @pytest.mark.extended
-def test_all_of_a_dataframe_is_refused(spark: SparkSession, gated_mq: Connection) -> None:
+def test_gate_refuses_whole_dataframe(spark: SparkSession, gated_mq: Connection) -> None:
     before = gated_mq.fetch("t").record_count
     for df, reason in [
         (orders(spark, 60, bad=31), "31 of 60 rows fail"),

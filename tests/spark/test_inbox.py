@@ -110,7 +110,7 @@ def test_bad_rows_are_rejected_and_the_rest_is_published(
 
 
 @pytest.mark.extended
-def test_what_is_done_to_the_table_besides_inserting_publishes_nothing_twice(
+def test_update_delete_and_optimize_of_inbox_publish_no_row_twice(
     spark: SparkSession, mq: Connection, topic: str
 ) -> None:
     mq.topics.create(topic, partitions=2)
@@ -161,7 +161,7 @@ def test_two_drains_at_once_publish_once(
 
 
 @pytest.mark.extended
-def test_a_log_cut_of_what_is_not_drained_is_an_error(tmp_path: Path, spark: SparkSession) -> None:
+def test_inbox_without_undrained_log_entries_is_refused(tmp_path: Path, spark: SparkSession) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True) as plain, plain.serving():
         plain.topics.create("t", partitions=1)
@@ -195,7 +195,7 @@ def test_the_log_of_the_inbox_stays_short(spark: SparkSession, mq: Connection, t
     assert mq.fetch(topic).record_count == interval + 1
 
 
-def test_a_drain_without_spark_says_what_is_missing(path: Path, mq: Connection) -> None:
+def test_drain_without_spark_is_refused(path: Path, mq: Connection) -> None:
     with lakemq.connect(str(path)) as plain, pytest.raises(IllegalState, match="spark="):
         plain.drain_inbox()
 

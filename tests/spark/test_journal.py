@@ -53,7 +53,7 @@ def publish_until_merge(mq: Connection, log: Path) -> int:
     raise AssertionError("nothing was merged, or no checkpoint made")
 
 
-def test_a_dataframe_has_what_rides_in_the_journal_and_keeps_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_dataframe_keeps_rows_of_the_journal(spark: SparkSession, tmp_path: Path) -> None:
     """The DataFrame takes along rows that are in no file yet. Spark reads the others. Later passes change nothing
     of it.
     """

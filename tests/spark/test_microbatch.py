@@ -210,7 +210,7 @@ def test_spark_submit_runs_the_job_from_the_shipped_zip(
         (["--source-format", "rate", "--value", "'v'", "--query", "../x"], "name of the query is not valid", 1),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_mistake_in_arguments_is_named_in_one_line(
     mq: Connection, topic: str, capfd: pytest.CaptureFixture[str], source: list[str], complaint: str, code: int
 ) -> None:
     mq.topics.create(topic, partitions=1)
@@ -222,7 +222,7 @@ def test_what_is_wrong_is_said_in_one_line(
     assert last_line(out)["message"] in wrong["message"]
 
 
-def test_a_path_without_a_namespace_is_said_in_one_line(
+def test_missing_namespace_is_named_in_one_line(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert microbatch.main(["--path", str(tmp_path / "missing")]) == 3

@@ -128,7 +128,7 @@ def answer(columns: list[str], rows: list[Any]) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("query", [*queries_of_the_docs(), *JSON])
-def test_both_engines_answer_alike(spark: SparkSession, one_sql: Connection, query: str) -> None:
+def test_spark_and_duckdb_give_the_same_rows(spark: SparkSession, one_sql: Connection, query: str) -> None:
     query = query.replace("mq.log_committed", "log_committed")
     spark.sql(f"USE {NAME}")
     in_spark = spark.sql(query)

@@ -261,7 +261,7 @@ def test_an_unknown_topic_is_refused(spark: SparkSession, mq: Connection) -> Non
         mq.publish("nope", build_keyed_rows(spark, 1))
 
 
-def test_half_an_application_version_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_txn_app_id_without_txn_version_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=1)
     with pytest.raises(InvalidRequest, match="txn_version"):
         mq.publish(topic, build_keyed_rows(spark, 1), txn_app_id="a")
@@ -361,7 +361,7 @@ def test_partitions_added_while_tasks_write_are_heeded(
 
 
 @pytest.mark.extended
-def test_topics_that_never_stand_still_end_in_an_error(
+def test_publish_fails_when_partitions_are_added_at_every_try(
     spark: SparkSession, mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mq.topics.create(topic, partitions=2)

@@ -18,7 +18,7 @@ _DDL = (
 )
 
 
-def test_tasks_store_of_each_row_what_the_table_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_tasks_store_row_forms_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
     """All cases are rows of one DataFrame. Each is stored once per copy, and counts in the copy of its case."""
     (tmp_path / "messages").mkdir()
     names = ["key", "value", "headers", "timestamp", "partition", "deliver_at", "delay_ms", "ttl_ms"]

@@ -116,7 +116,7 @@ def test_a_stream_goes_on_over_many_batches(mq: Connection, topic: str, source: 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("publish", DOORS)
-def test_two_runs_that_claim_one_batch_cannot_both_have_it(
+def test_batch_number_of_two_runs_is_published_once(
     mq: Connection, topic: str, source: Source, tmp_path: Path, publish: Door
 ) -> None:
     mq.topics.create(topic, partitions=1)

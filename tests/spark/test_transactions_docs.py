@@ -49,7 +49,7 @@ def messages(names: dict[str, Any], topic: str) -> list[tuple[str | None, str]]:
 
 
 @pytest.mark.extended
-def test_what_a_dataframe_was_made_from_is_committed_with_it(names: dict[str, Any]) -> None:
+def test_offsets_of_source_are_committed_with_dataframe(names: dict[str, Any]) -> None:
     assert messages(names, "totals") == [("ann", "10"), ("cleo", "5")]
     assert sum(row.lag for row in names["mq"].groups.lag("totals")) == 0
     next_batch = names["mq"].consumer("totals", assign=["transfers"]).poll()

@@ -38,7 +38,7 @@ def test_a_dataframe_says_how_long_its_rows_live(spark: SparkSession, mq: Connec
     assert mq.fetch(topic, include_expired=True).to_spark().count() == 3
 
 
-def test_a_topics_own_and_views(
+def test_time_to_live_of_topic_shows_in_views(
     spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
 ) -> None:
     mq.topics.create(topic, config={"ttl.ms": SHORT_MS})
@@ -52,7 +52,7 @@ def test_a_topics_own_and_views(
     assert round((shown[1].expires_at - shown[0].expires_at).total_seconds() * 1000) == LONG_MS - SHORT_MS
 
 
-def test_what_is_no_life(spark: SparkSession, mq: Connection, topic: str) -> None:
+def test_wrong_time_to_live_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic)
     rows = spark.createDataFrame([("a", -1), ("b", 2**62), ("c", None)], "value string, ttl_ms long")
     assert mq.publish(topic, rows).rejected_count == 2

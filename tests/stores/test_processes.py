@@ -131,7 +131,7 @@ def check_each_once(mq: Connection, count: int) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
-def test_another_sequencer_takes_over_and_each_message_is_there_once(
+def test_standby_takes_over_and_no_message_is_lost_or_doubled(
     fault: str, object_server: ObjectServer, path: str, children: Children
 ) -> None:
     """A stopped leader goes on while another one leads: both put the next step."""
