@@ -53,6 +53,7 @@ def serve(
     Errors of the store (no space left, read-only, gone for a while) are logged. The step is tried again after a pause
     that grows; requests wait meanwhile. A failure that repeats has a stack trace only the first time. An error that
     does not pass by itself, such as a missing file, is raised unless it is the first failure or a step has succeeded.
+    That the namespace is gone is raised when the next try finds the same.
 
     Args:
         stopped: returns whether to end.
@@ -79,7 +80,8 @@ def serve(
             except Exception as error:
                 # Do not give up after one failure: this process may have been stopped for long while it first read the
                 # namespace. The file that it was about to read is gone then, and the next try reads the present ones.
-                if last_failure and not has_worked and not _may_pass(error):
+                is_gone = isinstance(error, NamespaceError) and retry_ms > SHORTEST_RETRY_MS
+                if is_gone or (last_failure and not has_worked and not _may_pass(error)):
                     raise
                 failure = f"{type(error).__name__}: {error}"
                 log.error(

@@ -74,6 +74,15 @@ def test_serve_ends_with_a_sentence_about_a_damaged_step(
     assert re.search(rf"TABLE_DAMAGED: steps/{step.name} {what}.*put the object back", second.err[-1])
 
 
+def test_serve_ends_with_a_sentence_when_its_namespace_is_gone(path: Path, start: Callable[..., Process]) -> None:
+    serving = start("serve")
+    serving.wait_for_line("leads with epoch 1")
+    path.rename(path.with_name("elsewhere"))
+    assert serving.wait_for_exit() == 3
+    assert re.search(r"NOT_A_NAMESPACE: The namespace .* is gone: .*It was deleted", serving.err[-1])
+    assert not any("Traceback" in line for line in serving.err)
+
+
 @pytest.mark.extended
 def test_a_standby_that_never_led_does_not_say_that_it_hands_over_a_lease(
     path: Path, start: Callable[..., Process]

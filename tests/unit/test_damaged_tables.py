@@ -24,8 +24,11 @@ from unit.served import until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.lookup import stored_segments
+from lakemq.engine.client.sql import query as sql_query
+from lakemq.engine.client.sql.dialects import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.loading import load as recovery
+from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
@@ -485,3 +488,28 @@ def test_a_lost_step_that_the_tables_hold_is_no_damage(tmp_path: Path) -> None:
             follower.fetch("t")
         sequencer.close()
         assert len(follower.fetch("t")) == 3
+
+
+@pytest.mark.parametrize("is_planned", [False, True], ids=["before the plan", "while it runs"])
+def test_a_query_that_outlives_replaced_files_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_planned: bool
+) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True) as mq:
+        for topic in "ab":
+            with mq.serving():
+                mq.topics.create(topic)
+        snapshot, connect = take_snapshot(mq.namespace.store), sql_query.connect_duckdb
+        old = [Path(file.path).name for file in snapshot.handles["topics"].files()]
+
+        def replace_files(*arguments: Any, **options: Any) -> Any:
+            connection = connect(*arguments, **options) if is_planned else None
+            DeltaTable(str(path / "topics")).optimize.compact()
+            for name in old:
+                (path / "topics" / name).unlink()
+            return connection or connect(*arguments, **options)
+
+        monkeypatch.setattr(sql_query, "connect_duckdb", replace_files)
+        with pytest.raises(StorageError, match=r"longer than reader\.grace\.ms") as gone:
+            sql_query.query_table(mq.namespace, "SELECT topic FROM topics", SqlDialect.spark, snapshot)
+        assert gone.value.found in [f"topics/{name}" for name in old]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from lakemq.tables.storage.delta.store import TableHandle
+
     from ...namespace.loading.snapshot import Snapshot
     from ...namespace.namespace import Namespace
     from .log_ranges import LogRange
@@ -79,11 +81,12 @@ def run_query(
 
     snapshot = snapshot or take_snapshot(namespace.store, as_of)
     connection, text = _prepare(namespace, text, allow_files, dialect, snapshot)
-    with _explain_errors(text, allow_files):
+    with _explain_merges(namespace, snapshot), _explain_errors(text, allow_files):
         result = connection.execute(text)
     if result is None:
         raise _build_no_statement_error(text)
-    return _number_duplicates([name for name, *_ in result.description or ()]), _fetch_rows(result, text)
+    names = _number_duplicates([name for name, *_ in result.description or ()])
+    return names, _fetch_rows(result, text, namespace, snapshot)
 
 
 def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
@@ -92,7 +95,7 @@ def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: 
     Raises duckdb.Error, InvalidRequest, StorageError, TableDamaged.
     """
     connection, text = _prepare(namespace, text, False, dialect, snapshot)
-    with _explain_errors(text, False):
+    with _explain_merges(namespace, snapshot), _explain_errors(text, False):
         result = connection.sql(text)
         if result is None:
             raise _build_no_statement_error(text)
@@ -136,7 +139,7 @@ def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snap
         timer.daemon = True
         timer.start()
         try:
-            with _explain_errors(text, False):
+            with _explain_merges(namespace, snapshot), _explain_errors(text, False):
                 result = connection.execute(text)
                 if result is None:
                     raise _build_no_statement_error(text)
@@ -162,11 +165,34 @@ def _prepare(
     """Return a DuckDB that has all that the statements name, and the statements in its dialect."""
     text = parse_text("query", text)
     text, ranges = _translate_spark_sql(text) if dialect is SqlDialect.spark else (text, ())
-    with store_errors():
+    with _explain_merges(namespace, snapshot), store_errors():
         connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
         for log_range in ranges:
             _add_range(connection, namespace, snapshot, log_range)
     return connection, text
+
+
+@contextmanager
+def _explain_merges(namespace: Namespace, snapshot: Snapshot) -> Iterator[None]:
+    """Raise a StorageError that says so if an unreadable file was replaced by a merge since the snapshot."""
+    try:
+        yield
+    except (StorageError, TableDamaged) as error:
+        for handle in snapshot.handles.values():
+            replaced = _list_files(handle) - _list_files(namespace.store.open(handle.spec))
+            if gone := next((path for path in replaced if path in str(error.found)), None):
+                setting = "merge.grace.ms" if handle.spec.name == "messages" else "reader.grace.ms"
+                raise StorageError(
+                    f"The query ran for longer than {setting} of the sequencer: it reads a file that a merge has"
+                    " replaced, and that was deleted since.",
+                    found=f"{handle.spec.name}/{gone}",
+                    expected=f"a shorter query, or a larger {setting} where the sequencer runs",
+                ) from error
+        raise
+
+
+def _list_files(handle: TableHandle) -> set[str]:
+    return {file.path for file in handle.files()}
 
 
 @contextmanager
@@ -190,6 +216,8 @@ def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
 
 
 def _build_read_error(reason: str) -> LakeMQError:
+    if _GONE.search(reason):
+        return StorageError("A file that a table needs is gone: put it back.", found=reason)
     if _DAMAGE.search(reason):
         return TableDamaged(
             "A file of a table is damaged. A fetch names it if it is a data file.",
@@ -304,12 +332,15 @@ _NOT_PERMITTED = re.compile(r"disabled by configuration|disabled through configu
 
 _UNREADABLE = re.compile(r"reading the Arrow source failed: (.*)", re.DOTALL)
 """DuckDB's message about an error of the datasets that it reads."""
+_GONE = re.compile(r"No such file|FileNotFoundError")
 _DAMAGE = re.compile(r"page integrity|parquet|corrupt|deserializ|decompress|unexpected end", re.IGNORECASE)
 """Arrow's messages about the content of a file. Its other errors come from the store."""
 
 
-def _fetch_rows(result: duckdb.DuckDBPyConnection, text: str) -> Iterator[tuple[Any, ...]]:
-    with _explain_errors(text, allow_files=True):
+def _fetch_rows(
+    result: duckdb.DuckDBPyConnection, text: str, namespace: Namespace, snapshot: Snapshot
+) -> Iterator[tuple[Any, ...]]:
+    with _explain_merges(namespace, snapshot), _explain_errors(text, allow_files=True):
         while rows := result.fetchmany(_BATCH_ROWS):
             yield from rows
 
