@@ -136,17 +136,17 @@ def test_each_batch_of_a_stream_passes_the_gate(spark: SparkSession, gated_mq: C
     counts: list[tuple[int, int]] = []
     failures: list[Exception] = []
 
-    def publish(batch: DataFrame, number: int) -> None:
+    def publish(batch: DataFrame, query: str, number: int) -> None:
         try:
-            rows = gated_mq.publish("streamed", batch, key="k", value="v", txn_app_id="orders", txn_version=number)
+            rows = gated_mq.publish("streamed", batch, key="k", value="v", txn_app_id=query, txn_version=number)
         except ExpectationFailed as failure:
             failures.append(failure)
             raise
         counts.append((rows.record_count, rows.rejected_count))
 
     def run(stream: DataFrame, checkpoint: str) -> None:
-        writer = stream.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path / checkpoint))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
+        writer.foreachBatch(lambda batch, number: publish(batch, checkpoint, number)).start().awaitTermination()
 
     run(stream, "checkpoint")
     assert counts == [(51, 9)]
