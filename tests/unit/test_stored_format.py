@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
+from unit.served import CONFIG
 
+import lakemq
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
 from lakemq.tables.specs.inbox import INBOX
@@ -45,6 +47,35 @@ def test_every_table_but_the_inbox_refuses_other_writers(folder: Path) -> None:
         if spec is not INBOX:
             with pytest.raises(DeltaError, match=WRITER_FEATURE):
                 write_deltalake(str(folder / spec.name), spec.empty(), mode="append")
+
+
+def remove_a_file(folder: Path) -> DeltaTable:
+    """Let LakeMQ replace a file of `topics`, and return the table as another program sees it."""
+    with lakemq.connect(str(folder), config=CONFIG) as mq:
+        for name in "ab":
+            with mq.serving():
+                mq.topics.create(name)
+        handle = mq.namespace.store.open(TOPICS)
+        handle.replace_at(handle.version, [], handle.files()[:1])
+    return DeltaTable(str(folder / TOPICS.name))
+
+
+def test_vacuum_by_another_program_deletes_no_file(folder: Path) -> None:
+    table = remove_a_file(folder)
+    files = set((folder / TOPICS.name).iterdir())
+    with pytest.raises(DeltaError, match=WRITER_FEATURE):
+        table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    assert set((folder / TOPICS.name).iterdir()) == files
+
+
+def test_checkpoint_and_cleanup_by_another_program_change_nothing(folder: Path) -> None:
+    """Delta-rs does not ask the writer features before these two."""
+    table = remove_a_file(folder)
+    version, rows = table.version(), table.to_pyarrow_table()
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    handle = open_namespace(str(folder)).store.open(TOPICS)
+    assert (handle.version, handle.read()) == (version, rows)
 
 
 @pytest.mark.parametrize("work", ["delete", "update", "optimize"])

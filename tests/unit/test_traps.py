@@ -130,8 +130,8 @@ def test_a_producer_warns_once_per_destination_of_messages_that_retention_delete
     with mq.producer(on_error="fail") as producer:
         for _ in range(3):
             producer.send(topic, "v", timestamp_ms=1_000).result(10)
-    assert [record.message[:21] for record in caplog.records if record.name == "lakemq.publish"] == [
-        "1 messages are older "
+    assert [record.message[:19] for record in caplog.records if record.name == "lakemq.publish"] == [
+        "1 message is older "
     ]
 
 

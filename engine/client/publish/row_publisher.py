@@ -83,7 +83,10 @@ class RowPublisher:
         return self.spark().publish(publication, data, traced, order_by, gate)
 
     def _is_repeat(self, application: ApplicationVersion) -> bool:
-        """Return whether the version is known to be published, to save computing. The sequencer decides in any case."""
+        """Return whether the version is known to be published, so that its rows need not be computed.
+
+        False if that cannot be read: the sequencer then recognizes a repeat.
+        """
         try:
             with store_errors():
                 last = find_last_version(

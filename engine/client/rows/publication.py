@@ -189,13 +189,14 @@ def describe_bad_times(routes: Sequence[Route], ranges: Ranges, now_ms: int) -> 
         elif newest_ms > now_ms + AFTER_MAX_MS:
             latest_ms[topic] = max(latest_ms.get(topic, 0), newest_ms)
     old = [
-        f"{count} messages are older than topic {topic.topic} keeps: retention.ms is {retention_ms[topic.topic_id]}."
+        f"{count} {'message is' if count == 1 else 'messages are'} older than topic {topic.topic} keeps: retention.ms"
+        f" is {retention_ms[topic.topic_id]}."
         " Retention may delete them at its next look. Raise retention.ms, or publish without a timestamp."
         for topic, count in old_counts.items()
     ]
     return old + [
         f"Messages for topic {topic.topic} have times up to {(ms - now_ms) // 3_600_000} hours ahead. Until then"
-        " retention deletes neither them nor what follows them in their partitions."
+        " retention deletes neither them nor what follows them in their partitions. Correct the times."
         for topic, ms in latest_ms.items()
     ]
 

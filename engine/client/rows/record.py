@@ -121,10 +121,11 @@ def _parse_timestamp_us(timestamp_ms: object) -> int | None:
     return 1000 * time_ms
 
 
-def _check_unit(what: str, time: int | datetime, time_us: int) -> None:
+def _check_unit(name: str, time: int | datetime, time_us: int) -> None:
+    """Refuse a time that looks like seconds. name: what the error calls the time."""
     if time_us in LIKE_SECONDS_US:  # seconds in milliseconds are the same number as milliseconds in microseconds
         raise InvalidTimestamp(
-            f"{what} looks like seconds.",
+            f"{name} looks like seconds.",
             found=time if isinstance(time, int) else str(time),
             expected=f"epoch milliseconds, such as {time_us}",
         )

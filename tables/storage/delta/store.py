@@ -168,7 +168,7 @@ class TableHandle:
         if protocol != expected:
             raise OSError(
                 f"{self.spec.name}: found {protocol}, expected {expected}. Another program has changed it, so LakeMQ"
-                " cannot write to this table."
+                " cannot write to this table. Restore the namespace from a backup."
             )
 
     def _commit_at(self, expected_version: int, entry: bytes, notes: Mapping[str, int]) -> None:
