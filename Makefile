@@ -71,11 +71,11 @@ demo: $(READY) ## the tour, on data of its own
 
 # A test is in `make test`, or marked `extended`: then .ci/run has it, or `nightly`: then only luck fails it.
 .PHONY: test
-test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes: about five minutes
+test: $(READY) $(ARCHIVE) ## every capability works, from the core to Spark and killed processes
 	$(BIN)/pytest $(MIXED) -m "not extended and not nightly"
 
 .PHONY: test-all
-test-all: $(READY) $(ARCHIVE) ## make test and every other case of it that a change can break: about fifteen minutes
+test-all: $(READY) $(ARCHIVE) ## make test and every other case of it that a change can break
 	$(BIN)/pytest $(MIXED) -m "not nightly"
 
 # What compares times of its own has the machine for itself.
@@ -92,7 +92,7 @@ $(ARCHIVE): $(READY) tests/jvm.py
 	$(BIN)/python tests/jvm.py
 
 .PHONY: test-fast
-test-fast: $(READY) ## what starts no JVM and is not slow, in under 30 s
+test-fast: $(READY) ## what starts no JVM and is not slow: about a minute
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not nightly"
 
 .PHONY: test-busy
