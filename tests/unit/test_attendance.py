@@ -14,9 +14,10 @@ from faulty_files import FaultyFiles
 from protocol_harness import AtOnce, Harness
 
 from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
+from lakemq.engine.client.consume.member.membership import MemberOptions, Membership
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.protocol.codec.overdue_member import decode_overdue_members
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup, LeaveGroup, MemberSilent
+from lakemq.engine.protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup, MemberSilent
 from lakemq.engine.sequencer.attendance import Attendance
 from lakemq.engine.sequencer.overdue_members import OverdueMembers
 from lakemq.tables.storage.coordination.beats import Beats
@@ -195,6 +196,32 @@ def test_heartbeat_thread_beats_for_all_its_members_and_leaves_no_object(tmp_pat
     third = heart.add("g", "C3", 5)
     wait_for(lambda: read_beats(beats) == [("C3", 0)])
     third.stop()
+
+
+def test_member_that_joins_again_under_its_id_goes_on_counting_its_polls(scene: Scene) -> None:
+    """Else the leader ignores its polls until they are more than before, and removes it as one that does not poll."""
+    heart = HeartbeatThread(scene.beats, lambda: "abc")
+    membership = Membership(
+        scene.mq,  # type: ignore[arg-type]
+        heart,
+        lambda query, newest=True: query(scene.mq.state),
+        lambda: "0123456789abcdef",
+        "g",
+        "read_committed",
+        MemberOptions(["t"], heartbeat_interval_ms=5, max_poll_interval_ms=2_000),
+    )
+    membership.join()
+    for _ in range(1_000):
+        membership.note_poll()
+    wait_for(lambda: read_beats(scene.beats) == [(membership.member_id, 1_000)])
+    member_id = membership.member_id
+    scene.mq.ask(LeaveGroup("g", [member_id]))
+    membership.join([Assigned(scene.mq.state.topic("t").topic_id, 0, epoch=0)])
+    assert membership.member_id == member_id
+    scene.look()
+    membership.note_poll()
+    wait_for(lambda: read_beats(scene.beats) == [(member_id, 1_001)])
+    heart.stop()
 
 
 def test_heartbeat_thread_goes_on_after_a_failure_of_the_store(

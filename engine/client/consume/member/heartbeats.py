@@ -30,17 +30,17 @@ _LOOK_AT_LINE_S = 0.25
 class Heartbeat:
     """The heartbeat of one member."""
 
-    def __init__(self, thread: HeartbeatThread, group: str, member_id: str, interval_ms: int) -> None:
+    def __init__(self, thread: HeartbeatThread, group: str, member_id: str, interval_ms: int, polls: int) -> None:
         self._thread, self.group, self.member_id, self.interval_ms = thread, group, member_id, interval_ms
-        self._polls = 0
+        self.polls = polls
 
     def note_poll(self) -> None:
         """Count a poll. The group loses a member that lives but does not poll."""
-        self._polls += 1
+        self.polls += 1
 
     def build_beating(self, process: str) -> MemberBeat:
         """Return what the next heartbeat says of the member."""
-        return MemberBeat(self.group, self.member_id, self._polls, self.interval_ms, process)
+        return MemberBeat(self.group, self.member_id, self.polls, self.interval_ms, process)
 
     def stop(self) -> None:
         """Send no more heartbeats for this member."""
@@ -62,9 +62,17 @@ class HeartbeatThread:
         self._thread: threading.Thread | None = None
         self._fails = False
 
-    def add(self, group: str, member_id: str, interval_ms: int) -> Heartbeat:
-        """Send heartbeats for the member from now on. Raises UnknownServerError: no thread can be started."""
-        heartbeat = Heartbeat(self, group, member_id, interval_ms)
+    def add(self, group: str, member_id: str, interval_ms: int, polls: int = 0) -> Heartbeat:
+        """Send heartbeats for the member from now on.
+
+        Args:
+            polls: how often it has polled. A member that joins again under its id must go on counting: the leader
+                ignores lower counts than that of an earlier beat.
+
+        Raises:
+            UnknownServerError: no thread can be started.
+        """
+        heartbeat = Heartbeat(self, group, member_id, interval_ms, polls)
         with self._changed:
             self._heartbeats.append(heartbeat)
             self._has_news = True

@@ -107,7 +107,8 @@ class Membership:
         options, member_id = self.options, self.member_id if reclaimed else self._new_member_id()
         if options.pattern is not None:
             self._query_groups(self._subscription.follow)
-        heartbeat = self._heartbeats.add(self.group, member_id, options.heartbeat_interval_ms)
+        polls = 0 if self._heartbeat is None else self._heartbeat.polls
+        heartbeat = self._heartbeats.add(self.group, member_id, options.heartbeat_interval_ms, polls)
         try:
             self._ask_and_log_beginnings(lambda: self._build_join_request(member_id, reclaimed))
         except BaseException:
