@@ -16,6 +16,7 @@ from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock, SystemClock
+from ..namespace.processes.process import end_block
 from ..namespace.processes.process_identity import new_id
 from ..protocol.errors import IllegalState
 from ..protocol.values.consuming.offset_checks import check_commits
@@ -398,5 +399,6 @@ class Connection(LogAccess):
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not end_block(kind, self.close):
+            self._open.producers.give_up()

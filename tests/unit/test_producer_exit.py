@@ -102,7 +102,7 @@ def test_wait_at_exit_ends_without_a_sequencer(
     begun_s = time.monotonic()
     mq_without_sequencer._producers.finish_at_exit(0.05)
     assert time.monotonic() - begun_s < 10
-    assert "when the program ended: 2 of 't', 1 of 'u'. No sequencer answered" in capsys.readouterr().err
+    assert "not acknowledged: 2 of 't', 1 of 'u'. No sequencer answered" in capsys.readouterr().err
     mq_without_sequencer._producers.discard(producer)
 
 
@@ -112,7 +112,7 @@ def test_only_unreported_failures_are_named_at_exit(mq: Connection, capsys: pyte
     until(producer.send("missing-2", "x").done)
     mq._producers.finish_at_exit()
     stderr = capsys.readouterr().err
-    assert "when the program ended: 1 of 'missing-2'. UNKNOWN_TOPIC_OR_PARTITION" in stderr
+    assert "not acknowledged: 1 of 'missing-2'. UNKNOWN_TOPIC_OR_PARTITION" in stderr
     mq._producers.discard(producer)
 
 
@@ -125,6 +125,6 @@ def test_open_transaction_is_aborted_and_named_at_exit(
     producer.flush()
     producer.send(topic, "never sent")
     mq._producers.finish_at_exit()
-    assert "The transaction of 'left-open' was open when the program ended." in capsys.readouterr().err
+    assert "The transaction of 'left-open' was open. It is aborted" in capsys.readouterr().err
     assert mq.transactions.describe("left-open").state == "CompleteAbort"
     assert len(mq._producers) == 0

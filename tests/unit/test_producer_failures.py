@@ -53,15 +53,43 @@ def test_error_passed_to_a_callback_refuses_no_later_record(mq: Connection, topi
     assert values(mq, topic) == ["good", "good"]
 
 
-def test_callback_that_ignores_the_error_leaves_it_to_the_next_call(mq: Connection, topic: str):
+def test_callback_that_ignores_the_error_leaves_it_to_the_next_flush(mq: Connection, topic: str):
     called = threading.Event()
     with mq.producer(linger_ms=0) as producer:
         producer.send(new_name("missing"), "lost").add_done_callback(lambda _: called.set())
         assert called.wait(30)
-        with pytest.raises(UnknownTopicOrPartition):
-            producer.send(topic, "refused")
         producer.send(topic, "good")
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.flush()
     assert values(mq, topic) == ["good"]
+
+
+def test_error_of_a_record_fails_no_send_of_any_thread_and_each_flush(
+    mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
+):
+    """An error belongs to its future, its callback, and to `flush`, which each thread may be the only one to call."""
+    missing = new_name("missing")
+    has_failed = threading.Barrier(9)
+
+    def send_and_flush(number: int) -> str:
+        producer.send(topic, f"before {number}")
+        has_failed.wait(60)
+        producer.send(topic, f"after {number}")
+        try:
+            producer.flush()
+        except UnknownTopicOrPartition as error:
+            return str(error)
+        return "no error"
+
+    with mq.producer(linger_ms=0) as producer, ThreadPoolExecutor(8) as pool:
+        flushes = [pool.submit(send_and_flush, number) for number in range(8)]
+        assert producer.send(missing, "lost").exception()
+        producer.send(missing, "lost").add_done_callback(lambda _: has_failed.wait(60))
+        assert all(missing in flush.result(60) for flush in flushes)
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.flush()
+    assert sorted(values(mq, topic)) == sorted(f"{when} {n}" for when in ("before", "after") for n in range(8))
+    assert [record.levelname for record in caplog.records if missing in record.message] == ["WARNING"]
 
 
 def test_error_of_a_record_does_not_hide_that_its_neighbour_is_lost(mq: Connection):
@@ -111,9 +139,9 @@ def test_batch_is_reported_when_each_of_its_records_is(failures: Failures):
     failures.add(make_failure(1, 2))
     failures.mark_record_reported(1, 0)
     failures.mark_record_reported(1, 0)
-    assert not failures.is_up_to_date
+    assert not failures.has_reported(1)
     failures.mark_record_reported(1, 1)
-    assert failures.is_up_to_date
+    assert failures.has_reported(1)
 
 
 def test_table_is_reported_when_its_error_was_raised(failures: Failures):
@@ -127,9 +155,9 @@ def test_batches_reported_before_an_older_one_are_not_raised_again(failures: Fai
         failures.add(make_failure(number))
     failures.mark_record_reported(2, 0)
     failures.mark_record_reported(1, 0)
-    assert not failures.is_up_to_date
+    assert not failures.has_reported(3)
     assert raise_unreported(failures) == str(RequestTimedOut("3"))
-    assert failures.is_up_to_date
+    assert failures.has_reported(3)
 
 
 def test_oldest_kept_failure_stands_for_those_dropped(failures: Failures):
@@ -146,5 +174,5 @@ def test_thread_that_reads_each_future_is_never_interrupted(failures: Failures):
     for number in range(1, 2 * _MAX_FAILURES):
         failures.add(make_failure(number))
         failures.mark_record_reported(number, 0)
-        assert failures.is_up_to_date
+        assert failures.has_reported(number)
     assert not failures.progress.records

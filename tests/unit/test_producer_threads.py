@@ -22,6 +22,7 @@ from lakemq.engine.client.producer.delivery import RecordFuture
 from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.producer.transactional import TransactionalProducer
 from lakemq.engine.client.transactions.scope import TransactionScope
+from lakemq.engine.namespace.processes.process import end_block
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published
 from lakemq.engine.protocol.values.transactions import EndTransaction
@@ -192,6 +193,33 @@ def test_flush_and_close_end_without_a_sequencer(mq_without_sequencer: Connectio
         producer.flush()
     assert {type(future.exception(10)) for future in futures} == {RequestTimedOut}
     producer.close()
+
+
+def test_records_fail_after_delivery_timeout_and_not_after_request_timeout(tmp_path: Path):
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        path = mq.namespace.path
+    with lakemq.connect(path, config={**CONFIG, "request.timeout.ms": 600_000}) as mq:
+        producer = mq.producer(linger_ms=0, delivery_timeout_ms=200)
+        first, second = producer.send("t", "1"), producer.send_arrow("t", pa.table({"value": ["2"]}))
+        assert second is None
+        with pytest.raises(RequestTimedOut):
+            producer.flush()
+        assert isinstance(first.exception(), RequestTimedOut)
+        end_block(KeyboardInterrupt, mq.close)  # the connection would wait for its last letter
+
+
+def test_flush_ends_after_its_timeout_and_the_producer_goes_on_sending(tmp_path: Path):
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        path = mq.namespace.path
+    with lakemq.connect(path, config=CONFIG) as mq, mq.producer(linger_ms=0) as producer:
+        future = producer.send("t", "x")
+        with pytest.raises(RequestTimedOut, match="1 records are not acknowledged yet"):
+            producer.flush(timeout_ms=0)
+        with mq.serving():
+            assert producer.flush(timeout_ms=60_000).offsets() == {("t", 0): (0, 0)}
+            assert future.result().offset == 0
 
 
 # -- transactions ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import end_block
 from ...protocol.values.consuming.offsets import OffsetCommit
 from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_number
 from ..fetch.fetch_result import Message
@@ -157,8 +158,8 @@ class Consumer(ABC):
     def __enter__(self: C) -> C:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        end_block(kind, self.close)
 
 
 def find_offsets_to_commit(

@@ -50,7 +50,7 @@ class Failures:
     """Errors of failed batches, by batch number. Each thread that uses the producer gets each error once.
 
     A thread gets the errors of batches that fail after its first call. A new thread also gets errors that no thread
-    has got yet. An error counts as reported to a thread once `send`, `flush` or `close` has raised it there, or once
+    has got yet. An error counts as reported to a thread once `flush` or `close` has raised it there, or once
     futures or callbacks have handed over the error of every failed record in the batch. The error of one record does
     not count for the batch: it says nothing about the other records.
     """
@@ -79,9 +79,9 @@ class Failures:
     # -- what this thread has got -----------------------------------------------------------------------
 
     @property
-    def is_up_to_date(self) -> bool:
-        """Whether this thread has used the producer before and has got every error since."""
-        return self._local.progress.number >= self._last
+    def is_tracking(self) -> bool:
+        """Whether this thread has used the producer before."""
+        return self._local.progress.number >= 0
 
     def has_reported(self, number: int) -> bool:
         """Return whether this thread has got the error of the batch, if it failed."""

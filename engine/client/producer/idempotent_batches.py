@@ -8,6 +8,7 @@ from sys import modules
 
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import UnknownProducerId
+from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import RejectedRows
 from ...protocol.values.producers import InitProducer, ProducerDone
 from ..publish.arrow import ArrowPublisher, Body, RequestedPartitions
@@ -95,6 +96,9 @@ class IdempotentBatches:
 
     def _request_producer_id(self, deadline_ms: int) -> ProducerDone:
         # a repeat is harmless: an id that is never used expires
-        done = ask_with_retries(lambda: self._requester.ask(InitProducer()), self._clock, deadline_ms)
+        def ask() -> AnyResult:
+            return self._requester.ask(InitProducer(), timeout_ms=deadline_ms - self._clock.steady_ms())
+
+        done = ask_with_retries(ask, self._clock, deadline_ms)
         assert isinstance(done, ProducerDone)
         return done

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from ...namespace.processes.at_exit import HOOKS, ExitHook, Stage
+from ...namespace.processes.process import INTERRUPT_GRACE_S
 from .record_producer import RecordProducer
 
+log = logging.getLogger("lakemq.producer")
+
 EXIT_TIMEOUT_S = 30.0
-"""How long the exit waits for messages that were not flushed: as long as request.timeout.ms by default."""
+"""How long the exit waits for messages that were not flushed: as long as request.timeout.ms by default. After Ctrl-C it
+waits for INTERRUPT_GRACE_S."""
+_ADVICE = "Call flush() or close(), or use the producer in a `with` block, to get the error in your program."
 
 _QUIET_S = 2.0
 """After this time the exit says on stderr what it waits for."""
@@ -55,6 +61,12 @@ class OpenProducers:
                 self._hook.cancel()
                 self._hook = None
 
+    def give_up(self) -> None:
+        """Forget the producers that Ctrl-C left open, and log what they did not deliver."""
+        for producer in self:
+            self.discard(producer)
+            log.warning("Interrupted. %s", producer.describe_losses() or "The producer is still closing.")
+
     def __iter__(self) -> Iterator[RecordProducer]:
         with self._lock:
             return iter(list(self._producers))
@@ -68,6 +80,8 @@ class OpenProducers:
 
     def finish_at_exit(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """Send what is left, within `timeout_s`, and say on stderr what was not delivered."""
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:  # it was not caught, and ends the program
+            timeout_s = INTERRUPT_GRACE_S
         deadline_s = time.monotonic() + timeout_s
         if self.have_open_work():
             self._serve()
@@ -83,7 +97,7 @@ class OpenProducers:
             self._wait(producers, deadline_s)
         for producer in producers:
             if undelivered := producer.describe_losses():
-                _print_to_stderr(undelivered)
+                _print_to_stderr(f"{undelivered} {_ADVICE}")
         for producer in producers:
             producer.end_at_exit()
 

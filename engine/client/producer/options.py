@@ -23,9 +23,8 @@ PRODUCER = Parameters(
         Parameter(
             "delivery_timeout_ms",
             120_000,
-            "Time after `send` in which a record without an answer is sent again. The last answer may take"
-            " request.timeout.ms more.",
-            0,
+            "Time after `send` in which a record without an answer is sent again. Then it fails.",
+            1,
             _DAY_MS,
         ),
         Parameter(

@@ -34,8 +34,8 @@ class Producer(RecordProducer):
     most 30 s, and names on stderr what was not delivered.
 
     The producer is thread-safe. `flush` waits for everything that any thread sent before, and raises the first error.
-    If a batch fails while no thread flushes, the next `send`, `flush` or `close` of each thread raises the error, once
-    per thread. It does not raise errors that the thread has got from a future or a callback.
+    If a batch fails while no thread flushes, the next `flush` or `close` of each thread raises the error, once per
+    thread. It does not raise errors that the thread has got from a future or a callback.
     """
 
     def __init__(
@@ -109,11 +109,8 @@ class Producer(RecordProducer):
         if not counts:
             return None
         topics = ", ".join(f"{count} of {topic!r}" for topic, count in sorted(counts.items()))
-        why = str(failed[0].error) if failed else "No sequencer answered before the program ended."
-        return (
-            f"Messages were not delivered, or not acknowledged, when the program ended: {topics}. {why} Call flush() "
-            "or close(), or use the producer in a `with` block, to get the error in your program."
-        )
+        why = str(failed[0].error) if failed else "No sequencer answered."
+        return f"Messages were not delivered, or not acknowledged: {topics}. {why}"
 
     def end_at_exit(self) -> None:
         """Finish at exit, once everything is sent. Nothing is left to do here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ import pyarrow as pa
 from ...namespace.processes import process
 from ...namespace.processes.clock import Clock
 from ...protocol.errors import BufferFull, IllegalState, InvalidRecord
+from ..arguments import parse_whole_number
 from ..rows.forms import build_body
 from ..rows.record import MAX_BYTES, Header, check_callback, check_size, parse_bytes, parse_destination, parse_extras
 from ..tracing.headers import add_trace_to_record, add_trace_to_table
@@ -23,6 +25,8 @@ from .flush_report import FlushReport
 from .options import ProducerOptions
 from .sender import Sender
 from .settler import BatchSettler
+
+log = logging.getLogger("lakemq.producer")
 
 P = TypeVar("P", bound="RecordProducer")
 
@@ -63,7 +67,7 @@ class RecordProducer(ABC):
         self._monitor = DeliveryMonitor(lock)
         self._failures = self._monitor.failures
         self._buffer = Buffer(options, clock, self._monitor, has_fast_path=check_sendable is None)
-        self._settler = BatchSettler(self._buffer, self._monitor)
+        self._settler = BatchSettler(self._buffer, self._monitor, clock)
         self._pid = process.current_id
         self._destinations: set[str] = set()
         self._is_closed = False
@@ -102,7 +106,6 @@ class RecordProducer(ABC):
             InvalidTopic, InvalidRecord, InvalidTimestamp, MessageTooLarge: an argument is not valid.
             BufferFull: the buffer had no room within `max_block_ms`.
             IllegalState: the producer is closed.
-            LakeMQError: an earlier batch has failed, and this thread has not got the error yet. The record is not sent.
         """
         if type(topic) is not str or topic not in self._destinations:
             topic = self._parse_destination(topic)
@@ -125,7 +128,7 @@ class RecordProducer(ABC):
         if process.current_id != self._pid:
             self._monitor.check_process()
         with self._lock:
-            if extras is None and on_delivery is None and self._failures.is_up_to_date:
+            if extras is None and on_delivery is None and self._failures.is_tracking:
                 quick = self._buffer.add_fast(topic, size, key, value)
                 if quick is not None:
                     return quick
@@ -170,6 +173,7 @@ class RecordProducer(ABC):
     def _make_room(self, size: int) -> None:
         """Wait until the buffer has room. The lock is held. Raises the error of `send` if a record is refused now."""
         self._check_accepts()
+        self._failures.start_tracking()
         if not self._buffer.has_room(size):
             self._wait_for_room(size)
 
@@ -177,7 +181,6 @@ class RecordProducer(ABC):
         self._check_open()
         if self._check_sendable is not None:
             self._check_sendable()
-        self._failures.raise_unreported()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -200,20 +203,26 @@ class RecordProducer(ABC):
 
     # -- waiting ----------------------------------------------------------------------------------------
 
-    def flush(self) -> FlushReport:
+    def flush(self, timeout_ms: int | None = None) -> FlushReport:
         """Send the buffer now, and wait until everything sent before this call, by any thread, is acknowledged.
+
+        Args:
+            timeout_ms: how long to wait. Left out, until `delivery_timeout_ms` ends each record.
 
         Returns:
             What was acknowledged since the last flush of any thread, per partition.
 
         Raises:
+            RequestTimedOut: the time is over. The producer goes on sending what is not acknowledged.
             LakeMQError: the first error of the batches that were waited for, or of batches that have failed since this
                 thread's last call.
         """
         self._monitor.check_can_wait()
+        limit_ms = None if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)
+        deadline_ms = None if limit_ms is None else self._clock.steady_ms() + limit_ms
         with self._lock:
             self._check_open()
-            self._settler.wait_for_sent()
+            self._settler.wait_for_sent(deadline_ms)
             return self._settler.take_report()
 
     @abstractmethod
@@ -223,8 +232,10 @@ class RecordProducer(ABC):
     def __enter__(self: P) -> P:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not process.end_block(kind, self.close):
+            self._on_close(self)
+            log.warning("Interrupted. %s", self.describe_losses() or "The producer is still closing.")
 
     def _finish(self) -> None:
         """Send the buffer, and end. Later records are refused. Raises what `flush` raises."""

@@ -46,8 +46,8 @@ class Sender:
         self._lock = settler.lock
         self._clock, self._delivery_timeout_ms = clock, delivery_timeout_ms
         self._stop_accepting = stop_accepting
-        self._timed_out_ms = -1
-        """When a batch last got no answer within its delivery_timeout_ms. See `_deliver`."""
+        self._logged: set[tuple[str, str]] = set()
+        """Destinations and errors of batches that were logged."""
         self._thread = start_thread(self._run, "lakemq-producer")
 
     @property
@@ -64,7 +64,10 @@ class Sender:
                 try:
                     outcome = self._deliver(batch)
                 except BaseException as error:  # the callers of this batch get it; other batches are still sent
-                    outcome = BatchOutcome(error=to_lakemq_error(error))
+                    self._batches.note_failure(error)
+                    failure = to_lakemq_error(error)
+                    self._log_failure(batch.destination, failure)
+                    outcome = BatchOutcome(error=failure)
                 self._settler.settle([(batch, outcome)])
         except BaseException as error:
             log.exception("The sending thread of a producer has failed. The producer takes no more records.")
@@ -82,23 +85,23 @@ class Sender:
             return self._buffer.next()
 
     def _deliver(self, batch: Batch) -> BatchOutcome:
-        """Publish a batch, and return its outcome.
+        """Publish a batch, and return its outcome. A batch that waited for longer than its time is not sent."""
+        deadline_ms = batch.created_ms + self._delivery_timeout_ms
+        if self._clock.steady_ms() > deadline_ms:
+            raise RequestTimedOut(
+                f"The records were not sent: earlier ones had no answer for {self._delivery_timeout_ms} ms "
+                "(delivery_timeout_ms). Is a sequencer running (lakemq serve)?"
+            )
+        body, requested = batch.rows(self._clock.now_ms())
+        return self._batches.publish(batch, body, requested, deadline_ms)
 
-        While no sequencer answers, batches queue up behind the one that is being sent. When that one has timed out, all
-        batches that are overdue as well fail without an attempt. Otherwise each would wait for one attempt, and `flush`
-        would take many times `delivery_timeout_ms`. A batch that is overdue for another reason still gets its attempt.
-        """
-        now_ms, deadline_ms = self._clock.steady_ms(), batch.created_ms + self._delivery_timeout_ms
-        try:
-            if batch.created_ms <= self._timed_out_ms and now_ms > deadline_ms:
-                raise RequestTimedOut(
-                    "The records were not sent: earlier ones got no answer until these were overdue, too "
-                    "(delivery_timeout_ms)."
-                )
-            body, requested = batch.rows(self._clock.now_ms())
-            return self._batches.publish(batch, body, requested, deadline_ms)
-        except BaseException as error:
-            if isinstance(error, RequestTimedOut) and now_ms <= deadline_ms:  # it had its full time
-                self._timed_out_ms = self._clock.steady_ms()
-            self._batches.note_failure(error)
-            raise
+    def _log_failure(self, destination: str, error: LakeMQError) -> None:
+        """Log that a batch was not published, once per destination and error: a program may never flush."""
+        if (destination, error.name) not in self._logged:
+            self._logged.add((destination, error.name))
+            log.warning(
+                "Records to '%s' were not published, and maybe later ones. Their futures and `flush` have the errors. "
+                "The first: %s",
+                destination,
+                error,
+            )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from ...namespace.processes.clock import Clock
 from ...namespace.storage_error import storage_error
-from ...protocol.errors import LakeMQError, UnknownServerError
+from ...protocol.errors import LakeMQError, RequestTimedOut, UnknownServerError
 from ...protocol.values.log import Published
 from ..publish.arrow import PreparedPublish
 from ..rows.receipts import Receipts
@@ -40,8 +41,8 @@ class FlushCounter:
 class BatchSettler:
     """Settles the batches of a buffer, and waits for them. Thread-safe."""
 
-    def __init__(self, buffer: Buffer, monitor: DeliveryMonitor) -> None:
-        self._buffer, self._monitor = buffer, monitor
+    def __init__(self, buffer: Buffer, monitor: DeliveryMonitor, clock: Clock) -> None:
+        self._buffer, self._monitor, self._clock = buffer, monitor, clock
         self.lock, self._failures = monitor.lock, monitor.failures
         self._acknowledged = FlushCounter()
 
@@ -56,10 +57,11 @@ class BatchSettler:
 
     # -- waiting ----------------------------------------------------------------------------------------
 
-    def wait_for_sent(self) -> None:
+    def wait_for_sent(self, deadline_ms: int | None = None) -> None:
         """Wait until all batches are settled. The lock is held.
 
-        Raises the first error of these batches, or one that this thread has not got yet.
+        Raises the first error of these batches, or one that this thread has not got yet; RequestTimedOut after the
+        deadline, which is a time of the steady clock.
 
         A batch with a `commit_error` is not waited for: its outcome stays unknown until the caller commits again or
         aborts, which only the waiting thread may be there to do.
@@ -68,7 +70,11 @@ class BatchSettler:
         last_number, awaited = self._buffer.last_number, self._buffer.start_flush()
         waiting = awaited
         while waiting := [batch for batch in waiting if self._buffer.holds(batch) and batch.commit_error is None]:
-            self._monitor.changed.wait()
+            left_ms = None if deadline_ms is None else deadline_ms - self._clock.steady_ms()
+            if left_ms is not None and left_ms <= 0:
+                count = sum(batch.record_count for batch in waiting)
+                raise RequestTimedOut(f"{count} records are not acknowledged yet. The producer goes on sending them.")
+            self._monitor.changed.wait(None if left_ms is None else left_ms / 1000)
         self._failures.raise_unreported(last_number)
         for batch in awaited:
             if (error := batch.failure) and not self._was_reported_by_callback(batch):

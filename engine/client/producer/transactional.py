@@ -149,7 +149,7 @@ class TransactionalProducer(RecordProducer):
         if not self._transactions.is_open:
             return None
         name = self._transactions.transactional_id
-        return f"The transaction of {name!r} was open when the program ended. It is aborted, with its messages."
+        return f"The transaction of {name!r} was open. It is aborted, with its messages."
 
     def end_at_exit(self) -> None:
         """Abort the open transaction. Without an answer, its timeout aborts it later."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
 from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import ExpectationFailed, StaleTopicMetadata
-from ...protocol.values.kinds import AnyResult
 from ...protocol.values.log import Produce, Published
 from ..requests.attempts import NEVER_PUBLISHED, ask_with_retries
 from ..requests.requester import Requester
@@ -211,7 +209,10 @@ class ArrowPublisher:
             return Published([])
 
         def ask() -> Published:
-            return wait_for_published(self._requester.submit(request, prepared.rows))
+            left_ms = deadline_ms - self._clock.steady_ms() if publication.is_repeatable else None
+            published = self._requester.ask(request, prepared.rows, left_ms)
+            assert isinstance(published, Published)
+            return published
 
         repeatable = publication.is_repeatable
         result = ask_with_retries(ask, self._clock, deadline_ms, NEVER_PUBLISHED) if repeatable else ask()
@@ -258,10 +259,3 @@ class ArrowPublisher:
         ]
         files = [file for _, file in slices]
         return _ArrangedBody(None, parts, files, partition, np.concatenate(due_ms), arranged_slices, reasons)
-
-
-def wait_for_published(future: Future[AnyResult]) -> Published:
-    """Wait for the result of a produce request. Raises its error."""
-    result = future.result()
-    assert isinstance(result, Published)
-    return result

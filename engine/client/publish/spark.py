@@ -34,7 +34,6 @@ from ..rows.publication import (
 )
 from ..rows.receipts import PublishedRows
 from ..rows.routing import Route, find_route
-from .arrow import wait_for_published
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
 from .message_rows import select_message_rows
 
@@ -198,7 +197,9 @@ class SparkPublisher:
 
     def _ask(self, request: Produce) -> Published:
         def ask() -> Published:
-            return wait_for_published(self._requester.submit(request))
+            published = self._requester.ask(request)
+            assert isinstance(published, Published)
+            return published
 
         if request.application is None:
             return ask()

@@ -82,10 +82,10 @@ def ask_with_retries(
             # the detail names the time of one attempt, but the caller has waited for all of them
             total = f"The request was sent {unanswered_count} times in {(now_ms - begun_ms) / 1000:.0f} s."
             raise RequestTimedOut(f"{in_doubt.detail} {total}") from in_doubt
-        if now_ms >= deadline_ms or isinstance(last, IllegalState):  # closed meanwhile
+        pause_ms = 0 if last is None else PAUSE_MS
+        if now_ms + pause_ms >= deadline_ms or isinstance(last, IllegalState):  # closed meanwhile
             raise _unknown_outcome_error(in_doubt, last) from last
-        if last is not None:
-            clock.sleep(PAUSE_MS)
+        clock.sleep(pause_ms)
 
 
 def _unknown_outcome_error(in_doubt: RequestTimedOut | None, last: LakeMQError | None) -> LakeMQError:

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -132,15 +133,33 @@ class Requester:
         self._unanswered: dict[Future[AnyResult], float] = {}
         """When each request was submitted, the oldest first."""
 
-    def ask(self, request: AnyRequest, rows: Rows | None = None) -> AnyResult:
+    def ask(self, request: AnyRequest, rows: Rows | None = None, timeout_ms: float | None = None) -> AnyResult:
         """Send a request, and wait for its result.
+
+        Args:
+            request, rows: as of `submit`.
+            timeout_ms: how long to wait, if that is shorter than request.timeout.ms.
 
         Raises:
             InvalidRequest, MailboxFullError, StorageError: the request was not sent.
             RequestTimedOut: the outcome is unknown.
             LakeMQError: the sequencer refused the request.
         """
-        return self.submit(request, rows).result()
+        future = self.submit(request, rows)
+        try:
+            return future.result(None if timeout_ms is None else max(0, timeout_ms) / 1000)
+        except FutureTimeoutError:
+            if future.done():
+                return future.result()
+            raise RequestTimedOut(
+                f"No answer in {timeout_ms:.0f} ms; the outcome is unknown. Is a sequencer running (lakemq serve)?"
+            ) from None
+        except KeyboardInterrupt:
+            text = "was not sent" if future.cancel() else "has no answer yet; its outcome is unknown"
+            log.warning("Interrupted. The request '%s' %s.", type(request).__name__, text)
+            raise
+        finally:
+            future.cancel()  # if it still waits for other letters, it is not sent any more
 
     def submit(self, request: AnyRequest, rows: Rows | None = None) -> Future[AnyResult]:
         """Send a request without waiting. rows: columns of a message body, which travel in the letter."""
@@ -203,7 +222,8 @@ class Requester:
                     return
                 batch = self._gather()
             try:
-                self._exchange(batch)
+                if batch:
+                    self._exchange(batch)
             except BaseException as error:  # every future must get a result, or its thread would wait without an end
                 for pending in batch:
                     if not pending.future.done():
@@ -214,8 +234,9 @@ class Requester:
         room = MAX_BYTES
         while self._queue and len(batch) < MAX_REQUESTS and (not batch or self._queue[0].size_bytes <= room):
             pending = self._queue.popleft()
-            room -= pending.size_bytes
-            batch.append(pending)
+            if pending.future.set_running_or_notify_cancel():
+                room -= pending.size_bytes
+                batch.append(pending)
         return batch
 
     def _exchange(self, batch: list[PendingRequest]) -> None:

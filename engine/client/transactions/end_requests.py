@@ -88,7 +88,9 @@ class EndRequests:
         return self._ask_until_reply(send)
 
     def _ask(self, request: AnyRequest, kind: type[R]) -> R:
-        return get_result(self._requester.submit(request), kind)
+        result = self._requester.ask(request)
+        assert isinstance(result, kind)
+        return result
 
     def _ask_until_reply(self, ask: Callable[[], R]) -> R:
         """Send again while no reply comes: an init or end that was decided already gets the same reply."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from ...namespace.processes.process import end_block
 from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
 from ...protocol.values.producers import TransactionRef
 from .manager import Offsets, TransactionManager
@@ -97,10 +98,10 @@ class TransactionScope(Generic[P]):
             try:
                 self._manager.commit(self._batch_id, self._ref)
                 return
-            except BaseException:
-                self._abort_quietly()
+            except BaseException as failure:
+                end_block(type(failure), self._abort_quietly)
                 raise
-        self._abort_quietly()
+        end_block(kind, self._abort_quietly)
 
     def _abort_quietly(self) -> None:
         """Abort, but let the first error win. If the abort fails too, the transaction ends by its timeout."""

@@ -6,12 +6,15 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 
 from ...protocol.errors import IllegalState, UnknownServerError
 
 _ADVICE = "multiprocessing's start method spawn or forkserver, or a connection made after the fork only"
+
+INTERRUPT_GRACE_S = 0.25
+"""How long each open object may take to end after Ctrl-C. A program usually has up to three in one another."""
 
 _first_with_tables: int | None = None
 
@@ -70,6 +73,29 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
             expected="room for a thread (ulimit -u, the pids limit of a container, memory)",
         ) from error
     return thread
+
+
+def end_block(kind: type[BaseException] | None, close: Callable[[], object]) -> bool:
+    """Close what a `with` block has opened. After Ctrl-C wait for it only for a moment; it goes on in a daemon thread.
+
+    Args:
+        kind: class of the exception that ended the block; None: there was none.
+        close: its errors are dropped after Ctrl-C, because the interrupt is what the caller must see.
+
+    Returns:
+        Whether the object is closed.
+    """
+    if kind is None or not issubclass(kind, KeyboardInterrupt):
+        close()
+        return True
+
+    def close_quietly() -> None:
+        with suppress(Exception):
+            close()
+
+    thread = start_thread(close_quietly, "lakemq-interrupted")
+    thread.join(INTERRUPT_GRACE_S)
+    return not thread.is_alive()
 
 
 class OwnLock:

@@ -1,0 +1,75 @@
+"""Ctrl-C while nobody serves: one ends a program within about a second, and says what was not sent."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from unit.served import served
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
+
+PROGRAM = """
+import sys, threading, time
+import lakemq
+import pyarrow as pa
+
+def say_when_waiting():
+    while (mq.requester.waited_ms() or 0) < 200:
+        time.sleep(0.01)
+    print("waiting", flush=True)
+
+with lakemq.connect(sys.argv[1]) as mq:
+    threading.Thread(target=say_when_waiting, daemon=True).start()
+    BODY
+"""
+
+FLUSH = """with mq.producer() as producer:
+        for number in range(3):
+            producer.send("t", f"{number}")
+        producer.flush()"""
+
+BODIES = {
+    FLUSH: r"Interrupted. Messages were not delivered, or not acknowledged: 3 of 't'.",
+    FLUSH.replace("with mq.producer() as producer", "for producer in [mq.producer()]"): r"not acknowledged: 3 of 't'.",
+    'mq.publish("t", pa.table({"value": ["x"]}))': r"The request 'Produce' has no answer yet; its outcome is unknown.",
+    'mq.topics.create("u")': r"Interrupted. The request 'CreateTopic' has no answer yet",
+    """with mq.consumer("g", topics=["t"]) as consumer:
+        consumer.poll(timeout_ms=60_000)""": r"Interrupted. The request 'JoinGroup' has no answer yet",
+    """with mq.consumer("g", topics=["t"], protocol="queue") as consumer:
+        consumer.poll(timeout_ms=60_000)""": r"Interrupted. The request 'JoinGroup' has no answer yet",
+    """with mq.transaction("id") as txn:
+        txn.publish("t", pa.table({"value": ["x"]}))""": r"Interrupted. The request 'InitProducer' has no answer yet",
+}
+
+
+@pytest.fixture(scope="module")
+def deserted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a namespace with the topic `t` and no sequencer."""
+    folder = tmp_path_factory.mktemp("deserted")
+    with served(folder) as mq:
+        mq.topics.create("t")
+    return str(folder / "mq")
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_ctrl_c_ends_a_waiting_call_and_says_what_is_unsent(deserted: str, body: str, tmp_path: Path) -> None:
+    program = PROGRAM.replace("BODY", body)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, deserted], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n", process.communicate()
+    begun_s = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    took_s = time.monotonic() - begun_s
+    assert process.returncode in (-signal.SIGINT, 130), stderr
+    assert re.search(BODIES[body], stderr), stderr
+    assert "KeyboardInterrupt" in stderr
+    assert took_s < 10, stderr
