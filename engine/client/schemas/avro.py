@@ -7,7 +7,6 @@ that schema among the topic's versions, and fastavro resolves it against the new
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -18,6 +17,8 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
+from .avro_shape import AvroShape
+from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
 
 MARKER = b"\xc3\x01"
@@ -54,8 +55,9 @@ def parse_avro(text: str) -> Any:
     """
     with needs("schemas"):
         import fastavro
+    schema = parse_json(text, "an Avro schema")
     try:
-        return fastavro.parse_schema(json.loads(text))
+        return fastavro.parse_schema(schema)
     except Exception as error:  # fastavro raises whatever its code meets in a schema of a wrong form
         raise InvalidConfig(
             f"The schema is no Avro schema ({type(error).__name__}: {error}).", found=text, expected="an Avro schema"
@@ -73,14 +75,16 @@ def fingerprint(parsed: Any) -> bytes:
 class AvroDecoder:
     """Decodes values that were written under one of several schemas, as values of the last one."""
 
-    def __init__(self, schemas: Sequence[Any]) -> None:
-        """schemas: as `parse_avro` returns them; the last one is the reader's."""
+    def __init__(self, schemas: Sequence[Any], shapes: Sequence[AvroShape]) -> None:
+        """schemas: as `parse_avro` returns them; the last one is the reader's. shapes: theirs."""
         from fastavro import schemaless_reader
 
         self._read = schemaless_reader
         self._reader = schemas[-1]
         self._writers = {fingerprint(schema): schema for schema in schemas}
         self._newest = fingerprint(schemas[-1])
+        self._recursive = {fingerprint(shape.schema): shape for shape in shapes if shape.is_recursive}
+        self._defaults = shapes[-1].repeated_defaults
 
     def decode(self, value: bytes) -> Any:
         """Return the value. Raises ValueError, without parts of the value."""
@@ -93,7 +97,16 @@ class AvroDecoder:
         body = io.BytesIO(value)
         body.seek(_HEADER_BYTES)
         try:
+            if written_under in self._recursive:  # fastavro recurses in C, without a bound
+                self._recursive[written_under].check_depth(body)
+                body.seek(_HEADER_BYTES)
+            if written_under != self._newest and len(value) * self._defaults > MAX_CELLS:
+                if count_items(self._read(body, writer)) * self._defaults > max(MAX_CELLS, len(value)):
+                    raise BeyondBudgetError("found more items than the newest schema's defaults may be added to")
+                body.seek(_HEADER_BYTES)
             decoded = self._read(body, writer, None if written_under == self._newest else self._reader)
+        except BeyondBudgetError:
+            raise
         except Exception:  # fastavro raises whatever its code meets in damaged bytes
             raise ValueError("found bytes that are no value of the schema") from None
         if body.tell() != len(value):
@@ -104,15 +117,18 @@ class AvroDecoder:
 class AvroEncoder:
     """Encodes values under one schema. A field may be left out if it has a default, or may be null."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, shape: AvroShape) -> None:
         from fastavro import schemaless_writer
 
+        self._is_recursive = shape.is_recursive
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
         self._schema = deepcopy(schema)
         _default_to_null(self._schema)
 
     def encode(self, value: Any) -> bytes:
         """Return the value in the single-object encoding. Raises ValueError, without parts of the value."""
+        if self._is_recursive and measure_depth(value) > MAX_DEPTH:
+            raise BeyondBudgetError("found a value that is nested too deeply")
         body = io.BytesIO()
         body.write(self._header)
         try:
@@ -163,10 +179,12 @@ class _AvroConverter:
     """Converts one schema. Named types may occur again by their names."""
 
     def __init__(self) -> None:
+        self._budget = PartBudget()
         self._named: dict[str, Mapping[str, Any]] = {}
         self._open: list[str] = []
 
     def convert(self, schema: Any, name: str) -> pa.Field:
+        self._budget.spend()
         if isinstance(schema, list):
             branches = [branch for branch in schema if branch != "null" and branch != {"type": "null"}]
             return self.convert(branches[0], name) if len(branches) == 1 else json_text_field(name)

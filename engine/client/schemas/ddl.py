@@ -11,6 +11,7 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
+from .budgets import refuse_depth
 from .columns import MAX_DIGITS
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ def parse_ddl(text: str) -> pa.StructType:
     whole = stripped if stripped.lower().startswith("struct<") else f"struct<{stripped}>"
     try:
         parsed = sqlglot.parse_one(whole, into=exp.DataType, dialect="spark")
+        type = _to_arrow(parsed, text)
     except SqlglotError:
         raise _refuse(text) from None
-    type = _to_arrow(parsed, text)
+    except RecursionError:
+        raise refuse_depth() from None
     if not pa.types.is_struct(type) or not type.num_fields:
         raise _refuse(text)
     return type

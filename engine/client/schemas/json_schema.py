@@ -11,11 +11,25 @@ import pyarrow as pa
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
+from .budgets import (
+    MAX_CHECKS,
+    JsonSchemaExpansion,
+    PartBudget,
+    count_items,
+    count_patterns,
+    measure_depth,
+    parse_json,
+)
 from .columns import json_text_field
 from .json_values import TOO_DEEP
 
 _LEAVES = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
 _MAX_SHOWN = 80
+_MOST_PATTERN_BYTES = 128 << 20
+"""Most memory of all compiled patterns of a schema. By default each may take 10 MB."""
+_LEAST_PATTERNS = 12
+_MOST_DEPTH = 64
+"""Levels beyond which a power of 2 is too large anyway."""
 _APPLIES_TO_ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
 _EXCLUDES_NAMES = ("additionalProperties", "unevaluatedProperties")
 _APPLIES_TO_NAMES = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
@@ -28,10 +42,7 @@ def parse_json_schema(text: str) -> Any:
         InvalidConfig: the text is no JSON Schema, or it refers to another document.
         MissingExtra: the extra `schemas` is not installed.
     """
-    try:
-        schema = json.loads(text)
-    except ValueError:
-        raise InvalidConfig("The schema is no JSON.", found=text, expected="a JSON Schema") from None
+    schema = parse_json(text, "a JSON Schema")
     build_validator(schema)
     return schema
 
@@ -40,8 +51,11 @@ def build_validator(schema: Any) -> Any:
     """Return a validator of jsonschema-rs. Raises InvalidConfig, MissingExtra."""
     with needs("schemas"):
         import jsonschema_rs
+    patterns = jsonschema_rs.FancyRegexOptions(
+        size_limit=_MOST_PATTERN_BYTES // max(_LEAST_PATTERNS, count_patterns(schema))
+    )
     try:
-        return jsonschema_rs.validator_for(schema, retriever=_refuse_to_retrieve)
+        return jsonschema_rs.validator_for(schema, retriever=_refuse_to_retrieve, pattern_options=patterns)
     except (ValueError, jsonschema_rs.ReferencingError) as error:  # ValidationError is a ValueError
         text = str(error).partition("\n")[0]
         raise InvalidConfig("The schema is no valid JSON Schema.", found=text, expected="a JSON Schema") from None
@@ -50,6 +64,21 @@ def build_validator(schema: Any) -> Any:
 def _refuse_to_retrieve(uri: str) -> Any:
     # A schema of a topic must mean the same everywhere and always, and no publish may wait for a web server.
     raise ValueError("A schema may refer to its own parts only.")
+
+
+def explain_misfit(schema: Any, validator: Any, expansion: JsonSchemaExpansion, value: Any) -> str:
+    """Return why a value does not fit. Where branches differ at too many places, the text does not say where."""
+    import jsonschema_rs
+
+    if expansion.has_branches:
+        branching = max(1, expansion.loops) ** min(measure_depth(value), _MOST_DEPTH) if expansion.loops > 1 else 1
+        if expansion.parts * branching * count_items(value) > MAX_CHECKS:
+            return "at $: found a value that fits no branch of the schema, and is too large to say where"
+    try:
+        validator.validate(value)
+    except jsonschema_rs.ValidationError as error:
+        return describe_error(schema, error)
+    raise AssertionError("a value fits and does not fit")  # is_valid and validate are the same validator
 
 
 def describe_error(schema: Any, error: Any) -> str:
@@ -126,10 +155,12 @@ class _JsonSchemaConverter:
 
     def __init__(self, document: Any) -> None:
         self._document = document
+        self._budget = PartBudget()
         self._open: list[str] = ["#"]
         """References that are being converted. One that occurs within itself has no Arrow type."""
 
     def convert(self, schema: Any, name: str) -> pa.Field:
+        self._budget.spend()
         if not isinstance(schema, Mapping):
             return json_text_field(name)
         if "$ref" in schema:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...namespace.processes.extras import needs
+from .budgets import MAX_ALTERNATIVES, JsonSchemaExpansion
 from .ddl_compatibility import Obstacle
 
 _OVERLAPS = {
@@ -45,6 +46,8 @@ def _covers(reader: Any, writer: Any) -> bool:
     """Return whether it is proven that every value of the writer's schema fits the reader's."""
     with needs("schemas"):
         import jsonschema_rs
+    if any(JsonSchemaExpansion(schema).count_alternatives() > MAX_ALTERNATIVES for schema in (reader, writer)):
+        return False
     try:
         canonical = [jsonschema_rs.canonicalize(schema, offline=True) for schema in (reader, writer)]
         return bool(canonical[0].covers(canonical[1]) == jsonschema_rs.canonical.Containment.YES)

@@ -6,7 +6,7 @@ Runs on Spark executors, too. Each validating library takes one value at a time;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from ...protocol.values.schemas import AVRO, DDL, JSON, SchemaVersion
 from . import avro, json_schema
+from .avro_shape import AvroShape
+from .budgets import MAX_CELLS, JsonSchemaExpansion, check_field, count_cells, has_repeated_parts, refuse_depth
 from .columns import make_nullable, to_array, to_json_text
 from .ddl import parse_ddl
 from .json_values import TOO_DEEP, JsonDecoder
@@ -41,12 +43,14 @@ class ValueSchema:
         check: raises ValueError for a value that does not fit. Its text holds nothing of the value.
         decode: returns a value as Python objects; raises ValueError if it cannot.
         encode: returns Python objects as a value; raises ValueError if they do not fit.
+        most_cells_per_byte: bound of the cells that a byte of a value may become; 0 if their number is the schema's.
     """
 
     field: pa.Field
     check: Callable[[bytes], object]
     decode: Callable[[bytes], Any]
     encode: Callable[[Any], bytes]
+    most_cells_per_byte: int = 0
 
     @property
     def parsed_type(self) -> pa.DataType:
@@ -66,7 +70,7 @@ class ValueSchema:
         return misfits
 
     def parse(self, values: Sequence[bytes | None]) -> pa.Array:
-        """Return the values as an array of `parsed_type`; null for values that do not fit."""
+        """Return the values as an array of `parsed_type`; null for values that do not fit, or have too many cells."""
         decoded = [None if value is None else self._decode_or_none(value) for value in values]
         try:
             return to_array(decoded, self.field)
@@ -82,37 +86,50 @@ class ValueSchema:
 
     def _decode_or_none(self, value: bytes) -> Any:
         try:
-            return self.decode(value)
+            decoded = self.decode(value)
         except ValueError:
             return None
+        most = max(MAX_CELLS, len(value))
+        has_room = len(value) * self.most_cells_per_byte <= most
+        return decoded if has_room or count_cells([decoded], self.field.type, most) <= most else None
 
 
 @lru_cache(maxsize=64)
 def compile_schema(rule: SchemaRule) -> ValueSchema:
-    """Return the schema, ready to use. Raises InvalidConfig (no valid schema), MissingExtra."""
-    return _COMPILE[rule.type](rule)
+    """Return the schema, ready to use. Raises InvalidConfig (no valid schema, or beyond the budgets), MissingExtra."""
+    try:
+        compiled = _COMPILE[rule.type](rule)
+    except RecursionError:
+        raise refuse_depth() from None
+    # A byte is an item with all parts of the schema, or one that a default of the schema fills with items.
+    return (
+        replace(compiled, most_cells_per_byte=len(rule.text)) if has_repeated_parts(compiled.field.type) else compiled
+    )
 
 
 def _compile_ddl(rule: SchemaRule) -> ValueSchema:
     field = pa.field("value", parse_ddl(rule.text), nullable=False)
+    check_field(field)
     decode = JsonDecoder(field).decode
     return ValueSchema(field, decode, decode, _build_json_encoder(decode))
 
 
 def _compile_json(rule: SchemaRule) -> ValueSchema:
     schema = json_schema.parse_json_schema(rule.text)
+    expansion = JsonSchemaExpansion(schema)
     validator, field = json_schema.build_validator(schema), json_schema.to_field(schema)
+    check_field(field)
     decode_typed = JsonDecoder(field, has_integral_floats=True).decode
     is_valid = validator.is_valid
 
     def check(value: bytes) -> None:
         decoded = json_schema.decode_json(value)
         try:
-            error = None if is_valid(decoded) else next(validator.iter_errors(decoded))
+            misfit = "" if is_valid(decoded) else json_schema.explain_misfit(schema, validator, expansion, decoded)
         except ValueError:  # jsonschema-rs goes down 255 levels
             raise ValueError(TOO_DEEP) from None
-        if error is not None:
-            raise ValueError(json_schema.describe_error(schema, error))
+        if misfit:
+            raise ValueError(misfit)
 
     def decode(value: bytes) -> Any:
         check(value)
@@ -132,8 +149,11 @@ def _build_json_encoder(check: Callable[[bytes], object]) -> Callable[[Any], byt
 
 def _compile_avro(rule: SchemaRule) -> ValueSchema:
     schemas = [avro.parse_avro(text) for text in (*rule.earlier, rule.text)]
-    decode = avro.AvroDecoder(schemas).decode
-    return ValueSchema(avro.to_field(schemas[-1]), decode, decode, avro.AvroEncoder(schemas[-1]).encode)
+    shapes = [AvroShape(schema) for schema in schemas]
+    field = avro.to_field(schemas[-1])
+    check_field(field)
+    decode = avro.AvroDecoder(schemas, shapes).decode
+    return ValueSchema(field, decode, decode, avro.AvroEncoder(schemas[-1], shapes[-1]).encode)
 
 
 _COMPILE: dict[str, Callable[[SchemaRule], ValueSchema]] = {DDL: _compile_ddl, JSON: _compile_json, AVRO: _compile_avro}
