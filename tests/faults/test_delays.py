@@ -50,7 +50,6 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
         sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance, packing))
         due = len(sent) - len(cancelled)
         until(lambda: sum(mq.end_offsets("later").values()) >= due, "the release of all")
-        time.sleep(0.3)
         if crash_at is not None:
             assert_killed(serving.pop(0))
         for child in serving:

@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.commands import LAKEMQ, LEASE_MS, Process, lakemq, leader, values, where
+from faults.commands import LAKEMQ, Process, lakemq, leader, values, where
 from faults.processes import PATIENCE_S, until
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -114,16 +113,12 @@ def test_a_stopped_leader_that_wakes_up_stands_by(path: Path, start: Callable[..
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("wait_s", [0, 2 * LEASE_MS / 1000])
-def test_a_command_gets_its_answer_though_the_leader_was_killed(
-    path: Path, start: Callable[..., Process], wait_s: float
-) -> None:
+def test_command_gets_its_answer_after_the_leader_was_killed(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.wait_for_line("leads with epoch 1")
     lakemq(path, "topics", "create", "t")
     serving.signal(signal.SIGKILL)
     serving.wait_for_exit()
-    time.sleep(wait_s)
     publish = start("publish", "--topic", "t")
     publish.stdin.write("1\n")
     publish.stdin.close()

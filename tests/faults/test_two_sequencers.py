@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
 
 import pytest
 from decided import read_steps
@@ -137,7 +136,7 @@ def test_a_sequencer_stopped_for_less_than_the_lease_goes_on(family: Processes):
         for _ in range(3):
             publishing.wait_for(3)
             os.kill(leading.pid, signal.SIGSTOP)
-            time.sleep(0.4)
+            until(lambda: is_stopped(leading.pid), "stop")
             os.kill(leading.pid, signal.SIGCONT)
         publishing.wait_for(3)
     terminate(standing_by)
