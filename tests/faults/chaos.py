@@ -21,7 +21,7 @@ from typing import Any
 from faults import chaos_checks
 from faults.chaos_children import FENCED, INPUT, OUTPUT, PARTITIONS, read_notes
 from faults.chaos_schedule import LEASE_MS, MEMBERS, PIPELINE, PRODUCERS, SEQUENCERS, TAIL, Fault, schedule
-from faults.processes import start
+from faults.processes import Child, start
 
 import lakemq
 
@@ -82,10 +82,10 @@ class Chaos:
     def __init__(self, folder: Path, seed: int, lasts_s: float) -> None:
         self.folder, self.seed, self._lasts_s = folder, seed, lasts_s
         self.path = str(folder / "namespace")
-        self._log = (folder / "children.log").open("w")
+        self._log = (folder / "children.log").open("a")
         self._incarnations: Counter[str] = Counter()
-        self._current: dict[str, subprocess.Popen[str]] = {}
-        self._replaced: list[subprocess.Popen[str]] = []
+        self._current: dict[str, Child] = {}
+        self._replaced: list[Child] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._figures = Figures(seed)
@@ -226,21 +226,21 @@ class Chaos:
             self._await(name)
 
 
-def _go_on(child: subprocess.Popen[str]) -> None:
+def _go_on(child: Child) -> None:
     if child.poll() is None:
         os.kill(child.pid, signal.SIGCONT)
 
 
-def _close(child: subprocess.Popen[str]) -> None:
+def _close(child: Child) -> None:
     if child.stdout:
         child.stdout.close()
 
 
-def _wait_for_exit(child: subprocess.Popen[str]) -> int:
+def _wait_for_exit(child: Child) -> int:
     try:
         return child.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise AssertionError(f"{child.args[2]} has not ended within {PATIENCE_S} s") from None  # type: ignore[index]
+        raise AssertionError(f"{child.args[2]} has not ended within {PATIENCE_S} s") from None
 
 
 def _size(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""A process of a test: `python child.py ROLE <JSON of its arguments>`. `play` has the roles.
+"""A process of a test: a fork of `forks.py`, or `python -m faults.child ROLE <JSON>`. `play` has the roles.
 
 It lives until it is stopped or killed, or has done its work. The line `ready` on stdout says that it is at work. Each
 role imports only the modules that it needs, because most of a child's cost is its start.

@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
+from faults.forks import TESTS, Fork
 from faults.messages import Acknowledged, value_of
 
 import lakemq
 from lakemq.engine.namespace.processes import crash
 
-CHILD = Path(__file__).with_name("child.py")
+Child: TypeAlias = "subprocess.Popen[str] | Fork"
 TOPIC = "t"
 PARTITIONS = 2
 PATIENCE_S = 200
@@ -62,13 +63,18 @@ def start(
     crash_at: str | None = None,
     environ: Mapping[str, str] | None = None,
     **arguments: Any,
-) -> subprocess.Popen[str]:
-    """Start a child process. Its stderr goes to `log`. environ: added to the environment."""
+) -> Child:
+    """Start a child process. Its stderr goes to `log`. environ: added to the environment.
+
+    A library that is to be preloaded needs a new program. Other children are forks of one that has started.
+    """
     variables = {**{k: v for k, v in os.environ.items() if k != crash.VARIABLE}, **(environ or {})}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHILD.parents[1]), os.environ.get("PYTHONPATH")]))
     if crash_at:
         variables[crash.VARIABLE] = crash_at
-    command = [sys.executable, str(CHILD), role, json.dumps(arguments)]
+    if "LD_PRELOAD" not in variables:
+        return Fork(role, arguments, variables, log.name)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "faults.child", role, json.dumps(arguments)]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
 
 
@@ -78,8 +84,8 @@ class Processes:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.folder, self.config = folder, config
         self.path = str(folder / "namespace")
-        self._log = (folder / "children.log").open("w")
-        self._children: list[subprocess.Popen[str]] = []
+        self._log = (folder / "children.log").open("a")
+        self._children: list[Child] = []
 
     def serve(
         self,
@@ -88,13 +94,13 @@ class Processes:
         environ: Mapping[str, str] | None = None,
         packs: bool = False,
         **config: Any,
-    ) -> subprocess.Popen[str]:
+    ) -> Child:
         """Start a sequencer, and wait until it is at work. packs: it packs delays that are due within a second."""
         return self._start("serve", crash_at, config, environ, stop_at=stop_at, packs=packs)
 
     def publish(
         self, publisher: str, count: int, by: str = "producer", crash_at: str | None = None, **config: Any
-    ) -> subprocess.Popen[str]:
+    ) -> Child:
         """Start a publisher, and wait until it is at work. `read_acknowledgements` reads its notes."""
         notes = str(self._notes(publisher))
         arguments = {"topic": TOPIC, "publisher": publisher, "count": count, "acknowledged": notes, "by": by}
@@ -113,7 +119,7 @@ class Processes:
         timeout_ms: int = 60_000,
         crash_at: str | None = None,
         stop_at: str | None = None,
-    ) -> subprocess.Popen[str]:
+    ) -> Child:
         """Start a transactional producer, and wait until it is at work. `outcomes` reads its notes."""
         notes = str(self._notes(transactional_id))
         arguments = {"topic": TOPIC, "transactional_id": transactional_id, "count": count, "timeout_ms": timeout_ms}
@@ -123,9 +129,7 @@ class Processes:
         """Return for each transaction its number, and `committed` or the name of an error."""
         return [tuple(json.loads(line)) for line in _read_whole_lines(self._notes(transactional_id))]
 
-    def consume(
-        self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any
-    ) -> subprocess.Popen[str]:
+    def consume(self, name: str, group: str, session_ms: int = 6_000, role: str = "consume", **more: Any) -> Child:
         """Start a member of a group, or of a queue with the role `drain`. `read_notes_of` reads its notes. more: as
         the role takes it.
         """
@@ -275,18 +279,18 @@ def until_it_stands_by(family: Processes, pid: int) -> None:
     until(lambda: stands_by(family, pid), "standby")
 
 
-def assert_killed(child: subprocess.Popen[str]) -> None:
+def assert_killed(child: Child) -> None:
     """Check that the process has killed itself with SIGKILL at its crash point."""
     assert child.wait(PATIENCE_S) == -signal.SIGKILL
 
 
-def terminate(child: subprocess.Popen[str]) -> None:
+def terminate(child: Child) -> None:
     """Send SIGTERM, and check that the process ends without an error."""
     child.terminate()
     assert child.wait(PATIENCE_S) == 0
 
 
-def kill_one(children: list[subprocess.Popen[str]], chance: random.Random) -> None:
+def kill_one(children: list[Child], chance: random.Random) -> None:
     """Kill one of the children with SIGKILL, and remove it from the list."""
     child = children.pop(chance.randrange(len(children)))
     child.kill()

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from faults.checks import check_projections
-from faults.processes import QUICK, Processes, assert_killed, kill_one, settings_that_reach, terminate, until
+from faults.processes import QUICK, Child, Processes, assert_killed, kill_one, settings_that_reach, terminate, until
 from targets import extended_but, nightly_but
 
 import lakemq
@@ -121,7 +121,7 @@ def publish_waves(mq: Connection, chance: random.Random, each: Callable[[], None
 
 
 def kill_some(
-    serving: list[subprocess.Popen[str]], family: Processes, point: str, chance: random.Random, packing: dict[str, Any]
+    serving: list[Child], family: Processes, point: str, chance: random.Random, packing: dict[str, Any]
 ) -> None:
     if point not in POINTS and chance.random() < 0.4:
         kill_one(serving, chance)
