@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import time
@@ -29,13 +28,12 @@ from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.specs.registry import BY_NAME, TABLES
+from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 
 STEPS = 2_000
 SAMPLE = 100
-MERGED = ("journal", "segments", "partitions", "clients", "watermarks", "messages")
 CONFIG = {
     "project.interval.ms": 100,
     "checkpoint.interval": 15,
@@ -157,28 +155,6 @@ def _most(samples: list[tuple[int, int, int]]) -> list[int]:
     return [max(column) for column in zip(*samples, strict=True)]
 
 
-@pytest.mark.extended
-def test_a_reader_whose_files_were_merged_away(namespace: Path):
-    """The reader looked at the tables longer ago than reader.grace.ms. It looks again, and sees old and new
-    messages.
-    """
-    config = {"project.interval.ms": 0, "checkpoint.interval": 5, "compact.min.files": 4}
-    with SteppingClient(namespace, **config) as client:
-        for _ in range(20):
-            client.ask()
-        with lakemq.connect(str(namespace)) as other:
-            before = other.fetch(TOPIC).to_arrow()
-            assert before.num_rows == 20
-            files = set((namespace / "segments").glob("*.parquet"))
-            while files & set((namespace / "segments").glob("*.parquet")):
-                client.ask()
-                other.state()  # so that it follows the journal, and has no other reason to look again
-                assert client.ask_count < 1000, "nothing is ever removed"
-            after = other.fetch(TOPIC).to_arrow()
-            assert after.num_rows == client.ask_count
-            assert after.slice(0, 20).equals(before)
-
-
 def open_table(store: Store, spec: TableSpec) -> TableHandle:
     """Open a table. Its log entries are removed after a second, maybe during the opening. Then try again."""
     for _ in range(20):
@@ -187,21 +163,3 @@ def open_table(store: Store, spec: TableSpec) -> TableHandle:
         except NotATable:
             time.sleep(0.01)
     return store.open(spec)
-
-
-@pytest.mark.extended
-def test_files_that_earlier_leaders_left_are_removed(namespace: Path):
-    """Files are removed hours after they were written. Young ones may be about to be committed and stay, as do
-    message files.
-    """
-    strays = {(table, hours): namespace / table / f"merged-{hours}.parquet" for table in MERGED for hours in (0, 2)}
-    for (_, hours), path in strays.items():
-        path.write_bytes(b"stray")
-        os.utime(path, (time.time() - hours * 3600 - 60,) * 2)
-    with SteppingClient(namespace, **{"project.interval.ms": 0, "checkpoint.interval": 5}) as client:
-        # a pass may hold many steps: wait until each table has had its turn
-        while any(open_table(client.store, BY_NAME[name]).version < 12 for name in MERGED):
-            client.ask()
-    remaining = {place for place, path in strays.items() if path.exists()}
-    assert remaining == {*((table, 0) for table in MERGED), ("messages", 2)}
-    check_all(str(namespace), TOPIC, [])

@@ -45,7 +45,7 @@ STEP_POINTS = {
 sequencer's first step says that it leads.
 """
 IN_CI = [("sequencer.step_landed", 300), ("sequencer.rows_written", 20_000), ("projector.table_appended", 20_000)]
-"""tests/stateful/test_transactional_namespace.py shows deaths at the others, in one process."""
+"""The other points and timeouts are for the night."""
 BEFORE_THE_COMMIT = ("sequencer.elected", "sequencer.letters_taken", "sequencer.rows_written")
 
 

@@ -15,17 +15,12 @@ import lakemq
 from lakemq.engine.client.arguments import (
     parse_choice,
     parse_flag,
-    parse_group_name,
     parse_list,
     parse_mapping,
-    parse_partition_offsets,
     parse_text,
-    parse_topic_name,
-    parse_topic_names,
-    parse_topic_partitions,
     parse_whole_number,
 )
-from lakemq.errors import InvalidConfig, InvalidGroupId, InvalidRequest, InvalidTopic
+from lakemq.errors import InvalidConfig, InvalidRequest
 
 
 class Colour(str, Enum):
@@ -106,27 +101,6 @@ def test_error_of_a_setting_is_invalid_config() -> None:
 def test_huge_number_is_named_by_its_length() -> None:
     with pytest.raises(InvalidRequest, match="a number of 70001 bits"):
         parse_whole_number("n", 2**70000)
-
-
-def test_bad_group_name_is_refused() -> None:
-    wrong: Any
-    for wrong in ("", "bad group!", ".", "a/b", "x" * 250, None, 5, b"g", "\ud800"):
-        with pytest.raises(InvalidGroupId, match=r"Found .* Expected"):
-            parse_group_name(wrong)
-    assert parse_group_name(np.str_("g")) == "g"
-
-
-def test_topic_that_is_no_text_is_refused() -> None:
-    wrong: Any
-    for wrong in (None, 5, b"t", "\ud800"):
-        for check in (
-            lambda wrong=wrong: parse_topic_name("it", wrong),
-            lambda wrong=wrong: parse_topic_names("it", [wrong]),
-            lambda wrong=wrong: parse_topic_partitions("it", [(wrong, 0)]),
-            lambda wrong=wrong: parse_partition_offsets("it", {(wrong, 0): 1}),
-        ):
-            with pytest.raises(InvalidTopic, match=r"it is not valid\. Found .* Expected text"):
-                check()
 
 
 def test_connect_refuses_a_wrong_spark_session(tmp_path: Path) -> None:

@@ -199,13 +199,6 @@ def test_gzip_is_unpacked(lake: Lakemq, mq: Connection, tmp_path: Path) -> None:
     assert [m["value"] for m in fetched(mq, "gzip")] == ["a", "b"]
 
 
-def test_a_destination_reaches_every_topic_that_subscribes(lake: Lakemq, mq: Connection) -> None:
-    for topic in ("sub-a", "sub-b"):
-        mq.topics.create(topic, subscriptions=["fleet/*"])
-    result = lake("publish", "--topic", "fleet/n1", "--output", "json", stdin=b"1\n")
-    assert [(p["topic"], p["messages"]) for p in objects(result)] == [("sub-a", 1), ("sub-b", 1)]
-
-
 def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("refusing")
     options = ["--topic", "refusing", "--partition-column", "p", "--value-column", "v"]
@@ -336,9 +329,3 @@ def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pyt
 def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
     assert lake("step", code=4).stderr.startswith("NOT_LEADER: Another sequencer leads.")
     assert lake("step", "--until-idle", "--wait-ms", "1", code=4).stderr.startswith("NOT_LEADER: ")
-
-
-def test_catalog_prints_the_tables_and_views(lake: Lakemq) -> None:
-    printed = lake("catalog").stdout
-    assert "CREATE TABLE IF NOT EXISTS `mq`.segments USING delta" in printed
-    assert "VIEW `mq`.log_committed" in printed

@@ -155,15 +155,6 @@ def test_statements_may_come_from_stdin(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-def test_log_start_segments_hold_no_messages(mq: Connection) -> None:
-    query = "SELECT count(*) AS n FROM log WHERE topic IN ('weather', 'flights')"
-    (deleted,) = map(json.loads, run(mq, "SELECT count(*) AS n FROM segments WHERE kind = 'log_start'").stdout.split())
-    (found,) = map(json.loads, run(mq, query).stdout.split())
-    assert deleted["n"] > 0
-    assert found["n"] == sum(mq.fetch(topic).record_count for topic in ("flights", "weather"))
-
-
-@pytest.mark.extended
 def test_queries_that_duckdb_refuses_are_refused_in_one_line(mq: Connection) -> None:
     for query, expected in (
         (f"SELECT {'(' * 1000}1{')' * 1000}", "SQL_ERROR: This is not Spark SQL: it is nested too deeply"),

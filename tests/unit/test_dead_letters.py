@@ -103,17 +103,6 @@ def test_message_returned_too_often_becomes_a_dead_letter_with_the_last_error(mq
 
 
 @pytest.mark.slow
-def test_last_delivery_of_a_closed_consumer_becomes_a_dead_letter(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    mq.publish(topic, pa.table({"value": ["a", "b"]}))
-    with member(mq, topic, group, max_redelivery_count=0) as consumer:
-        assert len(take_messages(consumer, 2)) == 2
-    until(lambda: f"{topic}.dlq" in {t.topic for t in mq.topics.list()})
-    assert values(mq, f"{topic}.dlq") == ["a", "b"]
-    assert mq.groups.describe(group).lag == 0
-
-
-@pytest.mark.slow
 def test_sql_shows_dead_letters_with_their_cause(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": [f"m{n}" for n in range(3)]}))
@@ -298,17 +287,6 @@ def test_dead_letters_are_listed_up_to_a_limit(mq: Connection) -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_concurrent_redrives_send_each_dead_letter_back_once(mq: Connection) -> None:
-    topic = new_topic(mq)
-    dead = reject_all(mq, topic, [f"{n}" for n in range(200)])
-    with ThreadPoolExecutor(4) as threads:
-        counts = list(threads.map(lambda _: mq.dead_letters.redrive(dead).messages, range(4)))
-    assert sum(counts) == 200
-    assert sorted(values(mq, topic)[200:], key=int) == [f"{n}" for n in range(200)]
-
-
-@pytest.mark.extended
-@pytest.mark.slow
 def test_redrive_keeps_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, [f"{n}" for n in range(25)])
@@ -350,17 +328,6 @@ def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
     with pytest.raises(InvalidRequest, match="rate_per_s"):
         mq.dead_letters.redrive(dead, rate_per_s=0)
     assert mq.dead_letters.redrive(dead, dry_run=True).messages == 1
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_published_messages_of_a_dead_letter_topic_are_no_dead_letters(mq: Connection) -> None:
-    topic = new_topic(mq)
-    dead = reject_all(mq, topic, ["a"])
-    mq.publish(dead, pa.table({"value": ["mine"]}))
-    assert mq.dead_letters.all(dead).column("value").to_pylist() == [b"a"]
-    assert mq.dead_letters.redrive(dead) == Redriven(1)
-    assert values(mq, topic) == ["a", "a"]
 
 
 @pytest.mark.extended

@@ -12,7 +12,6 @@ from unit.served import create_quick_topic, new_topic, now_ms, values, wait_for_
 
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import (
-    DelayQueueFull,
     DelayTooLong,
     InvalidRecord,
     InvalidTimestamp,
@@ -187,17 +186,6 @@ def test_delay_argument_precedes_headers(mq: Connection) -> None:
     assert sent.deliver_at_ms == 10**13
 
 
-def test_publish_to_a_full_delay_queue_is_refused_as_retriable(mq: Connection) -> None:
-    topic = create_quick_topic(mq, **{"delay.max.pending": 1})
-    mq.publish(topic, pa.table({"value": ["a"]}), delay_ms=10**9)
-    with pytest.raises(DelayQueueFull) as refused:
-        mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=0)
-    assert refused.value.retriable
-    mq.delayed.cancel_where(topic)
-    mq.publish(topic, pa.table({"value": ["b"]}), delay_ms=0)
-    wait_for_messages(mq, topic, 1)
-
-
 def test_delayed_messages_of_a_destination_wait_in_each_topic(mq: Connection) -> None:
     topics = [new_topic(mq), new_topic(mq)]
     mq.topics.alter(topics[0], {"delay.slot.ms": 50}, subscriptions=["late/>"])
@@ -206,25 +194,6 @@ def test_delayed_messages_of_a_destination_wait_in_each_topic(mq: Connection) ->
     for topic in topics:
         wait_for_messages(mq, topic, 2)
         assert values(mq, topic) == ["a", "b"]
-
-
-def test_delayed_messages_of_a_transaction_wait_from_its_commit(mq: Connection) -> None:
-    topic = create_quick_topic(mq)
-    producer = mq.producer(f"{topic}-etl")
-    producer.begin_transaction()
-    producer.send(topic, "now")
-    late = producer.send(topic, "late", delay_ms=0)
-    producer.commit_transaction()
-    assert late.result().offset == -1
-    wait_for_messages(mq, topic, 2)
-    producer.begin_transaction()
-    producer.send(topic, "never", delay_ms=0)
-    producer.abort_transaction()
-    with mq.transaction(f"{topic}-tables") as transaction:
-        transaction.publish(topic, pa.table({"value": ["later"]}), delay_ms=100)
-    wait_for_messages(mq, topic, 3)
-    assert values(mq, topic) == ["now", "late", "later"]
-    producer.close()
 
 
 @pytest.mark.slow

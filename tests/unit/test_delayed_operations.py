@@ -23,20 +23,6 @@ from lakemq.tables.specs.delayed import DELAYED
 
 
 @pytest.mark.slow
-def test_new_leader_releases_waiting_messages_once_and_in_order(tmp_path: Path) -> None:
-    with served(tmp_path) as mq:
-        topic = create_quick_topic(mq)
-        padding = "x" * 100
-        due_ms = [now_ms() + 100 * i for i in range(20)]
-        mq.publish(topic, pa.table({"value": [f"{i:02}{padding}" for i in range(20)], "deliver_at": due_ms}))
-        mq.publish(topic, pa.table({"value": ["few"]}), deliver_at=due_ms[-1])
-        wait_for_messages(mq, topic, 5)
-    with served(tmp_path) as mq:
-        wait_for_messages(mq, topic, 21)
-        assert [value[:2] for value in values(mq, topic)] == [f"{i:02}" for i in range(20)] + ["fe"]
-
-
-@pytest.mark.slow
 @pytest.mark.extended
 def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are due within a day are packed when a leader begins, or while it already works."""
@@ -89,19 +75,6 @@ def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         wait_for_messages(mq, topic, 4)
         assert len(values(mq, topic)) == 4
-
-
-@pytest.mark.slow
-def test_scheduled_run_releases_all_due_messages(tmp_path: Path) -> None:
-    config = {**CONFIG, "release.max.ranges": 3}
-    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq:
-        with mq.serving():
-            mq.topics.create("t", config={"delay.slot.ms": 50})
-            due_ms = [now_ms() + 400 + 50 * i for i in range(20)]
-            mq.publish("t", pa.table({"value": [f"{i:02}" + "x" * 200 for i in range(20)], "deliver_at": due_ms}))
-        until(lambda: now_ms() > due_ms[-1] + 50)
-        mq.step_until_idle(wait_ms=5_000)
-        assert [value[:2] for value in values(mq, "t")] == [f"{i:02}" for i in range(20)]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from protocol_harness import F, Harness, plain
+from protocol_harness import Harness, plain
 from protocol_tables import add_pass, mark_of, restored
 
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
@@ -13,7 +13,7 @@ from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
-from lakemq.engine.protocol.values.transactions import EndTransaction, TransactionEnded
+from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.tables.specs.registry import BY_NAME
 
 
@@ -29,31 +29,12 @@ def commit(mq: Harness, group: str, topic: str, partition: int = 0) -> None:
     assert mq.one(CommitOffsets(group, [OffsetCommit(topic, partition, 0)])) == Done()
 
 
-def test_a_deleted_topic_leaves_the_state(mq: Harness) -> None:
-    mq.one(mq.produce({0: 3, 1: 1}))
-    mq.one(DeleteTopic("t"))
-    assert (list(mq.state.topics), mq.state.topic_ids) == ([2], {"u": 2})
-    assert mq.create("t") == 3
-
-
 def test_groups_forget_what_they_committed_of_it(mq: Harness) -> None:
     for group, topic, partition in (("g", "t", 0), ("g", "t", 1), ("g", "u", 0), ("h", "t", 1)):
         commit(mq, group, topic, partition)
     mq.one(DeleteTopic("t"))
     assert {group: list(topic_partitions) for group, topic_partitions in mq.state.offsets.items()} == {"g": [(2, 0)]}
     assert mq.one(FetchOffsets("g")) == OffsetsFetched([OffsetCommit("u", 0, 0, topic_id=2)])
-
-
-def test_a_transaction_that_touched_it_commits_the_rest(mq: Harness) -> None:
-    ref = mq.begin("etl")
-    mq.one(mq.produce_to({("t", 0): 1, ("u", 0): 1}, F, ref))
-    mq.one(CommitOffsets("g", [OffsetCommit("t", 0, 0), OffsetCommit("u", 0, 0)], ref))
-    mq.one(DeleteTopic("t"))
-    assert mq.one(FetchOffsets("g", require_stable=False)) == OffsetsFetched([])
-    assert isinstance(mq.one(EndTransaction(ref, True, 2)), TransactionEnded)
-    assert mq.state.offsets == {"g": {(2, 0): mq.state.offsets["g"][2, 0]}}
-    assert mq.state.topic("u").last_stable_offsets.tolist() == [2]
-    assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])

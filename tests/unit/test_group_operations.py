@@ -57,11 +57,6 @@ def reset_offsets(mq: Connection, *arguments: Any, **options: Any) -> dict[int, 
     }
 
 
-def test_dry_run_of_a_reset_changes_nothing(mq: Connection, topic: str, group: str) -> None:
-    assert reset_offsets(mq, group, to="earliest", dry_run=True) == {0: (3, 0)}
-    assert [row.committed_offset for row in mq.groups.lag(group)] == [3]
-
-
 def test_reset_moves_the_offset_to_each_kind_of_target(mq: Connection, topic: str, group: str) -> None:
     after_by_options: list[tuple[dict[str, Any], int]] = [
         ({"to": "latest"}, 5),
@@ -226,21 +221,3 @@ def test_leader_forgets_offsets_after_their_retention(tmp_path: Path) -> None:
         assert connection.groups.lag("soon") == []
         assert [partition.committed_offset for partition in connection.groups.lag("kept")] == [0]
         assert connection.state().now_ms > expires_at_ms
-
-
-@pytest.mark.slow
-def test_deleted_group_is_gone_for_the_next_leader(tmp_path: Path) -> None:
-    with served(tmp_path) as mq:
-        mq.topics.create("t", 2)
-        with mq.consumer("g", topics=["t"], protocol="cooperative", auto_offset_reset="earliest") as member:
-            while len(member.assignment()) < 2:
-                member.poll()
-            member.commit({("t", 0): 0})
-        mq.groups.create("kept", {"group.assignor": "range"})
-        mq.groups.delete("g")
-        assert mq.groups.list() == ["kept"]
-        path = mq.namespace.path
-    with lakemq.connect(path) as connection:
-        assert connection.groups.list() == ["kept"]
-        state = connection._whole_state()
-        assert (state.groups.keys(), dict(state.offsets), state.groups_with_members) == ({"kept"}, {}, set())

@@ -18,7 +18,7 @@ import pytest
 
 import lakemq
 from lakemq.errors import InvalidRecord, NotLeader
-from lakemq.jobs import entry, release_delayed, serve, step
+from lakemq.jobs import entry, serve, step
 from lakemq.jobs.jars import MissingJars
 from lakemq.jobs.process.exits import Exit
 
@@ -193,19 +193,3 @@ def test_serve_for_a_time_ends_and_leaves_no_lease(tmp_path: Path, capsys: pytes
         assert 0.5 <= time.monotonic() - begun_s < 30
         assert not mq.state().leader
     assert last_line(capsys.readouterr().out)["step"] > 0
-
-
-@pytest.mark.slow
-def test_release_delayed_releases_due_messages_and_counts_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "mq")
-    with lakemq.connect(path, create=True) as mq, mq.serving():
-        mq.topics.create("t")
-        with mq.producer() as producer:
-            due_ms = producer.send("t", value="late", delay_ms=2000).result().deliver_at_ms
-    assert release_delayed.main(["--path", path, "--until", str(due_ms)]) == 0
-    assert last_line(capsys.readouterr().out)["released"] == 1
-    with pytest.raises(SystemExit) as ended:
-        release_delayed.main(["--path", path, "--until", "soon"])
-    assert ended.value.code == 2

@@ -350,15 +350,6 @@ def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
         assert sorted(values(other, "a")) == sorted([*old, "m4"])
 
 
-@pytest.mark.extended
-def test_fetch_of_a_lost_file_says_that_it_is_gone(path: Path) -> None:
-    for old, _ in read_before_merge(path, lambda other: other.fetch("a")):
-        for file in data_files(path):
-            (path / MESSAGES.name / file).unlink()
-        with pytest.raises(FileTruncated, match="is gone"):
-            old.to_arrow()
-
-
 def test_reader_with_an_older_watermark_loads_again(path: Path) -> None:
     """Merged segments have a step that the older watermark would skip."""
     with connect(path) as mq:

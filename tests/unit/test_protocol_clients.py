@@ -78,12 +78,6 @@ def test_a_client_that_left_a_gap_stays_ended(mq: Harness) -> None:
 # -- time ---------------------------------------------------------------------------------------------------
 
 
-def test_time_of_steps_never_goes_back(mq: Harness) -> None:
-    assert machine.begin_step(mq.state, 5_000) == 5_000
-    assert machine.begin_step(mq.state, 4_000) == 5_000
-    assert mq.state.step == 2
-
-
 def test_a_silent_client_is_forgotten_and_not_before_its_time(mq: Harness) -> None:
     mq.ask(client="c")
     mq.now_ms += HOUR_MS

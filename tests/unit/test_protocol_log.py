@@ -130,14 +130,6 @@ def test_rows_of_a_letter_are_in_the_sequencers_file(mq: Harness) -> None:
     ]
 
 
-def test_repeated_publish_lists_its_rejected_rows_once(mq: Harness) -> None:
-    request = mq.produce({0: 2}, producer=(mq.producer(), 0), rejected=3)
-    assert mq.one(request) == Published([Unit("t", 0, 0, 2)], rejected_count=3)
-    assert mq.one(request) == Published([Unit("t", 0, 0, 2)], rejected_count=3, duplicate=True)
-    kinds = [entry.record.kind for step in mq.steps for entry in step.entries]
-    assert kinds.count("rows_rejected") == 1
-
-
 # -- refusals -----------------------------------------------------------------------------------------------
 
 

@@ -481,14 +481,3 @@ def test_a_step_that_changes_no_table_adds_no_rows() -> None:
     assert project(mq.state, mq.steps) == {}
     (mark,) = build_watermark(mq.state, 7).to_pylist()
     assert (mark["step"], mark["floor"], mark["leader"]) == (1, 7, "me")
-
-
-def test_snapshot_does_not_change_with_the_state(mq: Harness) -> None:
-    mq.one(mq.produce({0: 2}))
-    snapshot = mq.state.snapshot()
-    before = plain(snapshot)
-    mq.one(mq.produce({0: 1, 1: 4}))
-    mq.one(DeleteRecords("t", {0: 1}))
-    mq.create("u")
-    assert plain(snapshot)["topics"] == before["topics"]
-    assert plain(snapshot)["topic_ids"] == before["topic_ids"]

@@ -156,13 +156,6 @@ def test_a_dead_letter_has_three_of_the_states_of_messages() -> None:
     assert states == {DeliveryStatus.AVAILABLE, DeliveryStatus.DYING, DeliveryStatus.ACKNOWLEDGED}
 
 
-def test_move_outside_the_table_fails_in_tests() -> None:
-    state = State()
-    machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.EMPTY, 1))
-    with pytest.raises(AssertionError, match="from Empty to CompleteCommit"):
-        machine.evolve(state, TransactionMoved("etl", 0, 0, TransactionStatus.COMPLETE_COMMIT, 1))
-
-
 def acquire(state: State) -> None:
     machine.evolve(state, MessagesAcquired("g", "m", [MessageRanges(1, 0, [(0, 2)])]))
 

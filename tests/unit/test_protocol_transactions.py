@@ -16,7 +16,6 @@ from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Published
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import DeleteTopic
 from lakemq.engine.protocol.values.transactions import (
@@ -85,25 +84,6 @@ def test_commit_is_one_step_of_prepare_markers_offsets_and_complete(mq: Harness)
     assert answered.kind == "answered"
 
 
-@pytest.mark.parametrize(("commit", "kind"), [(True, "commit"), (False, "abort")])
-def test_marker_segment_names_the_first_offset_of_its_transaction(mq: Harness, commit: bool, kind: str) -> None:
-    mq.one(mq.produce({1: 5}))
-    ref = mq.begin("etl")
-    publish(mq, ref, ("u", 0), ("t", 1))
-    mq.one(mq.produce({1: 1}))
-    publish(mq, ref, ("t", 1))
-    mq.one(EndTransaction(ref, commit, 2))
-    (segments,) = [entry.segments for entry in list_last_entries(mq) if len(entry.segments)]
-    common = {"kind": kind, "record_count": 1, "transactional": True, "producer_id": 0, "producer_epoch": 0}
-    common.update(file_id=None, first_row=None, base_sequence=None, origin="publish")
-    on_t = {**common, "topic": "t", "topic_id": 1, "partition": 1, "base_offset": 10, "last_offset": 10}
-    on_u = {**common, "topic": "u", "topic_id": 2, "partition": 0, "base_offset": 2, "last_offset": 2}
-    marker_rows = segments_to_table([segments]).to_pylist()
-    assert [{**row, **expected} for row, expected in zip(marker_rows, [on_t, on_u], strict=True)] == marker_rows
-    assert segments.column("first_offset") == [5, 0]
-    assert mq.state.topic("t").high_watermarks.tolist() == [0, 11]
-
-
 def test_two_transactions_that_time_out_in_one_step_get_markers_at_successive_offsets(mq: Harness) -> None:
     for name in "ba":
         publish(mq, mq.begin(name), ("t", 0))
@@ -140,19 +120,6 @@ def test_long_transaction_holds_one_offset_per_partition(mq: Harness) -> None:
         commit_offsets(mq, "g", offset, ref)
     assert mq.state.transactions["etl"].offsets == {"g": [(1, OffsetCommit("t", 0, 8, "note", 1))]}
     assert mq.state.transactions["etl"].part_count == 1
-
-
-def test_used_up_producer_id_is_forgotten_as_any_other(mq: Harness) -> None:
-    mq.begin("etl")
-    machine.fold(mq.state, [JournalEntry(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
-    assert mq.begin("etl") == TransactionRef("etl", 1, 0)
-    assert {i: (p.epoch, p.transactional_id) for i, p in mq.state.producers.items()} == {
-        0: (32_767, None),
-        1: (0, "etl"),
-    }
-    mq.now_ms += HOUR_MS + 1
-    mq.expire(transactional_id_ms=2 * HOUR_MS)
-    assert set(mq.state.producers) == {1}
 
 
 def test_setting_bounds_the_transaction_timeout(mq: Harness) -> None:

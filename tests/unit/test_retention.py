@@ -116,38 +116,12 @@ def find_limits(store: Store, topic: Topic, *files: list[SegmentRow]) -> tuple[d
     return (outgrown[0].by_age, outgrown[0].by_size) if outgrown else ({}, {})
 
 
-def test_first_young_segment_keeps_all_after_it(store: Store) -> None:
-    rows = make_log(7, 0, [SegmentShape(2, 100), SegmentShape(3, 899), SegmentShape(1, 900), SegmentShape(2, 100)])
-    assert find_limits(store, make_topic(7, [8], [0], retention_ms=100), rows) == ({0: 5}, {})
-
-
-def test_segment_with_a_future_time_keeps_all_after_it(store: Store) -> None:
-    rows = make_log(7, 0, [SegmentShape(2, 100), SegmentShape(3, NOW_MS * 100), SegmentShape(1, 100)])
-    assert find_limits(store, make_topic(7, [6], [0], retention_ms=100), rows) == ({0: 2}, {})
-
-
-def test_delayed_message_is_as_old_as_its_release(store: Store) -> None:
-    rows = make_log(7, 0, [SegmentShape(1, 5_000, decided_ms=10), SegmentShape(1, 10, decided_ms=950)])
-    assert find_limits(store, make_topic(7, [2], [0], retention_ms=100), rows) == ({0: 1}, {})
-
-
-def test_marker_is_deleted_with_the_segment_before_it(store: Store) -> None:
-    rows = make_log(7, 0, [SegmentShape(2, 100), SegmentShape(1, None), SegmentShape(1, 950), SegmentShape(1, None)])
-    assert find_limits(store, make_topic(7, [5], [0], retention_ms=100), rows) == ({0: 3}, {})
-
-
 @pytest.mark.slow
 def test_retention_bytes_deletes_no_more_than_needed(store: Store) -> None:
     rows = make_log(7, 0, [SegmentShape(2, 0), SegmentShape(3, 0), SegmentShape(1, 0)])
     for bound, expected in ((0, 6), (10, 5), (11, 2), (40, 2), (41, 0), (60, 0), (1 << 62, 0)):
         topic = make_topic(7, [6], [0], retention_ms=-1, retention_bytes=bound)
         assert find_limits(store, topic, rows) == ({}, {0: expected} if expected else {}), bound
-
-
-def test_segment_cut_by_the_log_start_counts_in_part(store: Store) -> None:
-    rows = make_log(7, 0, [SegmentShape(4, 0), SegmentShape(2, 0)])
-    topic = make_topic(7, [6], [3], retention_ms=-1, retention_bytes=20)
-    assert find_limits(store, topic, rows) == ({}, {0: 4})
 
 
 def test_segments_missing_in_the_table_and_after_a_gap_stay(store: Store) -> None:

@@ -116,20 +116,6 @@ def test_a_fetch_that_was_planned_before_reads_the_same_afterwards(mq: Connectio
         assert [value.decode() for value in fetched.to_arrow()["value"].to_pylist()] == texts
 
 
-def test_rows_of_one_letter_are_cut_where_the_fetch_is(mq: Connection) -> None:
-    with run_leader(mq):
-        mq.topics.create("t", partitions=2)
-        for first in range(0, 40, 10):
-            rows = [f"{n}" for n in range(first, first + 10)]
-            mq.publish("t", pa.table({"value": rows, "key": rows}))
-        whole = mq.fetch("t").to_arrow()
-        for partition in (0, 1):
-            of_partition = whole.filter(pa.compute.equal(whole["partition"], partition))
-            for start in range(0, of_partition.num_rows, 3):
-                messages = mq.fetch("t", partitions=[partition], start=start, end=start + 2).to_arrow()
-                assert messages.equals(of_partition.slice(start, 2))
-
-
 # -- written once -------------------------------------------------------------------------------------------
 
 

@@ -16,10 +16,8 @@ from unit.test_group_consumer import RecordingListener, add, list_partitions, me
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.sequencer import sequencer as sequencer_module
-from lakemq.errors import InvalidPartitions, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -94,13 +92,6 @@ def test_added_partitions_join_and_no_other_partition_moves(mq: Connection, prot
 # -- fewer partitions ---------------------------------------------------------------------------------------
 
 
-def test_fewer_partitions_need_force(mq: Connection) -> None:
-    topic = new_topic(mq, 3)
-    with pytest.raises(InvalidPartitions, match="force"):
-        mq.topics.alter(topic, partitions=2)
-    assert mq.topics.describe(topic).partitions == 3
-
-
 def test_producers_use_the_remaining_partitions_and_no_message_is_lost(mq: Connection) -> None:
     topic, group = new_topic(mq, 4), new_name("g")
     with member(mq, group, topic) as consumer, mq.producer(linger_ms=0) as producer:
@@ -135,20 +126,6 @@ def test_producers_use_the_remaining_partitions_and_no_message_is_lost(mq: Conne
         assert batch.starts[topic, 2] == ends[2]
 
 
-def test_publish_to_a_draining_partition_is_refused(mq: Connection) -> None:
-    topic = new_topic(mq, 2)
-    add(mq, topic, {1: 1})
-    with mq.producer(linger_ms=0) as producer:
-        producer.send(topic, "before", partition=1).result(5)
-        mq.topics.alter(topic, partitions=1, force=True)
-        mq.publish(topic, pa.table({"value": ["here"], "partition": [0]}))
-        published = mq.publish(topic, pa.table({"value": ["there"], "partition": [1]}))
-        assert published.rejected_count == 1
-        with pytest.raises(UnknownTopicOrPartition):
-            producer.send(topic, "there", partition=1).result(5)
-    assert mq.topics.describe(topic).end_offsets == [1, 2]
-
-
 def test_partition_that_ends_moves_no_other(mq: Connection) -> None:
     topic, group, first, second = start_two_members(mq, 4)
     keeps, loses = (second, first) if 3 in list_partitions(first) else (first, second)
@@ -168,24 +145,6 @@ def test_partition_that_ends_moves_no_other(mq: Connection) -> None:
     }
     first.close()
     second.close()
-
-
-def test_draining_partition_of_a_queue_ends_when_all_is_acknowledged(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    add(mq, topic, {0: 3, 1: 3})
-    with mq.consumer(group, topics=[topic], protocol="queue", auto_offset_reset="earliest") as consumer:
-        assert isinstance(consumer, QueueConsumer)
-        messages = []
-        while len(messages) < 6:
-            messages += list(consumer.poll(timeout_ms=5_000))
-        consumer.ack([message for message in messages if message.partition == 0 or message.offset < 2])
-        consumer.flush()
-        mq.topics.alter(topic, partitions=1, force=True)
-        assert mq.topics.describe(topic).partition_states == ["active", "draining"]
-        consumer.ack([message for message in messages if message.partition == 1 and message.offset == 2])
-        consumer.flush()
-        until(lambda: mq.topics.describe(topic).partition_states == ["active", "ended"])
-        until(lambda: consumer.poll() is not None and consumer.assignment() == [(topic, 0)])
 
 
 def test_delayed_messages_of_a_removed_partition_come_to_another(mq: Connection) -> None:
