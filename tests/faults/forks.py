@@ -10,14 +10,9 @@ import multiprocessing
 import os
 import subprocess
 from functools import cache
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any
-from unittest import mock
-
-TESTS = str(Path(__file__).parents[1])
 
 
 class Fork:
@@ -26,7 +21,7 @@ class Fork:
     def __init__(self, role: str, arguments: dict[str, Any], variables: dict[str, str], log: str) -> None:
         reading, writing = multiprocessing.Pipe(duplex=False)
         self.args = ["fork", "child.py", role]
-        self._process = start_server().Process(
+        self._process = fork_context().Process(
             target=play_role, args=(role, arguments, variables, writing, log), daemon=True
         )
         self._process.start()
@@ -56,13 +51,10 @@ class Fork:
 
 
 @cache
-def start_server() -> ForkServerContext:
-    """Start the process that forks, once. It ends with this process."""
+def fork_context() -> ForkServerContext:
+    """Return the context whose first process starts the server. It ends with this process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["faults.child", "lakemq.jobs.serve"])
-    paths = filter(None, [TESTS, os.environ.get("PYTHONPATH")])
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(paths)):
-        forkserver.ensure_running()
     return context
 
 

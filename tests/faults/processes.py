@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from faults.forks import TESTS, Fork
+from faults.forks import Fork
 from faults.messages import Acknowledged, value_of
 
 import lakemq
@@ -73,7 +73,6 @@ def start(
         variables[crash.VARIABLE] = crash_at
     if "LD_PRELOAD" not in variables:
         return Fork(role, arguments, variables, log.name)
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "faults.child", role, json.dumps(arguments)]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
 

@@ -45,8 +45,9 @@ def test_a_sequencer_dies_while_messages_wait(point: str, family: Processes) -> 
     crash_at = f"{point}:{POINTS[point]}" if point in POINTS else None
     packing: dict[str, Any] = {"packs": True, "delay.load.ahead.ms": 50} if point == "at random, packed" else {}
     with lakemq.connect(family.path, config={**QUICK, "request.timeout.ms": 30_000}) as mq:
-        serving = [family.serve(crash_at=crash_at, **settings_that_reach(point), **packing), family.serve(**packing)]
-        mq.topics.create("later", 2, config=STAMPED)
+        serving = [family.serve(crash_at=crash_at, **settings_that_reach(point), **packing)]
+        mq.topics.create("later", 2, config=STAMPED)  # so that the first one leads
+        serving.append(family.serve(**packing))
         sent, cancelled = publish_waves(mq, chance, lambda: kill_some(serving, family, point, chance, packing))
         due = len(sent) - len(cancelled)
         until(lambda: sum(mq.end_offsets("later").values()) >= due, "the release of all")
