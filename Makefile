@@ -134,6 +134,13 @@ test-browser: $(READY) ## the console in Chromium; skipped without chromium and 
 test-operating: $(READY) ## a namespace broken in eight ways, asked with the command and the console; metrics and alerts with Prometheus' promtool, which Go builds once: three minutes, the first time five
 	promtool=$$($(BIN)/python tests/promtool.py) && LAKEMQ_TEST_PROMTOOL="$$promtool" $(BIN)/pytest -n 0 tests/operating -m "not nightly"
 
+.PHONY: coverage
+coverage: $(READY) $(ARCHIVE) ## which lines and branches of the product make test-all takes, also in child processes that are not killed
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest $(MIXED) -m "not nightly"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
 .PHONY: soak
 soak: $(READY) ## processes stopped and killed at random for SECONDS=600, by SEED=, and every invariant checked
 	PYTHONPATH=tests $(BIN)/python -m faults.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
