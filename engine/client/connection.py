@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -19,8 +19,6 @@ from ..namespace.processes.clock import Clock, SystemClock
 from ..namespace.processes.process import end_block
 from ..namespace.processes.process_identity import new_id
 from ..protocol.errors import IllegalState
-from ..protocol.values.consuming.offset_checks import check_commits
-from ..protocol.values.consuming.offsets import OffsetCommit
 from ..protocol.values.state import State
 from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, parse_whole_number
 from .consume.consumers import ConsumerFactory
@@ -100,7 +98,7 @@ class Connection(LogAccess):
         )
         super().__init__(fetcher, consumers, open_objects, clock, self.transaction, spark is not None)
         self._producers = open_objects.producers
-        self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms, self._check_offsets)
+        self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
         self._producer_factory = ProducerFactory(
             self.requester, self._clock, self._arrow_publisher, self._ids, self._producers
         )
@@ -303,9 +301,6 @@ class Connection(LogAccess):
     def _whole_state(self) -> State:
         self._check_open()
         return self._fetcher.read_whole_state()
-
-    def _check_offsets(self, commits: Sequence[OffsetCommit]) -> None:
-        self._fetcher.check_state(lambda state: check_commits(state, commits))
 
     def _arrow_publisher(self) -> ArrowPublisher:
         self._open.check_process()

@@ -147,7 +147,7 @@ def transact(
 ) -> None:
     """Commit `count` transactions of ROWS messages in two partitions, and note the outcome of each in a file.
 
-    A transaction is two letters: its messages, and the commit with the offset of a group. The first letter is for the
+    A transaction is three letters: its messages, the offset of a group, and the commit. The first letter is for the
     transactional id.
     """
     notes = Path(outcomes_file)

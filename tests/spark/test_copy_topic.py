@@ -110,8 +110,8 @@ class Watcher(threading.Thread):
 @pytest.mark.parametrize(
     "points",
     [
-        pytest.param(["publish.letter_put:4"], id="a commit was sent"),
-        pytest.param(["publish.file_written", "publish.letter_put:4"], id="files before", marks=pytest.mark.nightly),
+        pytest.param(["publish.letter_put:5"], id="a commit was sent"),
+        pytest.param(["publish.file_written", "publish.letter_put:5"], id="files before", marks=pytest.mark.nightly),
     ],
 )
 def test_copy_killed_at_crash_point_goes_on_where_it_was(own_mq: Connection, points: list[str]) -> None:

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import ProducerFenced, TransactionAbortable
+from lakemq.errors import ProducerFenced, TransactionAbortable, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
 
@@ -110,9 +110,8 @@ def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: L
     producer = mq.producer("broken")
     producer.begin_transaction()
     producer.send_offsets_to_transaction({("in", 0): 1}, "waiting")
-    mq.topics.create("short-lived")
-    producer.send_offsets_to_transaction({("short-lived", 0): 0}, "wrong")
-    mq.topics.delete("short-lived")
+    with pytest.raises(UnknownTopicOrPartition):
+        producer.send_offsets_to_transaction({("missing", 0): 0}, "wrong")
     with pytest.raises(TransactionAbortable):
         producer.commit_transaction()
     (described,) = found("transactions", "describe", "broken")

@@ -21,7 +21,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.range_fetcher import divide_room
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit
+from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,
@@ -237,8 +237,7 @@ def test_poll_waits_for_offsets_of_an_open_transaction(mq: Connection, group: st
     topic = create_filled_topic(mq, 5)
     with mq.producer(new_name("id")) as producer:
         producer.begin_transaction()
-        with producer._transactions.add_part() as ref:
-            mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 3)], ref))
+        producer.send_offsets_to_transaction({(topic, 0): 3}, group)
         with pytest.raises(UnstableOffsetCommit):
             mq.consumer(group, assign=[topic], default_timeout_ms=30).poll()
         timer = threading.Timer(0.1, producer.commit_transaction)

@@ -56,11 +56,12 @@ def test_offsets_of_a_deleted_topic_do_not_count_for_its_successor(mq: Connectio
                 consumer.commit(progress)
         with mq.producer(new_name("id")) as producer:
             producer.begin_transaction()
-            producer.send_offsets_to_transaction(batch.offsets, group)
+            with pytest.raises(UnknownTopicId):
+                producer.send_offsets_to_transaction(batch.offsets, group)
             with pytest.raises(TransactionAbortable, match="UNKNOWN_TOPIC_ID"):
                 producer.commit_transaction()
             producer.abort_transaction()
-        with pytest.raises(TransactionAbortable), mq.transaction(new_name("id")) as txn:
+        with pytest.raises(UnknownTopicId), mq.transaction(new_name("id")) as txn:
             txn.send_offsets(batch)
         assert read_committed_offset(mq, group, topic) is None
         # a name alone means the topic that has the name now

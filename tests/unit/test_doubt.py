@@ -68,7 +68,7 @@ def flush(desk: Desk) -> Any:
 
 
 def make_manager(desk: Desk) -> TransactionManager:
-    return TransactionManager(desk.requester, desk.clock, "etl", 60_000, PATIENCE_MS, lambda _: None)
+    return TransactionManager(desk.requester, desk.clock, "etl", 60_000, PATIENCE_MS)
 
 
 def commit(desk: Desk) -> Any:

@@ -346,6 +346,23 @@ def test_transaction_with_offsets_of_a_moved_partition_is_aborted(mq: Connection
     first.close()
 
 
+def test_transaction_of_a_member_that_left_cannot_commit(mq: Connection) -> None:
+    """The offsets were accepted while it had the partition. The next owner reads the same messages."""
+    topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
+    add(mq, topic, {0: 2})
+    with mq.producer(new_name("id")) as producer:
+        with member(mq, group, topic) as first:
+            batch = first.poll(timeout_ms=5_000)
+            producer.begin_transaction()
+            producer.send(out, "result")
+            producer.send_offsets_to_transaction(batch.offsets, batch.group)
+        with member(mq, group, topic) as second:
+            assert texts(second.poll(timeout_ms=5_000)) == ["0.0", "0.1"]
+            with pytest.raises(TransactionAbortable, match="FENCED_MEMBER_EPOCH"):
+                producer.commit_transaction()
+    assert mq.fetch(out).record_count == 0
+
+
 # -- listeners that call back, and calls that fail half way ------------------------------------------------
 
 

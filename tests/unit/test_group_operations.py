@@ -15,9 +15,6 @@ from unit.served import CONFIG, new_name, new_topic, now_ms, served, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
-from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
-from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
@@ -136,10 +133,9 @@ def test_group_with_members_is_not_deleted_or_reset(mq: Connection, topic: str) 
 
 
 def test_offsets_in_an_open_transaction_are_not_deleted_or_reset(mq: Connection, topic: str, group: str) -> None:
-    started = mq.requester.ask(InitProducer(name := new_name("x")))
-    assert isinstance(started, ProducerDone)
-    ref = TransactionRef(name, started.producer_id, started.producer_epoch)
-    mq.requester.ask(CommitOffsets(group, [OffsetCommit(topic, 0, 4)], ref))
+    producer = mq.producer(new_name("x"))
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction({(topic, 0): 4}, group)
     for refused in (
         lambda: mq.groups.delete(group),
         lambda: mq.groups.delete_offsets(group, topic),
@@ -147,7 +143,7 @@ def test_offsets_in_an_open_transaction_are_not_deleted_or_reset(mq: Connection,
     ):
         with pytest.raises(UnstableOffsetCommit):
             refused()
-    mq.requester.ask(EndTransaction(ref, True, 1))
+    producer.commit_transaction()
     assert reset_offsets(mq, group, to="latest") == {0: (4, 5)}
 
 

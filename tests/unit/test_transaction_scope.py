@@ -17,12 +17,14 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,
+    InvalidGroupId,
     InvalidProducerEpoch,
     InvalidRequest,
     InvalidTransactionTimeout,
     InvalidTxnState,
     LakeMQError,
     MessageTooLarge,
+    OffsetOutOfRange,
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
@@ -227,9 +229,13 @@ def test_slow_initialization_of_an_id_blocks_no_other_id(mq: Connection, topic: 
         slow.result()
 
 
-def test_offsets_without_a_group_are_refused(mq: Connection, topic: str):
-    with pytest.raises(InvalidRequest, match="group"), mq.transaction(f"{topic}-id") as transaction:
-        transaction.send_offsets({(topic, 0): 0})
+def test_transaction_cannot_commit_after_refused_offsets(mq: Connection, topic: str):
+    for offsets, group in (({(topic, 0): 0}, None), ({(topic, 0): 9}, "g"), ({(topic, 0): 0}, "\ud800")):
+        with pytest.raises(TransactionAbortable), mq.transaction(f"{topic}-id") as transaction:  # noqa: PT012
+            transaction.publish(topic, rows("a"))
+            with pytest.raises((InvalidRequest, OffsetOutOfRange, InvalidGroupId)):
+                transaction.send_offsets(offsets, group)
+    assert values(mq, topic) == []
 
 
 # -- operations -----------------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ from lakemq.errors import (
     IllegalState,
     InvalidProducerEpoch,
     InvalidTxnState,
+    OffsetOutOfRange,
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
     UnknownTopicOrPartition,
+    UnstableOffsetCommit,
 )
 
 pytestmark = pytest.mark.slow
@@ -444,14 +446,41 @@ def test_offsets_of_a_transaction_count_after_its_commit(mq: Connection, topic: 
         assert read_committed_offset(mq, group, topic) == (number if commit else 1)
 
 
+def test_sent_offsets_are_pending_at_once(mq: Connection, topic: str, producer: TransactionalProducer):
+    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
+    group, name = f"group-{topic}", producer._transactions.transactional_id
+    with mq.consumer(group, assign=[topic]) as consumer:
+        batch = consumer.poll()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction(batch.offsets, group)
+        (info,) = mq.transactions.all(("Ongoing",))
+        assert (info.transactional_id, list(info.groups)) == (name, [group])
+        assert [row.pending for row in mq.groups.lag(group)] == [name]
+        with pytest.raises(UnstableOffsetCommit):
+            mq.groups.reset_offsets(group, topic, to="earliest")
+        with mq.consumer(group, assign=[topic], default_timeout_ms=0) as other:
+            for call in (other.committed, other.poll):
+                with pytest.raises(UnstableOffsetCommit):
+                    call()
+            producer.commit_transaction()
+            assert not other.poll(), "the first consumer has done all"
+
+
+def test_send_offsets_tells_a_fenced_producer(mq: Connection, topic: str, producer: TransactionalProducer):
+    mq.publish(topic, pa.table({"value": ["a"]}))
+    producer.begin_transaction()
+    with mq.producer(producer._transactions.transactional_id), pytest.raises(ProducerFenced):
+        producer.send_offsets_to_transaction({(topic, 0): 1}, f"group-{topic}")
+
+
 def test_offsets_beyond_the_log_make_the_transaction_abortable(
     mq: Connection, topic: str, producer: TransactionalProducer
 ):
-    """Offsets that a consumer hands out are checked only with the commit."""
     for offsets in ({(topic, 0): 9}, {(topic, 0): -1}, {(topic, 7): 0}, {("nobody-knows-it", 0): 0}):
         producer.begin_transaction()
         producer.send(topic, "a")
-        producer.send_offsets_to_transaction(ConsumedOffsets(offsets, {}), f"group-{topic}")
+        with pytest.raises((OffsetOutOfRange, UnknownTopicOrPartition)):
+            producer.send_offsets_to_transaction(ConsumedOffsets(offsets, {}), f"group-{topic}")
         with pytest.raises(TransactionAbortable):
             producer.commit_transaction()
         producer.abort_transaction()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +16,7 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import OwnLock
-from ...protocol.errors import IllegalState, LakeMQError
+from ...protocol.errors import IllegalState
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ..requests.follow_line import FollowLine
@@ -43,12 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
-
-_RECENT_MS = 60_000
-"""Age up to which a known state may accept something. Logs grow, so it knows too few offsets rather than too many.
-
-It may still know a topic that was deleted meanwhile. Then the sequencer refuses the request.
-"""
 
 
 class Fetcher:
@@ -79,19 +72,6 @@ class Fetcher:
         """
         with self._lock.own:
             return read(self._reader.refresh())
-
-    def check_state(self, check: Callable[[State], object]) -> None:
-        """Run a check that raises an error if the state does not allow something.
-
-        If a state of the last minute allows it, this reads nothing. So a client that checks often need not read the
-        steps of all other clients. An error always comes from the newest state.
-        """
-        with self._lock.own:
-            if self._reader.age_ms <= _RECENT_MS:
-                with suppress(LakeMQError):
-                    check(self._reader.state)
-                    return
-            check(self._reader.refresh())
 
     def query_groups(self, read: Callable[[State], T], newest: bool = True) -> T:
         """Return what `read` makes of the state as of the newest step, with groups, members and offsets.

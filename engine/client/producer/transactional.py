@@ -66,7 +66,9 @@ class TransactionalProducer(RecordProducer):
     def send_offsets_to_transaction(
         self, offsets: Mapping[tuple[str, int], int], group: str, metadata: str | None = None
     ) -> None:
-        """Commit offsets of a group together with the transaction.
+        """Commit offsets of a group together with the transaction. They are sent now, and pending until it ends.
+
+        An error of this call makes the transaction abort-only, so that it cannot commit without them.
 
         Args:
             offsets: (topic, partition) -> next offset to consume; usually `batch.offsets`.
@@ -74,14 +76,16 @@ class TransactionalProducer(RecordProducer):
             metadata: text that is stored with the offsets.
 
         Raises:
-            InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange, OffsetMetadataTooLarge: an
-                argument is not valid. The transaction continues without these offsets.
+            InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId, OffsetOutOfRange,
+                OffsetMetadataTooLarge: an argument is not valid.
+            FencedMemberEpoch, UnknownMemberId, IllegalGeneration, InvalidRecordState: the member has lost what it read.
             IllegalState, TransactionAbortable, ProducerFenced: the transaction cannot take offsets.
+            RequestTimedOut: no sequencer has answered.
         """
-        self._monitor.check_process()
+        self._monitor.check_can_wait()
         with self._lock:
             self._check_open()
-            self._transactions.add_offsets(group, offsets, metadata)
+        self._transactions.add_offsets(group, offsets, metadata)
 
     def commit_transaction(self) -> None:
         """Commit the transaction. Records that were not sent yet travel with the commit.

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from ...namespace.processes.clock import Clock
 from ...protocol.codec.few_rows import Rows
 from ...protocol.errors import LakeMQError, RequestTimedOut, StaleTopicMetadata
+from ...protocol.values.consuming.offsets import CommitOffsets
 from ...protocol.values.kinds import AnyRequest, AnyResult
 from ...protocol.values.log import Produce, Published
 from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
@@ -74,6 +75,10 @@ class EndRequests:
         """Abort the transaction, and return the one that follows."""
         done = self._ask_until_reply(lambda: self._ask(EndTransaction(ref, False), TransactionEnded))
         return build_next_ref(ref, done)
+
+    def send_offsets(self, request: CommitOffsets) -> None:
+        """Send offsets of a group. In the same transaction, a repeat changes nothing."""
+        self._ask_until_reply(lambda: self._requester.ask(request))
 
     def commit(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> CommitReply:
         """Send requests, the commit last, in one letter if they fit. Return the replies, also if they are refusals."""

@@ -7,7 +7,7 @@ from ...namespace.processes.process import OwnLock
 from ...protocol.errors import InvalidConfig
 from ..arguments import parse_whole_number
 from ..requests.requester import Requester
-from .manager import CheckOffsets, TransactionManager
+from .manager import TransactionManager
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """The default of transaction.timeout.ms."""
@@ -16,17 +16,16 @@ TRANSACTION_TIMEOUT_MS = 60_000
 class TransactionalIds:
     """Thread-safe. Arguments are already checked."""
 
-    def __init__(self, requester: Requester, clock: Clock, answer_timeout_ms: int, check_offsets: CheckOffsets) -> None:
-        """answer_timeout_ms, check_offsets: as of `TransactionManager`."""
+    def __init__(self, requester: Requester, clock: Clock, answer_timeout_ms: int) -> None:
+        """answer_timeout_ms: as of `TransactionManager`."""
         self._requester, self._clock, self._answer_timeout_ms = requester, clock, answer_timeout_ms
-        self._check_offsets = check_offsets
         self._managers: dict[str, TransactionManager] = {}
         self._taking: dict[str, OwnLock] = {}
 
     def acquire_new(self, transactional_id: str, timeout_ms: int) -> TransactionManager:
         """Return a new manager. The holder of the id before is fenced."""
         manager = TransactionManager(
-            self._requester, self._clock, transactional_id, timeout_ms, self._answer_timeout_ms, self._check_offsets
+            self._requester, self._clock, transactional_id, timeout_ms, self._answer_timeout_ms
         )
         manager.initialize()
         return manager

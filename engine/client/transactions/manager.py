@@ -9,12 +9,13 @@ closed the transaction. So nothing becomes part of a transaction after its end, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ...namespace.processes.clock import Clock
-from ...protocol.values.consuming.offsets import OffsetCommit
+from ...protocol.errors import InvalidRequest
+from ...protocol.values.consuming.offsets import CommitOffsets
 from ...protocol.values.log import Published
 from ...protocol.values.producers import TransactionRef
 from ..arguments import parse_group_name, parse_partition_offsets, parse_text
@@ -22,14 +23,13 @@ from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
 from ..requests.requester import Requester
 from ..tracing.spans import open_span
 from .end_requests import EndRequests, Part
+from .parts import FENCED
 from .phase import PhaseEvent
 from .state import TransactionState
 from .transaction_end import TransactionEnder
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
-
-CheckOffsets = Callable[[Sequence[OffsetCommit]], object]
 
 
 class TransactionManager:
@@ -46,17 +46,14 @@ class TransactionManager:
         transactional_id: str,
         timeout_ms: int,
         answer_timeout_ms: int,
-        check_offsets: CheckOffsets,
     ) -> None:
         """Create the manager. `initialize` takes the id.
 
         Args:
             timeout_ms: transaction.timeout.ms.
             answer_timeout_ms: how long an end is tried before giving up.
-            check_offsets: raises if the log has no such offsets at present.
         """
         self.transactional_id, self.timeout_ms = transactional_id, timeout_ms
-        self._check_offsets = check_offsets
         self._state = TransactionState()
         self._requests = EndRequests(requester, clock, answer_timeout_ms, self._state.parts)
         self._ender = TransactionEnder(self._state, self._requests, self._take_id)
@@ -113,11 +110,15 @@ class TransactionManager:
         return self._state.get_accepting(expected_ref)
 
     @contextmanager
-    def add_part(self, expected_ref: TransactionRef | None = None, was_added: bool = False) -> Iterator[TransactionRef]:
+    def add_part(
+        self, expected_ref: TransactionRef | None = None, was_added: bool = False, group: str | None = None
+    ) -> Iterator[TransactionRef]:
         """Send a part in this block. It counts when the block ends; an exception makes the transaction abort-only.
 
         Args:
+            expected_ref: the transaction that the part belongs to.
             was_added: the part was accepted before the end was requested, and the end waits for it.
+            group: whose offsets are sent. All offsets of a group count as one part.
 
         Raises:
             What `ref` raises.
@@ -126,7 +127,7 @@ class TransactionManager:
         with state.lock.own:
             ref = state.get_ref_while_ending() if was_added else self.ref(expected_ref)
             state.parts.start_part()
-        with state.parts.finish_part():
+        with state.parts.finish_part(group):
             yield ref
 
     def note_failure(self, error: BaseException) -> None:
@@ -139,32 +140,57 @@ class TransactionManager:
         self._state.parts.check_no_failure()
 
     def add_offsets(
-        self, group: str, offsets: Offsets, metadata: str | None = None, expected_ref: TransactionRef | None = None
+        self,
+        group: str | None,
+        offsets: Offsets,
+        metadata: str | None = None,
+        expected_ref: TransactionRef | None = None,
     ) -> None:
-        """Add offsets for the commit; for a queue group, messages.
+        """Send offsets of a group, which are pending until the transaction ends. Add messages of a queue group.
 
-        New offsets of a partition replace those that were added before. Messages of a queue group add up. An offset
-        that the log does not have is refused here, and the transaction stays usable without it. If a topic was deleted
-        within the last minute, its offsets may be refused only by the commit.
+        New offsets of a partition replace those that were sent before. Messages of a queue group add up, and travel
+        with the commit: their member keeps them until then, so that after an abort it may send them again. An error
+        makes the transaction abort-only, so that it cannot commit without the offsets.
 
         Raises:
-            InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, OffsetOutOfRange, OffsetMetadataTooLarge: bad
-                arguments.
+            InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId, OffsetOutOfRange,
+                OffsetMetadataTooLarge: bad arguments.
+            FencedMemberEpoch, UnknownMemberId, IllegalGeneration: the member has lost the partitions.
             InvalidRecordState: the queue's batch has no unsettled messages left.
             What `ref` raises.
         """
+        ref = self.ref(expected_ref)
+        try:
+            request = self._add_positions(ref, group, offsets, metadata)
+        except BaseException as error:
+            self.note_failure(error)
+            raise
+        if request is None:
+            return
+        try:
+            with self.add_part(ref, group=group):
+                self._requests.send_offsets(request)
+        except FENCED:
+            self._state.parts.check_not_fenced()
+            raise
+
+    def _add_positions(
+        self, ref: TransactionRef, group: str | None, offsets: Offsets, metadata: str | None
+    ) -> CommitOffsets | None:
+        """Return the request that makes offsets part of the transaction; None if there are none to send now."""
+        if group is None:
+            raise InvalidRequest("Offsets without a group.", expected="group=...")
         named, metadata = parse_group_name(group), None if metadata is None else parse_text("metadata", metadata)
         consumed = offsets if isinstance(offsets, ConsumedOffsets) else parse_partition_offsets("offsets", offsets)
+        member_id = getattr(consumed, "member_id", None)
         if isinstance(consumed, ConsumedMessages):
             consumed.check_has_unacknowledged()
+            self._state.add_messages(ref, named, member_id, consumed.messages)
+            return None
+        self._state.note_member(named, member_id)
         commits = build_offset_commits(consumed, metadata)
-        self.ref(expected_ref)
-        # not under the lock, because it reads the newest steps. Offsets of our own consumers need no check
-        if not isinstance(consumed, ConsumedOffsets) or metadata is not None:
-            self._check_offsets(commits)
-        with self._state.lock.own:
-            self.ref(expected_ref)
-            self._state.consumed.add(named, consumed, commits)
+        generation = getattr(consumed, "generation", None)
+        return CommitOffsets(named, commits, ref, member_id, generation) if commits else None
 
     # -- ending -----------------------------------------------------------------------------------------
 
@@ -212,7 +238,7 @@ class TransactionManager:
             self.send_abort()
 
     def send_commit(self, parts: Sequence[Part] = (), batch_id: int | None = None) -> list[Published | None]:
-        """Send the last parts, the offsets and the commit, in one letter if they fit. Only inside `ending`.
+        """Send the last parts, acknowledgements and the commit, in one letter if they fit. Only inside `ending`.
 
         Returns:
             The results of the parts, without units where these are unknown by now. If a result is None, its topic has

@@ -36,36 +36,44 @@ class TransactionParts:
         self.count = self._in_flight = 0
         self.has_unanswered = False
         self._failure: LakeMQError | None = None
+        self._groups: set[str] = set()
+        """Groups whose offsets were accepted. Each counts as one part, however often its offsets are sent."""
         self.fatal_error: LakeMQError | None = None
 
     def start_again(self) -> None:
         """Count from zero, for the next transaction."""
-        self.count, self._failure, self.has_unanswered = 0, None, False
+        self.forget_failure()
+        self.has_unanswered = False
 
     def forget_failure(self) -> None:
         """Forget the parts of a transaction that has ended. Answers that did not come may still matter."""
         self.count, self._failure = 0, None
+        self._groups.clear()
 
     def start_part(self) -> None:
         """Count a part that is on its way."""
         self._in_flight += 1
 
     @contextmanager
-    def finish_part(self) -> Iterator[None]:
-        """Send a part in this block, without the lock. An exception makes the transaction abort-only."""
+    def finish_part(self, group: str | None = None) -> Iterator[None]:
+        """Send a part in this block, without the lock. An exception makes the transaction abort-only.
+
+        group: whose offsets are sent.
+        """
         try:
             yield
         except BaseException as error:
-            self._finish(error)
+            self._finish(error, group)
             raise
-        self._finish(None)
+        self._finish(None, group)
 
-    def _finish(self, error: BaseException | None) -> None:
+    def _finish(self, error: BaseException | None, group: str | None) -> None:
         with self._lock.own:
-            if error is None:
-                self.count += 1
-            else:
+            if error is not None:
                 self.note_failure(error)
+            elif group not in self._groups:
+                self.count += 1
+                self._groups |= set() if group is None else {group}
             self._in_flight -= 1
             self._changed.notify_all()
 

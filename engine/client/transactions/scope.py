@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from ...namespace.processes.process import end_block
-from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
+from ...protocol.errors import IllegalState, LakeMQError
 from ...protocol.values.producers import TransactionRef
 from .manager import Offsets, TransactionManager
 
@@ -65,7 +65,9 @@ class TransactionScope(Generic[P]):
             return self._publish(topic, data, ref, columns)
 
     def send_offsets(self, consumed: Consumed | Offsets, group: str | None = None, metadata: str | None = None) -> None:
-        """Commit offsets with the transaction.
+        """Commit offsets with the transaction. They are sent now, and pending until it ends.
+
+        An error of this call makes the transaction abort-only, so that it cannot commit without them.
 
         Args:
             consumed: a polled batch, or (topic, partition) -> next offset together with a group.
@@ -74,8 +76,6 @@ class TransactionScope(Generic[P]):
         """
         offsets: Any = getattr(consumed, "offsets", consumed)
         named = group if group is not None else getattr(consumed, "group", None)
-        if named is None:
-            raise InvalidRequest("Offsets without a group.", expected="group=...")
         if not self.replayed:
             self._manager.add_offsets(named, offsets, metadata, self._require_ref())
 

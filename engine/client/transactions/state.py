@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from ...namespace.processes.process import OwnLock
-from ...protocol.errors import IllegalState, LakeMQError
+from ...protocol.errors import IllegalState, InvalidRequest, LakeMQError
 from ...protocol.values.producers import ProducerDone, TransactionRef
-from .consumed_positions import ConsumedPositions
+from ...protocol.values.queues.deliveries import Acknowledge, Acknowledgement
 from .parts import TransactionParts
 from .phase import PHASE_TRANSITIONS, Phase, PhaseEvent
 
@@ -21,7 +21,6 @@ class TransactionState:
         lock: protects every change.
         ref: the open transaction, or the next one; None: the id must be taken first.
         parts: counts the publishes of the transaction.
-        consumed: the offsets that its commit stores.
         fallback: what happens if the end fails now.
         last_batch_id: the last micro-batch that was committed under the id. -1: none.
     """
@@ -31,7 +30,11 @@ class TransactionState:
         self.lock = OwnLock("This transaction", rlock)
         self.shared_lock, self._changed = rlock, threading.Condition(rlock)
         self.ref: TransactionRef | None = None
-        self.parts, self.consumed = TransactionParts(self.lock, self._changed), ConsumedPositions()
+        self.parts = TransactionParts(self.lock, self._changed)
+        self._members: dict[str, str | None] = {}
+        """By group, the member whose offsets or messages the transaction has."""
+        self._messages: dict[str, list[Acknowledgement]] = {}
+        """By queue group, the messages that the commit acknowledges."""
         self.fallback = PhaseEvent.REFUSE
         self.last_batch_id = -1
         self._phase = Phase.NONE
@@ -81,7 +84,8 @@ class TransactionState:
                 raise self._phase.refusal()
             self._move(PhaseEvent.BEGIN)
             self.parts.start_again()
-            self.consumed.clear()
+            self._members.clear()
+            self._messages.clear()
             return self.ref
 
     def get_accepting(self, expected_ref: TransactionRef | None) -> TransactionRef:
@@ -93,6 +97,32 @@ class TransactionState:
             self._check_same_transaction(expected_ref)
             self.parts.check_no_failure()
             return self.ref
+
+    def note_member(self, group: str, member_id: str | None) -> None:
+        """Note who commits offsets of a group. Raises InvalidRequest: another member of it has done so before."""
+        with self.lock.own:
+            if (other := self._members.setdefault(group, member_id)) != member_id:
+                raise InvalidRequest(
+                    f"Offsets of two members of the group {group} in one transaction.", found=member_id, expected=other
+                )
+
+    def add_messages(
+        self, ref: TransactionRef, group: str, member_id: str | None, messages: Iterable[Acknowledgement]
+    ) -> None:
+        """Add messages of a queue group for the commit. Raises what `note_member` and `get_accepting` raise."""
+        with self.lock.own:
+            self.get_accepting(ref)
+            self.note_member(group, member_id)
+            self._messages.setdefault(group, []).extend(messages)
+
+    def build_acknowledgements(self, ref: TransactionRef) -> list[Acknowledge]:
+        """Return the requests that make the messages of queue groups part of the transaction."""
+        messages = self._messages.items()
+        return [Acknowledge(group, self._members[group] or "", listed, ref) for group, listed in messages if listed]
+
+    def forget_messages(self) -> None:
+        """Forget the messages, which the sequencer has now. The groups keep their members."""
+        self._messages.clear()
 
     def get_ref_while_ending(self) -> TransactionRef:
         """Return the transaction of a part that was accepted before the end was requested. The lock is held."""
@@ -139,6 +169,5 @@ class TransactionState:
             self._move(PhaseEvent.FINISH)
             self.ref = following
             self.parts.forget_failure()
-            self.consumed.clear()
             if batch_id is not None:
                 self.last_batch_id = max(self.last_batch_id, batch_id)

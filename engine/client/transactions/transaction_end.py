@@ -24,19 +24,23 @@ class TransactionEnder:
         self._state, self._requests, self._take_id = state, requests, take_id
 
     def commit(self, parts: Sequence[Part], batch_id: int | None) -> list[Published | None]:
-        """Send the last parts, the offsets and the commit. See `TransactionManager.send_commit`."""
+        """Send the last parts, acknowledgements and the commit. See `TransactionManager.send_commit`."""
         state = self._state
         with state.lock.own:
             state.parts.wait_until_finished()
             state.parts.check_no_failure()
         assert state.ref is not None
         ref = state.ref
-        if not (parts or state.consumed or state.parts.count):
+        acknowledgements = state.build_acknowledgements(ref)
+        if not (parts or acknowledgements or state.parts.count):
             state.finish(ref)
             return []
-        offsets = state.consumed.build_requests(ref)
-        end = EndTransaction(ref, True, state.parts.count + len(parts) + len(offsets), batch_id)
-        letter: list[tuple[AnyRequest, Rows | None]] = [*parts, *((request, None) for request in offsets), (end, None)]
+        end = EndTransaction(ref, True, state.parts.count + len(parts) + len(acknowledgements), batch_id)
+        letter: list[tuple[AnyRequest, Rows | None]] = [
+            *parts,
+            *((request, None) for request in acknowledgements),
+            (end, None),
+        ]
         state.fallback = PhaseEvent.LOSE_REPLY
         reply = self._requests.commit(letter)
         state.fallback = PhaseEvent.REFUSE
@@ -56,9 +60,9 @@ class TransactionEnder:
             if cause is not None:
                 self._state.parts.note_failure(cause)
                 self._state.parts.check_no_failure()
-            # the sequencer has the offsets now; sending them again changes nothing
+            # The sequencer has the accepted acknowledgements now.
             self._state.parts.count += sum(answer.exception() is None for answer in reply.other_replies)
-            self._state.consumed.forget_sent()
+            self._state.forget_messages()
 
     def abort(self) -> None:
         """Send the abort. See `TransactionManager.send_abort`."""

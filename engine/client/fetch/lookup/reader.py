@@ -9,7 +9,6 @@ Then it starts again, as it does if a merge went beyond its watermark (the table
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 import pyarrow as pa
@@ -80,11 +79,6 @@ class Reader:
     def decided_step(self) -> int:
         """The last step that changed more than the lease, as of the last `refresh`; 0 if the loaded tables hold it."""
         return self._view.decided_step
-
-    @property
-    def age_ms(self) -> float:
-        """The time since the last `refresh` that worked; infinite if the next one must load everything."""
-        return inf if self._based_at_ms is None else self._clock.steady_ms() - self._refreshed_at_ms
 
     def refresh(self, checks_end: bool = False) -> State:
         """Return the state as of the newest step. This is cheap while little has happened since the last call.
