@@ -67,7 +67,6 @@ class _MemberRecord:
         polls: how often it had polled, by its newest beat.
         joined_at_ms: when it joined. A member that was lost and has come back is observed from the beginning.
         interval_ms: how often it beats. 0: unknown.
-        process: identity of its process. "": unknown.
         confirmed_ms: when a beat that may be older than this term has been unchanged for long enough to end the
             session. None: the beat is of this term.
     """
@@ -78,7 +77,6 @@ class _MemberRecord:
     polls: int = -1
     joined_at_ms: int | None = None
     interval_ms: int = 0
-    process: str = ""
     confirmed_ms: int | None = None
 
     def deadline_ms(self, member: GroupMember) -> int:
@@ -119,12 +117,13 @@ class Attendance:
             silent = self._take_reading(state, running)
         if self._running is None and self.due_in_ms(state) == 0:
             self._running_since_ms = self._clock.steady_ms()
-            members = set(_list_members(state)) if self._is_first_reading else None
+            members = _list_members(state)
+            first_members = set(members) if self._is_first_reading else None
             needs_objects = self._is_first_reading or self._needs_objects or not self._all_beat_on_lines(state)
             self._needs_objects = False
-            processes = {record.process for record in self._records.values() if record.process}
+            processes = {member.process for member in members.values() if member.process}
             self._running = self._executor.submit(
-                self._read, self._find_abandoned_beats(), members, processes, needs_objects
+                self._read, self._find_abandoned_beats(), first_members, processes, needs_objects
             )
         return silent
 
@@ -253,8 +252,7 @@ class Attendance:
         elif record.marks.get(beats_id) != beat.number:
             record.beat_ms, record.confirmed_ms = reading.began_ms, None
         record.marks[beats_id] = beat.number
-        if beating.process:
-            record.interval_ms, record.process = beating.interval_ms, beating.process
+        record.interval_ms = beating.interval_ms or record.interval_ms  # a note does not know it
         if record.polls < beating.polls:  # a note, or a beat that outlived its thread, has a lower count
             record.polls, record.poll_ms = beating.polls, reading.began_ms
 
@@ -279,7 +277,7 @@ class Attendance:
             deadlines.append(deadline_ms)
             if reason == "session" and not reading.has_objects:  # its process may have begun to write objects
                 reason, self._needs_objects = "", True
-            if record.process in reading.gone and member.instance_id is None:
+            if member.process in reading.gone and member.instance_id is None:
                 reason = "process"
             if reason:
                 yield MemberSilent(*key, reason)

@@ -66,7 +66,7 @@ class BeatReader:
             abandoned: ids of beats.
             first_members: all members in the first reading of a term, else None. A member without a beat gets one,
                 which tells the next leader for how long it has had none.
-            processes: identities of the processes whose members are known.
+            processes: identities of the members' processes.
             needs_objects: whether to read objects, too, and not only lines.
         """
         began_ms = self._clock.steady_ms()
@@ -84,7 +84,6 @@ class BeatReader:
         for beat in [] if self.line_beats is None else self.line_beats.read_all():
             if beat.beats_id not in beats or beats[beat.beats_id].number < beat.number:
                 beats[beat.beats_id] = NewestBeat(beat.number, beat.members, 0)
-        processes |= {beating.process for beat in beats.values() for beating in beat.members or () if beating.process}
         gone = {process for process in processes if is_process_gone(process, own)}
         if first_members and all(beat.members is not None for beat in beats.values()):
             named = {(beating.group, beating.member_id) for beat in beats.values() for beating in beat.members or ()}

@@ -58,6 +58,7 @@ class MemberRow:
     host: str | None = column(TEXT, "Name of its machine.", nullable=True)
     process_id: int | None = column(INT64, "Its process id.", nullable=True)
     assignors: list[str] = column(pa.list_(TEXT), "Assignors that it supports, best first; empty: all.")
+    process: str = column(TEXT, "Boot, namespaces, id and start time of its process; empty: not known.")
     removed: bool = column(BOOL, "Whether it left or was lost.")
 
 

@@ -40,9 +40,18 @@ class Scene:
         overdue = OverdueMembers(OverdueNotes(self.files), self.clock)
         return Attendance(self.beats, overdue, self.clock, AtOnce())
 
-    def join(self, *members: str, poll_ms: int = 300_000) -> None:
+    def join(self, *members: str, poll_ms: int = 300_000, process: str = "elsewhere") -> None:
         for member in members:
-            self.mq.ask(JoinGroup("g", member, ["t"], session_timeout_ms=SESSION_MS, max_poll_interval_ms=poll_ms))
+            self.mq.ask(
+                JoinGroup(
+                    "g",
+                    member,
+                    ["t"],
+                    session_timeout_ms=SESSION_MS,
+                    max_poll_interval_ms=poll_ms,
+                    process=process,
+                )
+            )
 
     def beat(self, beats_id: str, *members: str, polls: int = 0) -> None:
         self.numbers[beats_id] = self.numbers.get(beats_id, 0) + 1
@@ -293,19 +302,19 @@ def test_a_member_whose_heartbeats_stop_is_noted_before_its_session_ends(tmp_pat
     for _ in range(3):
         for name, member in (("a", "C1"), ("b", "C2")):
             number = scene.numbers[name] = scene.numbers.get(name, 0) + 1
-            scene.beats.put(name, number, encode_beat([MemberBeat("g", member, number, 1_000, "elsewhere")]))
+            scene.beats.put(name, number, encode_beat([MemberBeat("g", member, number, 1_000)]))
         scene.pass_ms(1_000)
     for _ in range(5):
         number = scene.numbers["a"] = scene.numbers["a"] + 1
-        scene.beats.put("a", number, encode_beat([MemberBeat("g", "C1", number, 1_000, "elsewhere")]))
+        scene.beats.put("a", number, encode_beat([MemberBeat("g", "C1", number, 1_000)]))
         assert scene.pass_ms(1_000) == []
     assert read_note(scene) == [("C2", 5_000, None)]
     (first,) = scene.files.list("overdue")
     scene.pass_ms(1_000)
     assert scene.files.list("overdue") == [first], "the same silence is written once"
-    scene.beats.put("b", 4, encode_beat([MemberBeat("g", "C2", 4, 1_000, "elsewhere")]))
+    scene.beats.put("b", 4, encode_beat([MemberBeat("g", "C2", 4, 1_000)]))
     scene.pass_ms(1_000)
-    scene.beats.put("a", number + 1, encode_beat([MemberBeat("g", "C1", number + 1, 1_000, "elsewhere")]))
+    scene.beats.put("a", number + 1, encode_beat([MemberBeat("g", "C1", number + 1, 1_000)]))
     scene.pass_ms(1_000)
     assert read_note(scene) == []
     assert scene.files.list("overdue") == []

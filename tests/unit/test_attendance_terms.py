@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from unit.test_attendance import SESSION_MS, Scene
 
+import lakemq
 from lakemq.engine.namespace.processes.process_identity import is_process_gone, read_own_identity
 from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
@@ -31,9 +32,9 @@ class Terms(Scene):
         self.attendance = self.make_attendance()
         return self.look()
 
-    def beat_as(self, beats_id: str, member: str, process: str = "", age_ms: int = 0) -> None:
+    def beat_as(self, beats_id: str, member: str, age_ms: int = 0) -> None:
         self.numbers[beats_id] = number = self.numbers.get(beats_id, 0) + 1
-        self.beats.put(beats_id, number, encode_beat([MemberBeat("g", member, 1, INTERVAL_MS, process or "elsewhere")]))
+        self.beats.put(beats_id, number, encode_beat([MemberBeat("g", member, 1, INTERVAL_MS)]))
         self.age(beats_id, age_ms)
 
     def age(self, beats_id: str, age_ms: int) -> None:
@@ -108,7 +109,7 @@ def test_sessions_begin_again_if_the_store_has_no_time(scene: Terms, monkeypatch
 
 def test_interval_of_beats_decides_how_long_a_member_is_watched(scene: Terms) -> None:
     scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=100_000))
-    scene.beats.put("a", 1, encode_beat([MemberBeat("g", "C1", 1, 20_000, "elsewhere")]))
+    scene.beats.put("a", 1, encode_beat([MemberBeat("g", "C1", 1, 20_000)]))
     scene.age("a", HOUR_MS)
     scene.lead()
     assert scene.wait_ms(MAX_READ_GAP_MS + 40_000) == []
@@ -257,11 +258,11 @@ def start_and_end_process() -> str:
 @pytest.mark.slow
 def test_a_member_whose_process_has_ended_is_lost_at_once_unless_it_is_static(scene: Terms) -> None:
     identity = start_and_end_process()
-    scene.join("C1", "C2")
-    scene.mq.ask(JoinGroup("g", "C3", ["t"], instance_id="host", session_timeout_ms=SESSION_MS))
-    scene.beat_as("a", "C1", identity)
-    scene.beat_as("b", "C2", read_own_identity())
-    scene.beat_as("c", "C3", identity)
+    scene.join("C1", process=identity)
+    scene.join("C2", process=read_own_identity())
+    scene.mq.ask(JoinGroup("g", "C3", ["t"], instance_id="host", session_timeout_ms=SESSION_MS, process=identity))
+    for beats_id, member in ("b", "C2"), ("c", "C3"):
+        scene.beat_as(beats_id, member)
     assert scene.lead() == [("C1", "process")]
 
 
@@ -315,5 +316,35 @@ def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
 def test_beats_of_older_and_newer_versions_are_read() -> None:
     """Processes of two versions may work in one namespace."""
     assert decode_beat(msgspec.msgpack.encode([["g", "m", 3]])) == [MemberBeat("g", "m", 3)]
-    longer = msgspec.msgpack.encode([["g", "m", 3, 200, "p", "of a later version"]])
-    assert decode_beat(longer) == [MemberBeat("g", "m", 3, 200, "p")]
+    longer = msgspec.msgpack.encode([["g", "m", 3, 200, "of a later version"]])
+    assert decode_beat(longer) == [MemberBeat("g", "m", 3, 200)]
+
+
+KILLED_JOB = """
+import os, signal, sys
+import pyarrow as pa
+import lakemq
+mq = lakemq.connect(sys.argv[1], create=True)
+mq.serving()
+mq.topics.create("t", 2)
+mq.publish("t", pa.table({"value": [f"{n}" for n in range(20)], "partition": [n % 2 for n in range(20)]}))
+options = {"auto_offset_reset": "earliest", "session_timeout_ms": 600_000}
+consumer = mq.consumer("g", topics=["t"], protocol=sys.argv[2], **options)
+assert consumer.poll(timeout_ms=60_000)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@needs_identity
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["cooperative", pytest.param("queue", marks=pytest.mark.extended)])
+def test_next_run_of_a_killed_job_does_not_wait_for_its_session(tmp_path: Path, protocol: str) -> None:
+    """The killed process served and consumed, so its heartbeats are gone with its lines."""
+    path = str(tmp_path / "mq")
+    subprocess.run([sys.executable, "-c", KILLED_JOB, path, protocol], check=False)
+    with lakemq.connect(path) as mq, mq.serving(), mq.consumer("g", topics=["t"]) as consumer:
+        values = set[bytes | None]()
+        deadline_s = time.monotonic() + 120
+        while len(values) < 20:
+            assert time.monotonic() < deadline_s, values
+            values |= {message.value for message in consumer.poll(timeout_ms=1_000)}

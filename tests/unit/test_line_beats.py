@@ -37,10 +37,8 @@ from lakemq.tables.storage.object_stores.files import LocalFiles
 INTERVAL_MS = 200
 
 
-def beat_frame(
-    number: int, *members: str, polls: int = 0, process: str = "elsewhere", interval_ms: int = INTERVAL_MS
-) -> bytes:
-    beatings = [MemberBeat("g", member, polls, interval_ms, process) for member in members]
+def beat_frame(number: int, *members: str, polls: int = 0, interval_ms: int = INTERVAL_MS) -> bytes:
+    beatings = [MemberBeat("g", member, polls, interval_ms) for member in members]
     return encode_beat_frame(LineBeat("a", number, encode_beat(beatings)))
 
 
@@ -260,10 +258,10 @@ time.sleep(600)
 
 @needs_identity
 def test_a_killed_process_is_noticed_although_it_wrote_no_object(scene: LineScene) -> None:
-    scene.join("C1")
     with subprocess.Popen([sys.executable, "-c", IDENTIFY], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        scene.beat_on_line("C1", process=process.stdout.readline().strip())
+        scene.join("C1", process=process.stdout.readline().strip())
+        scene.beat_on_line("C1")
         assert scene.look() == []
         scene.line.socket.close()
         until(lambda: scene.lines.beats.has_lost)

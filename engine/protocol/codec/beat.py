@@ -8,15 +8,13 @@ import msgspec
 class MemberBeat(msgspec.Struct, frozen=True, array_like=True):
     """The heartbeat of a member.
 
-    polls: how often it has polled so far. interval_ms: the time between heartbeats; 0: not known. process: the process
-    that it lives in (`namespace.process_identity`); empty: not known.
+    polls: how often it has polled so far. interval_ms: the time between heartbeats; 0: not known.
     """
 
     group: str
     member_id: str
     polls: int
     interval_ms: int = 0
-    process: str = ""
 
 
 _decoder = msgspec.msgpack.Decoder(list[MemberBeat])

@@ -86,6 +86,7 @@ def _build_member_row(state: State, group: str, member_id: str) -> MemberRow:
         host=member.host if member else None,
         process_id=member.process_id if member else None,
         assignors=list(member.assignors) if member else [],
+        process=member.process if member else "",
         removed=member is None,
     )
 
@@ -234,6 +235,7 @@ def _restore_members(state: State, rows: pa.Table) -> None:
             row.host,
             row.process_id,
             tuple(row.assignors or ()),
+            row.process,
         )
         if row.instance_id is not None:
             group.instances[row.instance_id] = row.member_id

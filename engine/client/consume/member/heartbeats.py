@@ -17,7 +17,6 @@ from lakemq.tables.storage.coordination.beats import Beats
 
 from ....namespace.follow_frames import LineBeat
 from ....namespace.processes.process import start_thread
-from ....namespace.processes.process_identity import read_own_identity
 from ....protocol.codec.beat import MemberBeat, encode_beat
 from ...requests.follow_line import FollowLine
 
@@ -38,9 +37,9 @@ class Heartbeat:
         """Count a poll. The group loses a member that lives but does not poll."""
         self.polls += 1
 
-    def build_beating(self, process: str) -> MemberBeat:
+    def build_beating(self) -> MemberBeat:
         """Return what the next heartbeat says of the member."""
-        return MemberBeat(self.group, self.member_id, self.polls, self.interval_ms, process)
+        return MemberBeat(self.group, self.member_id, self.polls, self.interval_ms)
 
     def stop(self) -> None:
         """Send no more heartbeats for this member."""
@@ -99,10 +98,9 @@ class HeartbeatThread:
 
     def _run(self) -> None:
         sender = _BeatSender(self._new_id(), self._new_line, self._beats, self._try_to)
-        process = read_own_identity()
         while True:
             with self._changed:
-                beatings = [heartbeat.build_beating(process) for heartbeat in self._heartbeats]
+                beatings = [heartbeat.build_beating() for heartbeat in self._heartbeats]
                 self._has_news = False
                 if not beatings:
                     self._thread = None

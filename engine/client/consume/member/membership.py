@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from ....namespace.processes.process_identity import read_own_identity
 from ....protocol.errors import FencedInstanceId, LakeMQError, UnknownMemberId
 from ....protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
 from ....protocol.values.queues.deliveries import Acknowledge, Acknowledgement, Acquire, WantedMessages
@@ -85,6 +86,7 @@ class Membership:
         self._query_groups = query_groups
         self.group, self._isolation, self.options = group, isolation, options
         self._views = ViewBuilder(group, isolation)
+        self._process = read_own_identity()
         self.member_id = ""
         self.answered_count = 0
         """How many of the requests were answered that the member did not wait for."""
@@ -179,6 +181,7 @@ class Membership:
             read_host(),
             os.getpid(),
             list(options.assignors),
+            self._process,
         )
 
     @property

@@ -224,6 +224,7 @@ def add_member(state: State, record: MemberJoined, segments: Segments) -> None:
         record.host,
         record.process_id,
         tuple(record.assignors),
+        record.process,
     )
     # only for a member that changes its assignors; a new member starts a new epoch in any case
     assignor = group.chosen_assignor if before and before.assignors != member.assignors else None

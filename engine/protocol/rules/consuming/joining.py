@@ -63,6 +63,7 @@ def decide_join(state: State, request: JoinGroup, inputs: DecisionInputs) -> Dec
         request.host,
         request.process_id,
         list(dict.fromkeys(request.assignors)),
+        request.process,
     )
     if _is_repeat(current, joined):
         return Decision(Done())
@@ -81,7 +82,7 @@ def _check_joining(request: JoinGroup) -> None:
     for label, text in ("a member id", request.member_id), ("an instance id", request.instance_id):
         if text is not None and not 1 <= len(text) <= MAX_LENGTH:
             raise InvalidRequest(f"This is not {label}.", found=shorten(text), expected=f"1 to {MAX_LENGTH} characters")
-    for label, name in ("client id", request.client_id), ("host", request.host):
+    for label, name in ("client id", request.client_id), ("host", request.host), ("process", request.process):
         if name is not None and len(name) > MAX_LENGTH:
             raise InvalidRequest(
                 f"The {label} is too long.", found=len(name), expected=f"at most {MAX_LENGTH} characters"

@@ -94,7 +94,7 @@ class GroupMember:
     """A member of a group.
 
     number: grows in the order in which members joined. client_id, host, process_id: where the member runs, for people.
-    assignors: those that it supports, the best first; () if it supports all.
+    assignors: those that it supports, the best first; () if it supports all. process: as in `JoinGroup`.
     """
 
     member_id: str
@@ -110,6 +110,7 @@ class GroupMember:
     host: str | None = None
     process_id: int | None = None
     assignors: tuple[str, ...] = ()
+    process: str = ""
 
 
 @dataclass

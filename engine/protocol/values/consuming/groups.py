@@ -36,7 +36,8 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
     with it takes the place of the old one. topics: names. pattern: the pattern from which the client has them. config:
     settings of the group; an existing group must have the same. bound: what the member had when it was lost; it gets
     back what nobody else owns. is_member: the member must exist and only changes its wishes. client_id, host,
-    process_id: where the member runs, for people. assignors: those that it supports, the best first; none if it
+    process_id: where the member runs, for people. process: identity of its process, by which a leader on the same
+    machine sees that it has ended; empty: not known. assignors: those that it supports, the best first; none if it
     supports all.
 
     The defaults belong to the wire format: a letter leaves out values that equal them, so they never change. The
@@ -58,6 +59,7 @@ class JoinGroup(Request, frozen=True, tag="join_group"):
     host: str | None = None
     process_id: Count | None = None
     assignors: list[str] = []
+    process: str = ""
 
 
 class LeaveGroup(Request, frozen=True, tag="leave_group"):
@@ -143,6 +145,7 @@ class MemberJoined(GroupRecord, frozen=True, tag="member_joined"):
     host: str | None = None
     process_id: int | None = None
     assignors: list[str] = []
+    process: str = ""
 
 
 class MemberLeft(GroupRecord, frozen=True, tag="member_left"):
