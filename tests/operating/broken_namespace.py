@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import lakemq
+from lakemq.jobs.state.leadership import read_leadership
 
 ROLES = Path(__file__).with_name("roles.py")
 COMMAND = [sys.executable, "-m", "lakemq.jobs.cli"]
@@ -53,10 +54,10 @@ class BrokenNamespace:
 
     @contextmanager
     def stopped_sequencer(self) -> Iterator[None]:
-        """Stop the sequencer, as a debugger or a frozen machine does, for longer than a lease."""
+        """Stop the sequencer, as a debugger or a frozen machine does, and wait until it counts as silent."""
         self.sequencer.send_signal(signal.SIGSTOP)
         try:
-            time.sleep(LEASE_MS / 1000 + 3)
+            _wait(lambda: _is_silent(self.path), "silence of the sequencer")
             yield
         finally:
             self.sequencer.send_signal(signal.SIGCONT)
@@ -163,6 +164,11 @@ def _publish_orders(mq: lakemq.Connection) -> None:
 def _all_owned(mq: lakemq.Connection) -> bool:
     owners = {assignment.owner for assignment in mq.groups.assignments("billing")}
     return len(owners) == 2 and None not in owners
+
+
+def _is_silent(path: Path) -> bool:
+    with lakemq.connect(str(path)) as mq, mq.observer().look() as observation:
+        return read_leadership(mq, observation).is_silent
 
 
 def _wait_until_broken(mq: lakemq.Connection) -> None:

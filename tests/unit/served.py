@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.processes.clock import Clock
 from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
@@ -19,8 +21,15 @@ _numbers = itertools.count(1)
 
 
 @contextmanager
-def served(folder: Path, **settings: Any) -> Iterator[Connection]:
-    with lakemq.connect(str(folder / "mq"), create=True, config={**CONFIG, **settings}) as mq:
+def served(folder: Path, clock: Clock | None = None, **settings: Any) -> Iterator[Connection]:
+    """Serve a namespace.
+
+    clock: that of its leader and of the connection, if it is not the machine's. A test may put it ahead: the lease is
+    long, because the time of a new term would be the store's again.
+    """
+    lease = {"lease.ms": 300_000} if clock else {}
+    config = load_config(overrides={**CONFIG, **lease, **settings})
+    with Connection(open_namespace(str(folder / "mq"), config, create=True), clock=clock) as mq:
         mq.serving()
         yield mq
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clocks import AheadClock
 from typer.testing import CliRunner
 from unit.served import CONFIG, create_quick_topic, now_ms, run_sql, served, until, values, wait_for_messages
 
@@ -58,21 +59,26 @@ def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monk
 @pytest.mark.slow
 @pytest.mark.extended
 def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
+    clock = AheadClock()
     with served(tmp_path) as mq:
         topic = create_quick_topic(mq)
         padding = "x" * 1000
-        due_ms = [now_ms() + 1000 + i for i in range(0, 300, 100)]
+        due_ms = [now_ms() + 100_000 + i for i in range(0, 300, 100)]
         before = set((tmp_path / "mq" / "messages").glob("*.parquet"))
         table = pa.table({"value": [padding] * 3, "deliver_at": due_ms})
         mq.publish(topic, table)
-        mq.publish(topic, pa.table({"value": ["few"]}), delay_ms=1_500)
+        mq.publish(topic, pa.table({"value": ["few"]}), delay_ms=100_500)
         (lost,) = set((tmp_path / "mq" / "messages").glob("*.parquet")) - before
     lost.rename(tmp_path / "lost")
-    with served(tmp_path) as mq:
+    with served(tmp_path, clock) as mq:
+        until(lambda: mq.state().leader != "")
+        clock.ahead_ms += 101_000
         wait_for_messages(mq, topic, 1)
         assert values(mq, topic) == ["few"]
     (tmp_path / "lost").rename(lost)
-    with served(tmp_path) as mq:
+    with served(tmp_path, clock) as mq:
+        until(lambda: mq.state().leader != "")  # from now on the time of steps follows the clock
+        clock.ahead_ms += 101_000
         wait_for_messages(mq, topic, 4)
         assert len(values(mq, topic)) == 4
 
@@ -110,13 +116,15 @@ def test_views_show_waiting_and_ended_delays(tmp_path: Path) -> None:
 @pytest.mark.extended
 def test_delayed_history_counts_each_message_by_its_outcome(tmp_path: Path) -> None:
     """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
-    with served(tmp_path) as mq:
+    clock = AheadClock()
+    with served(tmp_path, clock) as mq:
         topic = create_quick_topic(mq)
-        due_ms = now_ms() + 3_000
+        due_ms = now_ms() + 100_000
         receipts = mq.publish(topic, pa.table({"value": list("abcdefghij")}), deliver_at=due_ms).receipts()
         texts = receipts.column("receipt").to_pylist()
         assert mq.delayed.cancel_all(texts[1:8]) == ["cancelled"] * 7
         assert mq.delayed.reschedule(texts[9], delay_ms=10**9).outcome == "rescheduled"
+        clock.ahead_ms += 100_000
         wait_for_messages(mq, topic, 2)
         doomed = create_quick_topic(mq)
         mq.publish(doomed, pa.table({"value": ["x", "y"]}), delay_ms=10**9)

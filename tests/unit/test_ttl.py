@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clocks import AheadClock
 from typer.testing import CliRunner
 from unit.consuming import take_messages, texts
-from unit.served import new_name, new_topic, now_ms, served, until, values
+from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
@@ -26,12 +27,14 @@ from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
 from lakemq.jobs.cli import app
 from lakemq.tables.specs.messages import MAX_TTL_MS
 
-LONG_MS, SHORT_MS = 3_600_000, 60
+LONG_MS, SHORT_MS = 3_600_000, 20_000
+CLOCK = AheadClock()
+"""The clock of the namespace. It goes ahead when messages are to expire, and sessions of members are longer."""
 
 
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with served(tmp_path_factory.mktemp("ttl"), **{"project.interval.ms": 50}) as connection:
+    with served(tmp_path_factory.mktemp("ttl"), CLOCK, **{"project.interval.ms": 50}) as connection:
         yield connection
 
 
@@ -40,9 +43,8 @@ def read_all_values(mq: Connection, topic: str) -> list[str]:
 
 
 def age(mq: Connection, ms: int = SHORT_MS) -> None:
-    """Let time pass, and take a step after it: expiry is judged by the time of the newest step."""
-    end_ms = now_ms() + ms + 20
-    until(lambda: now_ms() > end_ms)
+    """Let the clock go ahead, and take a step after it: expiry is judged by the time of the newest step."""
+    CLOCK.ahead_ms += ms + 1
     mq.topics.create(new_name("later"), 1)
 
 
@@ -111,18 +113,19 @@ def test_topic_sets_the_ttl_of_messages_without_their_own(mq: Connection) -> Non
 def test_ttl_of_a_delayed_message_counts_from_its_release(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.topics.alter(topic, {"delay.slot.ms": 10})
-    mq.delayed.schedule(topic, "short", delay_ms=2_000, ttl_ms=1_500)
-    mq.delayed.schedule(topic, "long", delay_ms=2_000, ttl_ms=LONG_MS)
+    mq.delayed.schedule(topic, "short", delay_ms=30_000, ttl_ms=SHORT_MS)
+    mq.delayed.schedule(topic, "long", delay_ms=30_000, ttl_ms=LONG_MS)
+    age(mq, 30_000)
     until(lambda: values(mq, topic) == ["short", "long"])
-    age(mq, 1_500)
+    age(mq)
     assert values(mq, topic) == ["long"]
 
 
 def test_fetched_messages_stay_the_same_after_they_expire(mq: Connection) -> None:
-    topic, ttl_ms = new_topic(mq), 2_000  # it is fetched before that, also on a slow machine
-    mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [ttl_ms, None]}))
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"value": ["a", "b"], "ttl_ms": [SHORT_MS, None]}))
     fetched = mq.fetch(topic)
-    age(mq, ttl_ms)
+    age(mq)
     assert texts(fetched) == ["a", "b"]
     assert [message.value for message in fetched] == [b"a", b"b"]
 
@@ -216,12 +219,14 @@ def test_queue_makes_an_expired_message_a_dead_letter(mq: Connection) -> None:
 @pytest.mark.slow
 def test_returned_message_expires_before_its_redelivery(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
-    mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=3_000)  # it arrives before that, also on a slow machine
+    ttl_ms = 10_000  # its member waits so long
+    mq.publish(topic, pa.table({"value": ["brief"]}), ttl_ms=ttl_ms)
     with member(mq, topic, group) as consumer:
-        consumer.nack(take_messages(consumer, 1), delay_ms=3_100)
+        consumer.nack(take_messages(consumer, 1), delay_ms=ttl_ms)
+        consumer.flush()
         mq.publish(topic, pa.table({"value": ["next"]}))
         assert [message.value for message in take_messages(consumer, 1)] == [b"next"]
-        age(mq, 3_100)
+        age(mq, ttl_ms)
         until(lambda: not consumer.poll(timeout_ms=20) and mq.groups.describe(group).expired == 1)
 
 
