@@ -159,7 +159,7 @@ def test_a_large_publish_on_a_full_disk_leaves_nothing_behind(disk: Path):
 
 
 @pytest.mark.extended
-def test_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixture):
+def test_serve_survives_a_disk_that_becomes_read_only(disk: Path, caplog: pytest.LogCaptureFixture):
     """Publishing fails, and reading goes on. Publishing goes on when the disk can be written again.
 
     A letter that went on a line may have been decided, as far as the client can tell. One that did not is refused.

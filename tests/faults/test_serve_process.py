@@ -157,7 +157,7 @@ def test_lines_of_a_pipe_are_published_as_they_come(path: Path, start: Callable[
 
 
 @pytest.mark.extended
-def test_a_command_goes_on_when_the_sequencer_stops(path: Path, start: Callable[..., Process]) -> None:
+def test_command_continues_when_the_sequencer_stops(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.wait_for_line("leads with")
     lakemq(path, "topics", "create", "t")
@@ -189,7 +189,7 @@ def test_a_command_that_is_terminated_hands_its_lease_over(path: Path, start: Ca
 
 
 @pytest.mark.extended
-def test_a_reader_that_has_enough_is_no_error(path: Path) -> None:
+def test_closed_pipe_of_a_reader_is_no_error(path: Path) -> None:
     lakemq(path, "topics", "create", "t")
     lakemq(path, "publish", "--topic", "t", stdin="".join(f"{i}\n" for i in range(50_000)))
     fetch = subprocess.Popen(
@@ -205,7 +205,9 @@ def test_a_reader_that_has_enough_is_no_error(path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_the_scripts_for_spark_submit_do_the_same(path: Path, start: Callable[..., Process], tmp_path: Path) -> None:
+def test_scripts_for_spark_submit_serve_as_the_command_does(
+    path: Path, start: Callable[..., Process], tmp_path: Path
+) -> None:
     serving = start(command=[sys.executable, str(JOBS / "serve.py")])
     serving.wait_for_line("leads with epoch 1")
     lakemq(path, "topics", "create", "t")
@@ -239,7 +241,7 @@ time.sleep(600)
 
 
 @pytest.mark.extended
-def test_a_second_signal_ends_it_at_once(path: Path, start: Callable[..., Process]) -> None:
+def test_second_signal_ends_serve_at_once(path: Path, start: Callable[..., Process]) -> None:
     serving = start("serve")
     serving.wait_for_line("leads with epoch 1")
     # both signals wait when it goes on, so it has no time to end in good order in between

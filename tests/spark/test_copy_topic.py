@@ -128,7 +128,7 @@ def test_copy_killed_at_crash_point_goes_on_where_it_was(own_mq: Connection, poi
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
-def test_of_two_copies_the_older_one_is_fenced(own_mq: Connection) -> None:
+def test_older_of_two_copies_is_fenced(own_mq: Connection) -> None:
     """A job that hangs, and wakes after its successor has started, commits nothing more."""
     zombie = job(own_mq, "--follow")
     deadline_s = time.monotonic() + 60
@@ -160,7 +160,7 @@ def test_copies_of_a_group_share_the_work(own_mq: Connection) -> None:
 
 @pytest.mark.extended
 @pytest.mark.usefixtures("spark")
-def test_what_is_copied_is_what_the_expressions_say(own_mq: Connection) -> None:
+def test_copy_has_the_keys_and_rows_of_its_expressions(own_mq: Connection) -> None:
     assert (
         run(own_mq, "--where", "cast(cast(value AS string) AS int) % 2 = 0", "--key", "upper(cast(key AS string))") == 0
     )

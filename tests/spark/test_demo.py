@@ -88,7 +88,7 @@ def test_a_folder_with_other_files_is_left_alone(
     assert "is a file" in capsys.readouterr().err
 
 
-def test_what_a_killed_demo_left_is_removed(tmp_path: Path) -> None:
+def test_next_demo_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     with take_folder(tmp_path / "kept"):
         for name in ("nyc/watermarks/part.parquet", "report.html"):
             path = tmp_path / "kept" / name

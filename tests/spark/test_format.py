@@ -132,7 +132,7 @@ def test_a_dataframe_keeps_its_messages_and_the_next_load_sees_new_ones(
 
 
 @pytest.mark.extended
-def test_what_cannot_be_read_is_said(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
+def test_error_of_a_wrong_read_reaches_the_user(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     with pytest.raises(PySparkException, match="did you mean subscribe"):
         read_topic(spark, path, subscrbe=topic)
     with pytest.raises(PySparkException, match="UNKNOWN_TOPIC_OR_PARTITION"):

@@ -162,7 +162,9 @@ def test_an_error_of_a_batch_ends_the_stream_and_the_batch_is_tried_again(
 
 
 @pytest.mark.extended
-def test_what_cannot_be_published_ends_the_stream(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_published_end_the_stream(
+    mq: Connection, topic: str, source: Source, tmp_path: Path
+) -> None:
     source.add("a")
     with pytest.raises(PySparkException, match="UNKNOWN_TOPIC_OR_PARTITION"):
         publish_by_sink(mq, topic, source.stream(), tmp_path / "first")

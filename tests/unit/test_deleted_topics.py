@@ -29,7 +29,7 @@ def commit(mq: Harness, group: str, topic: str, partition: int = 0) -> None:
     assert mq.one(CommitOffsets(group, [OffsetCommit(topic, partition, 0)])) == Done()
 
 
-def test_groups_forget_what_they_committed_of_it(mq: Harness) -> None:
+def test_groups_forget_the_offsets_of_a_deleted_topic(mq: Harness) -> None:
     for group, topic, partition in (("g", "t", 0), ("g", "t", 1), ("g", "u", 0), ("h", "t", 1)):
         commit(mq, group, topic, partition)
     mq.one(DeleteTopic("t"))
@@ -38,7 +38,7 @@ def test_groups_forget_what_they_committed_of_it(mq: Harness) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_the_tables_forget_it_with_their_next_whole_merge(mq: Harness, size: int) -> None:
+def test_whole_merge_removes_the_rows_of_a_deleted_topic(mq: Harness, size: int) -> None:
     commit(mq, "g", "t")
     commit(mq, "g", "u")
     mq.one(DeleteTopic("t"))

@@ -54,7 +54,7 @@ def wait_for_files(mq: Connection) -> None:
     until(lambda: read_watermark(mq.namespace.store).step >= step)
 
 
-def test_it_reads_what_a_fetch_reads_whether_it_rides_or_is_in_files(mq: Connection) -> None:
+def test_batch_equals_a_fetch_of_riding_rows_and_of_files(mq: Connection) -> None:
     topic = new_topic(mq, 3)
     with mq.producer() as producer:
         producer.send(topic, key="a", value="rides", headers=[("h", b"1")])
@@ -67,14 +67,14 @@ def test_it_reads_what_a_fetch_reads_whether_it_rides_or_is_in_files(mq: Connect
     assert read(mq, subscribe=topic).equals(mq.fetch(topic).to_arrow())
 
 
-def test_without_headers_there_is_no_such_column(mq: Connection, topic: str) -> None:
+def test_batch_without_headers_lacks_their_column(mq: Connection, topic: str) -> None:
     mq.publish(topic, table(3))
     reader = BatchReader({"path": mq.namespace.path, "subscribe": topic})
     (task,) = reader.partitions()
     assert [batch.schema.names for batch in reader.read(task)] == [FETCHED.names[:-1]]
 
 
-def test_nothing_is_no_task_and_the_one_that_spark_makes_reads_nothing(mq: Connection, topic: str) -> None:
+def test_empty_topic_has_no_task_and_sparks_own_task_reads_nothing(mq: Connection, topic: str) -> None:
     from pyspark.sql.datasource import InputPartition
 
     reader = BatchReader(options(mq, subscribe=topic))
@@ -82,7 +82,7 @@ def test_nothing_is_no_task_and_the_one_that_spark_makes_reads_nothing(mq: Conne
     assert list(reader.read(InputPartition(None))) == []
 
 
-def test_row_groups_are_cut_into_as_many_tasks_as_are_asked_for(mq: Connection, monkeypatch: Any) -> None:
+def test_row_groups_are_cut_into_the_requested_number_of_tasks(mq: Connection, monkeypatch: Any) -> None:
     topic = new_topic(mq, 3)
     for _ in range(2):
         mq.publish(topic, table(5000))
@@ -99,7 +99,7 @@ def test_row_groups_are_cut_into_as_many_tasks_as_are_asked_for(mq: Connection, 
     assert len(BatchReader(settings).partitions()) == 2  # one file each: no task opens the row group of another
 
 
-def test_messages_come_in_the_order_of_their_logs(mq: Connection, monkeypatch: Any) -> None:
+def test_messages_of_a_task_have_the_order_of_their_logs(mq: Connection, monkeypatch: Any) -> None:
     topic = new_topic(mq, 2)
     for _ in range(6):
         mq.publish(topic, table(700))
@@ -128,7 +128,7 @@ def test_many_topics_share_tasks(mq: Connection) -> None:
     assert read(mq, assign=f'{{"{names[0]}": [1]}}').column("partition").unique().to_pylist() == [1]
 
 
-def test_offsets_named(mq: Connection) -> None:
+def test_starting_and_ending_offsets_bound_a_batch(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     mq.publish(topic, table(1000))
     end = mq.end_offsets(topic)
@@ -140,7 +140,7 @@ def test_offsets_named(mq: Connection) -> None:
     assert messages.equals(mq.fetch(topic, start={0: 10, 1: 0}, end={0: 20, 1: end[1]}).to_arrow())
 
 
-def test_times_named(mq: Connection) -> None:
+def test_starting_and_ending_times_bound_a_batch(mq: Connection) -> None:
     topic = new_topic(mq)
     for second in range(3):
         rows_of = {"value": ["x"], "timestamp": pa.array([second * 1_000_000], pa.timestamp("us", "UTC"))}
@@ -167,7 +167,9 @@ def test_times_named(mq: Connection) -> None:
         ({"startingOffsetsByTimestamp": '{"TOPIC": {"0": 1, "1": 1, "2": 1}}'}, InvalidConfig),
     ],
 )
-def test_what_the_log_has_not_is_refused(mq: Connection, bounds: dict[str, str], error: type[Exception]) -> None:
+def test_missing_topics_and_partitions_are_refused(
+    mq: Connection, bounds: dict[str, str], error: type[Exception]
+) -> None:
     topic = new_topic(mq, 2)
     settings = {name: value.replace("TOPIC", topic) for name, value in bounds.items()}
     if settings.keys() <= {"startingOffsets", "startingOffsetsByTimestamp"}:
@@ -176,7 +178,7 @@ def test_what_the_log_has_not_is_refused(mq: Connection, bounds: dict[str, str],
         read(mq, **settings)
 
 
-def test_what_was_deleted_is_an_error_or_is_left_out(mq: Connection, topic: str) -> None:
+def test_deleted_messages_are_an_error_or_are_left_out(mq: Connection, topic: str) -> None:
     mq.publish(topic, table(100))
     mq.topics.delete_records(topic, {0: 40})
     settings = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 10}}}}'}
@@ -189,7 +191,7 @@ def test_what_was_deleted_is_an_error_or_is_left_out(mq: Connection, topic: str)
     assert read(mq, **beyond, failOnDataLoss="false").num_rows == 60
 
 
-def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
+def test_uncommitted_messages_are_left_out(mq: Connection, topic: str) -> None:
     txn = mq.transaction(new_name("txn"))
     with txn:
         txn.publish(topic, table(5))
@@ -198,7 +200,7 @@ def test_what_is_not_committed_is_left_out(mq: Connection, topic: str) -> None:
     assert read(mq, subscribe=topic).num_rows == 5
 
 
-def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path) -> None:
+def test_executor_reads_without_deltalake_and_duckdb(mq: Connection, topic: str, tmp_path: Path) -> None:
     mq.publish(topic, table(1000))
     reader = BatchReader(options(mq, subscribe=topic))
     (tmp_path / "task").write_bytes(pickle.dumps((reader, reader.partitions())))

@@ -23,7 +23,7 @@ remaining_ranges = st.dictionaries(
 @pytest.mark.slow
 @examples(300)
 @given(remaining_ranges, st.none() | st.integers(1, 10**13))
-def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
+def test_batch_has_as_many_offsets_as_it_may_and_no_more(
     ranges: dict[tuple[str, int], tuple[int, int]], limit: int | None
 ) -> None:
     ends = limit_ranges(ranges, limit)
@@ -34,13 +34,13 @@ def test_a_batch_has_as_many_offsets_as_it_may_and_no_more(
     assert limit_ranges(dict(reversed(ranges.items())), limit) == ends  # the order of the ranges makes no difference
 
 
-def test_partitions_share_a_batch_by_how_much_they_have() -> None:
+def test_partitions_share_a_batch_in_proportion_to_their_messages() -> None:
     ranges = {("t", 0): (0, 900), ("t", 1): (5, 105), ("t", 2): (7, 7)}
     assert limit_ranges(ranges, 100) == {"t": {0: 90, 1: 15, 2: 7}}
     assert limit_ranges(ranges, 1) == {"t": {0: 1, 1: 5, 2: 7}}
 
 
-def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
+def test_text_of_an_offset_does_not_depend_on_the_order_of_topics() -> None:
     offset = StreamOffset({"b": {10: 1, 9: 2}, "a": {0: 3}}, {"b": 2, "a": 1}, {"a": {0: 0}})
     other = StreamOffset({"a": {0: 3}, "b": {9: 2, 10: 1}}, {"a": 1, "b": 2}, {"a": {0: 0}})
     text = json.dumps(offset.to_json())
@@ -61,19 +61,19 @@ def test_an_offset_is_told_the_same_whatever_order_it_was_found_in() -> None:
         5,
     ],
 )
-def test_the_checkpoint_of_another_source_is_refused(stored: Any) -> None:
+def test_checkpoint_of_another_source_is_refused(stored: Any) -> None:
     with pytest.raises(InvalidConfig, match="a new checkpoint"):
         StreamOffset.of(stored)
 
 
-def test_what_is_lost_before_the_first_offset_takes_no_room_in_a_batch() -> None:
+def test_deleted_offsets_take_no_room_in_a_batch() -> None:
     logs = {"t": {0: Bounds(1, 1000, 1008, 1009), 1: Bounds(1, 0, 8, 8)}}
     ranges = find_available_ranges(StreamOffset({"t": {0: 5, 1: 0}}, {"t": 1}), logs)
     assert ranges == {("t", 0): (1000, 1008), ("t", 1): (0, 8)}
     assert limit_ranges(ranges, 4) == {"t": {0: 1002, 1: 2}}
 
 
-def test_what_has_come_since_is_read_from_its_beginning() -> None:
+def test_new_partitions_and_recreated_topics_are_available_from_their_start() -> None:
     start = StreamOffset({"t": {0: 5}, "made anew": {0: 5}}, {"t": 1, "made anew": 2})
     logs = {
         "t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 3, 3)},
@@ -88,7 +88,7 @@ def test_what_has_come_since_is_read_from_its_beginning() -> None:
     }
 
 
-def test_a_log_that_has_lost_its_end_is_gone_on_with_where_it_ends() -> None:
+def test_log_that_lost_its_end_continues_where_it_ends() -> None:
     start = StreamOffset({"t": {0: 50, 1: 50}}, {"t": 1})
     # an earlier batch read offsets of partition 1 that are not committed yet
     logs = {"t": {0: Bounds(1, 0, 8, 9), 1: Bounds(1, 0, 8, 60)}}

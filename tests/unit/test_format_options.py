@@ -12,7 +12,7 @@ from lakemq.errors import InvalidConfig, InvalidGroupId, LakeMQError
 READ = {"path": "data/mq", "subscribe": "orders"}
 
 
-def test_nothing_said_is_as_in_spark_s_kafka_source_but_for_isolation() -> None:
+def test_defaults_are_those_of_sparks_kafka_source_but_for_isolation() -> None:
     batch, stream = parse_batch_options(READ), parse_stream_options(READ)
     assert (batch.start, batch.end) == (OffsetBound(word="earliest"), OffsetBound(word="latest"))
     assert stream.start == OffsetBound(word="latest")
@@ -23,7 +23,7 @@ def test_nothing_said_is_as_in_spark_s_kafka_source_but_for_isolation() -> None:
     assert batch.isolation == "read_committed"
 
 
-def test_names_and_words_have_no_case_and_kafka_s_prefix_may_stay() -> None:
+def test_option_names_and_words_ignore_case_and_the_prefix_of_kafka() -> None:
     settings = {"PATH": "x", "SUBSCRIBEPATTERN": "o.*", "StartingOffsets": "Earliest", "failondataloss": "False"}
     options = parse_stream_options(
         {**settings, "kafka.isolation.level": "read_uncommitted", "kafka.group.id": "billing"}
@@ -51,27 +51,27 @@ def test_offsets_and_times_by_partition_are_json() -> None:
     assert timed.end == OffsetBound(time_ms=9, fallback="latest")
 
 
-def test_one_time_for_all_wins_over_times_and_these_over_offsets() -> None:
+def test_one_time_precedes_times_by_partition_and_these_precede_offsets() -> None:
     settings = {**READ, "startingOffsets": "earliest", "startingOffsetsByTimestamp": '{"orders": {"0": 7}}'}
     assert parse_stream_options(settings).start.times_ms == {"orders": {0: 7}}
     settings |= {"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "latest"}
     assert parse_stream_options(settings).start == OffsetBound(time_ms=5, fallback="latest")
 
 
-def test_topics_and_partitions() -> None:
+def test_topics_and_partitions_are_read_once_and_in_order() -> None:
     assert parse_batch_options({**READ, "subscribe": "a, b,a"}).selection.topics == ("a", "b")
     assigned = parse_batch_options({"path": "x", "assign": '{"a": [1, 0, 1], "b": [2]}'})
     assert assigned.selection.partitions == {"a": (0, 1), "b": (2,)}
 
 
-def test_limits_of_a_stream() -> None:
+def test_limits_of_a_stream_are_numbers_and_a_duration() -> None:
     options = parse_stream_options(
         {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     )
     assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms) == (100, 10, 30_000)
 
 
-def test_credentials_are_for_the_store_and_are_not_shown() -> None:
+def test_credentials_reach_the_store_and_are_not_shown() -> None:
     location = parse_batch_options({**READ, "storage.aws_secret_access_key": "hush"}).location
     assert location.storage_options == {"AWS_SECRET_ACCESS_KEY": "hush"}
     assert "hush" not in repr(location)
@@ -111,7 +111,7 @@ _OF_STREAMS = ("kafka.group.id", "maxOffsetsPerTrigger", "minOffsetsPerTrigger",
 
 
 @pytest.mark.parametrize("name", [*KAFKA_OPTIONS, *KAFKA_BATCH_OPTIONS])
-def test_options_of_spark_s_kafka_source_are_taken_as_they_stand(name: str) -> None:
+def test_options_of_sparks_kafka_source_are_accepted_unchanged(name: str) -> None:
     settings = {"path": "x", name: {**KAFKA_OPTIONS, **KAFKA_BATCH_OPTIONS}[name]}
     if name not in ("assign", "subscribe", "subscribePattern"):
         settings["subscribe"] = "orders"
@@ -122,7 +122,7 @@ def test_options_of_spark_s_kafka_source_are_taken_as_they_stand(name: str) -> N
 
 
 @pytest.mark.parametrize("name", KAFKA_CLIENT_OPTIONS)
-def test_options_of_kafka_s_client_are_refused(name: str) -> None:
+def test_options_of_kafkas_client_are_refused(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name.lower()):
         parse_stream_options({**READ, name: "1"})
 
@@ -157,7 +157,7 @@ BAD: list[tuple[dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("settings", "message"), BAD)
 @pytest.mark.parametrize("options_of", [parse_batch_options, parse_stream_options])
-def test_what_cannot_be_is_refused_by_name(options_of: Any, settings: dict[str, str], message: str) -> None:
+def test_invalid_option_is_refused_by_name(options_of: Any, settings: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         options_of(settings)
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused_by_name(options_of: Any, settings: dict[str, 
         ({"group.id": "g"}, "streams"),
     ],
 )
-def test_what_a_batch_has_not(settings: dict[str, str], message: str) -> None:
+def test_options_of_streams_are_refused_in_a_batch(settings: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         parse_batch_options({**READ, **settings})
 
@@ -188,17 +188,17 @@ def test_what_a_batch_has_not(settings: dict[str, str], message: str) -> None:
         {"maxTriggerDelay": "soon"},
     ],
 )
-def test_what_a_stream_has_not(settings: dict[str, str]) -> None:
+def test_options_of_batches_and_wrong_limits_are_refused_in_a_stream(settings: dict[str, str]) -> None:
     with pytest.raises(InvalidConfig):
         parse_stream_options({**READ, **settings})
 
 
-def test_a_group_has_a_group_s_name() -> None:
+def test_invalid_name_of_a_group_is_refused() -> None:
     with pytest.raises(InvalidGroupId):
         parse_stream_options({**READ, "group.id": "a/b"})
 
 
-def test_a_value_that_is_too_large_is_refused_like_any_other() -> None:
+def test_too_large_offset_is_refused() -> None:
     with pytest.raises(LakeMQError):
         parse_batch_options({**READ, "startingOffsets": json_of(2**70)})
 

@@ -69,12 +69,12 @@ class Stream:
         writer.commit(write_parts(writer, parts), batch_id)
 
 
-def test_what_tasks_write_is_published_in_their_order(mq: Connection, topic: str) -> None:
+def test_rows_are_published_in_the_order_of_their_tasks(mq: Connection, topic: str) -> None:
     write(mq, table("a", "b"), table(), table("c"), topic=topic)
     assert values(mq, topic) == ["a", "b", "c"]
 
 
-def test_all_columns_of_a_message(mq: Connection) -> None:
+def test_sink_writes_all_columns_of_a_message(mq: Connection) -> None:
     topic = new_topic(mq, 3)
     stamp = pa.array([1_000_000, None], pa.timestamp("us", "UTC"))
     headers = pa.array([[("h", b"1")], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -87,7 +87,7 @@ def test_all_columns_of_a_message(mq: Connection) -> None:
     assert all(message.headers == () for message in mq.fetch(topic, partitions=[2], start={2: 1}))
 
 
-def test_rows_name_their_topics(mq: Connection) -> None:
+def test_rows_go_to_the_topics_that_they_name(mq: Connection) -> None:
     topic, other = new_topic(mq), new_topic(mq)
     queue, level = new_name("q"), new_name("level")
     mq.topics.create(queue, 1, subscriptions=[f"{level}/>"])
@@ -101,17 +101,17 @@ def test_rows_name_their_topics(mq: Connection) -> None:
     assert refusals == [(BY_COLUMN, "INVALID_TOPIC_EXCEPTION"), *[("nobody", "UNKNOWN_TOPIC_OR_PARTITION")] * 2]
 
 
-def test_the_option_wins_over_the_column(mq: Connection, topic: str) -> None:
+def test_option_topic_precedes_the_column(mq: Connection, topic: str) -> None:
     write(mq, table("a", topic=["nobody"]), topic=topic)
     assert values(mq, topic) == ["a"]
 
 
-def test_delays(mq: Connection, topic: str) -> None:
+def test_sink_delays_rows_with_a_delay(mq: Connection, topic: str) -> None:
     write(mq, table("later", "now", delay_ms=[3_600_000, None]), topic=topic)
     assert values(mq, topic) == ["now"]
 
 
-def test_rows_that_cannot_be_messages_stop_all_or_are_left_out_and_logged(
+def test_rejected_rows_fail_the_write_or_are_logged(
     mq: Connection, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = new_name("t")
@@ -133,13 +133,13 @@ def test_rows_that_cannot_be_messages_stop_all_or_are_left_out_and_logged(
     assert values(mq, topic) == ["a", "a", "b"]
 
 
-def test_a_batch_with_a_version_is_published_once(mq: Connection, topic: str) -> None:
+def test_batch_with_a_version_is_published_once(mq: Connection, topic: str) -> None:
     for version in ("1", "1", "2", "1"):
         write(mq, table(f"v{version}"), topic=topic, txnAppId="nightly", txnVersion=version)
     assert values(mq, topic) == ["v1", "v2"]
 
 
-def test_a_batch_of_a_stream_is_published_once(mq: Connection, topic: str, tmp_path: Path) -> None:
+def test_repeated_batch_of_a_stream_is_published_once(mq: Connection, topic: str, tmp_path: Path) -> None:
     stream = Stream(mq, tmp_path / "one", topic=topic)
     stream.write(0, table("a"))
     stream.write(1, table("b"))
@@ -148,7 +148,7 @@ def test_a_batch_of_a_stream_is_published_once(mq: Connection, topic: str, tmp_p
     assert values(mq, topic) == ["a", "b", "of another stream"]
 
 
-def test_a_batch_of_a_stream_is_published_once_also_where_rows_name_topics(mq: Connection, tmp_path: Path) -> None:
+def test_repeated_batch_whose_rows_name_topics_is_published_once(mq: Connection, tmp_path: Path) -> None:
     topic, other = new_topic(mq), new_topic(mq)
     stream = Stream(mq, tmp_path / "one")
     for _ in range(2):
@@ -157,14 +157,14 @@ def test_a_batch_of_a_stream_is_published_once_also_where_rows_name_topics(mq: C
     assert (values(mq, topic), values(mq, other)) == (["a", "c"], ["b"])
 
 
-def test_files_of_tasks_that_are_not_committed_are_nobody_s(mq: Connection, topic: str) -> None:
+def test_file_of_a_task_that_ran_twice_is_published_once(mq: Connection, topic: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
     _, second = write_parts(writer, (table("a"), table("a")))  # a task that ran twice
     writer.commit([second])
     assert values(mq, topic) == ["a"]
 
 
-def test_a_topic_that_has_changed_meanwhile_stops_it(mq: Connection, topic: str) -> None:
+def test_topic_that_changed_during_the_write_fails_it(mq: Connection, topic: str) -> None:
     writer = BatchWriter({"path": mq.namespace.path, "topic": topic}, from_arrow_schema(table("a").schema), False)
     messages = write_parts(writer, (table("a"),))
     mq.topics.alter(topic, partitions=2)
@@ -189,7 +189,7 @@ def test_a_topic_that_has_changed_meanwhile_stops_it(mq: Connection, topic: str)
         ({"value": ["v"]}, {"topic": "TOPIC", "onError": "ignore"}, InvalidConfig),
     ],
 )
-def test_what_cannot_be_published_is_refused_before_a_row_is(
+def test_wrong_columns_and_options_are_refused_before_a_row_is_written(
     mq: Connection, topic: str, columns: dict[str, Any], options: dict[str, str], error: type[Exception]
 ) -> None:
     settings = {"path": mq.namespace.path, **{name: value.replace("TOPIC", topic) for name, value in options.items()}}
@@ -198,7 +198,7 @@ def test_what_cannot_be_published_is_refused_before_a_row_is(
 
 
 @pytest.mark.parametrize("odd_type", [YearMonthIntervalType(), ArrayType(YearMonthIntervalType())])
-def test_a_column_that_does_not_reach_tasks_is_refused_before_one_starts(
+def test_column_of_an_unsupported_type_is_refused_before_a_task_starts(
     mq: Connection, topic: str, odd_type: Any
 ) -> None:
     settings = {"path": mq.namespace.path, "topic": topic}
@@ -208,13 +208,13 @@ def test_a_column_that_does_not_reach_tasks_is_refused_before_one_starts(
         BatchWriter(settings, fits.add("age", odd_type), False)
 
 
-def test_what_is_published_is_not_overwritten(mq: Connection, topic: str) -> None:
+def test_overwrite_is_refused(mq: Connection, topic: str) -> None:
     settings = {"path": mq.namespace.path, "topic": topic}
     with pytest.raises(InvalidRequest):
         LakeMQDataSource(settings).writer(from_arrow_schema(table("a").schema), overwrite=True)
 
 
-def test_a_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path: Path) -> None:
+def test_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path: Path) -> None:
     settings = {"path": mq.namespace.path, "topic": topic}
     schema = from_arrow_schema(table("a").schema)
     with pytest.raises(InvalidConfig, match="checkpointLocation"):
@@ -225,7 +225,9 @@ def test_a_stream_without_an_id_is_refused(mq: Connection, topic: str, tmp_path:
 
 
 @pytest.mark.parametrize("names_topic", extended_but([True], [True, False]))
-def test_executors_need_no_delta(mq: Connection, topic: str, tmp_path: Path, names_topic: bool) -> None:
+def test_executor_writes_without_deltalake_and_duckdb(
+    mq: Connection, topic: str, tmp_path: Path, names_topic: bool
+) -> None:
     rows = table("a", topic=[topic])
     options = {"path": mq.namespace.path, **({"topic": topic} if names_topic else {})}
     writer = BatchWriter(options, from_arrow_schema(rows.schema), False)

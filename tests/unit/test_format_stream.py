@@ -80,7 +80,7 @@ def send(mq: Connection, topic: str, *values: str, partition: int | None = None)
     mq.publish(topic, pa.table(rows))
 
 
-def test_batches_follow_one_another(mq: Connection, topic: str, query: Any) -> None:
+def test_each_batch_begins_where_the_last_one_ended(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b")
     with query(subscribe=topic, startingOffsets="earliest") as stream:
         assert stream.batch() == ["a", "b"]
@@ -90,7 +90,7 @@ def test_batches_follow_one_another(mq: Connection, topic: str, query: Any) -> N
         assert stream.batch() is None
 
 
-def test_it_begins_at_the_end_and_the_checkpoint_says_where_that_was(mq: Connection, topic: str, query: Any) -> None:
+def test_stream_begins_at_the_end_and_its_checkpoint_keeps_the_place(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "before")
     checkpoint: list[str] = []
     with query(checkpoint, subscribe=topic) as stream:
@@ -101,7 +101,7 @@ def test_it_begins_at_the_end_and_the_checkpoint_says_where_that_was(mq: Connect
         assert stream.batch() == ["meanwhile"]
 
 
-def test_the_first_batch_is_the_same_for_who_repeats_it_later(mq: Connection, topic: str, query: Any) -> None:
+def test_repeated_first_batch_has_the_same_messages(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b", "c")
     checkpoint: list[str] = []
     with query(checkpoint, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2") as stream:
@@ -112,7 +112,7 @@ def test_the_first_batch_is_the_same_for_who_repeats_it_later(mq: Connection, to
         assert stream.batch() == ["c", "d"]
 
 
-def test_what_expired_since_is_in_a_batch_that_is_repeated(mq: Connection, topic: str, query: Any) -> None:
+def test_repeated_batch_has_the_messages_that_expired_since(mq: Connection, topic: str, query: Any) -> None:
     mq.publish(topic, pa.table({"value": ["a", "b", "gone"], "ttl_ms": [400, None, 0]}))
     checkpoint: list[str] = []
     with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
@@ -126,7 +126,7 @@ def test_what_expired_since_is_in_a_batch_that_is_repeated(mq: Connection, topic
         assert stream.batch() == ["b", "c"]
 
 
-def test_every_batch_is_the_same_for_who_starts_from_the_checkpoint(mq: Connection, query: Any) -> None:
+def test_all_batches_repeat_from_the_checkpoint(mq: Connection, query: Any) -> None:
     topic, checkpoint = new_topic(mq, 3), list[str]()
     batches = []
     for number in range(5):
@@ -140,7 +140,7 @@ def test_every_batch_is_the_same_for_who_starts_from_the_checkpoint(mq: Connecti
         assert sorted(read_values) == sorted(f"{n}-{i}" for n in range(5) for i in range(7))
 
 
-def test_offsets_are_written_as_startingoffsets_are(mq: Connection, topic: str, query: Any) -> None:
+def test_offsets_of_a_batch_are_valid_starting_offsets(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b")
     with query(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 1}}}}') as stream:
         assert stream.batch() == ["b"]
@@ -151,7 +151,7 @@ def test_offsets_are_written_as_startingoffsets_are(mq: Connection, topic: str, 
         assert stream.batch() == []
 
 
-def test_partitions_and_topics_that_come_are_read_from_their_beginning(mq: Connection, query: Any) -> None:
+def test_new_partitions_and_topics_are_read_from_their_start(mq: Connection, query: Any) -> None:
     prefix = new_name("p")
     mq.topics.create(f"{prefix}.a", 1)
     with query(subscribePattern=rf"{prefix}\..*") as stream:
@@ -163,7 +163,7 @@ def test_partitions_and_topics_that_come_are_read_from_their_beginning(mq: Conne
         assert stream.batch() == ["new partition", "new topic"]
 
 
-def test_a_topic_made_anew_is_another_one(mq: Connection, topic: str, query: Any) -> None:
+def test_recreated_topic_is_data_loss_and_then_read_from_its_start(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b", "c")
     checkpoint: list[str] = []
     options = {"subscribe": topic, "startingOffsets": "earliest"}
@@ -182,7 +182,7 @@ def test_a_topic_made_anew_is_another_one(mq: Connection, topic: str, query: Any
         assert stream.batch() is None
 
 
-def test_the_checkpoint_of_another_namespace_is_refused(mq: Connection, query: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_another_namespace_is_refused(mq: Connection, query: Any, tmp_path: Path) -> None:
     """Each namespace numbers its topics from 1.
 
     One that was created again may give a topic an id that was used before.
@@ -207,7 +207,7 @@ def test_the_checkpoint_of_another_namespace_is_refused(mq: Connection, query: A
             assert stream.batch() is None
 
 
-def test_what_was_deleted_under_a_stopped_stream(mq: Connection, topic: str, query: Any) -> None:
+def test_messages_deleted_while_the_stream_was_stopped_are_data_loss(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a")
     checkpoint: list[str] = []
     with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
@@ -224,7 +224,7 @@ def test_what_was_deleted_under_a_stopped_stream(mq: Connection, topic: str, que
 
 
 @pytest.mark.parametrize("starts", ['{"TOPIC": {"0": 9}}', '{"TOPIC": {"0": 0}}'])
-def test_a_start_that_is_not_there(mq: Connection, topic: str, query: Any, starts: str) -> None:
+def test_starting_offsets_that_do_not_exist_are_refused(mq: Connection, topic: str, query: Any, starts: str) -> None:
     send(mq, topic, "a", "b", "c")
     mq.topics.delete_records(topic, {0: 1})
     settings = {"subscribe": topic, "startingOffsets": starts.replace("TOPIC", topic)}
@@ -234,7 +234,7 @@ def test_a_start_that_is_not_there(mq: Connection, topic: str, query: Any, start
         stream.batch()
 
 
-def test_a_run_that_ends_with_what_there_is_now(mq: Connection, topic: str, query: Any) -> None:
+def test_available_now_ends_with_the_messages_of_its_start(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "a", "b", "c")
     limits = {"maxOffsetsPerTrigger": "2", "minOffsetsPerTrigger": "2"}
     with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
@@ -247,7 +247,7 @@ def test_a_run_that_ends_with_what_there_is_now(mq: Connection, topic: str, quer
         assert stream.batch() == ["d", "e"]
 
 
-def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, query: Any) -> None:
+def test_small_batch_waits_for_more_messages_or_for_its_time(mq: Connection, topic: str, query: Any) -> None:
     limits = {"minOffsetsPerTrigger": "3", "maxTriggerDelay": "400ms"}
     with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
         assert isinstance(stream.reader.getDefaultReadLimit(), ReadMinRows)
@@ -263,7 +263,7 @@ def test_too_little_waits_for_more_or_for_its_time(mq: Connection, topic: str, q
         assert batch == ["d"]
 
 
-def test_a_stream_begins_without_pandas(mq: Connection, topic: str) -> None:
+def test_stream_starts_without_loading_pandas(mq: Connection, topic: str) -> None:
     """Spark starts a process for each stream, and loading pandas takes a third of the start."""
     send(mq, topic, "a")
     code = f"""
@@ -278,7 +278,7 @@ reader.stop()
     assert completed.stdout.split() == ["0", "False"], completed.stderr
 
 
-def test_spark_may_ask_for_all(mq: Connection, topic: str, query: Any) -> None:
+def test_read_limit_of_all_available_ignores_the_options(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, *"abcde")
     with query(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="2") as stream:
         assert stream.reader.getDefaultReadLimit() == ReadMaxRows(2)
@@ -286,7 +286,7 @@ def test_spark_may_ask_for_all(mq: Connection, topic: str, query: Any) -> None:
         assert end["offsets"] == {topic: {"0": 5}}
 
 
-def test_only_what_is_committed_comes(mq: Connection, topic: str, query: Any) -> None:
+def test_stream_reads_only_committed_messages(mq: Connection, topic: str, query: Any) -> None:
     with query(subscribe=topic, startingOffsets="earliest") as stream:
         txn = mq.transaction(new_name("txn"))
         with suppress(ZeroDivisionError), txn:
@@ -299,7 +299,7 @@ def test_only_what_is_committed_comes(mq: Connection, topic: str, query: Any) ->
         assert stream.batch() == ["a", "behind"]
 
 
-def test_what_is_not_committed_yet_is_waited_for_by_a_batch_that_had_it(mq: Connection, topic: str, query: Any) -> None:
+def test_repeated_batch_waits_for_messages_that_are_not_committed_yet(mq: Connection, topic: str, query: Any) -> None:
     """A batch is repeated exactly or not at all.
 
     Messages that an open transaction holds back are neither lost nor skipped.
@@ -321,7 +321,7 @@ def test_what_is_not_committed_yet_is_waited_for_by_a_batch_that_had_it(mq: Conn
         assert stream.batch() == ["more"]
 
 
-def test_a_group_is_told_what_is_done_with(mq: Connection, topic: str, group: str, query: Any) -> None:
+def test_group_gets_the_offsets_of_a_finished_batch(mq: Connection, topic: str, group: str, query: Any) -> None:
     send(mq, topic, "a", "b", "c")
     limits = {"maxOffsetsPerTrigger": "2", "kafka.group.id": group}
     with query(subscribe=topic, startingOffsets="earliest", **limits) as stream:
@@ -333,7 +333,7 @@ def test_a_group_is_told_what_is_done_with(mq: Connection, topic: str, group: st
         assert read_committed_offset(mq, group, topic) == 3
 
 
-def test_a_group_with_members_is_told_by_them(mq: Connection, topic: str, group: str, query: Any) -> None:
+def test_group_with_members_refuses_offsets_of_a_stream(mq: Connection, topic: str, group: str, query: Any) -> None:
     send(mq, topic, "a")
     with (
         mq.consumer(group, topics=[topic], protocol="cooperative"),

@@ -43,7 +43,7 @@ def test_rows_of_any_library_that_speaks_arrow_are_published(mq: Connection, row
     assert values(mq, topic) == ["a", "b"]
 
 
-def test_what_pandas_lacks_is_null(mq: Connection) -> None:
+def test_missing_values_of_pandas_become_null(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.publish(topic, pd.DataFrame({"k": ["x", None], "v": ["a", np.nan]}), key="k", value="v")
     assert [(m.key, m.value) for m in mq.fetch(topic)] == [(b"x", b"a"), (None, None)]
@@ -52,7 +52,7 @@ def test_what_pandas_lacks_is_null(mq: Connection) -> None:
 @pytest.mark.parametrize(
     "data", [None, [], {}, [{"value": 1}], "rows", b"rows", 7, object(), pd.DataFrame, pa.array([1])]
 )
-def test_what_has_no_rows_is_refused(mq: Connection, data: Any) -> None:
+def test_data_without_rows_is_refused(mq: Connection, data: Any) -> None:
     topic = new_topic(mq)
     with pytest.raises((InvalidRequest, InvalidRecord)):
         mq.publish(topic, data)

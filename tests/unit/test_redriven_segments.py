@@ -31,7 +31,7 @@ def bury_message(**config: str) -> Story:
 
 
 @pytest.mark.parametrize(("stamps", "is_stamped"), [("LogAppendTime", True), ("CreateTime", False)])
-def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(stamps: str, is_stamped: bool) -> None:
+def test_redriven_segment_has_no_transaction_and_the_time_that_its_topic_says(stamps: str, is_stamped: bool) -> None:
     story = bury_message(**{"message.timestamp.type": stamps})
     first, letter, redriven = story.mq.segments()
     assert [segment["transactional"] for segment in (first, letter, redriven)] == [False] * 3
@@ -46,9 +46,7 @@ def test_they_belong_to_no_transaction_and_have_the_time_that_their_topic_says(s
 
 
 @pytest.mark.parametrize(("config", "ttl_ms"), [({}, None), ({"ttl.ms": "100000"}, 100_000)])
-def test_its_time_to_live_begins_anew_whether_it_is_its_own_or_its_topics(
-    config: dict[str, str], ttl_ms: int | None
-) -> None:
+def test_time_to_live_of_a_redriven_message_begins_again(config: dict[str, str], ttl_ms: int | None) -> None:
     story = bury_message(**config)
     redriven = story.mq.segments()[-1]
     assert (redriven["origin"], redriven["ttl_from_ms"], redriven["ttl_ms"]) == (
@@ -58,7 +56,7 @@ def test_its_time_to_live_begins_anew_whether_it_is_its_own_or_its_topics(
     )
 
 
-def test_of_a_partition_without_messages_none_are_asked_back() -> None:
+def test_redrive_of_a_partition_without_messages_finds_none() -> None:
     mq = Harness()
     topic_id = mq.create("t.dlq")
     assert mq.one(SettleDeadLetters("t.dlq", topic_id, {0: []})) == DeadLettersJudged(0)

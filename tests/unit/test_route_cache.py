@@ -37,7 +37,7 @@ def test_a_route_is_looked_up_again_when_it_is_said_to_have_changed() -> None:
     assert len(looks) == 3
 
 
-def test_it_keeps_a_bounded_number_of_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_cache_keeps_a_bounded_number_of_routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "MAX_ROUTES", 3)
     mq, looks = Harness(), []
     for number in range(4):

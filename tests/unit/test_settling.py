@@ -20,7 +20,7 @@ def _raises_for_bad(state: State, group: Group) -> list[Record]:
     return []
 
 
-def test_a_group_that_cannot_be_settled_stays_as_it_is_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_with_an_unforeseen_error_stays_and_others_settle(monkeypatch: pytest.MonkeyPatch) -> None:
     mq = Harness()
     mq.create("t", 2)
     monkeypatch.setattr(reconciling, "SETTLING", (_raises_for_bad, *reconciling.SETTLING))
@@ -35,7 +35,7 @@ def test_a_group_that_cannot_be_settled_stays_as_it_is_and_no_other_does(monkeyp
     assert {name for name, group in mq.state.groups.items() if group.target_epoch == group.group_epoch} == {"good"}
 
 
-def test_what_is_seen_of_one_group_is_decided_whatever_is_seen_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_observation_of_a_group_does_not_stop_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     mq = Harness()
     mq.create("t", 2)
     for name in ("bad", "good"):

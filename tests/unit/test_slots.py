@@ -88,7 +88,7 @@ def test_ten_thousand_short_delays_come_on_time_behind_one_of_two_hours() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("later_ms", [90 * SECOND_MS, 7 * 60 * SECOND_MS])
-def test_what_was_packed_comes_on_time(later_ms: int) -> None:
+def test_packed_messages_come_on_time(later_ms: int) -> None:
     """There are 20,000 messages over six hours. Only those of the next minutes are objects."""
     leader = Leader()
     due_ms = [BEGIN_MS + (1 + number) * 6 * HOUR_MS // 20_000 // SECOND_MS * SECOND_MS for number in range(20_000)]

@@ -56,7 +56,7 @@ def read_all(member: MemberConsumer, **options: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_it_reads_all_that_was_there_and_ends(mq: Connection, protocol: str) -> None:
+def test_until_end_reads_all_messages_of_its_call_and_ends(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 3), create_group(mq, protocol)
     add(mq, topic, {0: 5, 1: 5})
     with join(mq, group, topic) as member:
@@ -68,7 +68,7 @@ def test_it_reads_all_that_was_there_and_ends(mq: Connection, protocol: str) -> 
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_comes_later_does_not_prolong_it(mq: Connection, protocol: str) -> None:
+def test_later_messages_do_not_prolong_until_end(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq), create_group(mq, protocol)
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member:
@@ -79,7 +79,7 @@ def test_what_comes_later_does_not_prolong_it(mq: Connection, protocol: str) -> 
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_it_waits_for_what_another_member_has(mq: Connection, protocol: str) -> None:
+def test_until_end_waits_for_messages_of_another_member(mq: Connection, protocol: str) -> None:
     topic, group, read_texts = new_topic(mq, 2), create_group(mq, protocol), list[str]()
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
         wait_until_shared(consumer, other)
@@ -95,7 +95,7 @@ def test_it_waits_for_what_another_member_has(mq: Connection, protocol: str) -> 
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_it_takes_over_what_a_member_had_that_is_gone(mq: Connection, protocol: str) -> None:
+def test_until_end_reads_the_messages_of_a_removed_member(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), create_group(mq, protocol)
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
         wait_until_shared(consumer, other)
@@ -106,7 +106,7 @@ def test_it_takes_over_what_a_member_had_that_is_gone(mq: Connection, protocol: 
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_who_holds_what_is_told_when_the_wait_is_over(mq: Connection, protocol: str) -> None:
+def test_error_at_the_timeout_names_the_member_that_holds_messages(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), create_group(mq, protocol)
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other:
         wait_until_shared(consumer, other)
@@ -116,7 +116,7 @@ def test_who_holds_what_is_told_when_the_wait_is_over(mq: Connection, protocol: 
             read_all(consumer, timeout_ms=300)
 
 
-def test_messages_that_nobody_acknowledged_are_not_done_with(mq: Connection) -> None:
+def test_until_end_waits_until_messages_are_acknowledged(mq: Connection) -> None:
     topic, group = new_topic(mq), create_group(mq, "queue")
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member, pytest.raises(EndNotReached, match="lacks 3, held by this consumer"):
@@ -124,7 +124,7 @@ def test_messages_that_nobody_acknowledged_are_not_done_with(mq: Connection) -> 
             pass
 
 
-def test_what_holds_up_a_queue_is_told_with_it(mq: Connection) -> None:
+def test_error_at_the_timeout_names_what_holds_up_a_queue(mq: Connection) -> None:
     topic, group = new_topic(mq), create_group(mq, "queue")
     add(mq, topic, {0: 1})
     with join(mq, group, topic) as member:
@@ -138,7 +138,7 @@ def test_what_holds_up_a_queue_is_told_with_it(mq: Connection) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connection, protocol: str) -> None:
+def test_until_end_does_not_wait_for_markers_and_aborted_messages(mq: Connection, protocol: str) -> None:
     """A commit stands after the last message, and markers follow it. No commit passes them."""
     topic, group = new_topic(mq, 2), create_group(mq, protocol)
 
@@ -158,7 +158,7 @@ def test_markers_and_aborted_messages_are_no_messages_that_are_left(mq: Connecti
             assert read_all(consumer, timeout_ms=20_000) == []
 
 
-def test_a_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -> None:
+def test_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -> None:
     topic = new_topic(mq, 2)
     add(mq, topic, {0: 3, 1: 3})
     reader = mq.consumer(new_name("g"), assign=[(topic, 1)])
@@ -173,7 +173,7 @@ def test_a_reader_of_assigned_partitions_reads_them_to_the_end(mq: Connection) -
         reader.until_end()
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_not_waited_for(mq: Connection) -> None:
+def test_until_end_does_not_wait_for_a_deleted_topic(mq: Connection) -> None:
     topic, group = new_topic(mq), create_group(mq, "cooperative")
     add(mq, topic, {0: 3})
     with join(mq, group, topic) as member:
@@ -188,7 +188,7 @@ def test_bad_arguments_are_refused_in_the_call(mq: Connection, wrong: dict[str, 
 
 
 @pytest.mark.parametrize("protocol", [*PROTOCOLS, None])
-def test_messages_behind_an_open_transaction_are_not_read_yet(mq: Connection, protocol: str | None) -> None:
+def test_messages_behind_an_open_transaction_are_not_yet_read(mq: Connection, protocol: str | None) -> None:
     """protocol: of the group; None: a consumer of assigned partitions."""
     topic, name = new_topic(mq), new_name("tx")
     add(mq, topic, {0: 1})
@@ -221,7 +221,7 @@ def test_messages_behind_an_open_transaction_are_not_read_yet(mq: Connection, pr
         assert consumer.poll().waits_for == []
 
 
-def test_a_transaction_that_holds_back_the_partition_of_another_member_is_told(mq: Connection) -> None:
+def test_error_at_the_timeout_names_a_transaction_that_holds_back_another_member(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), create_group(mq, "cooperative")
     with join(mq, group, topic) as consumer, join(mq, group, topic) as other, mq.producer(new_name("tx")) as producer:
         wait_until_shared(consumer, other)
@@ -244,7 +244,7 @@ def poll_until_outcome(member: MemberConsumer, outcome: PollOutcome) -> PollOutc
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> None:
+def test_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> None:
     topic, group = new_topic(mq, 2), create_group(mq, protocol)
     with join(mq, group, topic) as consumer:
         poll_until_outcome(consumer, PollOutcome.AT_END)
@@ -267,7 +267,7 @@ def test_an_empty_batch_says_why_it_is_empty(mq: Connection, protocol: str) -> N
             assert consumer.lag().keys() < consumer.group_lag().keys()
 
 
-def test_a_member_without_partitions_is_told_whether_to_wait(mq: Connection) -> None:
+def test_empty_batch_tells_a_member_without_partitions_whether_to_wait(mq: Connection) -> None:
     topic, group, classic = new_topic(mq), create_group(mq, "cooperative"), new_name("g")
     with join(mq, group, topic) as consumer:
         poll_until_outcome(consumer, PollOutcome.AT_END)  # of two that join at once, either may get the partition
@@ -282,7 +282,7 @@ def test_each_outcome_explains_itself() -> None:
     assert all(outcome.sentence.endswith(".") for outcome in PollOutcome)
 
 
-def test_a_reader_of_assigned_partitions_says_why_a_batch_is_empty(mq: Connection) -> None:
+def test_empty_batch_of_assigned_partitions_says_why_it_is_empty(mq: Connection) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 1})
     reader = mq.consumer(new_name("g"), assign=[topic])
