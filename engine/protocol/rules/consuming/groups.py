@@ -68,11 +68,7 @@ def decide_leave(state: State, request: LeaveGroup, inputs: DecisionInputs) -> D
     for member_id in leaving:
         _find_member(group, member_id)
     if group.is_queue and group.members.keys() - set(leaving):
-        # The delay leaves time for a replacement to join. The leaving members do not come back, so their messages are
-        # given back now.
-        topic_partitions = [tp for member_id in set(leaving) for tp in group.list_partitions_of(member_id)]
-        returned = give_back_partitions(state, group, sorted(topic_partitions), "left")
-        return Decision(Done(), (*map(JournalEntry, returned), *_lose_members(state, group, leaving, "left")))
+        return Decision(Done(), tuple(_lose_members(state, group, leaving, "left")))
     entries: list[JournalEntry] = []
     for member_id in dict.fromkeys(leaving):
         entries += decide_dropped_member(state, group, member_id, "left", PartitionStatus.UNASSIGNED)
@@ -95,6 +91,11 @@ def _lose_members(state: State, group: Group, members: Sequence[str], reason: st
     waits = not group.is_classic and (bool(group.not_before_ms) or (delay_ms > 0 and owns and delay_helps))
     status = PartitionStatus.UNBOUND if waits else PartitionStatus.UNASSIGNED
     entries: list[JournalEntry] = []
+    if waits and reason == "left":
+        # The delay leaves time for a replacement to join. The leaving members do not come back, so their messages are
+        # given back now.
+        topic_partitions = [tp for member_id in set(members) for tp in group.list_partitions_of(member_id)]
+        entries += map(JournalEntry, give_back_partitions(state, group, sorted(topic_partitions), reason))
     for member_id in dict.fromkeys(members):
         entries += decide_dropped_member(state, group, member_id, reason, status)
     if waits and not group.not_before_ms:
