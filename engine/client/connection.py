@@ -106,7 +106,9 @@ class Connection(LogAccess):
         self._routes = RouteCache(self._fetcher.query)
         self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
         gates = Gates(namespace.config.expectations)
-        self._rows = RowPublisher(gates, self._clock, self._arrow_publisher, self.spark_publisher)
+        self._rows = RowPublisher(
+            gates, namespace, self._clock, self._arrow_publisher, self.spark_publisher, self._fetcher.read_state
+        )
         self._tools = OperatorTools(
             namespace, self.requester, self._fetcher, self._clock, self._arrow_publisher, self._check_open
         )

@@ -332,6 +332,8 @@ def test_a_version_not_above_the_last_is_not_published_again(spark: SparkSession
         mq.publish(topic, build_keyed_rows(spark, 10), txn_app_id="a", txn_version=v).duplicate for v in (3, 3, 2, 4)
     ]
     assert first == [False, True, True, False]
+    failing = build_keyed_rows(spark, 1).withColumn("value", F.raise_error(F.lit("computed")).cast("string"))
+    assert mq.publish(topic, failing, txn_app_id="a", txn_version=4).duplicate, "a repeat is not computed"
     assert not mq.publish(topic, build_keyed_rows(spark, 10), txn_app_id="b", txn_version=0).duplicate
     assert mq.fetch(topic).record_count == 30
 

@@ -8,11 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.served import new_topic
+from clocks import AheadClock
+from unit.served import CONFIG, new_topic
 
+import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.reading.row_group_cache import MOST_BYTES
 from lakemq.engine.client.publish import arrow
+from lakemq.engine.client.publish.row_publisher import find_last_version
 from lakemq.engine.client.rows.placing import SortedRows
 from lakemq.engine.namespace.data_file import file_name
 
@@ -88,3 +92,34 @@ def test_pieces_hold_the_whole_table_in_order(order: list[int] | None, piece_byt
 
 def test_no_rows_are_no_pieces() -> None:
     assert list(SortedRows(pa.table({"value": pa.array([], pa.binary())}), None).cut(10)) == []
+
+
+def test_repeat_of_a_version_writes_no_file(tmp_path: Path) -> None:
+    """Another process knows the version from the step, and later from the table."""
+    path, large = str(tmp_path / "mq"), pa.table({"value": ["x" * 5_000]})
+
+    def publish(version: int) -> bool:
+        with lakemq.connect(path, config=CONFIG) as other:
+            return other.publish("t", large, txn_app_id="app", txn_version=version).duplicate
+
+    with lakemq.connect(path, create=True, config={**CONFIG, "project.interval.ms": 600_000}) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            duplicates = [publish(version) for version in (1, 1, 0)]
+        with mq.serving():  # the first one has projected the version
+            duplicates += [publish(version) for version in (1, 2)]
+        assert duplicates == [False, True, True, True, False]
+        assert mq.fetch("t").record_count == len(list((tmp_path / "mq/messages").glob("*.parquet"))) == 2
+
+
+def test_reader_that_moves_to_a_newer_watermark_keeps_versions_that_no_table_has(tmp_path: Path) -> None:
+    clock, rows = AheadClock(), pa.table({"value": ["x"]})
+    config = {**CONFIG, "project.interval.ms": 600_000}
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=config) as mq, mq.serving():
+        mq.topics.create("t")
+        reader = Reader(mq.namespace.store, clock)
+        for version in range(4):
+            mq.publish("t", rows, txn_app_id="app", txn_version=version)
+            clock.ahead_ms += 2 * REBASE_MS // 3
+            assert find_last_version(mq.namespace.store, reader.refresh(), "app", "t") == version
+            assert find_last_version(mq.namespace.store, reader.refresh(), "other", "t") == -1

@@ -12,10 +12,8 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from lakemq.tables.specs.applications import APPLICATIONS
 from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.storage.delta.catalog import columns_ddl
 from lakemq.tables.storage.delta.commits import CommitConflict
@@ -27,14 +25,13 @@ from ...namespace.namespace import Namespace
 from ...namespace.processes import crash
 from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
 from ...protocol.values.log import ApplicationVersion
+from .row_publisher import find_last_version
 from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")
 
 APP_ID = "inbox"
 MAX_BATCH_BYTES = 1 << 30
-NOTHING = -1
-"""The version before the first."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +90,7 @@ class Inbox:
 
     def _drained_version(self, table_id: str) -> int:
         """Return the last drained version, from the tables and the newer steps."""
-        recent = self._publisher.state().applications.get((APP_ID, table_id))
-        of_inbox = (pc.field("txn_app_id") == APP_ID) & (pc.field("target") == table_id)
-        versions = self._ns.store.open(APPLICATIONS).read(["version"], where=of_inbox).column("version")
-        return max([NOTHING, *versions.to_pylist(), recent.version if recent else NOTHING])
+        return find_last_version(self._ns.store, self._publisher.state(), APP_ID, table_id)
 
     def _next_batch(self, after: int, newest: int) -> InboxBatch | None:
         """Return the next commits that inserted rows, up to the allowed size; None if there are none."""

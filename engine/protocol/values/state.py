@@ -230,8 +230,10 @@ class State:
     def without_clients(self, with_groups: bool) -> State:
         """Return the state as a reader loads it, without producers, clients and delays; without groups unless asked
         for.
+
+        The versions of applications stay: the last steps may be in no table yet, and `find_last_version` reads both.
         """
-        reduced = replace(self, producers={}, applications={}, clients={}, transactions={}, ongoing=set())
+        reduced = replace(self, producers={}, clients={}, transactions={}, ongoing=set())
         reduced = replace(reduced, delays=Delays(), changes=Changes(), has_transactions=False)
         if with_groups:
             return reduced
