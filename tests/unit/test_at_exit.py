@@ -10,9 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from unit.served import served
 
 from lakemq.engine.namespace.processes.at_exit import ExitHooks, Stage
+from lakemq.tables.storage.native_calls import NativeCalls
 
 LONG_S = 30
 
@@ -143,3 +146,76 @@ def test_hooks_run_in_children_of_multiprocessing_after_their_threads(tmp_path: 
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert written.read_text() == "pool late thread"
+
+
+# -- calls of native libraries --------------------------------------------------------------------------
+
+
+def test_exit_waits_for_a_native_call_and_then_lets_no_daemon_thread_begin_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls, has_begun, may_end, events = NativeCalls(), threading.Event(), threading.Event(), list[str]()
+
+    @calls.guard
+    def call() -> None:
+        has_begun.set()
+        may_end.wait(30)
+        nested()
+        events.append("call")
+
+    @calls.guard
+    def nested() -> None:
+        events.append("nested")
+
+    def call_late() -> None:
+        with pytest.raises(SystemExit):
+            nested()
+        events.append("ended")
+
+    running = threading.Thread(target=call, daemon=True)
+    running.start()
+    assert has_begun.wait(30)
+    calls.end(timeout_s=0)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    ending = threading.Thread(target=lambda: (calls.end(30), events.append("end")), daemon=True)
+    ending.start()
+    may_end.set()
+    for thread in running, ending:
+        thread.join(30)
+    assert events == ["nested", "call", "end"]
+    late = threading.Thread(target=call_late, daemon=True)
+    late.start()
+    late.join(30)
+    assert events == ["nested", "call", "end", "ended"]
+    nested()
+    assert events[-1] == "nested", "the main thread may go on"
+
+
+READING = """
+import sys, threading
+import lakemq
+from lakemq.tables.specs.segments import SEGMENTS
+mq = lakemq.connect(sys.argv[1])
+def read():
+    while True:
+        mq.namespace.store.open(SEGMENTS).read()
+for _ in range(3):
+    threading.Thread(target=read, daemon=True).start()
+mq.fetch("t").to_arrow()
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_program_ends_in_order_while_daemon_threads_read(tmp_path: Path) -> None:
+    """Without the wait about half of such programs die by SIGSEGV."""
+    with served(tmp_path) as mq:
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["x"]}))
+        for _ in range(2):
+            children = [
+                subprocess.Popen([sys.executable, "-c", READING, mq.namespace.path], stderr=subprocess.PIPE, text=True)
+                for _ in range(4)
+            ]
+            outputs = [child.communicate(timeout=120)[1] for child in children]
+            assert [child.returncode for child in children] == [0] * 4, outputs

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
+
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated, IllegalState
 from ..schemas.schema_rule import SchemaRule
@@ -147,6 +149,7 @@ class FetchResult:
         named = {"destination.name": plan.topic, "batch.message_count": plan.record_count}
         return open_span("fetch", "receive", plan.topic, named)
 
+    @NATIVE_CALLS.guard
     def _read_or_replan(self, plan: FetchPlan, read: Callable[[FetchPlan], T]) -> T:
         """Read by the plan. If files are gone because they were merged, read by a new plan."""
         try:

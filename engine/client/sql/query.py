@@ -16,6 +16,8 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
+
 from ...namespace.processes.extras import needs
 from ...namespace.processes.interruptible import add_interruptible
 from ...namespace.store_errors import store_errors
@@ -62,6 +64,7 @@ _MACROS = (
 )
 
 
+@NATIVE_CALLS.guard
 def run_query(
     namespace: Namespace,
     text: str,
@@ -89,6 +92,7 @@ def run_query(
     return names, _fetch_rows(result, text, namespace, snapshot)
 
 
+@NATIVE_CALLS.guard
 def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
     """Run statements, and return the result of the last one.
 

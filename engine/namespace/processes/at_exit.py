@@ -26,6 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
+
+from .interruptible import interrupt_all
+
 log = logging.getLogger("lakemq.exit")
 
 _AFTER_OTHER_FINALIZERS = -1_000
@@ -170,4 +174,7 @@ def _call(hook: ExitHook) -> None:
 HOOKS = ExitHooks()
 """The hooks of this process."""
 
+# in the reverse order: producers and sequencers read and write while they end
+atexit.register(NATIVE_CALLS.end)
+atexit.register(interrupt_all)
 atexit.register(HOOKS.run)

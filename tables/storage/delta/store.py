@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ...specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
+from ..native_calls import NATIVE_CALLS
 from ..object_stores.arrow_filesystem import arrow_filesystem
 from ..object_stores.files import Files, LocalFiles
 from ..object_stores.secrets import hide_secrets
@@ -99,6 +100,7 @@ class TableHandle:
         """
         return self._transaction_version(FLOOR_ID)
 
+    @NATIVE_CALLS.guard
     def _transaction_version(self, app_id: str) -> int:
         if app_id not in self._notes:
             try:
@@ -204,6 +206,7 @@ class TableHandle:
                 raise CommitConflict(f"{self.spec.name}: version {version} appeared after {self.version}")
         return self._table
 
+    @NATIVE_CALLS.guard
     def _call_delta(self, work: Callable[[], None]) -> None:
         try:
             work()
@@ -211,6 +214,7 @@ class TableHandle:
             text, cause = self._store.explain(error)
             raise OSError(f"{self.spec.name}: {text}") from cause
 
+    @NATIVE_CALLS.guard
     def files(self, **bounds: tuple[Any, Any]) -> list[StoredFile]:
         """Return the live files that may hold rows within all bounds (column -> lowest, highest; None: unbounded)."""
         actions = pa.table(self._load_own_commits().get_add_actions(flatten=True))
@@ -229,6 +233,7 @@ class TableHandle:
             for r in actions.to_pylist()
         ]
 
+    @NATIVE_CALLS.guard
     def read(
         self,
         columns: Sequence[str] | None = None,
@@ -264,6 +269,7 @@ class TableHandle:
         """Delete log entries that a checkpoint has covered for the spec's `log_retention_ms`. Returns their number."""
         return self.log.expire(self.spec.log_retention_ms, self._store.files.time_ms())
 
+    @NATIVE_CALLS.guard
     def commits_after(self, version: int) -> list[dict[str, Any]]:
         """Return commitInfo (operation, engineInfo, timestamp, ...) of every later commit, newest first."""
         with self._store.hide_secrets_in_errors():
@@ -346,6 +352,7 @@ class Store:
             raise NotATable(f"{spec.name}: columns {missing} are missing")
         return TableHandle(self, spec, table)
 
+    @NATIVE_CALLS.guard
     def open_version(self, spec: TableSpec, version: int) -> TableHandle:
         """Open the table at an older version. Raises FileNotFoundError if its log was cleaned."""
         try:
@@ -354,6 +361,7 @@ class Store:
             text, cause = self.explain(error)
             raise FileNotFoundError(f"{spec.name}, version {version}: {text}") from cause
 
+    @NATIVE_CALLS.guard
     def _load(self, spec: TableSpec) -> tuple[DeltaTable, pa.Schema, dict[str, Any]]:
         """Load a table with its schema and its configuration.
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
 from ....namespace.loading.damage import make_damage_error, report_damage
 from ....namespace.loading.load import load_state, read_watermark
@@ -80,6 +81,7 @@ class Reader:
         """The last step that changed more than the lease, as of the last `refresh`; 0 if the loaded tables hold it."""
         return self._view.decided_step
 
+    @NATIVE_CALLS.guard
     def refresh(self, checks_end: bool = False) -> State:
         """Return the state as of the newest step. This is cheap while little has happened since the last call.
 
@@ -157,6 +159,7 @@ class Reader:
         view = _View(self._store, watermark.step, state, segments, steps)
         return view if view.follow() else None
 
+    @NATIVE_CALLS.guard
     def find_segments(self, topic: Topic, ranges: list[OffsetRange], committed: bool) -> pa.Table:
         """Return the data segments of the ranges, cut to them, by partition and offset (PLAN_SCHEMA).
 
