@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from clocks import AheadClock
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from unit.served import new_name, new_topic, read_committed_offset
+from unit.served import new_name, new_topic, read_committed_offset, served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -112,18 +112,21 @@ def test_repeated_first_batch_has_the_same_messages(mq: Connection, topic: str, 
         assert stream.batch() == ["c", "d"]
 
 
-def test_repeated_batch_has_the_messages_that_expired_since(mq: Connection, topic: str, query: Any) -> None:
-    mq.publish(topic, pa.table({"value": ["a", "b", "gone"], "ttl_ms": [400, None, 0]}))
-    checkpoint: list[str] = []
-    with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
-        assert stream.batch() == ["a", "b"]
-    time.sleep(0.5)
-    send(mq, topic, "c")
-    with query(checkpoint, subscribe=topic, startingOffsets="earliest") as stream:
-        assert stream.again() == ["a", "b"]
-        assert stream.batch() == ["c"]
-    with query(subscribe=topic, startingOffsets="earliest") as stream:
-        assert stream.batch() == ["b", "c"]
+def test_repeated_batch_has_the_messages_that_expired_since(query: Any, tmp_path: Path) -> None:
+    clock, checkpoint = AheadClock(), list[str]()
+    with served(tmp_path, clock) as mq:
+        topic = new_topic(mq)
+        options = {"path": mq.namespace.path, "subscribe": topic, "startingOffsets": "earliest"}
+        mq.publish(topic, pa.table({"value": ["a", "b", "gone"], "ttl_ms": [60_000, None, 0]}))
+        with query(checkpoint, **options) as stream:
+            assert stream.batch() == ["a", "b"]
+        clock.ahead_ms += 60_001
+        send(mq, topic, "c")
+        with query(checkpoint, **options) as stream:
+            assert stream.again() == ["a", "b"]
+            assert stream.batch() == ["c"]
+        with query(**options) as stream:
+            assert stream.batch() == ["b", "c"]
 
 
 def test_all_batches_repeat_from_the_checkpoint(mq: Connection, query: Any) -> None:
