@@ -99,7 +99,7 @@ class _KnownFiles:
 
 
 class DataFileMerger:
-    """The merges of one term of leadership. It works between two passes, with the handles by which passes commit."""
+    """The merges of one term of leadership. It works between two passes, with the handles of the passes."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ Handles = Mapping[str, TableHandle]
 
 
 class DataFileRemover:
-    """The removals of one term of leadership. It works between two passes, with the handles by which passes commit."""
+    """The removals of one term of leadership. It works between two passes, with the handles of the passes."""
 
     def __init__(
         self,

@@ -248,7 +248,7 @@ class EngineConfig(Mapping[str, Value]):
     """All settings of the engine, with their defaults, and the defaults of topics, groups and members.
 
     Attributes:
-        expectations: the folder of suites by which publishers check rows. None: there is none.
+        expectations: the folder of suites with which publishers check rows. None: there is none.
         topic_defaults, group_defaults: settings that topics and groups get when they are created.
         member_defaults: options of consumers, by keyword.
     """

@@ -248,7 +248,7 @@ def is_expected_file(expected_hash: int | None, found_hash: int, is_journaled: b
 
 
 class _RegisteredFile(Protocol):
-    """The facts by which a file becomes part of `messages`. WrittenFile has them, and a request's DataFile."""
+    """The facts that make a file part of `messages`. WrittenFile has them, and a request's DataFile."""
 
     @property
     def file_id(self) -> int: ...

@@ -76,7 +76,7 @@ class FetchResult:
             spark: the session for `to_spark`.
             replan: returns a plan that reads the same messages where they are now; None if they have not moved.
             cache: row groups of a consumer, which reads on in them.
-            schema: the schema by which values are parsed; None: they are not.
+            schema: the schema that parses values; None: they are not parsed.
         """
         self._schema = schema
         self._namespace, self.plan, self._spark, self._replan = namespace, plan, spark, replan

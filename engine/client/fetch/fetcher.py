@@ -182,7 +182,7 @@ class Fetcher:
         Args:
             plan: what to read.
             cache: row groups of a consumer, which reads on in them.
-            schema: the schema by which values are parsed.
+            schema: the schema that parses values.
         """
         return FetchResult(self._namespace, plan, self._spark, self._replan, cache, schema)
 

@@ -22,7 +22,7 @@ class BatchReader(DataSourceReader):
     """Created on the driver, then sent to executors, which call `read`."""
 
     def __init__(self, options: Mapping[str, str], schema: SchemaRule | None = None) -> None:
-        """schema: by which values are parsed."""
+        """schema: parses values."""
         self._options = replace(parse_batch_options(options), schema=schema)
 
     def partitions(self) -> list[MessagesTask]:

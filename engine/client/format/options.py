@@ -82,7 +82,7 @@ class OffsetBound:
 class ReadOptions:
     """The options of a batch or a stream.
 
-    end: only for a batch; schema: by which values are parsed; max_offsets to group: only for a stream.
+    end: only for a batch; schema: parses values; max_offsets to group: only for a stream.
     """
 
     location: NamespaceLocation

@@ -1,4 +1,4 @@
-"""Spark's data source `lakemq`, by which batches and streams read and publish."""
+"""Spark's data source `lakemq`, with which batches and streams read and publish."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in one process of the driver while the stream runs. Executors have copies that only read."""
 
     def __init__(self, options: Mapping[str, str], schema: SchemaRule | None = None) -> None:
-        """schema: by which values are parsed, for the whole run of the stream."""
+        """schema: parses values, for the whole run of the stream."""
         self._options = replace(parse_stream_options(options), schema=schema)
         self._opened: StreamDriver | None = None
         self._batch_at_s: float | None = None

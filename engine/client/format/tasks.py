@@ -56,7 +56,7 @@ class MessagesTask(InputPartition):
     """The chunks of one task. They come file by file; within a chunk, messages are by partition and offset."""
 
     def __init__(self, chunks: Sequence[Chunk], schema: SchemaRule | None = None) -> None:
-        """schema: by which values are parsed."""
+        """schema: parses values."""
         super().__init__(None)
         self.chunks, self.schema = tuple(chunks), schema
 

@@ -1,4 +1,4 @@
-"""The option parseValues: the schema by which a read gives its values types."""
+"""The option parseValues: the schema that gives values their types in a read."""
 
 from __future__ import annotations
 

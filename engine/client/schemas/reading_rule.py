@@ -1,4 +1,4 @@
-"""The schema by which messages of topics are read."""
+"""The schema that reads the messages of topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of standbys: small objects by which people see that another sequencer would take over.
+"""Signs of standbys: small objects that show people that another sequencer would take over.
 
 Nothing is decided by them. A standby writes `standbys/<name>-<number>`, then deletes the number before. As with beats,
 an object is never replaced, since a store has no such call.

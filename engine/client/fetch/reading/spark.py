@@ -104,7 +104,7 @@ def _read_files(spark: SparkSession, namespace: Namespace, plan: FetchPlan) -> D
 def cut_into_blocks(plan: FetchPlan) -> pa.Table:
     """Return the segments of the plan, each once for every block of rows in which it has rows.
 
-    The column `place` is the key by which rows are joined. A row has the place of the segment to which it belongs.
+    The column `place` is the key that joins rows. A row has the place of the segment to which it belongs.
     """
     segments = plan.segments
     first_row = segments.column("first_row").to_numpy()
