@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from unit.served import create_quick_topic, new_topic, now_ms, until, values, wait_for_messages
+from clocks import AheadClock
+from unit.served import create_quick_topic, new_topic, now_ms, served, until, values, wait_for_messages
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.delayed.delayed import RescheduleResult
@@ -189,21 +191,25 @@ def test_bad_predicate_is_refused(mq: Connection) -> None:
 
 @pytest.mark.slow
 @pytest.mark.extended
-def test_message_is_either_cancelled_or_released(mq: Connection) -> None:
-    topic, count = create_quick_topic(mq), 300
-    due_ms = now_ms() + 900
-    rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": [due_ms + 15 * i for i in range(count)]})
-    receipts = mq.publish(topic, rows).receipts()
-    wait_for_messages(mq, topic, 1)
-    chosen = [*range(0, count, 7)]
-    first_outcomes = [mq.delayed.cancel(receipt.as_py()) for receipt in receipts.column("receipt").take(chosen)]
-    outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + first_outcomes
-    until(lambda: mq.delayed.all(topic) == [])
-    assert len(values(mq, topic)) == count - outcomes.count("cancelled")
-    assert {f"{i:03}" for i, outcome in zip(chosen, first_outcomes, strict=True) if outcome == "cancelled"}.isdisjoint(
-        values(mq, topic)
-    )
-    assert set(outcomes) == {"cancelled", "released"}
+def test_message_is_either_cancelled_or_released(tmp_path: Path) -> None:
+    """About half of the messages are due when others are cancelled, and one is about to be."""
+    clock, count = AheadClock(), 300
+    with served(tmp_path, clock) as mq:
+        topic, due_ms = create_quick_topic(mq), now_ms() + 100_000
+        due_times = [due_ms + 1_000 * i for i in range(count)]
+        rows = pa.table({"value": [f"{i:03}" for i in range(count)], "deliver_at": due_times})
+        receipts = mq.publish(topic, rows).receipts()
+        clock.ahead_ms += 100_000 + count * 500
+        wait_for_messages(mq, topic, 1)
+        chosen = [*range(0, count, 7)]
+        first_outcomes = [mq.delayed.cancel(receipt.as_py()) for receipt in receipts.column("receipt").take(chosen)]
+        outcomes = mq.delayed.cancel_where(topic).column("outcome").to_pylist() + first_outcomes
+        until(lambda: mq.delayed.all(topic) == [])
+        released = values(mq, topic)
+    assert len(released) == count - outcomes.count("cancelled")
+    cancelled = {f"{i:03}" for i, outcome in zip(chosen, first_outcomes, strict=True) if outcome == "cancelled"}
+    assert cancelled.isdisjoint(released)
+    assert {"cancelled", "released"} == {*first_outcomes}
 
 
 @pytest.mark.slow
