@@ -252,8 +252,9 @@ class LogAccess:
             )
         if assigned:
             return self._consumers.create_for_partitions(group, assigned, options)
-        member = self._consumers.create_member(group, topics, protocol, options, self._open.members.discard)
-        return self._open.register(member, self._open.members.add)
+        return self._consumers.create_member(
+            group, topics, protocol, options, lambda member: self._open.register(member, self._open.members.add)
+        )
 
     def stream(self, group: str, *, topics: Sequence[str] = (), **options: Any) -> GroupStream:
         """Return a stream that calls a function with micro-batches. Processes of the group share the partitions.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 from ..namespace.processes.process import OwnLock, check_same_process
 from ..protocol.errors import IllegalState
-from .consume.member.member_consumer import MemberConsumer
+from .consume.member.open_members import OpenMember
 from .producer.open_producers import OpenProducers
 from .producer.record_producer import RecordProducer
 
 if TYPE_CHECKING:
     from ..sequencer.serving import Serving
 
-Closable = TypeVar("Closable", "RecordProducer", "Serving", "MemberConsumer")
+Closable = TypeVar("Closable", "RecordProducer", "Serving", "OpenMember")
 
 
 class OpenObjects:
@@ -32,7 +33,8 @@ class OpenObjects:
         self._is_closed = False
         self.serving: list[Serving] = []
         self.producers = OpenProducers(self._serve_again)
-        self.members: set[MemberConsumer] = set()
+        self.members: WeakSet[OpenMember] = WeakSet()
+        """Each is kept by its consumer, and by what closes it if that is garbage."""
 
     def check_process(self) -> None:
         """Raise IllegalState in a forked process."""
@@ -76,7 +78,7 @@ class OpenObjects:
             producer.stop_accepting()
         errors: list[BaseException] = []
         members = list(self.members)
-        if members or self.producers.have_open_work():
+        if any(member.has_to_leave for member in members) or self.producers.have_open_work():
             self._serve_again()
         for close in (
             *(member.close for member in members),

@@ -58,6 +58,17 @@ def test_member_that_does_not_poll_is_named() -> None:
     assert "1970-01-01T00:05:01Z (max_poll_interval_ms)" in stall.found
 
 
+def test_stall_of_a_forgotten_consumer_names_the_later_one_of_its_process() -> None:
+    story = Story()
+    story.tell({"create": {"t": 1}})
+    for member_id, host in (("C1", "rack-1"), ("C2", "rack-1"), ("C3", "rack-2")):
+        story.mq.ask(JoinGroup("g", member_id, ["t"], host=host, process_id=4711))
+    notes = [OverdueMember("g", member_id, None, 1_000) for member_id in ("C1", "C2", "C3")]
+    stalls = make_groups(story, 0, *notes).stalls("g")
+    expected = " The same process has joined again since, as member C2: close the first."
+    assert [expected in stall.found for stall in stalls] == [True, False, False]
+
+
 def test_member_that_has_left_is_no_stall() -> None:
     story = Story()
     story.tell({"create": {"t": 1}})

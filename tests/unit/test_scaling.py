@@ -134,7 +134,7 @@ def test_partition_that_ends_moves_no_other(mq: Connection) -> None:
         [partition for partition in list_partitions(loses) if partition != 3],
     )
     listener = RecordingListener()
-    keeps._member._listener = listener
+    keeps._member._find_listener = lambda: listener
     before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
     mq.topics.alter(topic, partitions=3, force=True)
     settle(first, second, on=lambda: list_partitions(loses) == remaining)

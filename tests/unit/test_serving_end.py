@@ -67,11 +67,16 @@ def test_a_transaction_left_open_is_aborted_though_serving_ends_first(path: str)
         assert mq.transactions.describe("job").state == "CompleteAbort"
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize("protocol", ["cooperative", "queue"])
-def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str, protocol: str) -> None:
+def test_a_member_left_open_leaves_its_group_though_serving_ends_first(path: str, protocol: str, is_kept: bool) -> None:
+    """A consumer that is not kept is garbage, and its member may be about to leave."""
+    kept = []
+
     def join(mq: Connection) -> None:
         consumer = mq.consumer("g", topics=["t"], protocol=protocol)
         until(lambda: consumer.poll() is not None and bool(consumer.assignment()))
+        kept.extend([consumer] if is_kept else [])
 
     assert measure_end_s(path, join) < SOON_S
     with lakemq.connect(path) as mq:

@@ -38,6 +38,7 @@ from .member.heartbeats import HeartbeatThread
 from .member.member_consumer import MemberConsumer
 from .member.member_options import read_member_options
 from .member.membership import Membership
+from .member.open_members import OpenMember
 from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
 from .positions.assigned_consumer import AssignedConsumer
 from .positions.positions import Reset
@@ -107,9 +108,9 @@ class ConsumerFactory:
         topics: Any,
         protocol: Any,
         options: dict[str, Any],
-        closed: Callable[[MemberConsumer], object],
+        register: Callable[[OpenMember], object],
     ) -> MemberConsumer:
-        """Return a consumer that has joined the group. closed: called when it is closed.
+        """Return a consumer that has joined the group. register: is given what closes it with the connection.
 
         Raises what `mq.consumer` raises.
         """
@@ -132,10 +133,16 @@ class ConsumerFactory:
         check_isolation(isolation)
         consumer_timeout_ms = _read_timeout(options.get("consumer_timeout_ms"))
         self._check_topics_exist(topics)
-        query_groups = self._fetcher.query_groups
         membership = Membership(
-            self._requester, self._heartbeats, query_groups, self._new_id, group, isolation, member_options
+            self._requester,
+            self._heartbeats,
+            self._fetcher.query_groups,
+            self._new_id,
+            group,
+            isolation,
+            member_options,
         )
+        joined = partial(self._note_joined, register)
         if config["group.protocol"] == "queue":
             return QueueConsumer(
                 membership,
@@ -145,7 +152,7 @@ class ConsumerFactory:
                 group,
                 isolation,
                 listener,
-                closed,
+                joined,
                 consumer_timeout_ms,
                 self._explain_transactions,
             )
@@ -160,10 +167,17 @@ class ConsumerFactory:
             reset,
             isolation,
             listener,
-            closed,
+            joined,
             consumer_timeout_ms,
             self._explain_transactions,
         )
+
+    def _note_joined(
+        self, register: Callable[[OpenMember], object], consumer: MemberConsumer, open_member: OpenMember
+    ) -> None:
+        open_member.watch(consumer, self._heartbeats.abandoned)
+        register(open_member)
+        open_member.warn_of_others(self._fetcher.query_groups)
 
     def find_protocol(self, group: Any, default: str) -> str:
         """Return the protocol of a group; default: if there is no such group."""

@@ -70,10 +70,22 @@ def _describe_idle_member(group: Group, member: GroupMember, polled_ms: int) -> 
     found = (
         f"Member {_describe_member(member)} lives, and has not polled since {format_time(polled_ms)}. It keeps"
         f" {_count_partitions(group, member)} until {format_time(polled_ms + member.max_poll_interval_ms)}"
-        " (max_poll_interval_ms)."
+        f" (max_poll_interval_ms).{_describe_successor(group, member)}"
     )
     advice = f"It still works on its last messages, or hangs. {_advise_removal(group, member)}"
     return Stall("no poll", member.member_id, None, None, None, found, advice, polled_ms, 0)
+
+
+def _describe_successor(group: Group, member: GroupMember) -> str:
+    """Return a sentence if the program may have forgotten this consumer, because it has made another one since."""
+    later = [
+        other.member_id
+        for other in group.members.values()
+        if other.process_id == member.process_id is not None
+        and other.host == member.host
+        and other.number > member.number
+    ]
+    return f" The same process has joined again since, as member {later[-1]}: close the first." if later else ""
 
 
 def _describe_member(member: GroupMember) -> str:

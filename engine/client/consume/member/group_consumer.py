@@ -24,7 +24,7 @@ from ..positions.positions import Reset
 from ..range_fetcher import RangeFetcher
 from .group_ends import GroupEnds
 from .member import Member
-from .member_consumer import MemberConsumer
+from .member_consumer import Joined, MemberConsumer
 from .member_partitions import MemberPartitions, PositionHolder
 from .membership import Membership
 
@@ -55,26 +55,28 @@ class GroupConsumer(MemberConsumer):
         auto_offset_reset: Reset = "earliest",
         isolation: Isolation = "read_committed",
         listener: RebalanceListener | None = None,
-        closed: Callable[[MemberConsumer], object] = lambda _: None,
+        joined: Joined = lambda *_: None,
         consumer_timeout_ms: int | None = None,
         explain_transactions: ExplainTransactions = lambda _: (),
     ) -> None:
-        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with.
+        """Join the group. Raises what joining is refused with.
 
         new_waiter: returns what the consumer waits with; explain_transactions: names the open transactions that hold
         partitions back.
         """
         check_isolation(isolation)
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
-        member = Member(lock, membership, listener, lambda: closed(self))
+        member = Member(lock, membership, listener)
         waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
         partitions = MemberPartitions(lock, member)
         reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter, explain_transactions)
         holder = PositionHolder(lock, member, reader)
         ends = GroupEnds(lock, member, reader.list_known_offsets, fetcher)
-        super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms)
-        self._requester, self._loop = requester, PollLoop(lock, reader, clock, waiter)
+        loop = PollLoop(lock, reader, clock, waiter)
+        super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms, loop, listener)
+        self._requester = requester
         membership.join()
+        joined(self, self._open_member)
 
     def poll(self, max_records: int = 100_000, timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
         """Return the next messages, and move the positions past them.

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from lakemq.tables.storage.coordination.beats import Beats
@@ -18,7 +19,9 @@ from lakemq.tables.storage.coordination.beats import Beats
 from ....namespace.follow_frames import LineBeat
 from ....namespace.processes.process import start_thread
 from ....protocol.codec.beat import MemberBeat, encode_beat
+from ....protocol.errors import UnknownServerError
 from ...requests.follow_line import FollowLine
+from .open_members import OpenMember
 
 log = logging.getLogger("lakemq.consumer")
 
@@ -60,6 +63,8 @@ class HeartbeatThread:
         self._has_news = False
         self._thread: threading.Thread | None = None
         self._fails = False
+        self.abandoned: SimpleQueue[OpenMember] = SimpleQueue()
+        """Members whose consumers are garbage. The thread closes them, with its next look at the line or heartbeat."""
 
     def add(self, group: str, member_id: str, interval_ms: int, polls: int = 0) -> Heartbeat:
         """Send heartbeats for the member from now on.
@@ -99,6 +104,7 @@ class HeartbeatThread:
     def _run(self) -> None:
         sender = _BeatSender(self._new_id(), self._new_line, self._beats, self._try_to)
         while True:
+            self._close_abandoned()
             with self._changed:
                 beatings = [heartbeat.build_beating() for heartbeat in self._heartbeats]
                 self._has_news = False
@@ -110,9 +116,16 @@ class HeartbeatThread:
             self._wait(sender, time.monotonic() + interval_s)
         sender.close()
 
+    def _close_abandoned(self) -> None:
+        while not self.abandoned.empty():
+            try:
+                start_thread(self.abandoned.get().close_abandoned, "lakemq-close")
+            except UnknownServerError as error:
+                log.warning("A consumer that is gone keeps its partitions for max_poll_interval_ms: %s", error)
+
     def _wait(self, sender: _BeatSender, until_s: float) -> None:
         """Wait until the next heartbeat is due: at once if a member is new, if the line is lost, or if none is left."""
-        while (left_s := until_s - time.monotonic()) > 0 and not sender.has_lost_line():
+        while (left_s := until_s - time.monotonic()) > 0 and not sender.has_lost_line() and self.abandoned.empty():
             with self._changed:
                 most_s = min(left_s, _LOOK_AT_LINE_S) if sender.is_on_line else left_s
                 if self._changed.wait_for(lambda: self._has_news or not self._heartbeats, most_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -72,11 +73,10 @@ class Member:
         lock: ConsumerLock,
         membership: Membership,
         listener: RebalanceListener | None,
-        closed: Callable[[], object],
     ) -> None:
-        """closed: called when the consumer is closed, or was replaced."""
+        """listener: the consumer keeps it. It may refer to the consumer, which could not become garbage if this did."""
         self.membership, self._lock = membership, lock
-        self._listener, self._on_closed = listener or RebalanceListener(), closed
+        self._find_listener = (lambda: None) if listener is None else weakref.ref(listener)
         self.partitions: dict[TopicPartition, OwnedPartition] = {}
         """Partitions that the listener knows of, as they were assigned. A revoked one leaves after `on_revoked`."""
         self.is_rebalancing = True
@@ -86,17 +86,34 @@ class Member:
         self.is_subscribed = True
         self._pid = os.getpid()
 
+    @property
+    def _listener(self) -> RebalanceListener:
+        return self._find_listener() or RebalanceListener()
+
+    @property
+    def member_id(self) -> str:
+        return self.membership.member_id
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether the consumer is open, and has not unsubscribed. Needs no lock."""
+        return self.is_subscribed and not self._lock.is_closed
+
     def check_open(self) -> None:
         """Raise IllegalState if the consumer is closed, or has unsubscribed."""
         self._lock.check_open()
         if not self.is_subscribed:
             raise IllegalState("The consumer is subscribed to nothing.", expected="subscribe(topics) before it polls")
 
+    def silence(self) -> None:
+        """Tell the listener of nothing more. It belongs to the threads of the user, and this one does not."""
+        self._find_listener = lambda: None
+
     # -- the subscription -------------------------------------------------------------------------------
 
     def list_topics(self) -> list[str]:
         """Return the topics that the member asks for; of a pattern, those that match as of now."""
-        if self.is_subscribed and not self._lock.is_closed:
+        if self.is_in_group:
             self.membership.read_view()
         return self.membership.topics if self.is_subscribed else []
 
@@ -125,7 +142,6 @@ class Member:
         if os.getpid() != self._pid:
             return
         with self._lock.own:
-            self._on_closed()
             if self._lock.is_closed:
                 return
             self._lock.is_closed = True
@@ -165,7 +181,6 @@ class Member:
         view = self.membership.read_view(newest)
         if view.is_replaced:
             self._lock.is_closed = True
-            self._on_closed()
             self.membership.leave(for_good=False)
             self._report_loss(list(self.partitions), holder)
             raise self.membership.fenced_error()
@@ -270,3 +285,8 @@ class Member:
             return PollOutcome.NOT_YET
         has_all = len(view.owned) == view.partition_count
         return PollOutcome.AT_END if has_all else PollOutcome.OTHERS_HOLD_THE_REST
+
+    def describe_holders(self, outcome: PollOutcome) -> list[str]:
+        """Return a sentence for each consumer of this process that may be why a poll brought nothing."""
+        is_elsewhere = outcome in (PollOutcome.NOT_ASSIGNED, PollOutcome.OTHERS_HOLD_THE_REST)
+        return self.membership.describe_holders() if is_elsewhere else []

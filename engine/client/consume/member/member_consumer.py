@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....namespace.processes.clock import Clock
@@ -12,11 +12,16 @@ from ...arguments import parse_topic_names
 from ...offsets import TopicPartition
 from ..batch import ConsumerBatch
 from ..consumer import Consumer
+from ..listener import RebalanceListener
 from ..partition_reader import PartitionReader
 from ..poll_loop import ConsumerLock, PollLoop
 from .group_ends import GroupEnds
 from .member import Member, PartitionHolder
+from .open_members import OpenMember
 from .subscription import Pattern
+
+Joined = Callable[["MemberConsumer", OpenMember], object]
+"""Is called with a consumer that has joined its group, and with what closes the consumer."""
 
 
 class MemberConsumer(Consumer):
@@ -25,8 +30,6 @@ class MemberConsumer(Consumer):
     A member that does not poll for max_poll_interval_ms, or whose process sends no heartbeat for session_timeout_ms, is
     lost, and other members get its partitions; its next `poll` joins the group again.
     """
-
-    _loop: PollLoop[Any]
 
     def __init__(
         self,
@@ -38,10 +41,22 @@ class MemberConsumer(Consumer):
         ends: GroupEnds,
         clock: Clock,
         consumer_timeout_ms: int | None,
+        loop: PollLoop[Any],
+        listener: RebalanceListener | None,
     ) -> None:
-        """Put the parts together: holder: keeps the partitions of the member; the others as in `Consumer`."""
+        """Put the parts together. None of them may refer to the consumer, which would then never be garbage.
+
+        holder: keeps the partitions of the member; listener: is kept for the member; the others as in `Consumer`.
+        """
         super().__init__(group, lock, reader, ends, clock, consumer_timeout_ms)
         self._member, self._holder, self._group_ends = member, holder, ends
+        self._loop, self._listener = loop, listener
+
+        def close(leave: bool | None) -> None:
+            member.close(holder, leave)
+            loop.close()
+
+        self._open_member = OpenMember(group, member, close)
 
     @abstractmethod
     def go_back(self, batch: ConsumerBatch) -> bool:
@@ -50,7 +65,7 @@ class MemberConsumer(Consumer):
     @property
     def member_id(self) -> str:
         """The id of the member. It changes when the member was lost and has joined again."""
-        return self._member.membership.member_id
+        return self._member.member_id
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions that the consumer has, as of the last `poll`."""
@@ -120,5 +135,4 @@ class MemberConsumer(Consumer):
             leave: whether other members get the partitions at once. Left out, they do unless the member is static: a
                 static member is expected back within its session.
         """
-        self._member.close(self._holder, leave)
-        self._loop.close()
+        self._open_member.close(leave)

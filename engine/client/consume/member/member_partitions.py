@@ -59,6 +59,9 @@ class MemberPartitions:
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         return self._member.find_outcome(is_behind)
 
+    def describe_holders(self, outcome: PollOutcome) -> Sequence[str]:
+        return self._member.describe_holders(outcome)
+
 
 class PositionHolder:
     """Keeps the positions in a member's partitions.

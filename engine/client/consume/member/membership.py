@@ -23,6 +23,7 @@ from ...requests.requester import Requester
 from ..beginnings import find_beginnings, find_new_topics, log_beginnings
 from .heartbeats import Heartbeat, HeartbeatThread
 from .membership_view import MembershipView, OwnedPartition, ViewBuilder
+from .open_members import describe_holders
 from .progress import GroupProgress, read_progress
 from .subscription import Pattern, Subscription
 
@@ -197,6 +198,10 @@ class Membership:
             return [] if group is None else find_queue_stalls(state, group, self.member_id)
 
         return self._query_groups(find, newest=False)
+
+    def describe_holders(self) -> list[str]:
+        """Return a sentence for each other consumer of this process that has partitions of the group."""
+        return self._query_groups(lambda state: describe_holders(state, self.group, self.member_id), newest=False)
 
     def note_poll(self) -> None:
         """Show the group with the next heartbeat that the consumer polls."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Protocol
@@ -65,6 +65,10 @@ class Partitions(Protocol):
 
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
+        ...
+
+    def describe_holders(self, outcome: PollOutcome) -> Sequence[str]:
+        """Return a sentence for each consumer of this process that may be why a poll brought nothing."""
         ...
 
 
@@ -179,7 +183,8 @@ class PositionReader:
         batch.outcome = self._partitions.find_outcome(
             lambda: any(offset is None or offset < bounds[tp].high_watermark for tp, offset in offsets.items())
         )
-        batch.explain((), self._explain_transactions, find_held_back(bounds, offsets))
+        reasons = self._partitions.describe_holders(batch.outcome)
+        batch.explain(reasons, self._explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:
         return self._partitions.waits_for_partitions()

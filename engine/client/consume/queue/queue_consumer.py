@@ -29,7 +29,7 @@ from ..consumer import find_offsets_to_commit
 from ..listener import RebalanceListener
 from ..member.group_ends import GroupEnds
 from ..member.member import Member
-from ..member.member_consumer import MemberConsumer
+from ..member.member_consumer import Joined, MemberConsumer
 from ..member.membership import Membership
 from ..poll_loop import ConsumerLock, PollLoop
 from ..positions.positions import check_assignment
@@ -72,11 +72,11 @@ class QueueConsumer(MemberConsumer):
         group: str,
         isolation: Isolation = "read_committed",
         listener: RebalanceListener | None = None,
-        closed: Callable[[MemberConsumer], object] = lambda _: None,
+        joined: Joined = lambda *_: None,
         consumer_timeout_ms: int | None = None,
         explain_transactions: ExplainTransactions = lambda _: (),
     ) -> None:
-        """Join the group. closed: called when the consumer is closed. Raises what joining is refused with.
+        """Join the group. Raises what joining is refused with.
 
         new_waiter: returns what the consumer waits with; explain_transactions: names the open transactions that hold
         partitions back.
@@ -84,11 +84,11 @@ class QueueConsumer(MemberConsumer):
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
-        member = Member(lock, membership, listener, lambda: closed(self))
+        member = Member(lock, membership, listener)
         planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
         self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, fetcher)
-        self._outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
+        self._outcomes = outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
         waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
         reader = QueueReader(
             group,
@@ -101,14 +101,15 @@ class QueueConsumer(MemberConsumer):
             fetcher,
             clock,
             waiter,
-            lambda: self._outcomes.given_back_count,
+            lambda: outcomes.given_back_count,
             explain_transactions,
         )
         # A queue consumer has no positions: the group's state says what is done.
         ends = GroupEnds(lock, member, dict, fetcher)
-        super().__init__(group, lock, member, self._partitions, reader, ends, clock, consumer_timeout_ms)
-        self._loop = PollLoop(lock, reader, clock, waiter)
+        loop, holder = PollLoop(lock, reader, clock, waiter), self._partitions
+        super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms, loop, listener)
         membership.join()
+        joined(self, self._open_member)
 
     def poll(self, max_records: int = 10_000, timeout_ms: int = 0, poll_ms: int = 20) -> QueueBatch:
         """Return the next messages, for the member to acknowledge.
