@@ -22,6 +22,7 @@ class Predicate:
         self._text, self._columns = text, columns
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
         self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET temp_directory = ''")  # DuckDB may read files there in any case
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
         self.select_rows(columns.empty_table())

@@ -19,6 +19,7 @@ from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER, list_s
 from lakemq.tables.storage.delta.delta_log import DeltaLog
 from lakemq.tables.storage.delta.store import NewerTable, NotATable, OlderTable, Store
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, open_files
+from lakemq.tables.storage.object_stores.secrets import hide_secrets
 from lakemq.tables.storage.object_stores.sharing import share_with_group
 
 from ..protocol.codec.step_object import StepHead, encode_step_object
@@ -88,7 +89,7 @@ def open_namespace(
         reason = error.strerror or flatten_error(error)
         raise NamespaceError(f"{path} cannot be used: {reason}", expected=_USABLE) from error
     except ValueError as error:
-        raise NamespaceError(f"{path!r} cannot be used: {error}", expected=_USABLE) from error
+        raise NamespaceError(f"{hide_secrets(repr(path), {})} cannot be used: {error}", expected=_USABLE) from error
     mailbox = Mailbox(files, limit=config.number("mailbox.max.letters"))
     return Namespace(path, namespace_id, files, store, mailbox, config, dict(storage_options or {}))
 

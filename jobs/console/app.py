@@ -270,7 +270,8 @@ class WebApplication:
             time.sleep(_WRONG_TOKEN_S)
             return self._explain(request, "Open the console", "This is not the token of this console.", 403)
         response = RedirectResponse("/", 303)
-        response.set_cookie(guard.SESSION_COOKIE, guard.make_session(token), httponly=True, samesite="strict")
+        session = guard.make_session(token, time.time())
+        response.set_cookie(guard.SESSION_COOKIE, session, max_age=guard.SESSION_S, httponly=True, samesite="strict")
         return response
 
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +27,7 @@ SESSION_COOKIE = "lakemq_session"
 LOGIN, STYLE, ICON = "/login", "/static/console.css", "/static/icon.svg"
 MAX_BODY_BYTES = 64 << 10
 MAX_TARGET_BYTES = 8 << 10
+_TOO_LARGE = f"The request is too large. At most {MAX_BODY_BYTES} bytes are read."
 OPEN_PATHS = (LOGIN, STYLE, ICON)
 """Paths that need no token."""
 
@@ -42,16 +46,32 @@ SECURITY_HEADERS = {
 }
 
 
-def make_session(token: str) -> str:
-    """Return the cookie of a browser that has shown the token."""
-    return hmac.new(token.encode(), b"lakemq console session", hashlib.sha256).hexdigest()
+SESSION_S = 12 * 3600
+"""How long a browser that has shown the token need not show it again."""
+
+
+def make_session(token: str, now_s: float) -> str:
+    """Return the cookie of a browser that has shown the token now."""
+    return _sign_session(token, str(int(now_s) + SESSION_S))
+
+
+def _sign_session(token: str, until_s: str) -> str:
+    mark = hmac.new(token.encode(), f"lakemq console session until {until_s}".encode(), hashlib.sha256)
+    return f"{until_s}.{mark.hexdigest()}"
+
+
+def _is_session(cookie: str, token: str, now_s: float) -> bool:
+    until_s = cookie.partition(".")[0]
+    is_number = until_s.isascii() and until_s.isdecimal() and len(until_s) < 20
+    return is_number and are_equal(cookie, _sign_session(token, until_s)) and now_s < int(until_s)
 
 
 class Guard:
     """An ASGI middleware that lets only acceptable requests pass."""
 
-    def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings, now_s: Callable[[], float] = time.time) -> None:
+        """now_s: returns the time, by which sessions end."""
+        self._app, self._settings, self._now_s = app, settings, now_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -78,7 +98,7 @@ class Guard:
             return _refusal(414, f"The address is too long. At most {MAX_TARGET_BYTES} bytes are read.")
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY_BYTES):
-            return _refusal(413, f"The request is too large. At most {MAX_BODY_BYTES} bytes are read.")
+            return _refusal(413, _TOO_LARGE)
         if self._settings.token is None and not is_loopback(_host_name(headers.get("host", ""))):
             return _refusal(421, "The Host header does not name this machine. Open http://localhost with the port.")
         if scope["method"] == "POST" and not _is_same_origin(headers):
@@ -99,11 +119,11 @@ class Guard:
         if scheme.lower() == "bearer" and are_equal(shown.strip(), token):
             return True
         cookies = cookie_parser(headers.get("cookie", ""))
-        return are_equal(cookies.get(SESSION_COOKIE, ""), make_session(token))
+        return _is_session(cookies.get(SESSION_COOKIE, ""), token, self._now_s())
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """Return a `receive` that ends a body without a declared length when it is too long."""
+    """Return a `receive` that refuses a body without a declared length when it is too long."""
     size = 0
 
     async def receive_limited() -> Message:
@@ -111,7 +131,7 @@ def _limit_body(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > MAX_BODY_BYTES:
-            return {"type": "http.disconnect"}
+            raise HTTPException(413, _TOO_LARGE)
         return message
 
     return receive_limited

@@ -10,6 +10,7 @@ from lakemq.engine.namespace.processes.extras import needs
 
 with needs("console"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
 from lakemq.jobs.commands.shared.times import from_millis
 from lakemq.jobs.console.payloads import escape_invisible, show_payload
@@ -27,12 +28,18 @@ def make_templates() -> Environment:
         loader=PackageLoader("lakemq.jobs.console", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_escape_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"number": format_number, "size": format_size}
     environment.globals |= {"most_rows": MOST_ROWS}
     return environment
+
+
+def _escape_text(value: Any) -> Any:
+    """Escape what a screen obeys or hides in any text of a page. Markup stays, and so do values of inputs (`| e`)."""
+    return escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def make_link(path: str, **inputs: Any) -> str:

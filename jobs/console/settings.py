@@ -54,11 +54,12 @@ def make_settings(host: str, port: int, token_file: Path | None, allow_changes: 
             found=f"{len(token)} characters",
             expected=f"at least {SHORTEST_TOKEN} printable ASCII characters, such as those of `openssl rand -hex 32`",
         )
-    if token is None and not is_loopback(host):
+    if token is None and (allow_changes or not is_loopback(host)):
         raise InvalidConfig(
-            "The console needs a token as soon as other machines can reach it.",
-            found=host,
-            expected=f"--token-file FILE or ${TOKEN_VARIABLE}; or an address of this machine alone, such as 127.0.0.1",
+            "The console needs a token as soon as other machines can reach it, or if it may change something.",
+            found="--allow-changes without a token" if allow_changes else host,
+            expected=f"--token-file FILE or ${TOKEN_VARIABLE}; or an address of this machine alone, such as 127.0.0.1,"
+            " without --allow-changes",
         )
     return ConsoleSettings(host, port, token, allow_changes)
 

@@ -10,14 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
 from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.codec.beat import decode_beat, encode_beat
 
 pytestmark = pytest.mark.slow
 
@@ -57,20 +55,23 @@ def path(tmp_path: Path) -> str:
     return path
 
 
-def run_until_kill(path: str, protocol: str) -> None:
-    """Run a consumer that reads some orders and is killed."""
-    process = subprocess.run([sys.executable, "-c", KILLED, path, protocol], timeout=120, check=False)
+def run_until_kill(path: str, protocol: str, where: str = "") -> None:
+    """Run a consumer that reads some orders and is killed. where: ELSEWHERE for another machine."""
+    process = subprocess.run([sys.executable, "-c", where + KILLED, path, protocol], timeout=120, check=False)
     assert process.returncode == -9
 
 
-def move_elsewhere(path: str, age_s: int) -> None:
-    """Make all beats those of another machine, put so long ago."""
+def age_beats(path: str, age_s: int) -> None:
+    """Make all beats so old."""
     for beat in Path(path, "beats").iterdir():
-        members = decode_beat(beat.read_bytes())
-        beat.write_bytes(encode_beat([msgspec.structs.replace(member, process="elsewhere") for member in members]))
         then_s = time.time() - age_s
         os.utime(beat, (then_s, then_s))
 
+
+ELSEWHERE = """
+from lakemq.engine.client.consume.member import membership
+membership.read_own_identity = lambda: "a process of another machine"
+"""
 
 WORK = """
 import os, signal, sys
@@ -147,8 +148,7 @@ def test_a_job_that_is_killed_and_run_again_does_all_its_work(path: str, protoco
 
 @pytest.mark.extended
 def test_a_job_that_was_killed_elsewhere_is_waited_for_until_its_session_is_over(path: str) -> None:
-    first = run(WORK, path, "cooperative", "dies")
-    move_elsewhere(path, 0)
+    first = run(ELSEWHERE + WORK, path, "cooperative", "dies")
     second = run(WORK, path, "cooperative", "lives")
     assert second.returncode == 0, second.stderr
     assert sorted(map(int, (first.stdout + second.stdout).split())) == list(range(COUNT))
@@ -198,8 +198,8 @@ def test_step_removes_killed_member_of_this_machine_at_once(path: str, protocol:
 @pytest.mark.extended
 @pytest.mark.parametrize("protocol", nightly_but(["cooperative"], ["cooperative", "static"]))
 def test_step_removes_member_of_another_machine_after_its_session(path: str, protocol: str) -> None:
-    run_until_kill(path, protocol)
-    move_elsewhere(path, HOUR_S)
+    run_until_kill(path, protocol, ELSEWHERE)
+    age_beats(path, HOUR_S)
     with lakemq.connect(path, config=CONFIG) as mq:
         mq.step_until_idle(wait_ms=20_000)
         assert member_count(mq) == 0
@@ -207,8 +207,7 @@ def test_step_removes_member_of_another_machine_after_its_session(path: str, pro
 
 @pytest.mark.extended
 def test_step_keeps_member_of_another_machine_within_its_session(path: str) -> None:
-    run_until_kill(path, "cooperative")
-    move_elsewhere(path, 0)
+    run_until_kill(path, "cooperative", ELSEWHERE)
     with lakemq.connect(path, config=CONFIG) as mq:
         start_s = time.monotonic()
         mq.step_until_idle(wait_ms=20_000)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
-from lakemq.jobs.console.parts import Table
+from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, Table
 from lakemq.jobs.console.payloads import escape_invisible, indent_json, show_payload
 from lakemq.jobs.console.rendering import MOST_ROWS, format_length, make_link, make_templates
 from lakemq.jobs.output import format_size
@@ -70,6 +70,18 @@ def test_any_bytes_are_shown_without_control_characters(data: bytes, how: str) -
 
 def test_characters_that_reorder_text_are_escaped() -> None:
     assert escape_invisible("a\u2066b\tc\nd\x85") == "a\\u2066b\tc\nd\\x85"
+
+
+def test_pages_escape_invisible_characters_wherever_text_stands_and_forms_keep_them() -> None:
+    name = "id\u202egpj"
+    form = Form("Reset", "/x", [Field("id", name, name), Field("id", name, name, is_hidden=True)], name, "get")
+    page = Page(name, [Table(name, ["header", name], [(name, Link(name, "/x"))]), Notice(name, "bad"), form])
+    names = ("menu", "path", "silence", "allow_changes", "refresh", "refresh_links", "done", "csrf_field")
+    context = dict.fromkeys(names, "") | {"page": page, "namespace": name, "make_csrf": lambda action: ""}
+    html = make_templates().get_template("page.html").render(context)
+    shown = re.sub('value="[^"]*"', "", html)
+    assert "\u202e" not in shown
+    assert html.count(f'value="{name}"') == 2
 
 
 def test_bars_are_as_high_as_their_values() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from unit.served import new_name, new_topic, run_sql, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
+from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
 from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, SettleDeadLetters
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
@@ -328,6 +330,16 @@ def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
     with pytest.raises(InvalidRequest, match="rate_per_s"):
         mq.dead_letters.redrive(dead, rate_per_s=0)
     assert mq.dead_letters.redrive(dead, dry_run=True).messages == 1
+
+
+def test_predicate_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (tmp_path / "x.csv", tmp_path / ".tmp/x.csv"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("secret")
+        for function in ("read_text", "read_csv", "glob"):
+            with pytest.raises(InvalidRequest, match="file system operations are disabled"):
+                Predicate(f"EXISTS (SELECT * FROM {function}('{file}'))", pa.schema([("a", pa.int64())]))
 
 
 @pytest.mark.extended

@@ -23,7 +23,7 @@ from unit.notes_table import NOTES, NoteRow, make_notes
 from unit.served import until
 
 import lakemq
-from lakemq.errors import StorageError
+from lakemq.errors import NamespaceError, StorageError
 from lakemq.jobs import entry
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.commits import CommitConflict
@@ -404,8 +404,16 @@ def test_errors_and_logs_never_show_credentials(echo: dict[str, str], caplog: py
 
 def test_secrets_and_signatures_are_hidden() -> None:
     options = {"AWS_SECRET_ACCESS_KEY": "ab/cd+ef", "AWS_REGION": "us-east-1", "sse_bucket_key_enabled": "true"}
-    text = hide_secrets("us-east-1 ab/cd+ef ab%2Fcd%2Bef true ?sv=1&sig=Zm9v%3D&x", options)
-    assert text == "us-east-1 *** *** true ?sv=1&sig=***&x"
+    text = hide_secrets("us-east-1 ab/cd+ef ab%2Fcd%2Bef true ?sv=1&sig=Zm9v%3D&x http://me:pw@host:9/a@b", options)
+    assert text == "us-east-1 *** *** true ?sv=1&sig=***&x http://***@host:9/a@b"
+
+
+def test_credentials_in_a_path_are_refused_and_not_shown() -> None:
+    paths = "s3://me:password@bucket/x", "/data/mq?sig=password", "az://container/x?sv=1&sig=password", "s3://me@b/x"
+    for path in paths:
+        with pytest.raises(NamespaceError) as refused:
+            lakemq.connect(path)
+        assert "password" not in f"{refused.value} {refused.value.__cause__}", path
 
 
 def test_credentials_of_the_environment_are_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from .local_files import LocalFiles
 from .object_store import ObjectFiles
 from .objects import Files
+from .secrets import hide_secrets
 from .store_options import STORES, connect
 
 __all__ = ["Files", "LocalFiles", "ObjectFiles", "open_files"]
@@ -29,13 +30,19 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
     Raises ValueError if the root or an option cannot be used.
     """
     if odd := _ODD_IN_A_ROOT.search(root):
-        raise ValueError(f"root: found {odd[0]!r} in {root!r}, expected none of {_ODD_IN_A_ROOT.pattern}")
+        shown = hide_secrets(repr(root), {})
+        raise ValueError(f"root: found {odd[0]!r} in {shown}, expected none of {_ODD_IN_A_ROOT.pattern}")
     path = re.sub("^file:(//)?(?=/(?!/))", "", root)
     if not path:
         raise ValueError(f"root: found {root!r}, expected a path or a URI")
     if "://" not in path and not _ONE_SLASH.match(path):
         return LocalFiles(path)
     url = urlsplit(root)
+    if url.password is not None or (url.username is not None and not url.scheme.startswith("abfs")):
+        raise ValueError(
+            f"root: found a user in {hide_secrets(repr(root), {})}, expected credentials in the environment or in"
+            " storage options"
+        )
     if url.scheme not in STORES or not url.netloc:
         raise ValueError(f"root: found {root!r}, expected a path or a URI of {', '.join(['file', *STORES])}")
     options = dict(storage_options or {})

@@ -13,6 +13,7 @@ _SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|SAS|PASSWORD|
 _SIGNATURE = re.compile(
     r"(?i)\b((?:sig|signature|x-amz-signature|x-amz-security-token|authorization)\s*[=:]\s*)[^\s&\"'<>]+"
 )
+_USER_OF_URL = re.compile(r"(://)[^/@\s'\"]*:[^/@\s'\"]+@")
 _SHORTEST = 4
 """Length below which a value is no secret: hiding `1` or `on` would only garble texts."""
 
@@ -23,7 +24,8 @@ HIDDEN = "***"
 def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     """Return the text with stars in place of secrets.
 
-    Secrets are credentials among the storage options and in the environment, and signatures of requests.
+    Secrets are credentials among the storage options and in the environment, signatures of requests, and users and
+    passwords in URLs.
     """
     named = [value for name, value in options.items() if _SECRET_OPTION.search(name)]
     named += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]
@@ -31,4 +33,4 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     spellings = {spelling for value in secrets for spelling in (value, quote(value, safe=""), quote_plus(value))}
     for spelling in sorted(spellings, key=len, reverse=True):
         text = text.replace(spelling, HIDDEN)
-    return _SIGNATURE.sub(rf"\g<1>{HIDDEN}", text)
+    return _USER_OF_URL.sub(rf"\g<1>{HIDDEN}@", _SIGNATURE.sub(rf"\g<1>{HIDDEN}", text))
