@@ -31,7 +31,8 @@ from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store, TableHandle
-from lakemq.tables.storage.parquet import open_parquet
+from lakemq.tables.storage.parquet import open_bounded_parquet
+from lakemq.tables.storage.parquet_pages import BASE_BYTES
 
 from ..namespace.config import EngineConfig
 from ..namespace.data_file import (
@@ -41,6 +42,7 @@ from ..namespace.data_file import (
     is_expected_file,
     new_data_file,
     read_file_facts,
+    read_footer,
     to_table_file,
 )
 from ..namespace.processes import crash
@@ -65,9 +67,6 @@ SETTLED_MS = 60_000
 
 _GROUP_BYTES = 8 << 20
 """Size of a row group in a merged file. A fetch of one topic reads only the row groups that hold it."""
-
-_UNPACKED_BYTES = 8 * SMALL_BYTES
-"""A small file that unpacks to more than this is not merged: a merge holds its rows in memory."""
 
 REWRITTEN = (SEGMENTS.name, REJECTED_ROWS.name)
 """The tables of POINTING that a merge rewrites. A file that another table of POINTING names is not merged."""
@@ -270,11 +269,7 @@ class DataFileMerger:
         if file_id in footers and not is_expected_file(footers[file_id], facts.footer_hash, facts.is_journaled):
             raise ValueError("rewritten or damaged")
         with self._files.open_input(file_name(file_id)) as source:
-            parquet = open_parquet(source)
-            groups = range(parquet.metadata.num_row_groups)
-            if sum(parquet.metadata.row_group(i).total_byte_size for i in groups) > _UNPACKED_BYTES:
-                raise ValueError("too large once it is unpacked")
-            rows = parquet.read(["row", *BODY])
+            rows = open_bounded_parquet(source, read_footer(source).parse(), BASE_BYTES).read(["row", *BODY])
         if not np.array_equal(rows.column("row").to_numpy(), np.arange(file.record_count)):
             raise ValueError("its rows are not where they were")
         return rows.select(BODY)

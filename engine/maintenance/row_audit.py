@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.storage.object_stores.files import Files
-from lakemq.tables.storage.parquet import open_parquet
+from lakemq.tables.storage.parquet import open_bounded_parquet
 from lakemq.tables.storage.workers import Workers
 
-from ..namespace.data_file import file_name, is_expected_file, read_file_facts
+from ..namespace.data_file import file_name, is_expected_file, read_file_facts, read_footer
 from ..namespace.loading.snapshot import Snapshot
 from ..protocol.hashing import Partitioner, partition_keys
 from ..protocol.values.topics import Topic
@@ -94,8 +94,8 @@ def find_range_flaws(files: Files, ranges: pa.Table, placings: Sequence[Placing]
             continue
         try:
             with files.open_input(file_name(file_id)) as source:
-                rows = open_parquet(source).read(_COLUMNS)
-        except (OSError, pa.ArrowException):
+                rows = open_bounded_parquet(source, read_footer(source).parse()).read(_COLUMNS)
+        except (OSError, ValueError, pa.ArrowException):
             continue  # a page is damaged: all rows of the file count as missing
         first, counts, partition, placed = (
             columns[name][indexes] for name in ("first_row", "record_count", "file_partition", "placed")

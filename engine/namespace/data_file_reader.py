@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.object_stores.files import Files
-from lakemq.tables.storage.parquet import open_parquet
+from lakemq.tables.storage.parquet import open_bounded_parquet
 from lakemq.tables.storage.workers import Workers
 
 from ..protocol.errors import FileTruncated, StorageError
@@ -63,8 +63,9 @@ def open_data_file(files: Files, file_id: int, footer_hash: int | None) -> Itera
                 found=f"{footer.size_bytes} bytes, footer {footer.hash}",
                 expected="a digest of its rows" if footer_hash is None else f"footer {footer_hash}",
             )
+        assert metadata is not None  # else the footer is another one
         try:
-            yield open_parquet(source, metadata)
+            yield open_bounded_parquet(source, metadata)
         except (pa.ArrowMemoryError, pa.ArrowCancelled):
             raise
         except (OSError, pa.ArrowException) as error:

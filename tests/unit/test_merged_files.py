@@ -15,6 +15,7 @@ import pytest
 from clocks import ManualClock
 from protocol_harness import letter_bytes
 from unit.served import until, values
+from unit.test_bounded_files import ID, write_long_entry
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -22,7 +23,7 @@ from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.fetch.lookup.reader import Reader
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.maintenance import housekeeping, merging
-from lakemq.engine.namespace.data_file import write_data_file
+from lakemq.engine.namespace.data_file import file_name, write_data_file
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
@@ -35,6 +36,7 @@ from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 from lakemq.tables.storage.delta.leftovers import FOLDER, Leftovers
+from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEWS
 
 pytestmark = pytest.mark.slow
@@ -515,6 +517,30 @@ def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
         assert [read_values_from(mq, start) for start in (0, 2)] == [["m0"], ["m2"]]
         with pytest.raises(FileTruncated):
             mq.fetch("a").to_arrow()
+
+
+def test_file_that_unpacks_to_too_much_stops_no_merge_also_after_a_restart(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts, settings = [f"{number} " + os.urandom(700).hex() for number in range(8)], {"compact.min.files": 8}
+    with connect(path, **settings) as mq:
+        with lead_one_term(mq):
+            mq.topics.create("a")
+            large = write_long_entry(LocalFiles(str(path)), b"x" * 8_000)
+            named = DataFile(ID, large.size_bytes, large.record_count, 0, 0, large.footer_hash)
+            mq.requester.ask(build_request(mq, named))
+            mq.topics.create("b")
+        age(path / file_name(ID), days=2)
+    for restart in range(2):
+        with connect(path, **settings) as mq:
+            caplog.clear()
+            publish(mq, *texts, topic="b")
+            lead_briefly(mq, 3)
+            assert f"Data file {ID:016x} is left out of merges" in caplog.text
+            assert len(data_files(path)) < len(texts)
+            assert values(mq, "b") == texts * (restart + 1)
+            with pytest.raises(FileTruncated, match=f"{ID:016x} is damaged.*would unpack to"):
+                mq.fetch("a", start=0, end=1).to_arrow()
 
 
 def read_values_from(mq: Connection, start: int) -> list[str]:

@@ -53,18 +53,11 @@ class LocalFiles:
 
     def get_identified(self, name: str, limit: int | None = None) -> IdentifiedObject:
         path = self._path(name)
-        # any file may lie there: opening a pipe would block, and a link leads elsewhere
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(errno.EINVAL, "not a regular file", path)
+        with _open_regular(path) as (file, status):
             if limit is not None and status.st_size > limit:
                 raise too_large(path, limit)
             with open(file, "rb", buffering=0, closefd=False) as opened:
                 return IdentifiedObject(opened.readall(), _identity_of(status), _modified_ms_of(status))
-        finally:
-            os.close(file)
 
     def size(self, name: str) -> int | None:
         status = self._stat(name)
@@ -151,7 +144,12 @@ class LocalFiles:
         return watch(path)
 
     def open_input(self, name: str) -> pa.NativeFile:
-        return pa.memory_map(self._path(name), "r")
+        # Not mapped: a file that is cut short while it is mapped ends the process with SIGBUS.
+        with _open_regular(self._path(name)) as (file, _):
+            try:
+                return pa.OSFile(f"/dev/fd/{file}")
+            except FileNotFoundError:  # there is no /proc
+                return pa.PythonFile(open(os.dup(file), "rb", buffering=0), mode="r")
 
     def uri(self, name: str) -> str:
         return f"file://{self._path(name)}"
@@ -161,7 +159,7 @@ class LocalFiles:
 
     def _stat(self, name: str) -> os.stat_result | None:
         try:
-            status = os.stat(self._path(name))
+            status = os.lstat(self._path(name))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return None
@@ -211,6 +209,19 @@ class LocalFiles:
         temporary = f"{folder.path}/{hidden_name()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         return folder.with_folder(lambda: os.open(temporary, flags, 0o666)), temporary, True
+
+
+@contextmanager
+def _open_regular(path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file for reading: (descriptor, status). Any file may lie there: a pipe blocks, a link leads elsewhere."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        yield file, status
+    finally:
+        os.close(file)
 
 
 def _identity_of(status: os.stat_result) -> str:
