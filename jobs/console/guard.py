@@ -101,6 +101,8 @@ class Guard:
             return _refusal(413, _TOO_LARGE)
         if self._settings.token is None and not is_loopback(_host_name(headers.get("host", ""))):
             return _refusal(421, "The Host header does not name this machine. Open http://localhost with the port.")
+        if _is_embedded_elsewhere(headers):
+            return _refusal(403, "Another site has asked for this page in the background. Open the console itself.")
         if scope["method"] == "POST" and not _is_same_origin(headers):
             return _refusal(403, "The form was sent from another site. Open the console and use its own form.")
         if scope["path"] in OPEN_PATHS or self._has_token(headers):
@@ -154,6 +156,16 @@ def _is_same_origin(headers: Headers) -> bool:
         return False
     origin = headers.get("origin")
     return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _is_embedded_elsewhere(headers: Headers) -> bool:
+    """Return whether a browser asks for a page on behalf of another site, which cannot show it.
+
+    A link of another site, such as a wiki, passes: a visitor sees the page. Programs that are no browsers say nothing.
+    """
+    if headers.get("sec-fetch-site", "none") in ("same-origin", "none"):
+        return False
+    return (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) != ("navigate", "document")
 
 
 def are_equal(shown: str, expected: str) -> bool:

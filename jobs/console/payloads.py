@@ -55,7 +55,7 @@ def show_payload(data: bytes | None, how: str = "auto", most_characters: int = S
         return PayloadView("hex", rows, len(data), len(data) > most_characters // 4)
     kind = "text"
     if how != "text" and len(data) <= 4 * most_characters and _is_json_document(text):
-        kind, text = "json", indent_json(text)
+        kind, text = "json", indent_json(text, most_characters + 1)
     is_cut = len(text) > most_characters or len(data) > 4 * most_characters
     return PayloadView(kind, escape_invisible(text[:most_characters]), len(data), is_cut)
 
@@ -70,9 +70,20 @@ def escape_invisible(text: str) -> str:
     )
 
 
-def indent_json(text: str) -> str:
-    """Return a JSON document with one member per line. Numbers and texts stay as they are written."""
-    return "".join(_indent_tokens(text))
+def indent_json(text: str, most_characters: int) -> str:
+    """Return the first characters of a JSON document with one member per line.
+
+    Numbers and texts stay as they are written. The lines of a deep document are mostly spaces: a megabyte of it would
+    become gigabytes.
+    """
+    tokens: list[str] = []
+    room = most_characters
+    for token in _indent_tokens(text):
+        tokens.append(token)
+        room -= len(token)
+        if room <= 0:
+            break
+    return "".join(tokens)[:most_characters]
 
 
 def _indent_tokens(text: str) -> Iterator[str]:

@@ -122,6 +122,20 @@ def test_forms_come_from_the_console_itself() -> None:
         assert ask(ConsoleSettings(), "POST", headers=headers).status_code == status, headers
 
 
+def test_pages_are_loaded_for_other_sites_only_by_a_link() -> None:
+    for site, mode, destination, status in (
+        ("cross-site", "no-cors", "image", 403),
+        ("cross-site", "cors", "empty", 403),
+        ("cross-site", "navigate", "iframe", 403),
+        ("same-site", "no-cors", "script", 403),
+        ("cross-site", "navigate", "document", 200),
+        ("same-origin", "no-cors", "style", 200),
+        ("none", "navigate", "document", 200),
+    ):
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": destination}
+        assert ask(ConsoleSettings(), headers=headers).status_code == status, headers
+
+
 # -- settings -------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, Table
 from lakemq.jobs.console.payloads import escape_invisible, indent_json, show_payload
+from lakemq.jobs.console.parts import Table
+from lakemq.jobs.console.payloads import LONG_CHARACTERS, escape_invisible, indent_json, show_payload
 from lakemq.jobs.console.rendering import MOST_ROWS, format_length, make_link, make_templates
 from lakemq.jobs.output import format_size
 
@@ -58,7 +61,22 @@ def test_a_long_payload_is_cut_and_says_so() -> None:
 @given(JSON)
 @examples(200)
 def test_indented_json_means_the_same(document: object) -> None:
-    assert json.loads(indent_json(json.dumps(document, ensure_ascii=False))) == document
+    text = json.dumps(document, ensure_ascii=False)
+    assert json.loads(indent_json(text, 1 << 20)) == document
+    assert indent_json(text, 10) == indent_json(text, 1 << 20)[:10]
+
+
+def test_deep_payload_is_indented_no_further_than_it_is_shown() -> None:
+    """Each of its half a million lines would begin with 1,800 spaces."""
+    deep = b'{"a":' * 900 + b"[" + b"1," * 500_000 + b"1]" + b"}" * 900
+    tracemalloc.start()
+    try:
+        view = show_payload(deep, most_characters=LONG_CHARACTERS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (view.kind, view.is_cut, len(view.text)) == ("json", True, LONG_CHARACTERS)
+    assert peak_bytes < 50 << 20
 
 
 @given(st.binary(max_size=3_000), st.sampled_from(["auto", "text", "json", "hex"]))
