@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.sql.query import BoundedResult, QueryLimits, run_bounded_query
+from lakemq.engine.client.sql.query_process import run_query_in_process
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.errors import LakeMQError
 from lakemq.jobs.console.settings import ConsoleSettings
@@ -48,24 +50,30 @@ class Console:
     _query_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run_sql(self, text: str) -> BoundedResult:
-        """Run a query over the tables as of the last projection, within QUERY_LIMITS. One query runs at a time.
+        """Run a visitor's query over the tables as of the last projection, in a process within QUERY_LIMITS.
 
         Raises:
             NotPossible: another query runs.
             InvalidRequest: the query fails, or takes too long.
             MissingExtra: the extra `sql` is not installed.
         """
-        if not self._query_lock.acquire(timeout=QUERY_LIMITS.timeout_s):
-            raise NotPossible("Another query runs. Try again when it has ended.")
-        try:
-            namespace = self.mq.namespace
-            return run_bounded_query(namespace, text, QUERY_LIMITS, take_snapshot(namespace.store))
-        finally:
-            self._query_lock.release()
+        with self._lock_queries():
+            return run_query_in_process(self.mq.namespace, text, QUERY_LIMITS)
 
     def read_rows(self, text: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query of a page. Raises as `run_sql`."""
-        return self.run_sql(text).rows
+        with self._lock_queries():
+            namespace = self.mq.namespace
+            return run_bounded_query(namespace, text, QUERY_LIMITS, take_snapshot(namespace.store)).rows
+
+    @contextmanager
+    def _lock_queries(self) -> Iterator[None]:
+        if not self._query_lock.acquire(timeout=QUERY_LIMITS.timeout_s):
+            raise NotPossible("Another query runs. Try again when it has ended.")
+        try:
+            yield
+        finally:
+            self._query_lock.release()
 
     def describe_silence(self) -> str:
         """Return a sentence if the leader does not work, so that pages show the past; "" too if that cannot be read."""

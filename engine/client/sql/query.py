@@ -151,11 +151,16 @@ def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snap
         finally:
             timer.cancel()
     except duckdb.InterruptException:
-        raise InvalidRequest(f"The query was stopped after {limits.timeout_s:g} s.", expected="a shorter one") from None
+        raise build_timeout_error(limits.timeout_s) from None
     except duckdb.Error as error:
         raise InvalidRequest(f"The query fails: {error}", found=text[:100]) from None
     columns = _number_duplicates([name for name, *_ in result.description or ()])
     return BoundedResult(columns, rows[: limits.max_rows], len(rows) > limits.max_rows)
+
+
+def build_timeout_error(timeout_s: float) -> InvalidRequest:
+    """Return the error of a query that ran for longer than it may."""
+    return InvalidRequest(f"The query was stopped after {timeout_s:g} s.", expected="a shorter one")
 
 
 def _prepare(
@@ -173,7 +178,24 @@ def _prepare(
         connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
         for log_range in ranges:
             _add_range(connection, namespace, snapshot, log_range)
+    if not allow_files:
+        with _explain_errors(text, allow_files):
+            _refuse_copies(connection, text)
     return connection, text
+
+
+def _refuse_copies(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+    """Refuse statements that write files, because DuckDB may write into its spill folder. Raises duckdb.Error."""
+    import duckdb
+
+    kinds = duckdb.StatementType
+    for statement in connection.extract_statements(text):
+        is_copy = statement.type in (kinds.COPY, kinds.EXPORT, kinds.COPY_DATABASE)
+        may_hold_copy = statement.type in (kinds.EXPLAIN, kinds.PREPARE)
+        if is_copy or (may_hold_copy and re.search(r"\b(COPY|EXPORT)\b", statement.query, re.IGNORECASE)):
+            raise duckdb.PermissionException(
+                "COPY and EXPORT are not permitted. (`lakemq sql --allow-files` permits it.)"
+            )
 
 
 @contextmanager
@@ -283,7 +305,8 @@ def connect_duckdb(
 ) -> duckdb.DuckDBPyConnection:
     """Return an in-memory DuckDB whose current schema has all tables and views, as of one watermark.
 
-    without: paths of data files of `messages` whose rows are left out. memory_mb: the most memory that DuckDB takes.
+    without: paths of data files of `messages` whose rows are left out. memory_mb: the most memory that DuckDB takes,
+    and the most temporary space.
 
     Raises StepTooOld.
     """
@@ -316,16 +339,18 @@ def connect_duckdb(
     for name, query in VIEWS.items():
         connection.execute(f"CREATE VIEW {database}.{name} AS {query.format(database=database)}")
     if not allow_files:
-        _restrict(connection)
+        _restrict(connection, memory_mb)
     return connection
 
 
-def _restrict(connection: duckdb.DuckDBPyConnection) -> None:
-    """Restrict statements to the tables and views, and lock all settings."""
+def _restrict(connection: duckdb.DuckDBPyConnection, spill_mb: int | None) -> None:
+    """Restrict statements to the tables and views, and lock all settings. spill_mb: the most temporary space."""
     # DuckDB may read and write its spill folder, so this must not be the working folder
     spill = tempfile.TemporaryDirectory(prefix="lakemq-sql-")
     weakref.finalize(connection, spill.cleanup)
     connection.execute("SET temp_directory = $folder", {"folder": spill.name})
+    if spill_mb is not None:
+        connection.execute(f"SET max_temp_directory_size = '{spill_mb}MB'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
 

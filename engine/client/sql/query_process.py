@@ -1,0 +1,127 @@
+"""Run a query that a stranger wrote in a process of its own, with little memory, time and temporary space.
+
+DuckDB counts the memory of its buffers, not that of long texts and of the rows that Python gets. It ends a query
+between two steps of its plan, and a step may be long. The operating system bounds a process whatever runs in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ...namespace.loading.snapshot import take_snapshot
+from ...namespace.namespace import Namespace, open_namespace
+from ...namespace.processes.extras import needs
+from ...protocol.errors import InvalidRequest, LakeMQError
+from .query import BoundedResult, QueryLimits, build_timeout_error, run_bounded_query
+
+log = logging.getLogger("lakemq.sql")
+
+_START_S = 10.0
+"""Time for the process to begin and to answer, beside that of its query."""
+_ROOM_MB = 256
+"""Memory for threads and for the answer, beside that of the query."""
+_MOST_ANSWER_BYTES = 16 << 20
+_MOST_CELL = 5_000
+"""Characters or bytes of a cell that are passed on. A page shows a thousand characters."""
+
+
+def run_query_in_process(namespace: Namespace, text: str, limits: QueryLimits) -> BoundedResult:
+    """Run statements in Spark's SQL over the tables as of now, and return the last result, with long texts cut.
+
+    Raises:
+        InvalidRequest: the query fails, or needs more time or memory than it may have.
+        MissingExtra: the extra `sql` is not installed.
+        StorageError, TableDamaged: a file of a table cannot be read.
+    """
+    task = pickle.dumps((namespace.path, namespace.storage_options, text, limits))
+    with tempfile.TemporaryDirectory(prefix="lakemq-sql-") as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        command = [sys.executable, "-m", "lakemq.engine.client.sql.query_process"]
+        try:
+            done = subprocess.run(
+                command,
+                input=task,
+                capture_output=True,
+                env=environment,
+                timeout=limits.timeout_s + _START_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise build_timeout_error(limits.timeout_s) from None
+    if done.returncode < 0 or b"bad_alloc" in done.stderr:
+        raise _build_memory_error(limits)
+    if done.returncode:
+        log.error("The process of a query failed: %s", done.stderr.decode(errors="replace"))
+        raise InvalidRequest("The query's process failed. The log says why.", found=f"exit code {done.returncode}")
+    answer: BoundedResult | LakeMQError = pickle.loads(done.stdout)
+    if isinstance(answer, LakeMQError):
+        raise answer
+    return answer
+
+
+def _build_memory_error(limits: QueryLimits) -> InvalidRequest:
+    return InvalidRequest(
+        f"The query needs more than {limits.memory_mb} MB of memory or of temporary space.", expected="a smaller one"
+    )
+
+
+def main() -> None:
+    """Run the query of standard input, and write its result or its error to standard output."""
+    path, storage_options, text, limits = pickle.load(sys.stdin.buffer)
+    try:
+        answer = pickle.dumps(_run_limited(path, storage_options, text, limits))
+        if len(answer) > _MOST_ANSWER_BYTES:
+            raise InvalidRequest(
+                "The rows of the result are too large to show.",
+                found=f"{len(answer)} bytes",
+                expected=f"at most {_MOST_ANSWER_BYTES}: select fewer columns, or a part of each",
+            )
+    except LakeMQError as error:
+        answer = pickle.dumps(error)
+    except MemoryError:
+        answer = pickle.dumps(_build_memory_error(limits))
+    sys.stdout.buffer.write(answer)
+    sys.stdout.flush()
+    # DuckDB's threads may still end a query. When the interpreter ends under them, C++ aborts the process.
+    os._exit(0)
+
+
+def _run_limited(path: str, storage_options: dict[str, str], text: str, limits: QueryLimits) -> BoundedResult:
+    namespace = open_namespace(path, storage_options=storage_options)
+    snapshot = take_snapshot(namespace.store)
+    with needs("sql"):
+        import duckdb
+    duckdb.connect().close()  # loads what it needs before memory is limited
+    limit_bytes = limits.memory_mb << 20
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        # What can be written. Addresses are no measure, because allocators set gigabytes of them aside.
+        taken_bytes = int(statm.read_text().split()[5]) * resource.getpagesize()
+        _limit(resource.RLIMIT_DATA, taken_bytes + limit_bytes + (_ROOM_MB << 20))
+    _limit(resource.RLIMIT_FSIZE, 2 * limit_bytes)  # DuckDB says more when it meets its own bound first
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CPU, int(limits.timeout_s + _START_S) * (os.cpu_count() or 1))
+    result = run_bounded_query(namespace, text, limits, snapshot)
+    return result._replace(rows=[tuple(map(_cut_cell, row)) for row in result.rows])
+
+
+def _cut_cell(value: Any) -> Any:
+    return value[:_MOST_CELL] if isinstance(value, str | bytes) else value
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
+
+
+if __name__ == "__main__":
+    main()
