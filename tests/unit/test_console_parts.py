@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, Table
-from lakemq.jobs.console.payloads import escape_invisible, indent_json, show_payload
-from lakemq.jobs.console.parts import Table
 from lakemq.jobs.console.payloads import LONG_CHARACTERS, escape_invisible, indent_json, show_payload
 from lakemq.jobs.console.rendering import MOST_ROWS, format_length, make_link, make_templates
 from lakemq.jobs.output import format_size
