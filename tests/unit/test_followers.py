@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from clocks import AheadClock
+from clocks import AheadClock, ManualClock
 from unit.line_peers import PATIENCE_S
 from unit.served import CONFIG, new_name, new_topic
 from unit.test_direct_line import letter_of
@@ -29,6 +29,7 @@ from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.step_objects import step_name
+from lakemq.tables.storage.object_stores import inotify
 
 FAR_MS = 20_000
 """A pause between looks that no test waits for."""
@@ -398,17 +399,41 @@ class SilentLine:
     def close(self) -> None: ...
 
 
-def test_an_answer_ends_a_wait_for_steps() -> None:
-    answers: list[int] = []
+class PatientClock(AheadClock):
+    """A clock on which only its event ends a wait soon."""
+
+    def wait(self, event: threading.Event, ms: float) -> bool:
+        return event.wait(FAR_MS / 1000)
+
+
+@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "on a line"])
+def test_an_answer_ends_a_wait_for_steps(tmp_path: Path, is_watched: bool) -> None:
+    answer = threading.Event()
     line: Any = SilentLine()
-    waiter = StepWaiter(lambda: None, AheadClock(), line, lambda: 1, lambda: 0, lambda: len(answers), FAR_MS)
+    folder = str(tmp_path if is_watched else tmp_path / "missing")
+    waiter = StepWaiter(lambda: inotify.watch(folder), PatientClock(), line, lambda: 1, lambda: 0, answer, FAR_MS)
     waiter.reset()
-    answering = threading.Timer(0.1, lambda: answers.append(1))
+    answering = threading.Timer(0.1, answer.set)
     answering.start()
     began_s = time.monotonic()
     waiter.wait(FAR_MS, FAR_MS)
     assert time.monotonic() - began_s < SOON_S
     answering.join()
+    waiter.close()
+
+
+def test_waiter_on_a_watched_folder_looks_once_a_second(tmp_path: Path) -> None:
+    """Whatever `poll_ms` is: the system tells of steps, and an event of answers."""
+    clock, news = ManualClock(), threading.Event()
+    line: Any = SilentLine()
+    waiter = StepWaiter(lambda: inotify.watch(str(tmp_path)), clock, line, lambda: 1, lambda: 0, news)
+    end_ms, look_count = clock.ms + 60_000, 0
+    while clock.ms < end_ms:
+        waiter.reset()
+        look_count += 1
+        waiter.wait(20, end_ms - clock.ms)
+    waiter.close()
+    assert look_count <= 60
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_uni
         stopped = tcp_sockets.listen("127.0.0.1", 0)
         line = announce(leader, port=stopped.getsockname()[1])
     follow_line = FollowLine(line, lambda: "follower", leader.clock)
-    waiter = StepWaiter(lambda: None, leader.clock, follow_line, lambda: 0, lambda: 0, lambda: 0)
+    waiter = StepWaiter(lambda: None, leader.clock, follow_line, lambda: 0, lambda: 0, threading.Event())
     waiter.reset()
     begun_s = time.monotonic()
     waiter.wait(poll_ms=20, most_ms=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -189,9 +190,9 @@ class ConsumerFactory:
         """Send no more heartbeats for any member."""
         self._heartbeats.stop()
 
-    def _new_member_waiter(self, count_news: Callable[[], int]) -> StepWaiter:
+    def _new_member_waiter(self, news: threading.Event) -> StepWaiter:
         # a poll also keeps the member's place in its group, so it must not wait for long although no step comes
-        return self._fetcher.new_waiter(count_news, _MEMBER_WAIT_MS)
+        return self._fetcher.new_waiter(news, _MEMBER_WAIT_MS)
 
     def _build_fetch(self) -> Callable[..., FetchResult]:
         """Return the fetch function of one consumer. It caches row groups, because the next poll reads on in them."""

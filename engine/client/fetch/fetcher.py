@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -15,8 +16,8 @@ from lakemq.tables.storage.object_stores.inotify import Watch
 
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
+from ...namespace.processes.folder_waiter import LOOK_MS
 from ...namespace.processes.process import OwnLock
-from ...protocol.errors import IllegalState
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ..requests.follow_line import FollowLine
@@ -200,17 +201,17 @@ class Fetcher:
     ) -> Iterator[pa.Table]:
         """Yield tables of what comes from the starts of a plan on, without end. Wait while nothing comes."""
         tables = self.read_tables_after(first, isolation)
-        waiter = self.new_waiter(lambda: _is_refused(check_open))
+        waiter = self.new_waiter(threading.Event())
         try:
             while True:
                 check_open()
-                waiter.reset()
-                table = next(tables)
-                if table is None:
-                    waiter.wait(poll_ms)
-                else:
-                    waiter.note_arrival()
-                    yield table
+                if waiter.needs_look():
+                    waiter.reset()
+                    if (table := next(tables)) is not None:
+                        waiter.note_arrival()
+                        yield table
+                        continue
+                waiter.wait(poll_ms, LOOK_MS)
         finally:
             waiter.close()
 
@@ -235,7 +236,7 @@ class Fetcher:
             if table.num_rows:  # else there were only markers, aborted or expired messages
                 yield table
 
-    def new_waiter(self, count_news: Callable[[], int], longest_ms: int | None = None) -> StepWaiter:
+    def new_waiter(self, news: threading.Event, longest_ms: int | None = None) -> StepWaiter:
         """Return a waiter for steps that this fetcher has not read. The arguments are those of StepWaiter."""
         return StepWaiter(
             self.watch_steps,
@@ -243,7 +244,7 @@ class Fetcher:
             self._new_line(),
             read_step=lambda: self._reader.step,
             read_lease_ms=lambda: self._reader.state.lease_ms,
-            count_news=count_news,
+            news=news,
             longest_ms=longest_ms,
         )
 
@@ -257,11 +258,3 @@ class Fetcher:
         It reads data files with a reader of its own, so that no other thread waits.
         """
         return offsets_for_times(self._new_reader(), self._namespace.files, topic, times)
-
-
-def _is_refused(check_open: Callable[[], object]) -> bool:
-    try:
-        check_open()
-    except IllegalState:
-        return True
-    return False

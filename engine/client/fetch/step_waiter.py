@@ -18,12 +18,15 @@ from typing import Protocol
 from lakemq.tables.storage.object_stores.inotify import Watch
 
 from ...namespace.processes.clock import Clock
-from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
+from ...namespace.processes.folder_waiter import FolderWaiter
 from ..requests.follow_line import FollowLine
 
 LEAST_LINE_LOOK_MS, MOST_LINE_LOOK_MS = 5_000, 12_000
 """Bounds of the time between two looks while a line is open. A reader that has not looked for 15 s loads its tables
 again (`lookup.reader`), which takes many requests; so it looks before that."""
+
+WATCHED_LOOK_MS = 1_000
+"""Longest wait where the system tells of new steps. More looks would cost an idle reader more than all else."""
 
 _SLICE_MS = 20.0
 """How often a wait on a line looks whether its owner has another reason to look."""
@@ -62,8 +65,8 @@ def find_line_look_ms(lease_ms: int) -> int:
     return min(max(lease_ms, LEAST_LINE_LOOK_MS), MOST_LINE_LOOK_MS)
 
 
-NewWaiter = Callable[[Callable[[], int]], Waiter]
-"""Returns a waiter. It is given a function whose number changes when there is another reason to look."""
+NewWaiter = Callable[[threading.Event], Waiter]
+"""Returns a waiter. It is given an event that is set when there is another reason to look."""
 
 
 class StepWaiter:
@@ -79,7 +82,7 @@ class StepWaiter:
         line: FollowLine,
         read_step: Callable[[], int],
         read_lease_ms: Callable[[], int],
-        count_news: Callable[[], int],
+        news: threading.Event,
         longest_ms: int | None = None,
     ) -> None:
         """Create a waiter.
@@ -89,16 +92,16 @@ class StepWaiter:
             line: to the leader, for this waiter alone.
             read_step: returns the last step that was read, without looking for newer ones.
             read_lease_ms: returns the time for which a leader leads, as of that step.
-            count_news: returns a number that changes when there is another reason to look, such as an answer.
+            news: set by others when there is another reason to look, such as an answer. The waiter clears it.
             longest_ms: how long to wait at most while the line is open. None: until it is time to look again.
         """
-        self._folder, self._clock, self._line = FolderWaiter(watch, clock), clock, line
-        self._read_step, self._read_lease_ms, self._count_news = read_step, read_lease_ms, count_news
+        self._folder, self._clock, self._line = FolderWaiter(watch, clock, news), clock, line
+        self._read_step, self._read_lease_ms, self._news = read_step, read_lease_ms, news
         self._longest_ms = longest_ms
         self._busy = threading.Lock()
         self._thread_id = 0
         """The thread that has called `reset` last. What it has noted is of no use to another one."""
-        self._step = self._news = 0
+        self._step = 0
         self._looked_ms = clock.steady_ms()
         self._waited_long = False
         weakref.finalize(self, _close_all, self._folder, line)
@@ -109,7 +112,7 @@ class StepWaiter:
             try:
                 self._thread_id = threading.get_ident()
                 # The number may be older than what the look then finds. Then the leader's hint comes at once.
-                self._step, self._news = self._read_step(), self._count_news()
+                self._step = self._read_step()
                 self._looked_ms = self._clock.steady_ms()
                 self._folder.reset()
             finally:
@@ -127,7 +130,7 @@ class StepWaiter:
         try:
             if self._folder.has_watch:
                 return True
-            if self._count_news() != self._news or not self._line.owes_hint():
+            if self._news.is_set() or not self._line.owes_hint():
                 self._waited_long = False
                 return True
             self._waited_long = self._clock.steady_ms() - self._looked_ms >= self._find_look_ms()
@@ -157,7 +160,7 @@ class StepWaiter:
             return
         try:
             if self._folder.has_watch or not self._line.await_step(self._step, most_ms):
-                self._folder.wait(poll_ms, LOOK_MS if most_ms is None else min(poll_ms, most_ms))
+                self._folder.wait(poll_ms, WATCHED_LOOK_MS if most_ms is None else min(most_ms, WATCHED_LOOK_MS))
             else:
                 self._wait_on_line(most_ms)
         finally:
@@ -169,7 +172,7 @@ class StepWaiter:
         wait_ms = longest_ms if most_ms is None else min(most_ms, longest_ms)
         deadline_ms = self._clock.steady_ms() + wait_ms
         while (left_ms := deadline_ms - self._clock.steady_ms()) > 0:
-            if self._line.wait_for_hint(min(_SLICE_MS, left_ms)) or self._count_news() != self._news:
+            if self._line.wait_for_hint(min(_SLICE_MS, left_ms)) or self._news.is_set():
                 return
         self._waited_long = wait_ms >= longest_ms
 
@@ -177,7 +180,8 @@ class StepWaiter:
         return find_line_look_ms(self._read_lease_ms())
 
     def close(self) -> None:
-        """Stop watching. A wait in another thread ends first, if `count_news` says so."""
+        """Stop watching. A wait in another thread ends first."""
+        self._news.set()
         # In a forked child a thread that does not exist there may hold the lock.
         if self._busy.acquire(timeout=_CLOSE_S):
             try:

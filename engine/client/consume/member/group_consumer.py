@@ -67,7 +67,7 @@ class GroupConsumer(MemberConsumer):
         check_isolation(isolation)
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         member = Member(lock, membership, listener)
-        waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
+        waiter = new_waiter(membership.news)
         partitions = MemberPartitions(lock, member)
         reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter, explain_transactions)
         holder = PositionHolder(lock, member, reader)

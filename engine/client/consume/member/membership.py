@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -89,8 +90,8 @@ class Membership:
         self._views = ViewBuilder(group, isolation)
         self._process = read_own_identity()
         self.member_id = ""
-        self.answered_count = 0
-        """How many of the requests were answered that the member did not wait for."""
+        self.news = threading.Event()
+        """Set when a request is answered that the member did not wait for. The consumer's waiter clears it."""
         self._heartbeat: Heartbeat | None = None
         self._release_request: Future[Any] | None = None
         self._subscription = Subscription(options.topics, options.pattern)
@@ -220,7 +221,7 @@ class Membership:
         if has_other_topics and is_answered and self._may_request_topics(newest):
             self._requested_topics = self._subscription.topics
             self._topics_request = self._requester.submit(self._build_join_request(self.member_id, is_member=True))
-            self._topics_request.add_done_callback(self._count_answer)
+            self._topics_request.add_done_callback(self._note_answer)
         return view
 
     def _may_request_topics(self, newest: bool) -> bool:
@@ -256,7 +257,7 @@ class Membership:
             Assigned(owned.bounds.topic_id, partition, owned.epoch) for (_, partition), owned in revoked.items()
         ]
         self._release_request = self._requester.submit(ReleasePartitions(self.group, self.member_id, assigned))
-        self._release_request.add_done_callback(self._count_answer)
+        self._release_request.add_done_callback(self._note_answer)
 
     def submit(
         self, acknowledgements: Sequence[Sequence[Acknowledgement]], wanted: Sequence[WantedMessages]
@@ -279,11 +280,11 @@ class Membership:
             requests.append(Acquire(self.group, self.member_id, list(wanted)))
         futures = self._requester.submit_all([(request, None) for request in requests])
         for future in futures:
-            future.add_done_callback(self._count_answer)
+            future.add_done_callback(self._note_answer)
         return futures
 
-    def _count_answer(self, _: Future[Any]) -> None:
-        self.answered_count += 1
+    def _note_answer(self, _: Future[Any]) -> None:
+        self.news.set()
 
     def leave(self, for_good: bool) -> None:
         """Stop the heartbeats; for_good: also tell the group, so that it need not wait for the session to end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from ....namespace.processes.clock import Clock
@@ -72,7 +73,7 @@ class AssignedConsumer(Consumer):
         timeout_ms = parse_whole_number("default_timeout_ms", default_timeout_ms, 0)
         lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
         partitions = AssignedPartitions(lock, requester, bounds, group, topics, assign, isolation, clock, timeout_ms)
-        waiter = new_waiter(lambda: lock.is_closed)
+        waiter = new_waiter(threading.Event())
         reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter, explain_transactions)
         super().__init__(group, lock, reader, _PositionEnds(lock, reader, timeout_ms), clock, consumer_timeout_ms)
         self._requester, self._partitions, self._loop = requester, partitions, PollLoop(lock, reader, clock, waiter)

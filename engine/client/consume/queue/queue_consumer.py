@@ -89,7 +89,7 @@ class QueueConsumer(MemberConsumer):
         self._ack_sender = AckSender(membership, clock, self._trackers)
         self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, fetcher)
         self._outcomes = outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
-        waiter = new_waiter(lambda: lock.is_closed + membership.answered_count)
+        waiter = new_waiter(membership.news)
         reader = QueueReader(
             group,
             lock,
