@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from pyarrow.dataset import Dataset
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
 from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
 
 from lakemq.engine.client.sql.query import QueryLimits
 from lakemq.jobs.console import console as console_module
 from lakemq.jobs.console.app import MENU, PAGES
+from lakemq.jobs.console.pages import overview
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.storage.delta.commits import StoredFile
+from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +94,33 @@ def test_the_charts_of_the_overview_count_all_messages_of_the_hour(busy: BusyNam
     (total,) = re.findall(r'aria-label="Messages per minute[^"]*, ([\d,]+) in all"', browser.get("/"))
     (row,) = read_sql(busy, "SELECT sum(record_count) AS n FROM segments WHERE kind = 'data'")
     assert total == str(row["n"])
+
+
+class CountingStore(Store):
+    """Notes which tables are opened, and how many files are read of each."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__(files)
+        self.opened: list[str] = []
+        self.read_counts: dict[str, int] = {}
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        self.opened.append(spec.name)
+        return super().open(spec)
+
+    def dataset(self, spec: TableSpec, files: Sequence[StoredFile]) -> Dataset:
+        self.read_counts[spec.name] = len(files)
+        return super().dataset(spec, files)
+
+
+def test_charts_of_the_overview_read_two_tables_and_only_files_of_their_time(busy: BusyNamespace) -> None:
+    store = CountingStore(busy.mq.namespace.files)
+    assert sum(messages for _, messages in overview.count_by_minute(store, 0).values()) > 0
+    assert store.opened == ["journal", "segments"]
+    assert store.read_counts["segments"] > 1
+    (row,) = read_sql(busy, "SELECT max(decided_at_ms) AS newest_ms FROM journal")
+    assert list(overview.count_by_minute(store, row["newest_ms"])) == [0]
+    assert store.read_counts == {"journal": 1, "segments": 1}
 
 
 def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: Browser) -> None:
