@@ -63,6 +63,8 @@ from .term import Term, TermFactory
 log = logging.getLogger("lakemq.serve")
 
 EXPIRY_INTERVAL_MS = 10_000
+STANDBY_MS = 200
+"""Shortest time between two looks of a standby."""
 MAX_FAILED_TERMS = 3
 """Terms in a row in which no step landed. After these the sequencer waits for its own lease to run out like any other
 process. So another one, for which the store may work, can lead.
@@ -160,6 +162,15 @@ class Sequencer:
         """The state that it decides on. For a standby it only says who leads."""
         term = self._term  # another thread may read this while the sequencer steps down
         return term.state if term else self._standby.state
+
+    @property
+    def standby_ms(self) -> int:
+        """How long to rest between two looks while another one leads.
+
+        On an object store each look is a request. A lease runs out a tenth later there, at most.
+        """
+        is_local = isinstance(self._ns.files, LocalFiles)
+        return STANDBY_MS if is_local else max(STANDBY_MS, self._standby.state.lease_ms // 10)
 
     @property
     def has_seen_life(self) -> bool:

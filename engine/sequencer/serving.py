@@ -14,13 +14,12 @@ from ..namespace.processes.at_exit import HOOKS, Stage
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.folder_waiter import FolderWaiter
 from ..protocol.errors import NamespaceError, NotLeader, StorageError, TableDamaged, UnknownServerError
-from .sequencer import Sequencer, StepReport
+from .sequencer import STANDBY_MS, Sequencer, StepReport
 from .step_durations import StepDurations
 from .watchdog import Watchdog
 
 log = logging.getLogger("lakemq.serve")
 
-STANDBY_MS = 200
 OWN_LETTERS_MS = 5_000
 """How long `Serving.close` goes on deciding requests of its own connection. Usually that is one step."""
 EXIT_TIMEOUT_S = 10.0
@@ -122,7 +121,7 @@ def _lead_and_step(
 ) -> _Rest:
     if not sequencer.leads:
         if not sequencer.try_lead():
-            return _Rest(pause_ms=STANDBY_MS)
+            return _Rest(pause_ms=sequencer.standby_ms)
         state = sequencer.state
         log.info("%s leads with epoch %d", sequencer.name, state.leader_epoch, extra={"step": state.step})
     started_ms = clock.steady_ms()

@@ -62,6 +62,17 @@ def test_a_client_that_has_left_its_line_may_have_put_a_letter() -> None:
     assert not pace.is_due(2)
 
 
+def test_pace_stays_slow_after_the_last_idle_client_has_left_its_line() -> None:
+    clock = ManualClock()
+    pace = ListingPace(clock)
+    count_listings(pace, clock, 60_000)
+    assert count_listings(pace, clock, BUSY_MS, clients=0) == BUSY_MS // 10, "its letter may follow"
+    assert count_listings(pace, clock, 60_000, clients=0) <= 60_000 // LONGEST_MS + 1
+    pace.note_listing(has_letters=True)
+    clock.sleep(BUSY_MS)
+    assert count_listings(pace, clock, 1_000, clients=0) == 100, "that client has no line"
+
+
 @pytest.fixture
 def office(tmp_path: Path) -> Iterator[LineOffice]:
     office = LineOffice(tmp_path)
