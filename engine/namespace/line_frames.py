@@ -70,8 +70,7 @@ class LineAddress(msgspec.Struct, frozen=True, omit_defaults=True):
         socket: name of a Unix socket beside this object; empty if there is none. A client must not be led to sockets
             of other programs.
         host, port: address of a TCP socket. Port 0: there is none.
-        fingerprint: SHA-256 of the certificate for TLS, as hexadecimal digits. Empty: the address is of this machine
-            only, and uses no TLS.
+        fingerprint: SHA-256 of the certificate for TLS, as hexadecimal digits; empty if there is no TCP socket.
         missing: why the leader has no socket where it should have one, for people.
     """
 

@@ -25,11 +25,6 @@ class LineSettings:
     connect_host: str
     connect_port: int
 
-    @property
-    def needs_tls(self) -> bool:
-        """Whether other machines may be on the way between a client and the leader."""
-        return not (is_loopback(self.listen_host) and is_loopback(self.connect_host))
-
 
 def read_line_settings(config: EngineConfig) -> LineSettings | None:
     """Return where to listen; None if the settings name no address. Raises InvalidConfig."""
@@ -50,14 +45,6 @@ def read_line_settings(config: EngineConfig) -> LineSettings | None:
             expected="line.advertise, with a name or an address of this machine",
         )
     return LineSettings(listen_host, listen_port, listen_host, 0)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether this is an IP address that only the same machine reaches. A name may change what it stands for."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_wildcard(host: str) -> bool:

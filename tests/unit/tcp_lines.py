@@ -16,11 +16,11 @@ from lakemq.tables.storage.object_stores.files import Files
 
 
 class TcpLeader(LineLeader):
-    """Lines on a loopback address, with TLS or without. files: of the namespace, for the leader alone."""
+    """Lines on a loopback address. files: of the namespace, for the leader alone."""
 
-    def __init__(self, folder: Path, has_tls: bool, files: Files | None = None, namespace_id: str = "ns") -> None:
+    def __init__(self, folder: Path, files: Files | None = None, namespace_id: str = "ns") -> None:
         self.folder = folder
-        context, fingerprint = make_tls_context() if has_tls else (None, "")
+        context, fingerprint = make_tls_context()
         listening = tcp_sockets.listen("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         address = LineAddress(namespace_id, 3, "token", "", "127.0.0.1", self.port, fingerprint)

@@ -33,7 +33,7 @@ WELCOME = Frame(FrameKind.WELCOME, b"")
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[TcpLeader]:
-    leader = TcpLeader(tmp_path, has_tls=True)
+    leader = TcpLeader(tmp_path)
     yield leader
     leader.lines.close()
 
@@ -52,7 +52,7 @@ class PairedReads(LocalFiles):
 
 
 def test_a_proof_that_two_threads_have_read_counts_once(tmp_path: Path) -> None:
-    leader = TcpLeader(tmp_path, has_tls=True, files=PairedReads(str(tmp_path)))
+    leader = TcpLeader(tmp_path, files=PairedReads(str(tmp_path)))
     (first, hello), (second, _) = leader.reach(), leader.reach()
     for client in (first, second):
         client.send(encode_hello(hello))

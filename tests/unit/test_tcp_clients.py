@@ -33,7 +33,14 @@ from lakemq.engine.client.requests.direct_line import BAD_LINE_MS, LONGEST_PAUSE
 from lakemq.engine.client.requests.follow_line import SHORTEST_DIAL_MS, FollowLine
 from lakemq.engine.client.requests.line_connector import connect_to_leader
 from lakemq.engine.namespace.config import EngineConfig
-from lakemq.engine.namespace.line_frames import LineAddress, decode_address, encode_address, encode_hello
+from lakemq.engine.namespace.line_frames import (
+    FrameKind,
+    LineAddress,
+    decode_address,
+    encode_address,
+    encode_frame,
+    encode_hello,
+)
 from lakemq.engine.namespace.line_settings import LineSettings, read_line_settings
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.errors import InvalidConfig
@@ -50,30 +57,24 @@ from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectF
 
 
 SETTINGS = {
-    "this machine": ({"line.listen": "127.0.0.1:0"}, LineSettings("127.0.0.1", 0, "127.0.0.1", 0), False),
-    "this machine, IPv6": ({"line.listen": "[::1]:7788"}, LineSettings("::1", 7788, "::1", 0), False),
-    "a network": ({"line.listen": "10.0.0.5:7788"}, LineSettings("10.0.0.5", 7788, "10.0.0.5", 0), True),
-    "a name, which may change": ({"line.listen": "localhost:1"}, LineSettings("localhost", 1, "localhost", 0), True),
+    "this machine": ({"line.listen": "127.0.0.1:0"}, LineSettings("127.0.0.1", 0, "127.0.0.1", 0)),
+    "this machine, IPv6": ({"line.listen": "[::1]:7788"}, LineSettings("::1", 7788, "::1", 0)),
+    "a network": ({"line.listen": "10.0.0.5:7788"}, LineSettings("10.0.0.5", 7788, "10.0.0.5", 0)),
+    "a name": ({"line.listen": "localhost:1"}, LineSettings("localhost", 1, "localhost", 0)),
     "another address": (
         {"line.listen": "0.0.0.0:7788", "line.advertise": "mq.example.org"},
         LineSettings("0.0.0.0", 7788, "mq.example.org", 0),
-        True,
     ),
     "a tunnel": (
         {"line.listen": "127.0.0.1:7788", "line.advertise": "[2001:db8::1]:443"},
         LineSettings("127.0.0.1", 7788, "2001:db8::1", 443),
-        True,
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("settings", "expected", "needs_tls"), SETTINGS.values(), ids=SETTINGS)
-def test_settings_tell_where_a_leader_listens(
-    settings: dict[str, Any], expected: LineSettings, needs_tls: bool
-) -> None:
-    line_settings = read_line_settings(EngineConfig(settings))
-    assert line_settings == expected
-    assert line_settings.needs_tls == needs_tls
+@pytest.mark.parametrize(("settings", "expected"), SETTINGS.values(), ids=SETTINGS)
+def test_settings_tell_where_a_leader_listens(settings: dict[str, Any], expected: LineSettings) -> None:
+    assert read_line_settings(EngineConfig(settings)) == expected
 
 
 WRONG_SETTINGS: dict[str, dict[str, Any]] = {
@@ -101,7 +102,7 @@ def test_without_settings_no_leader_listens() -> None:
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[TcpLeader]:
-    leader = TcpLeader(tmp_path, has_tls=True)
+    leader = TcpLeader(tmp_path)
     yield leader
     leader.lines.close()
 
@@ -150,15 +151,30 @@ def test_a_client_sends_nothing_to_a_leader_with_another_certificate(leader: Tcp
     check_nothing_is_sent(leader, announce(leader, fingerprint="0" * 64))
 
 
-def test_a_client_without_tls_connects_only_to_addresses_of_its_own_machine(tmp_path: Path) -> None:
-    """A name may stand for another machine tomorrow."""
-    leader = TcpLeader(tmp_path, has_tls=False)
-    check_nothing_is_sent(leader, announce(leader, host="localhost"))
-    answering, line = answer_letters(leader, 1), announce_again(leader)
-    assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 30_000)[0]
-    answering.join()
-    line.close()
-    leader.lines.close()
+def test_client_sends_nothing_to_who_took_the_port_of_a_dead_leader(tmp_path: Path) -> None:
+    """Any user of the machine may listen there. The object of the line is still that of the leader that was killed."""
+    dead = TcpLeader(tmp_path)
+    dead.lines.close()
+    received = list[bytes]()
+    with tcp_sockets.listen("127.0.0.1", 0) as impostor:
+
+        def pose_as_leader() -> None:
+            connection, _ = impostor.accept()
+            with connection, suppress(OSError):
+                connection.settimeout(PATIENCE_S)
+                while data := connection.recv(4096):
+                    received.append(data)
+                    connection.sendall(encode_frame(FrameKind.WELCOME, b""))
+
+        posing = threading.Thread(target=pose_as_leader)
+        posing.start()
+        line = announce(dead, port=impostor.getsockname()[1])
+        assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
+        posing.join(PATIENCE_S)
+    assert b"c1" not in b"".join(received), "there is no hello, and no letter"
+    assert dead.files.list("mailbox") == [], "no proof is left"
+    without_tls = announce_again(dead, fingerprint="")
+    assert without_tls.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
 
 
 def announce_again(leader: TcpLeader, **changes: Any) -> DirectLine:
@@ -169,21 +185,20 @@ def announce_again(leader: TcpLeader, **changes: Any) -> DirectLine:
 
 def test_a_client_sends_nothing_to_the_leader_of_another_namespace(tmp_path: Path) -> None:
     """The namespace was created again at the same path."""
-    leader = TcpLeader(tmp_path, has_tls=True, namespace_id="other")
+    leader = TcpLeader(tmp_path, namespace_id="other")
     check_nothing_is_sent(leader, announce(leader))
     leader.lines.close()
 
 
-@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
-def test_an_idle_client_goes_on_with_the_next_leader(tmp_path: Path, has_tls: bool) -> None:
+def test_an_idle_client_goes_on_with_the_next_leader(tmp_path: Path) -> None:
     """It sees that its line has ended before it sends, so the letter need not wait in the mailbox."""
-    first = TcpLeader(tmp_path, has_tls)
+    first = TcpLeader(tmp_path)
     line = announce(first)
     answering = answer_letters(first, 1)
     assert line.exchange("c1", 1, letter_of("c1", 1, "t"), 30_000)[1] is not None
     answering.join()
     first.lines.close()
-    second = TcpLeader(tmp_path, has_tls)
+    second = TcpLeader(tmp_path)
     second.files.delete([line_name(3)])
     second.files.put(line_name(3), encode_address(second.address), durable=False)
     answering = answer_letters(second, 2)
@@ -240,21 +255,16 @@ def test_a_name_that_is_not_resolved_in_time_holds_up_no_letter(monkeypatch: pyt
 # -- a disk -------------------------------------------------------------------------------------------------
 
 
-def open_lines(files: Files, has_tls: bool) -> Any:
-    """Open the lines of a leader on this machine, with TLS if it says that clients come from elsewhere."""
-    clock = AheadClock()
-    settings = LineSettings("127.0.0.1", 0, "127.0.0.1", 0)
-    if has_tls:
-        settings = LineSettings("0.0.0.0", 0, "127.0.0.1", 0)
+def open_lines(files: Files) -> Any:
+    """Open the lines of a leader on this machine."""
+    clock, settings = AheadClock(), LineSettings("127.0.0.1", 0, "127.0.0.1", 0)
     return open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
 
 
-@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
-def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp_path: Path, has_tls: bool) -> None:
+def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp_path: Path) -> None:
     files = LocalFiles(str(tmp_path))
-    lines = open_lines(files, has_tls)
+    lines = open_lines(files)
     address = decode_address(files.get(line_name(1)))
-    assert bool(address.fingerprint) == has_tls
     reached = connect_to_leader(files, address, "near", 5, 5)
     assert reached is not None
     assert reached[0].family == socket.AF_UNIX

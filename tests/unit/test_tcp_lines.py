@@ -24,16 +24,9 @@ from lakemq.tables.storage.coordination.line_proofs import ABANDONED_AFTER_MS, p
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
-def leader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TcpLeader]:
-    leader = TcpLeader(tmp_path, has_tls=request.param)
-    yield leader
-    leader.lines.close()
-
-
 @pytest.fixture
-def tls_leader(tmp_path: Path) -> Iterator[TcpLeader]:
-    leader = TcpLeader(tmp_path, has_tls=True)
+def leader(tmp_path: Path) -> Iterator[TcpLeader]:
+    leader = TcpLeader(tmp_path)
     yield leader
     leader.lines.close()
 
@@ -193,26 +186,26 @@ SLOW_CLIENTS = {"no hello": hold_no_hello, "no byte": hold_no_byte, "half a hand
 
 @pytest.mark.parametrize("connect_slowly", SLOW_CLIENTS.values(), ids=SLOW_CLIENTS)
 def test_slow_client_delays_no_other_and_is_closed_after_five_seconds(
-    tls_leader: TcpLeader, connect_slowly: Callable[[TcpLeader], LineClient]
+    leader: TcpLeader, connect_slowly: Callable[[TcpLeader], LineClient]
 ) -> None:
-    slow = connect_slowly(tls_leader)
-    client = tls_leader.connect()
-    tls_leader.serve(client)
-    assert len(tls_leader.lines.table) == 2
-    tls_leader.clock.ahead_ms += HELLO_MS + 500
+    slow = connect_slowly(leader)
+    client = leader.connect()
+    leader.serve(client)
+    assert len(leader.lines.table) == 2
+    leader.clock.ahead_ms += HELLO_MS + 500
     assert slow.receive() is None
-    tls_leader.serve(client, number=2)
+    leader.serve(client, number=2)
 
 
 @pytest.mark.slow
-def test_a_client_that_sends_byte_by_byte_gets_no_more_time(tls_leader: TcpLeader) -> None:
-    slow = hold_half_a_handshake(tls_leader)
-    until(lambda: len(tls_leader.lines.table) == 1)
+def test_a_client_that_sends_byte_by_byte_gets_no_more_time(leader: TcpLeader) -> None:
+    slow = hold_half_a_handshake(leader)
+    until(lambda: len(leader.lines.table) == 1)
     with suppress(ConnectionError):
         for _ in range(4):
-            tls_leader.clock.ahead_ms += HELLO_MS // 3
+            leader.clock.ahead_ms += HELLO_MS // 3
             slow.send(b"\x00")
-    until(lambda: len(tls_leader.lines.table) == 0)
+    until(lambda: len(leader.lines.table) == 0)
 
 
 def test_a_hello_that_begins_late_gets_no_more_time(leader: TcpLeader) -> None:
@@ -234,17 +227,17 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
-def test_nonsense_in_place_of_tls_closes_its_line_and_no_other(tls_leader: TcpLeader, data: bytes) -> None:
-    client, hostile = tls_leader.connect(), tls_leader.connect_without_tls()
+def test_nonsense_in_place_of_tls_closes_its_line_and_no_other(leader: TcpLeader, data: bytes) -> None:
+    client, hostile = leader.connect(), leader.connect_without_tls()
     hostile.send(data)
     while frame_bytes := hostile.socket.recv(4096):
         assert frame_bytes[0] == 0x15, "only TLS's alert"
-    tls_leader.serve(client)
+    leader.serve(client)
 
 
-def test_a_handshake_without_an_end_is_bounded(tls_leader: TcpLeader) -> None:
+def test_a_handshake_without_an_end_is_bounded(leader: TcpLeader) -> None:
     """A hello of TLS that says it has 120 KiB, which OpenSSL alone would wait for."""
-    client, hostile = tls_leader.connect(), tls_leader.connect_without_tls()
+    client, hostile = leader.connect(), leader.connect_without_tls()
     hostile.socket.settimeout(HELLO_MS / 2000)
     record = b"\x01" + (120 << 10).to_bytes(3, "big") + bytes(16_000)
     with suppress(ConnectionError):
@@ -252,7 +245,7 @@ def test_a_handshake_without_an_end_is_bounded(tls_leader: TcpLeader) -> None:
             hostile.send(b"\x16\x03\x01" + struct.pack(">H", len(record)) + record)
             record = bytes(16_000)
     assert hostile.receive() is None
-    tls_leader.serve(client)
+    leader.serve(client)
 
 
 @pytest.mark.slow
@@ -310,7 +303,7 @@ class SlowFiles(LocalFiles):
 def test_a_store_that_takes_its_time_holds_up_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof_checker, "MAX_WAITING", 3)
     files = SlowFiles(str(tmp_path))
-    leader = TcpLeader(tmp_path, has_tls=True, files=files)
+    leader = TcpLeader(tmp_path, files=files)
     files.may_answer.set()
     client = leader.connect()
     files.may_answer.clear()

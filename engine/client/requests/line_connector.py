@@ -1,7 +1,8 @@
 """Connect to the leader at the address in its line object: over a Unix socket, or over TCP.
 
-Over TCP a client trusts the leader by the fingerprint of its certificate, before it sends anything. Without TLS it
-connects to addresses of its own machine only. The leader trusts the client because of a proof in the mailbox.
+Over TCP a client trusts the leader by the fingerprint of its certificate, before it sends anything, on its own machine
+too: when a leader has died, any user may listen on its port. The leader trusts the client because of a proof in the
+mailbox.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from lakemq.tables.storage.coordination.line_proofs import put_proof
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
 from ...namespace.line_frames import Hello, LineAddress, compute_proof
-from ...namespace.line_settings import is_loopback
 
 _SECRET_BYTES = 32
 
@@ -83,11 +83,9 @@ def connect_to_leader(
 
 
 def _connect_by_tcp(address: LineAddress, timeout_s: float) -> socket.socket:
-    if not address.fingerprint and not is_loopback(address.host):
-        raise ValueError(f"the leader at {address.host} has no TLS, which only an address of this machine may lack")
-    connection = tcp_sockets.connect(address.host, address.port, timeout_s)
     if not address.fingerprint:
-        return connection
+        raise ValueError(f"the leader at {address.host} has no TLS")
+    connection = tcp_sockets.connect(address.host, address.port, timeout_s)
     try:
         return _begin_tls(connection, address.fingerprint)
     except BaseException:

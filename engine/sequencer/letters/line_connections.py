@@ -46,7 +46,7 @@ class LineListener:
 
     Attributes:
         is_tcp: whoever reaches the address may connect, so a client must prove that it may write to the namespace.
-        context: for TLS. None: the socket uses none.
+        context: for TLS, which each TCP socket uses. None: a Unix socket.
     """
 
     listening_socket: socket.socket

@@ -112,7 +112,7 @@ class _LineOpener:
         return listener
 
     def _listen_on_tcp(self, settings: LineSettings) -> LineListener:
-        context, fingerprint = make_tls_context() if settings.needs_tls else (None, "")
+        context, fingerprint = make_tls_context()
         listening_socket = tcp_sockets.listen(settings.listen_host, settings.listen_port)
         port = settings.connect_port or listening_socket.getsockname()[1]
         log.info("Clients of other machines connect to %s:%d", settings.connect_host, port)
