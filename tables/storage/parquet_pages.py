@@ -73,8 +73,9 @@ def limit_reads(
     bounded = _BoundedSource(source, list(_list_chunks(metadata, kept)), most_bytes)
     if source.size() > _WHOLE_BYTES:
         return pa.PythonFile(bounded, mode="r")
-    content = source.read_at(source.size(), 0)
-    bounded.check(memoryview(content), 0)
+    source.seek(0)
+    content = source.read_buffer(source.size())
+    bounded.check(memoryview(content).cast("B"), 0)
     return pa.BufferReader(content)
 
 
@@ -104,9 +105,15 @@ class _BoundedSource:
         """Leave the file open: whoever opened it closes it."""
 
     def read(self, count: int) -> bytes:
-        content: bytes = self._source.read_at(count, self._position)
-        self.check(memoryview(content), self._position)
-        self._position += len(content)
+        content: bytes = self.read_buffer(count).to_pybytes()
+        return content
+
+    def read_buffer(self, count: int) -> pa.Buffer:
+        """Read into Arrow's memory, which is used again. Arrow calls this where it can."""
+        self._source.seek(self._position)
+        content = self._source.read_buffer(count)
+        self.check(memoryview(content).cast("B"), self._position)
+        self._position += content.size
         return content
 
     def check(self, content: memoryview, position: int) -> None:
