@@ -60,6 +60,10 @@ class Failures:
         self._lock, self._process_id = lock, process.current_id
         self._failed: dict[int, Failure] = {}
         self._last = self._reported_to_any = 0
+        self._looked_at = 0
+        """The newest failure that `take_unseen` has looked at."""
+        self._taken: set[tuple[str, str]] = set()
+        """Destinations and errors that `take_unseen` has returned."""
         self._dropped = 0
         """The newest failure that was dropped. A thread that has not got it gets the oldest kept failure instead."""
         self._local = _ThreadLocal()
@@ -90,6 +94,19 @@ class Failures:
     def list_unreported(self) -> list[Failure]:
         """Return the kept failures that no thread has got."""
         return [failure for failure in self._failed.values() if failure.number > self._reported_to_any]
+
+    def take_unseen(self) -> list[Failure]:
+        """Return failures that no thread has got, of each destination and error the first one, and only once."""
+        if self._last <= max(self._looked_at, self._reported_to_any):
+            return []
+        unseen = {
+            (failure.destination, failure.error.name): failure
+            for failure in reversed(self.list_unreported())
+            if (failure.destination, failure.error.name) not in self._taken
+        }
+        self._looked_at = self._last
+        self._taken.update(unseen)
+        return list(unseen.values())
 
     def start_tracking(self) -> None:
         """Report later failures to this thread."""

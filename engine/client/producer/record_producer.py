@@ -174,6 +174,11 @@ class RecordProducer(ABC):
         """Wait until the buffer has room. The lock is held. Raises the error of `send` if a record is refused now."""
         self._check_accepts()
         self._failures.start_tracking()
+        for failure in self._failures.take_unseen():
+            text = (
+                "Records to '%s' were not published, and maybe later ones. `flush` raises their errors. The first: %s"
+            )
+            log.warning(text, failure.destination, failure.error)
         if not self._buffer.has_room(size):
             self._wait_for_room(size)
 

@@ -46,8 +46,6 @@ class Sender:
         self._lock = settler.lock
         self._clock, self._delivery_timeout_ms = clock, delivery_timeout_ms
         self._stop_accepting = stop_accepting
-        self._logged: set[tuple[str, str]] = set()
-        """Destinations and errors of batches that were logged."""
         self._thread = start_thread(self._run, "lakemq-producer")
 
     @property
@@ -65,9 +63,7 @@ class Sender:
                     outcome = self._deliver(batch)
                 except BaseException as error:  # the callers of this batch get it; other batches are still sent
                     self._batches.note_failure(error)
-                    failure = to_lakemq_error(error)
-                    self._log_failure(batch.destination, failure)
-                    outcome = BatchOutcome(error=failure)
+                    outcome = BatchOutcome(error=to_lakemq_error(error))
                 self._settler.settle([(batch, outcome)])
         except BaseException as error:
             log.exception("The sending thread of a producer has failed. The producer takes no more records.")
@@ -94,14 +90,3 @@ class Sender:
             )
         body, requested = batch.rows(self._clock.now_ms())
         return self._batches.publish(batch, body, requested, deadline_ms)
-
-    def _log_failure(self, destination: str, error: LakeMQError) -> None:
-        """Log that a batch was not published, once per destination and error: a program may never flush."""
-        if (destination, error.name) not in self._logged:
-            self._logged.add((destination, error.name))
-            log.warning(
-                "Records to '%s' were not published, and maybe later ones. Their futures and `flush` have the errors. "
-                "The first: %s",
-                destination,
-                error,
-            )
