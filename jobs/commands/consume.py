@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lakemq.jobs.output import MessagePrinter
 
 _WAIT_MS = 500
-_SHARED_S = 5
-"""Extra time that a member without partitions waits if its group may soon assign some to it."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -133,7 +131,5 @@ def _print(
             consumer.commit(batch)
             last_message_s = time.monotonic()
             remaining = None if remaining is None else remaining - batch.record_count
-        elif timeout_ms is not None:
-            longer_s = _SHARED_S if consumer.is_rebalancing() and not consumer.assignment() else 0
-            if time.monotonic() - last_message_s >= timeout_ms / 1000 + longer_s:
-                return _warn_of_unread_messages(consumer, batch)
+        elif timeout_ms is not None and time.monotonic() - last_message_s >= timeout_ms / 1000:
+            return _warn_of_unread_messages(consumer, batch)

@@ -6,13 +6,18 @@ import threading
 from typing import Any
 
 import pytest
+from clocks import ManualClock
 from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.member.group_ends import GroupEnds
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.outcome import PollOutcome
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.range_fetcher import RangeFetcher
+from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
 
 pytestmark = pytest.mark.slow
@@ -276,6 +281,65 @@ def test_empty_batch_tells_a_member_without_partitions_whether_to_wait(mq: Conne
     mq.groups.create(classic, {"group.protocol": "classic", "group.initial.rebalance.delay.ms": 60_000})
     with join(mq, classic, topic) as first:
         assert first.poll(timeout_ms=20).outcome is PollOutcome.NOT_ASSIGNED
+
+
+def join_elsewhere(mq: Connection, group: str, topic: str) -> str:
+    """Join as a process of another machine that never polls and sends no heartbeat."""
+    mq.requester.ask(
+        JoinGroup(group, "elsewhere-1", [topic], auto_offset_reset="earliest", host="elsewhere", process_id=1)
+    )
+    return "elsewhere-1"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_poll_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq: Connection, protocol: str) -> None:
+    topic, group, read_texts = new_topic(mq, 2), create_group(mq, protocol), list[str]()
+    add(mq, topic, {0: 3, 1: 3})
+    dead = join_elsewhere(mq, group, topic)
+    with join(mq, group, topic) as consumer:
+        threading.Timer(0.5, lambda: mq.groups.remove_members(group, [dead])).start()
+        while batch := consumer.poll(timeout_ms=20):
+            read_texts += texts(batch)
+            consumer.commit(batch)
+        assert sorted(read_texts) == [f"{p}.{i}" for p in range(2) for i in range(3)]
+
+
+def test_iteration_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq: Connection) -> None:
+    topic, group = new_topic(mq), create_group(mq, "cooperative")
+    add(mq, topic, {0: 3})
+    dead = join_elsewhere(mq, group, topic)
+    with mq.consumer(group, topics=[topic], consumer_timeout_ms=20) as consumer:
+        threading.Timer(0.5, lambda: mq.groups.remove_members(group, [dead])).start()
+        assert len(list(consumer)) == 3
+
+
+def test_starting_consumer_waits_for_others_until_they_make_progress_or_their_sessions_are_over(mq: Connection) -> None:
+    topic, group, clock = new_topic(mq), create_group(mq, "cooperative"), ManualClock()
+    add(mq, topic, {0: 3})
+    other = join_elsewhere(mq, group, topic)
+    with join(mq, group, topic) as consumer:
+        assert not consumer.poll()  # a poll without a timeout does not wait
+
+        def make_ends() -> GroupEnds:
+            fetcher = RangeFetcher(mq.fetch, "read_committed")
+            return GroupEnds(consumer._lock, consumer._member, dict, fetcher, clock)
+
+        ends = make_ends()
+        assert ends.waits_for_others()
+        clock.ms += 74_000
+        assert ends.waits_for_others()
+        late_ends = make_ends()
+        assert late_ends.waits_for_others()
+        clock.ms += 1_000
+        assert not ends.waits_for_others()
+        ((topic_id, _), assignment), *_ = mq._fetcher.query_groups(
+            lambda state: [*state.groups[group].assignments.items()]
+        )
+        mq.requester.ask(
+            CommitOffsets(group, [OffsetCommit(topic, 0, 1, None, topic_id, assignment.epoch)], None, other)
+        )
+        assert consumer.poll().outcome is PollOutcome.OTHERS_HOLD_THE_REST
+        assert not late_ends.waits_for_others()
 
 
 def test_each_outcome_explains_itself() -> None:

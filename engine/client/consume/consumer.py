@@ -12,10 +12,11 @@ from ...protocol.values.consuming.offsets import OffsetCommit
 from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_number
 from ..fetch.fetch_result import Message
 from ..offsets import ConsumedOffsets, TopicPartition
+from ..tracing.spans import trace_poll
 from .batch import ConsumerBatch
 from .iteration import POLL_RECORDS, iterate
 from .partition_reader import PartitionReader
-from .poll_loop import ConsumerLock
+from .poll_loop import ConsumerLock, PollLoop
 from .positions.positions import check_assignment
 from .until_end import Ends, Remainder, read_until_end
 
@@ -39,6 +40,10 @@ class EndFinder(Protocol):
         """Return how much is not read before these ends."""
         ...
 
+    def waits_for_others(self) -> bool:
+        """Return whether members of other processes hold unread messages, and may be dead."""
+        ...
+
 
 COMMIT_MS = 60_000
 """How long a commit is repeated while no sequencer answers."""
@@ -49,6 +54,8 @@ class Consumer(ABC):
 
     It is a `QueueConsumer` or a `GroupConsumer`, by the protocol of its group; with `assign`, an `AssignedConsumer`.
     """
+
+    _loop: PollLoop[Any]
 
     def __init__(
         self,
@@ -69,6 +76,10 @@ class Consumer(ABC):
     @abstractmethod
     def poll(self, max_records: int = ..., timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
         """Return the next messages, or an empty batch that says why in `outcome`."""
+
+    def _poll(self, max_records: int, timeout_ms: int, poll_ms: int = 20, is_patient: bool = False) -> Any:
+        """Poll. is_patient: as in `PollLoop.poll`."""
+        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms, is_patient))
 
     @abstractmethod
     def position(self, topic: str, partition: int) -> int:
@@ -102,7 +113,12 @@ class Consumer(ABC):
         loop reads. Raises what `poll` raises.
         """
         return iterate(
-            self._lock, self._reader, lambda: self.poll(POLL_RECORDS), self._clock, self._iteration_timeout_ms
+            self._lock,
+            self._reader,
+            lambda: self.poll(POLL_RECORDS),
+            self._clock,
+            self._iteration_timeout_ms,
+            self._ends.waits_for_others,
         )
 
     def until_end(
@@ -135,7 +151,7 @@ class Consumer(ABC):
         ends = self._ends.find_ends()
         return read_until_end(
             self.group,
-            lambda wait_ms: self.poll(max_records, timeout_ms=wait_ms),
+            lambda wait_ms: self._poll(max_records, wait_ms),
             lambda: self._ends.find_remainder(ends),
             limit_ms,
             self._clock,

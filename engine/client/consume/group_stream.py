@@ -112,7 +112,7 @@ class GroupStream:
             yield from consumer.until_end(max_records, stopped=self._stopped.is_set)
             return
         while not self._stopped.is_set():
-            if batch := consumer.poll(max_records, timeout_ms=_WAIT_MS):
+            if batch := consumer._poll(max_records, _WAIT_MS):  # it looks for `stop` between its polls
                 yield batch
 
     def stop(self) -> None:

@@ -22,10 +22,12 @@ def iterate(
     poll: Callable[[], Batch],
     clock: Clock,
     timeout_ms: int | None,
+    waits_for_others: Callable[[], bool],
 ) -> Iterator[Message]:
     """Yield messages until the consumer is closed, or until no message has come for `timeout_ms`.
 
-    A consumer that is about to get its first partitions waits for these, and the timeout waits with it. Between two
+    A consumer that is about to get its first partitions waits for these, and the timeout waits with it. So does a
+    consumer that has just started while members of other processes hold unread messages. Between two
     messages the consumer looks from time to time whether its partitions have changed, as a poll does.
 
     Args:
@@ -34,6 +36,7 @@ def iterate(
         poll: polls without waiting.
         clock: the time that the timeout counts.
         timeout_ms: None: no limit.
+        waits_for_others: as in `EndFinder`.
     """
     last_message_ms = clock.steady_ms()
     while True:
@@ -55,7 +58,7 @@ def iterate(
                 yield message
         with lock.own:
             unseen.end()
-        if unseen.messages or reader.waits_for_partitions():
+        if unseen.messages or reader.waits_for_partitions() or (timeout_ms is not None and waits_for_others()):
             last_message_ms = clock.steady_ms()
         elif timeout_ms is not None and clock.steady_ms() - last_message_ms >= timeout_ms:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Generic
 
 from ...namespace.processes.clock import Clock
@@ -40,17 +41,27 @@ class ConsumerLock(OwnLock):
 class PollLoop(Generic[Batch]):
     """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
 
-    def __init__(self, lock: ConsumerLock, reader: PartitionReader[Batch], clock: Clock, waiter: Waiter) -> None:
-        """waiter: the one that the reader waits with."""
+    def __init__(
+        self,
+        lock: ConsumerLock,
+        reader: PartitionReader[Batch],
+        clock: Clock,
+        waiter: Waiter,
+        waits_for_others: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """waiter: the one that the reader waits with; waits_for_others: as in `EndFinder`."""
         self._lock, self._reader, self._clock, self._waiter = lock, reader, clock, waiter
+        self._waits_for_others = waits_for_others
 
-    def poll(self, max_records: int, timeout_ms: int, poll_ms: int) -> Batch:
+    def poll(self, max_records: int, timeout_ms: int, poll_ms: int, is_patient: bool) -> Batch:
         """Return the next messages; if none come before the timeout, an empty batch that says why.
 
         Args:
             max_records: the most messages of the batch.
             timeout_ms: how long to wait for the first message.
             poll_ms: how long to sleep before looking again.
+            is_patient: whether to wait longer for messages that members of other processes hold. A poll without a
+                timeout never waits for these.
         """
         max_records, poll_ms = (
             parse_whole_number("max_records", max_records, 1),
@@ -77,9 +88,11 @@ class PollLoop(Generic[Batch]):
                 read_ahead = min(4 * max(read_ahead, max_records), _MAX_PASSED) if has_moved else 0
                 end_ms = max(deadline_ms, begun_ms + _PASSING_MS) if has_moved else deadline_ms
                 if self._clock.steady_ms() >= end_ms and not reader.expects_messages(deadline_ms):
-                    with self._lock.own:
-                        reader.explain_empty(batch)
-                    return batch
+                    if not (is_patient and timeout_ms and self._waits_for_others()):
+                        with self._lock.own:
+                            reader.explain_empty(batch)
+                        return batch
+                    deadline_ms = self._clock.steady_ms() + timeout_ms
                 if not has_moved:
                     left_ms = deadline_ms - self._clock.steady_ms()
                     reader.rest(poll_ms, left_ms if left_ms > 0 else _LATE_LOOK_MS)

@@ -14,7 +14,7 @@ from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requests.attempts import ask_with_retries
 from ...requests.requester import Requester
-from ...tracing.spans import trace_poll, traces_commit
+from ...tracing.spans import traces_commit
 from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import COMMIT_MS, find_offsets_to_commit
 from ..listener import RebalanceListener
@@ -71,8 +71,8 @@ class GroupConsumer(MemberConsumer):
         partitions = MemberPartitions(lock, member)
         reader = PositionReader(group, auto_offset_reset, partitions, fetcher, waiter, explain_transactions)
         holder = PositionHolder(lock, member, reader)
-        ends = GroupEnds(lock, member, reader.list_known_offsets, fetcher)
-        loop = PollLoop(lock, reader, clock, waiter)
+        ends = GroupEnds(lock, member, reader.list_known_offsets, fetcher, clock)
+        loop = PollLoop(lock, reader, clock, waiter, ends.waits_for_others)
         super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms, loop, listener)
         self._requester = requester
         membership.join()
@@ -86,7 +86,9 @@ class GroupConsumer(MemberConsumer):
         Args:
             max_records: the most messages that are returned. They come evenly from all partitions.
             timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. If
-                the next offsets are expired or aborted, the poll reads past them for up to a second.
+                the next offsets are expired or aborted, the poll reads past them for up to a second. A consumer that
+                has just started waits longer while members of other processes hold unread messages and make no
+                progress: they may be dead, and their sessions not be over. 0: return at once.
             poll_ms: how long to wait before looking again, if nothing tells of a new step sooner.
 
         Returns:
@@ -97,7 +99,7 @@ class GroupConsumer(MemberConsumer):
             FencedInstanceId: another process has taken over the instance id. The consumer is closed.
             IllegalState: the consumer is closed.
         """
-        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms))
+        return self._poll(max_records, timeout_ms, poll_ms, is_patient=True)
 
     def position(self, topic: str, partition: int) -> int:
         """Return the next offset to read. Raises IllegalState: the partition is not assigned."""

@@ -243,11 +243,25 @@ class Membership:
     def _build_view(self, state: State) -> MembershipView:
         return self._views.build(self.member_id, self.options.instance_id, state)
 
-    def read_progress(self) -> GroupProgress:
-        """Return how far the group has come in all partitions of the topics that this member asks for."""
+    def read_progress(self, newest: bool = True) -> GroupProgress:
+        """Return how far the group has come in all partitions of the topics that this member asks for.
+
+        newest: as in `read_view`.
+        """
         return self._query_groups(
-            lambda state: read_progress(state, self.group, self._subscription.topics, self._isolation)
+            lambda state: read_progress(state, self.group, self._subscription.topics, self._isolation), newest
         )
+
+    def read_sessions_elsewhere(self) -> dict[str, int]:
+        """Return the session timeouts of the members in other processes, as of the step that was read last."""
+        own = read_host(), os.getpid()
+
+        def read(state: State) -> dict[str, int]:
+            group = state.groups.get(self.group)
+            members = () if group is None else group.members.values()
+            return {m.member_id: m.session_timeout_ms for m in members if (m.host, m.process_id) != own}
+
+        return self._query_groups(read, newest=False)
 
     def release(self, revoked: Mapping[TopicPartition, OwnedPartition]) -> None:
         """Give these partitions up, without waiting for the answer. The caller repeats it until the group knows."""

@@ -14,7 +14,7 @@ from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition, build_offset_commits
 from ...requests.attempts import ask_with_retries
 from ...requests.requester import Requester
-from ...tracing.spans import trace_poll, traces_commit
+from ...tracing.spans import traces_commit
 from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import COMMIT_MS, Consumer, find_offsets_to_commit
 from ..poll_loop import ConsumerLock, PollLoop
@@ -95,7 +95,7 @@ class AssignedConsumer(Consumer):
             NoOffsetForPartition, OffsetOutOfRange: only with `auto_offset_reset="none"`.
             IllegalState: the consumer is closed.
         """
-        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms))
+        return self._poll(max_records, timeout_ms, poll_ms)
 
     def position(self, topic: str, partition: int) -> int:
         """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
@@ -181,3 +181,6 @@ class _PositionEnds:
         with self._lock.own:
             self._lock.check_open()
             return find_remainder_by_positions(ends, *self._reader.positions.settle())
+
+    def waits_for_others(self) -> bool:
+        return False

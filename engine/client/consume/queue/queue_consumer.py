@@ -23,7 +23,7 @@ from ...fetch.fetch_result import FetchResult, Message
 from ...fetch.planning.plan import Isolation
 from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition
-from ...tracing.spans import trace_poll, traces_commit
+from ...tracing.spans import traces_commit
 from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import find_offsets_to_commit
 from ..listener import RebalanceListener
@@ -105,8 +105,8 @@ class QueueConsumer(MemberConsumer):
             explain_transactions,
         )
         # A queue consumer has no positions: the group's state says what is done.
-        ends = GroupEnds(lock, member, dict, fetcher)
-        loop, holder = PollLoop(lock, reader, clock, waiter), self._partitions
+        ends = GroupEnds(lock, member, dict, fetcher, clock)
+        loop, holder = PollLoop(lock, reader, clock, waiter, ends.waits_for_others), self._partitions
         super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms, loop, listener)
         membership.join()
         joined(self, self._open_member)
@@ -119,7 +119,9 @@ class QueueConsumer(MemberConsumer):
 
         Args:
             max_records: the most messages that are returned. They come evenly from all partitions.
-            timeout_ms: how long to wait for the first message. Messages that are there are returned in any case.
+            timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. A
+                consumer that has just started waits longer while members of other processes hold unread messages and
+                make no progress: they may be dead, and their sessions not be over. 0: return at once.
             poll_ms: how long to wait before looking again, if nothing tells of a new step sooner.
 
         Returns:
@@ -131,12 +133,16 @@ class QueueConsumer(MemberConsumer):
             InvalidRecordState: an earlier acknowledgement named messages that the member did not have. This is raised
                 before the poll takes any message.
         """
+        return self._poll(max_records, timeout_ms, poll_ms, is_patient=True)
+
+    def _poll(self, max_records: int, timeout_ms: int, poll_ms: int = 20, is_patient: bool = False) -> QueueBatch:
         with self._lock.own:
             self._member.check_open()
             self._ack_sender.collect_single_acks()
             self._ack_sender.refusals.raise_invalid()
             self._reader.accepts_previous = True
-        return trace_poll(self.group, lambda: self._loop.poll(max_records, timeout_ms, poll_ms))
+        batch: QueueBatch = super()._poll(max_records, timeout_ms, poll_ms, is_patient)
+        return batch
 
     # -- acknowledging ----------------------------------------------------------------------------------
 
