@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,13 @@ from lakemq.errors import InvalidConfig
 
 with needs("console"):
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lakemq.jobs.console.app import build_app
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.settings import ConsoleSettings
 from lakemq.jobs.metrics.server import open_registry
+from lakemq.jobs.process.http_listener import HttpLimits, HttpListener
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakemq.console")
 
-_MOST_CONNECTIONS = 64
+LIMITS = HttpLimits(connections=64)
+"""A browser opens six connections, and keeps them for five seconds."""
 _END_S = 5
 """How long requests may go on when the console ends."""
 
@@ -41,6 +44,7 @@ def serve_console(
     settings: ConsoleSettings,
     examine: Callable[[], Sequence[Finding]],
     serving: Serving | None = None,
+    limits: HttpLimits = LIMITS,
 ) -> Iterator[str]:
     """Answer browsers inside the block, and yield the console's address.
 
@@ -49,14 +53,15 @@ def serve_console(
         settings: where to listen, and what to allow.
         examine: runs the doctor's checks.
         serving: the sequencer of this process, if it runs one.
+        limits: what clients may take.
 
     Raises:
         InvalidConfig: the address cannot be listened on.
         MissingExtra: the extra `console` is not installed.
     """
-    listener = _listen(settings)
+    listener = _listen(settings, limits)
     with listener, open_console(mq, settings, examine, serving) as app:
-        server = _make_server(app)
+        server = _make_server(app, limits)
         thread = threading.Thread(target=server.run, args=([listener],), name="lakemq-console", daemon=True)
         thread.start()
         _wait_until_started(server, thread)
@@ -82,10 +87,9 @@ def open_console(
         yield build_app(Console(mq, observer, collector, settings, examine), registry)
 
 
-def _listen(settings: ConsoleSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+def _listen(settings: ConsoleSettings, limits: HttpLimits) -> HttpListener:
     try:
-        return socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=128)
+        return HttpListener(settings.host, settings.port, limits.connections)
     except OSError as error:
         raise InvalidConfig(
             f"The console cannot listen: {error.strerror or error}.",
@@ -94,21 +98,50 @@ def _listen(settings: ConsoleSettings) -> socket.socket:
         ) from None
 
 
-def _make_server(app: Callable[..., object]) -> uvicorn.Server:
+def _make_server(app: Callable[..., object], limits: HttpLimits) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_make_protocol(limits.request_s),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_END_S,
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     return uvicorn.Server(config)
+
+
+def _make_protocol(request_s: float) -> type[H11Protocol]:
+    """Return the class of connections that are closed if a request does not arrive in time."""
+
+    class TimedProtocol(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_request()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._await_request()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._await_request()
+
+        def _await_request(self) -> None:
+            cycle = self.cycle
+            if cycle is not None and not cycle.more_body and not cycle.response_complete:
+                if self._deadline is not None:  # the whole request is here, and is being answered
+                    self._deadline.cancel()
+                    self._deadline = None
+            elif self._deadline is None and not self.transport.is_closing():
+                self._deadline = self.loop.call_later(request_s, self.transport.abort)
+
+    return TimedProtocol
 
 
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
