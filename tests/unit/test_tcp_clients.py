@@ -151,7 +151,9 @@ def test_a_client_sends_nothing_to_a_leader_with_another_certificate(leader: Tcp
     check_nothing_is_sent(leader, announce(leader, fingerprint="0" * 64))
 
 
-def test_client_sends_nothing_to_who_took_the_port_of_a_dead_leader(tmp_path: Path) -> None:
+def test_client_sends_nothing_to_who_took_the_port_of_a_dead_leader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Any user of the machine may listen there. The object of the line is still that of the leader that was killed."""
     dead = TcpLeader(tmp_path)
     dead.lines.close()
@@ -173,6 +175,8 @@ def test_client_sends_nothing_to_who_took_the_port_of_a_dead_leader(tmp_path: Pa
         posing.join(PATIENCE_S)
     assert b"c1" not in b"".join(received), "there is no hello, and no letter"
     assert dead.files.list("mailbox") == [], "no proof is left"
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "requests go through the mailbox: no TLS is spoken there" in warning
     without_tls = announce_again(dead, fingerprint="")
     assert without_tls.exchange("c1", 1, letter_of("c1", 1, "t"), 1_000) == (False, None)
 

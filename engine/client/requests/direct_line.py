@@ -31,7 +31,7 @@ from ...namespace.line_frames import (
 from ...namespace.processes.clock import Clock
 from ...protocol.codec.letter import decode_answer
 from ...protocol.values.clients import Answer
-from .line_connector import close_in_forked_child, connect_to_leader
+from .line_connector import WrongLeader, close_in_forked_child, connect_to_leader
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ class DirectLine:
         self._next_try_ms: float = clock.steady_ms()
         self._failures = 0
         """Tries in a row without a line."""
+        self._was_wrong = False
+        """At the last try another process answered, which was logged."""
         close_in_forked_child(self)
 
     def exchange(
@@ -81,8 +83,7 @@ class DirectLine:
         try:
             connection = self._open(client_id, deadline_ms)
         except (OSError, ValueError) as error:
-            log.debug("No direct connection to the sequencer: %s", error)
-            self._give_up()
+            self._give_up_opening(error)
             return False, None
         if connection is None:
             return False, None
@@ -108,8 +109,7 @@ class DirectLine:
         try:
             connection = self._open(client_id, self._clock.steady_ms() + timeout_ms)
         except (OSError, ValueError) as error:
-            log.debug("No direct connection to the sequencer: %s", error)
-            self._give_up()
+            self._give_up_opening(error)
             return None
         if connection is None:
             return None
@@ -121,6 +121,13 @@ class DirectLine:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _give_up_opening(self, error: Exception) -> None:
+        is_wrong = isinstance(error, WrongLeader)
+        level = logging.WARNING if is_wrong and not self._was_wrong else logging.DEBUG
+        self._was_wrong = is_wrong
+        log.log(level, "No direct connection to the sequencer; requests go through the mailbox: %s", error)
+        self._give_up()
 
     def _give_up(self) -> None:
         self.close()

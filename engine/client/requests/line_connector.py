@@ -28,6 +28,10 @@ from ...namespace.line_frames import Hello, LineAddress, compute_proof
 _SECRET_BYTES = 32
 
 
+class WrongLeader(ValueError):
+    """A process listens at the leader's address, and has not shown the leader's certificate."""
+
+
 class OpenLine(Protocol):
     """A client's end of a line."""
 
@@ -60,7 +64,8 @@ def connect_to_leader(
         unix_timeout_s, tcp_timeout_s: for connecting by each kind of socket, TLS included.
 
     Raises:
-        OSError, ValueError: the leader does not answer, or is not the one of the address.
+        OSError, ValueError: the leader does not answer.
+        WrongLeader: another process answers. Nothing was sent to it.
     """
     hello = Hello(address.namespace_id, address.epoch, address.token, client_id)
     if address.socket and isinstance(files, LocalFiles):
@@ -84,7 +89,7 @@ def connect_to_leader(
 
 def _connect_by_tcp(address: LineAddress, timeout_s: float) -> socket.socket:
     if not address.fingerprint:
-        raise ValueError(f"the leader at {address.host} has no TLS")
+        raise WrongLeader("the address has no fingerprint of a certificate, and nothing is sent without TLS")
     connection = tcp_sockets.connect(address.host, address.port, timeout_s)
     try:
         return _begin_tls(connection, address.fingerprint)
@@ -98,10 +103,15 @@ def _begin_tls(connection: socket.socket, fingerprint: str) -> ssl.SSLSocket:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # no authority knows the certificate, and its name says nothing: the fingerprint is compared instead
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    encrypted = context.wrap_socket(connection)
+    try:
+        encrypted = context.wrap_socket(connection)
+    except ssl.SSLEOFError:  # a leader that ends
+        raise
+    except ssl.SSLError as error:
+        raise WrongLeader(f"no TLS is spoken there ({error})") from error
     certificate = encrypted.getpeercert(binary_form=True) or b""
     presented = hashlib.sha256(certificate).hexdigest()
     if not hmac.compare_digest(presented, fingerprint):
         encrypted.close()
-        raise ValueError(f"found a certificate with fingerprint {presented}, expected {fingerprint}")
+        raise WrongLeader(f"found a certificate with fingerprint {presented}, expected {fingerprint}")
     return encrypted
