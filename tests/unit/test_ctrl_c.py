@@ -15,9 +15,11 @@ from unit.served import served
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 PROGRAM = """
-import sys, threading, time
+import signal, sys, threading, time
 import lakemq
 import pyarrow as pa
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in its background processes
 
 def say_when_waiting():
     while (mq.requester.waited_ms() or 0) < 200:
@@ -34,17 +36,19 @@ FLUSH = """with mq.producer() as producer:
             producer.send("t", f"{number}")
         producer.flush()"""
 
+UNKNOWN = "Interrupted while waiting for an answer. The outcome is unknown: the request may still take effect."
+
 BODIES = {
     FLUSH: r"Interrupted. Messages were not delivered, or not acknowledged: 3 of 't'.",
     FLUSH.replace("with mq.producer() as producer", "for producer in [mq.producer()]"): r"not acknowledged: 3 of 't'.",
-    'mq.publish("t", pa.table({"value": ["x"]}))': r"The request 'Produce' has no answer yet; its outcome is unknown.",
-    'mq.topics.create("u")': r"Interrupted. The request 'CreateTopic' has no answer yet",
+    'mq.publish("t", pa.table({"value": ["x"]}))': UNKNOWN,
+    'mq.topics.create("u")': UNKNOWN,
     """with mq.consumer("g", topics=["t"]) as consumer:
-        consumer.poll(timeout_ms=60_000)""": r"Interrupted. The request 'JoinGroup' has no answer yet",
+        consumer.poll(timeout_ms=60_000)""": UNKNOWN,
     """with mq.consumer("g", topics=["t"], protocol="queue") as consumer:
-        consumer.poll(timeout_ms=60_000)""": r"Interrupted. The request 'JoinGroup' has no answer yet",
+        consumer.poll(timeout_ms=60_000)""": UNKNOWN,
     """with mq.transaction("id") as txn:
-        txn.publish("t", pa.table({"value": ["x"]}))""": r"Interrupted. The request 'InitProducer' has no answer yet",
+        txn.publish("t", pa.table({"value": ["x"]}))""": UNKNOWN,
 }
 
 

@@ -76,8 +76,8 @@ class TransactionalProducer(RecordProducer):
             metadata: text that is stored with the offsets.
 
         Raises:
-            InvalidRequest, InvalidGroupId, UnknownTopicOrPartition, UnknownTopicId, OffsetOutOfRange,
-                OffsetMetadataTooLarge: an argument is not valid.
+            InvalidRequest, InvalidGroupId, OffsetMetadataTooLarge: an argument is not valid.
+            UnknownTopicOrPartition, UnknownTopicId, OffsetOutOfRange: the log does not have an offset.
             FencedMemberEpoch, UnknownMemberId, IllegalGeneration, InvalidRecordState: the member has lost what it read.
             IllegalState, TransactionAbortable, ProducerFenced: the transaction cannot take offsets.
             RequestTimedOut: no sequencer has answered.

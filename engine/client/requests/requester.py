@@ -66,6 +66,9 @@ _POLL_MS = (0.5, 1, 2, 4, 8, 16)
 _UNSEEN_SHARE = 0.75
 """Share of the expected time to an answer before the first poll for it, where each poll is a request to a store."""
 
+_NOT_SENT = "The request was not sent."
+_UNKNOWN = "The outcome is unknown: the request may still take effect."
+
 _QUICK_LOOKS = 4
 """Polls without extra pauses, because the answer is due. After these, polls take at most half of the time: where each
 is a request to a store, an answer that does not come should not cost many."""
@@ -154,9 +157,9 @@ class Requester:
             raise RequestTimedOut(
                 f"No answer in {timeout_ms:.0f} ms; the outcome is unknown. Is a sequencer running (lakemq serve)?"
             ) from None
-        except KeyboardInterrupt:
-            text = "was not sent" if future.cancel() else "has no answer yet; its outcome is unknown"
-            log.warning("Interrupted. The request '%s' %s.", type(request).__name__, text)
+        except (KeyboardInterrupt, SystemExit):
+            log.warning("Interrupted while waiting for an answer. %s", _NOT_SENT if future.cancel() else _UNKNOWN)
+            self._unanswered.pop(future, None)  # nobody waits for it any more
             raise
         finally:
             future.cancel()  # if it still waits for other letters, it is not sent any more
