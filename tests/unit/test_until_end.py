@@ -6,18 +6,14 @@ import threading
 from typing import Any
 
 import pytest
-from clocks import ManualClock
 from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.group_ends import GroupEnds
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
 from lakemq.engine.client.consume.outcome import PollOutcome
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.consume.range_fetcher import RangeFetcher
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
 
 pytestmark = pytest.mark.slow
@@ -311,35 +307,6 @@ def test_iteration_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq:
     with mq.consumer(group, topics=[topic], consumer_timeout_ms=20) as consumer:
         threading.Timer(0.5, lambda: mq.groups.remove_members(group, [dead])).start()
         assert len(list(consumer)) == 3
-
-
-def test_starting_consumer_waits_for_others_until_they_make_progress_or_their_sessions_are_over(mq: Connection) -> None:
-    topic, group, clock = new_topic(mq), create_group(mq, "cooperative"), ManualClock()
-    add(mq, topic, {0: 3})
-    other = join_elsewhere(mq, group, topic)
-    with join(mq, group, topic) as consumer:
-        assert not consumer.poll()  # a poll without a timeout does not wait
-
-        def make_ends() -> GroupEnds:
-            fetcher = RangeFetcher(mq.fetch, "read_committed")
-            return GroupEnds(consumer._lock, consumer._member, dict, fetcher, clock)
-
-        ends = make_ends()
-        assert ends.waits_for_others()
-        clock.ms += 74_000
-        assert ends.waits_for_others()
-        late_ends = make_ends()
-        assert late_ends.waits_for_others()
-        clock.ms += 1_000
-        assert not ends.waits_for_others()
-        ((topic_id, _), assignment), *_ = mq._fetcher.query_groups(
-            lambda state: [*state.groups[group].assignments.items()]
-        )
-        mq.requester.ask(
-            CommitOffsets(group, [OffsetCommit(topic, 0, 1, None, topic_id, assignment.epoch)], None, other)
-        )
-        assert consumer.poll().outcome is PollOutcome.OTHERS_HOLD_THE_REST
-        assert not late_ends.waits_for_others()
 
 
 def test_each_outcome_explains_itself() -> None:

@@ -92,7 +92,8 @@ class PollLoop(Generic[Batch]):
                         with self._lock.own:
                             reader.explain_empty(batch)
                         return batch
-                    deadline_ms = self._clock.steady_ms() + timeout_ms
+                    # not the whole timeout again: it may be far longer than the others are waited for
+                    deadline_ms = self._clock.steady_ms() + min(timeout_ms, _PASSING_MS)
                 if not has_moved:
                     left_ms = deadline_ms - self._clock.steady_ms()
                     reader.rest(poll_ms, left_ms if left_ms > 0 else _LATE_LOOK_MS)
