@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import duckdb
@@ -29,6 +30,12 @@ def test_query_in_a_process_returns_the_first_rows_with_long_texts_cut(mq: Conne
     result = run_query_in_process(mq.namespace, query, LIMITS)
     assert (result.columns, len(result.rows), result.is_cut) == (["range", "text", "bytes"], 100, True)
     assert result.rows[1] == (1, "x" * 5_000, b"\x00")
+
+
+def test_values_without_a_plain_form_come_as_texts(mq: Connection) -> None:
+    query = "SELECT CAST(1.50 AS DECIMAL(9, 2)), TIMESTAMP '2030-01-01 12:00:00', array(1, NULL), 1 = 1, NULL"
+    (row,) = run_query_in_process(mq.namespace, query, LIMITS).rows
+    assert row == ("1.50", datetime(2030, 1, 1, 12, tzinfo=timezone.utc), [1, None], True, None)
 
 
 @pytest.mark.parametrize(

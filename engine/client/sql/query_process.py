@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ...namespace.loading.snapshot import take_snapshot
 from ...namespace.namespace import Namespace, open_namespace
 from ...namespace.processes.extras import needs
-from ...protocol.errors import InvalidRequest, LakeMQError
+from ...protocol.errors import InvalidRequest, LakeMQError, Refusal, error_from_refusal
 from .query import BoundedResult, QueryLimits, build_timeout_error, run_bounded_query
 
 log = logging.getLogger("lakemq.sql")
@@ -33,15 +36,32 @@ _MOST_CELL = 5_000
 """Characters or bytes of a cell that are passed on. A page shows a thousand characters."""
 
 
+class _Task(msgspec.Struct):
+    """What the process gets."""
+
+    path: str
+    storage_options: dict[str, str]
+    text: str
+    limits: QueryLimits
+
+
+class _Answer(msgspec.Struct, tag="rows", tag_field="outcome"):
+    """What the process returns unless the query is refused. Only plain values: a stranger's query may have broken in."""
+
+    result: BoundedResult
+
+
 def run_query_in_process(namespace: Namespace, text: str, limits: QueryLimits) -> BoundedResult:
     """Run statements in Spark's SQL over the tables as of now, and return the last result, with long texts cut.
+
+    Values that msgpack lacks, for example decimals, come as texts.
 
     Raises:
         InvalidRequest: the query fails, or needs more time or memory than it may have.
         MissingExtra: the extra `sql` is not installed.
         StorageError, TableDamaged: a file of a table cannot be read.
     """
-    task = pickle.dumps((namespace.path, namespace.storage_options, text, limits))
+    task = msgspec.msgpack.encode(_Task(namespace.path, dict(namespace.storage_options), text, limits))
     with tempfile.TemporaryDirectory(prefix="lakemq-sql-") as folder:
         environment = {**os.environ, "TMPDIR": folder}
         command = [sys.executable, "-m", "lakemq.engine.client.sql.query_process"]
@@ -61,10 +81,10 @@ def run_query_in_process(namespace: Namespace, text: str, limits: QueryLimits) -
     if done.returncode:
         log.error("The process of a query failed: %s", done.stderr.decode(errors="replace"))
         raise InvalidRequest("The query's process failed. The log says why.", found=f"exit code {done.returncode}")
-    answer: BoundedResult | LakeMQError = pickle.loads(done.stdout)
-    if isinstance(answer, LakeMQError):
-        raise answer
-    return answer
+    answer = msgspec.msgpack.decode(done.stdout, type=_Answer | Refusal)
+    if isinstance(answer, Refusal):
+        raise error_from_refusal(answer)
+    return answer.result
 
 
 def _build_memory_error(limits: QueryLimits) -> InvalidRequest:
@@ -75,9 +95,9 @@ def _build_memory_error(limits: QueryLimits) -> InvalidRequest:
 
 def main() -> None:
     """Run the query of standard input, and write its result or its error to standard output."""
-    path, storage_options, text, limits = pickle.load(sys.stdin.buffer)
+    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task)
     try:
-        answer = pickle.dumps(_run_limited(path, storage_options, text, limits))
+        answer = msgspec.msgpack.encode(_Answer(_run_limited(task)))
         if len(answer) > _MOST_ANSWER_BYTES:
             raise InvalidRequest(
                 "The rows of the result are too large to show.",
@@ -85,17 +105,18 @@ def main() -> None:
                 expected=f"at most {_MOST_ANSWER_BYTES}: select fewer columns, or a part of each",
             )
     except LakeMQError as error:
-        answer = pickle.dumps(error)
+        answer = msgspec.msgpack.encode(error.refusal())
     except MemoryError:
-        answer = pickle.dumps(_build_memory_error(limits))
+        answer = msgspec.msgpack.encode(_build_memory_error(task.limits).refusal())
     sys.stdout.buffer.write(answer)
     sys.stdout.flush()
     # DuckDB's threads may still end a query. When the interpreter ends under them, C++ aborts the process.
     os._exit(0)
 
 
-def _run_limited(path: str, storage_options: dict[str, str], text: str, limits: QueryLimits) -> BoundedResult:
-    namespace = open_namespace(path, storage_options=storage_options)
+def _run_limited(task: _Task) -> BoundedResult:
+    limits = task.limits
+    namespace = open_namespace(task.path, storage_options=task.storage_options)
     snapshot = take_snapshot(namespace.store)
     with needs("sql"):
         import duckdb
@@ -109,12 +130,23 @@ def _run_limited(path: str, storage_options: dict[str, str], text: str, limits: 
     _limit(resource.RLIMIT_FSIZE, 2 * limit_bytes)  # DuckDB says more when it meets its own bound first
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(limits.timeout_s + _START_S) * (os.cpu_count() or 1))
-    result = run_bounded_query(namespace, text, limits, snapshot)
-    return result._replace(rows=[tuple(map(_cut_cell, row)) for row in result.rows])
+    result = run_bounded_query(namespace, task.text, limits, snapshot)
+    return result._replace(rows=[tuple(map(_to_plain, row)) for row in result.rows])
 
 
-def _cut_cell(value: Any) -> Any:
-    return value[:_MOST_CELL] if isinstance(value, str | bytes) else value
+def _to_plain(value: Any) -> Any:
+    """Return the value, with long texts cut, made of what msgpack has; else its text. A time without zone is in UTC."""
+    if isinstance(value, str | bytes):
+        return value[:_MOST_CELL]
+    if isinstance(value, Mapping):
+        return {str(key): _to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+    if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
+        return value
+    return str(value)
 
 
 def _limit(kind: int, most: int) -> None:
