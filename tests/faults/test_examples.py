@@ -115,11 +115,13 @@ def test_a_killed_packer_leaves_no_order_unpacked_and_rejected_ones_come_back_on
 
     def count_packed_orders() -> Counter[str]:
         lines = (first.text() + second.text()).splitlines()
-        return Counter(line.removeprefix("packed ") for line in lines)
+        return Counter(line.removeprefix("packed ") for line in lines if line.startswith("packed "))
 
     until(lambda: len(count_packed_orders()) >= 60, "all orders of a known product are packed")
     until(lambda: "orders.dlq" in topics(shop) and shop.read("orders.dlq").total() == 6, "six are rejected")
-    catalog.write_text(json.dumps(["tea", "an unknown tea"]))
+    new_catalog = shop.folder / "new.json"
+    new_catalog.write_text(json.dumps(["tea", "an unknown tea"]))
+    new_catalog.replace(catalog)  # at once: a packer that reads half a file dies
     redrives = [shop.start("dead_letters", "redrive") for _ in range(2)]  # two at once
     for redrive in redrives:
         redrive.wait_for_success()
