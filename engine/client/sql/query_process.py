@@ -46,7 +46,7 @@ class _Task(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct, tag="rows", tag_field="outcome"):
-    """What the process returns unless the query is refused. Only plain values: a stranger's query may have broken in."""
+    """What the process returns unless the query is refused. Plain values only: the query may have broken into it."""
 
     result: BoundedResult
 
