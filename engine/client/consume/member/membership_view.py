@@ -51,14 +51,15 @@ class QueueSettings:
         policy: how often and in which order messages are delivered again.
         max_unacknowledged: messages that a user may have without an outcome.
         is_auto_ack: a poll acknowledges what the poll before it brought.
-        delivers_paused: messages that were acquired are still shown while their partition is to move.
+        handoff_ms: how long a partition that is to move waits for its messages. While it is above 0, messages that
+            were acquired are still shown.
         isolation: which messages are visible.
     """
 
     policy: DeliveryPolicy
     max_unacknowledged: int
     is_auto_ack: bool
-    delivers_paused: bool
+    handoff_ms: int
     isolation: Isolation
 
     @classmethod
@@ -70,7 +71,7 @@ class QueueSettings:
             DeliveryPolicy.from_group(group),
             group.setting("max.delivered.unacked.msgs.per.flow"),
             group.setting("ack.mode") == "auto",
-            group.setting("max.handoff.ms") > 0,
+            group.setting("max.handoff.ms"),
             group.setting("isolation.level"),
         )
 

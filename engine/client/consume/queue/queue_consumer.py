@@ -118,7 +118,8 @@ class QueueConsumer(MemberConsumer):
         it acknowledges all messages of the polls before.
 
         Args:
-            max_records: the most messages that are returned. They come evenly from all partitions.
+            max_records: the most messages that are returned. They come evenly from all partitions. Fewer come if the
+                member would not acknowledge them within `max.handoff.ms`, by its pace so far.
             timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. A
                 consumer that has just started waits longer while members of other processes hold unread messages and
                 make no progress: they may be dead, and their sessions not be over. 0: return at once.

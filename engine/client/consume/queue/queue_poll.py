@@ -41,6 +41,54 @@ class PollSelection:
         return {tp: stretches[-1].end for tp, stretches in self.stretches.items()}
 
 
+FIRST_LIMIT = 100
+"""Messages of a poll while the member's pace is not known."""
+
+_HANDOFF_SHARE = 0.4
+"""Share of `max.handoff.ms` for the messages of one poll. As many are prefetched, and a fifth is reserve."""
+
+
+class ProcessingPace:
+    """Limits a poll to the messages that the member finishes within its share of `max.handoff.ms`.
+
+    When a partition moves, messages that its owner has not finished by then are delivered again, and are processed
+    twice. The time of a poll is taken as a fixed part, for example a request to a database, and a part for each
+    message. Two polls of different sizes tell them apart: a smaller poll would not shorten the fixed part.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._limit = FIRST_LIMIT
+        self._open_count = self._done_count = self._last_count = 0
+        self._since_ms = self._busy_ms = self._last_ms = 0
+        self._fixed_ms = 0.0
+
+    def note(self, open_count: int) -> None:
+        """Note how many messages the user has now: before it gets more, and after."""
+        now_ms = self._clock.steady_ms()
+        if self._open_count:
+            self._busy_ms += now_ms - self._since_ms
+            self._done_count += max(0, self._open_count - open_count)
+        self._open_count, self._since_ms = open_count, now_ms
+
+    def find_limit(self, handoff_ms: int, most: int) -> int:
+        """Return how many messages a poll may show: at most twice as many as the limit before, and at most `most`."""
+        if self._done_count:
+            count, total_ms = self._done_count, self._busy_ms
+            each_ms = (total_ms - self._fixed_ms) / count
+            if abs(count - self._last_count) * 4 > self._last_count > 0:
+                each_ms = (total_ms - self._last_ms) / (count - self._last_count)
+            each_ms = min(max(each_ms, 0), total_ms / count)
+            self._fixed_ms = total_ms - each_ms * count
+            share_ms = handoff_ms * _HANDOFF_SHARE
+            left_ms = max(share_ms - self._fixed_ms, share_ms / 2)
+            fitting_count = left_ms / each_ms if each_ms else most
+            self._limit = int(max(1, min(fitting_count, 2 * self._limit, most)))
+            self._last_count, self._last_ms = count, total_ms
+            self._done_count = self._busy_ms = 0
+        return self._limit
+
+
 class DeliveryPlanner:
     """Shows acquired messages, and plans what to acquire for the next poll. Its consumer holds the lock for every call.
 
@@ -55,6 +103,7 @@ class DeliveryPlanner:
         """Settings of the group, once a view was read."""
         self._newest_step = (-1, 0, 0)
         """The newest step, its time by the group's clock, and when this consumer saw it by its own."""
+        self._pace = ProcessingPace(clock)
         self._shown_last: dict[TopicPartition, None] = {}
         """Partitions by when messages of them were last shown, the earliest first."""
 
@@ -82,6 +131,13 @@ class DeliveryPlanner:
         """Return how many more messages may be shown before some get an outcome."""
         return 0 if self.settings is None else self.settings.max_unacknowledged - self.count_open()
 
+    def limit_poll(self, max_count: int) -> int:
+        """Return how many messages the next poll may show: what the member can finish within max.handoff.ms."""
+        self._pace.note(self.count_open())
+        if self.settings is None or not self.settings.handoff_ms:
+            return max_count
+        return min(max_count, self._pace.find_limit(self.settings.handoff_ms, self.settings.max_unacknowledged))
+
     def name_first_open(self) -> str:
         """Return partition and offset of a message without an outcome; there must be one."""
         return next(
@@ -100,7 +156,7 @@ class DeliveryPlanner:
             max_count: messages at most; the room of the user is another bound.
             paused_by_user: partitions to leave out.
         """
-        delivers_paused = self.settings is not None and self.settings.delivers_paused
+        delivers_paused = self.settings is not None and self.settings.handoff_ms > 0
         in_order = self.settings is not None and self.settings.policy.in_order
         unshown = {
             tp: take_showable(self._trackers[tp], partition, in_order)
@@ -142,6 +198,7 @@ class DeliveryPlanner:
                 # The tracker itself accepts offsets that hold no message.
                 if spans := list(messages.within(*stretch.span)):
                     acceptances.append(tracker.build_acknowledgement(AckOutcome.ACCEPT, stretch, spans))
+        self._pace.note(self.count_open())
         return shown, acceptances
 
     def plan_next(

@@ -214,7 +214,7 @@ class QueueReader:
 
         The order of the steps matters. With ack.mode auto, the messages of the poll before are accepted before new
         ones are selected, because they take room. Messages are marked as shown only once their fetch is planned; their
-        bytes are read when the user asks. The next request comes after that. It asks for `max_records` less what is
+        bytes are read when the user asks. The next request comes after that. It asks for as many messages less what is
         acquired already and still unshown.
         """
         owned = self._find_owned()
@@ -222,6 +222,7 @@ class QueueReader:
             for tracker in self._trackers.values():
                 tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.list_open_spans()])
         self.accepts_previous = False
+        max_records = self._planner.limit_poll(max_records)
         selection = self._planner.select(owned, max_records, self.paused_by_user)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
         parts = self.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
