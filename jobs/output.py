@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from rich.console import Console
 
 Record = Mapping[str, Any]
 
@@ -133,22 +134,37 @@ def _cell(value: Any) -> str:
 
 def _show_table(records: Sequence[Record], columns: Sequence[str]) -> None:
     from rich.console import Console
+
+    if sys.stdout.isatty():
+        print_table(Console(), records, columns)
+        return
+    plain = Console(file=StringIO(), no_color=True, width=_WIDE, force_terminal=False)
+    print_table(plain, records, columns)
+    print("\n".join(line.rstrip() for line in plain.file.getvalue().splitlines()))  # type: ignore[attr-defined]
+
+
+def print_table(console: Console, records: Sequence[Record], columns: Sequence[str]) -> None:
+    """Print a line for each record, or a block for each where a line would break a word or a number in two."""
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in columns:
-        numbers = bool(records) and all(_is_number(r.get(name)) for r in records)
-        table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
-    for record in records:
-        values = (record.get(name) for name in columns)
-        table.add_row(*(Text("" if v is None else escape_control_characters(_cell(v))) for v in values))
-    if sys.stdout.isatty():
-        Console().print(table)
-        return
-    plain = Console(file=StringIO(), no_color=True, width=_WIDE, force_terminal=False)
-    plain.print(table)
-    print("\n".join(line.rstrip() for line in plain.file.getvalue().splitlines()))  # type: ignore[attr-defined]
+    rows = [["" if (value := record.get(name)) is None else _cell(value) for name in columns] for record in records]
+    table, blocks = (Table(box=None, header_style="bold", pad_edge=False, show_header=is_wide) for is_wide in (1, 0))
+    for name, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        has_numbers = bool(records) and all(_is_number(record.get(name)) for record in records)
+        is_words = not any(" " in cell for cell in cells)
+        table.add_column(Text(name), justify="right" if has_numbers else "left", overflow="fold", no_wrap=is_words)
+    blocks.add_column(style="bold")
+    blocks.add_column(overflow="fold")
+    for row in rows:
+        texts = [Text(escape_control_characters(cell)) for cell in row]
+        table.add_row(*texts)
+        for name, text in zip(columns, texts, strict=True):
+            blocks.add_row(Text(name), text)
+        blocks.add_row()
+    fits = Measurement.get(console, console.options.update(max_width=_WIDE), table).minimum <= console.width
+    console.print(table if fits else blocks)
 
 
 def _is_number(value: Any) -> bool:

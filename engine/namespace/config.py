@@ -337,9 +337,14 @@ def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = N
         InvalidConfig: a file that cannot be read, an unknown or repeated key, or a bad value.
     """
     name = os.path.expanduser(path or os.environ.get(VARIABLE) or "")
-    settings = {} if not name else _read_settings(str(name))
-    suites = None if not name else Path(name).absolute().parent / EXPECTATIONS
-    return EngineConfig({**settings, **(overrides or {})}, suites if suites and suites.is_dir() else None)
+    overrides = _EVERY.parse(overrides or {})
+    if not name:
+        return EngineConfig(overrides)
+    suites = Path(name).absolute().parent / EXPECTATIONS
+    try:
+        return EngineConfig({**_read_settings(name), **overrides}, suites if suites.is_dir() else None)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"In {name}: {error.detail}", found=error.found, expected=error.expected) from error
 
 
 def _read_settings(name: str) -> dict[str, Any]:
@@ -347,10 +352,10 @@ def _read_settings(name: str) -> dict[str, Any]:
     try:
         loaded = yaml.load(Path(name).read_text(encoding="utf-8"), _UniqueKeys)
     except UnicodeDecodeError as error:
-        raise InvalidConfig(f"Cannot read {name}: {error}", expected="a YAML file in UTF-8") from error
+        raise InvalidConfig(f"Cannot read it: {error}", expected="a YAML file in UTF-8") from error
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         why = " ".join(str(error).split())
-        raise InvalidConfig(f"Cannot read {name}: {why}", expected="a YAML file of key: value lines") from error
+        raise InvalidConfig(f"Cannot read it: {why}", expected="a YAML file of key: value lines") from error
     if loaded is not None and not isinstance(loaded, dict):
-        raise InvalidConfig(f"{name} holds no settings.", found=type(loaded).__name__, expected="key: value lines")
+        raise InvalidConfig("It holds no settings.", found=type(loaded).__name__, expected="key: value lines")
     return loaded or {}

@@ -226,6 +226,7 @@ REPLACEMENTS: dict[str, str] = {
     "delivery.delay": "give delay_ms or deliver_at to send, schedule or publish",
     "max.bind.count": "a group takes any number of consumers; those without a partition stand by",
     "topic.subscription": "give subscriptions to mq.topics.create",
+    "partitions": "give partitions to mq.topics.create or mq.topics.alter, or --partitions to the command",
     "max.ttl": _TTL,
     "respect.ttl": _TTL,
     "respect.ttl.enabled": _TTL,

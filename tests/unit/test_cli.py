@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import csv
 import gzip
 import io
@@ -14,12 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, move_global_options_first
-from lakemq.jobs.output import message_records
+from lakemq.jobs.output import message_records, print_table
 
 pytestmark = pytest.mark.slow
 
@@ -139,6 +141,14 @@ def test_json_lines_are_whole_values(lake: Lakemq, mq: Connection) -> None:
     result = lake("publish", "--topic", "whole", "--output", "json", stdin=b"\n".join(lines) + b"\n\n")
     assert objects(result) == [{"topic": "whole", "partition": 0, "first_offset": 0, "last_offset": 2, "messages": 3}]
     assert [m["value"] for m in fetched(mq, "whole")] == [line.decode() for line in lines]
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "lines"])
+def test_byte_order_mark_is_no_part_of_the_first_line(lake: Lakemq, mq: Connection, file_format: str) -> None:
+    mq.topics.create(f"marked-{file_format}")
+    for stdin in (codecs.BOM_UTF8 + b"1", codecs.BOM_UTF8 + b"2\n3\n"):
+        lake("publish", "--topic", f"marked-{file_format}", "--format", file_format, stdin=stdin)
+    assert [m["value"] for m in fetched(mq, f"marked-{file_format}")] == ["1", "2", "3"]
 
 
 def test_fields_of_json_lines_become_the_parts_of_a_message(lake: Lakemq, mq: Connection) -> None:
@@ -299,6 +309,17 @@ def test_tables_show_what_a_terminal_would_obey_escaped(lake: Lakemq, mq: Connec
     assert "\\x1b[31mred\\x07[bold]x[/bold]" in shown
     assert "base64:/w==" in shown
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("width", [20, 45, 55, 200])
+def test_table_on_a_narrow_terminal_breaks_no_number_or_name(width: int) -> None:
+    records = [{"topic": "orders.eu", "lag": 123_456_789_012, "why": "some words to read"} for _ in range(2)]
+    console = Console(width=width, file=io.StringIO())
+    print_table(console, records, ["topic", "lag", "why"])
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("orders.eu") == shown.count("123456789012") == 2
+    assert max(map(len, shown.splitlines())) <= width
+    assert " ".join(shown.split()).count("lag 123456789012") == (0 if width >= 45 else 2)
 
 
 def test_an_empty_fetch_as_csv_has_its_header(lake: Lakemq, mq: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from unit.served import new_topic, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.rows.message_columns import read_columns
 from lakemq.errors import InvalidConfig, InvalidRecord, InvalidRequest
 
 
@@ -47,6 +49,43 @@ def test_missing_values_of_pandas_become_null(mq: Connection) -> None:
     topic = new_topic(mq)
     mq.publish(topic, pd.DataFrame({"k": ["x", None], "v": ["a", np.nan]}), key="k", value="v")
     assert [(m.key, m.value) for m in mq.fetch(topic)] == [(b"x", b"a"), (None, None)]
+
+
+VIEWS = pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), pa.array(["a"], pa.string_view()))
+HEADER_VIEWS = pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binary_view())]))
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ({"value": pa.array(["a", None], pa.string_view())}, [b"a", None]),
+        ({"value": pa.array([b"a", None], pa.binary_view())}, [b"a", None]),
+        ({"value": pd.Series(["a", None], dtype="category")}, [b"a", None]),
+        ({"value": VIEWS}, [b"a", None]),
+        ({"headers": pa.array([[{"key": "a", "value": b"b"}]], HEADER_VIEWS)}, [[{"key": "a", "value": b"b"}]]),
+        ({"partition": [1.0, None, 2.0]}, [1, None, 2]),
+        ({"timestamp": pa.array([1_000], pa.timestamp("ns"))}, [datetime(1970, 1, 1, 0, 0, 0, 1, timezone.utc)]),
+    ],
+)
+def test_columns_of_other_types_are_converted_without_a_loss(column: dict[str, Any], expected: list[Any]) -> None:
+    table = pa.table(column)
+    table = table if "value" in column else table.append_column("value", pa.array(["v"] * len(table)))
+    ((name, _),) = column.items()
+    assert read_columns(table)[name].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "misfit"),
+    [
+        ({"partition": pa.array([1.0, None, 2.5])}, r"row 2, .*Found '2.5'"),
+        ({"delay_ms": pa.array([float("nan")])}, r"row 0, .*Found 'nan'"),
+        ({"timestamp": pa.array([0, 1], pa.timestamp("ns"))}, r"row 1, .*Found '1970-01-01 00:00:00.000000001'"),
+    ],
+)
+def test_first_value_that_would_lose_something_is_named(column: dict[str, Any], misfit: str) -> None:
+    table = pa.table(column)
+    with pytest.raises(InvalidRecord, match=misfit):
+        read_columns(table.append_column("value", pa.array(["v"] * len(table))))
 
 
 @pytest.mark.parametrize(

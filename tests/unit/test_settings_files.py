@@ -62,7 +62,8 @@ def test_bad_files_are_refused_in_one_line_that_names_what_is_wrong(tmp_path: Pa
         file.write_bytes(text)
         result = CliRunner().invoke(app, ["--path", str(tmp_path / "mq"), "--conf", str(file), "topics", "list"])
         is_one_line = re.fullmatch(r"INVALID_CONFIG: .{,3000}\n", result.stderr) is not None
-        if (result.exit_code, result.stdout) != (3, "") or not is_one_line or expected not in result.stderr:
+        is_named = f"In {file}: " in result.stderr and expected in result.stderr
+        if (result.exit_code, result.stdout) != (3, "") or not is_one_line or not is_named:
             wrong.append((kind, result.exit_code, result.output))
         with pytest.raises(InvalidConfig):
             load_config(str(file))

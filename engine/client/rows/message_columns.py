@@ -13,6 +13,12 @@ from ...protocol.errors import InvalidRecord
 from .arrow_body import COLUMN_TYPES
 from .delay_rule import FAR_MS
 
+_OTHER_KINDS = {
+    pa.binary().id: "neither text nor bytes",
+    pa.timestamp("us").id: "not a timestamp",
+    pa.int64().id: "no whole numbers",
+}
+
 COLUMNS = tuple(COLUMN_TYPES)
 """Names of the columns of a user's table."""
 
@@ -61,7 +67,7 @@ def list_columns(columns: dict[str, pa.ChunkedArray]) -> dict[str, list[Any]] | 
 
 def _read_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return times, or whole milliseconds, in microseconds."""
-    if not _is_whole(column.type):
+    if not (_is_whole(column.type) or pa.types.is_floating(column.type)):
         return _read_column("deliver_at", column, TIME).cast(pa.int64())
     ms = _read_column("deliver_at", column, pa.int64())
     bounded = pc.max_element_wise(pc.min_element_wise(ms, FAR_MS, skip_nulls=False), -1, skip_nulls=False)
@@ -69,29 +75,59 @@ def _read_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _read_column(name: str, column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """Return the column in this type. Whatever loses nothing is converted, for example whole floats to integers."""
     if column.type == type_:
         return column
+    expected = "string or binary" if pa.types.is_binary(type_) else str(type_)
     try:
-        if pa.types.is_timestamp(type_) and not _is_time(column.type):
-            raise pa.ArrowTypeError("not a timestamp")
-        if pa.types.is_binary(type_) and not _is_bytes(column.type):
-            raise pa.ArrowTypeError("neither text nor bytes")
-        if pa.types.is_integer(type_) and not _is_whole(column.type):
-            raise pa.ArrowTypeError("no whole numbers")
-        return column.cast(type_)
+        if not _may_be(type_, column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
+            raise pa.ArrowTypeError(_OTHER_KINDS[type_.id])
+        return _decode(column).cast(type_)
+    except pa.ArrowInvalid:
+        row, value = _find_misfit(column, type_)
+        raise InvalidRecord(
+            f"Column {name} is not usable: a value cannot be converted to {expected} without a loss, the first in"
+            f" row {row}, counted from 0.",
+            found=value,
+            expected=expected,
+        ) from None
     except pa.ArrowException as error:
-        # Arrow's error about a value that cannot be cast repeats the value, which in headers is the payload's.
-        why = (
-            str(error)
-            if isinstance(error, pa.ArrowTypeError | pa.ArrowNotImplementedError)
-            else f"a value cannot be converted to {type_}"
-        )
-        expected = "string or binary" if pa.types.is_binary(type_) else str(type_)
-        raise InvalidRecord(f"Column {name} is not usable: {why}.", found=str(column.type), expected=expected) from None
+        raise InvalidRecord(
+            f"Column {name} is not usable: {error}.", found=str(column.type), expected=expected
+        ) from None
 
 
-def _is_time(type: pa.DataType) -> bool:
-    return pa.types.is_timestamp(type) or pa.types.is_null(type)
+def _decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of a dictionary without it. Arrow itself decodes none whose entries are views."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    type_ = pa.binary() if _is_bytes(column.type.value_type) else column.type.value_type
+    chunks = [pa.DictionaryArray.from_arrays(c.indices, c.dictionary.cast(type_)) for c in column.chunks]
+    return pa.chunked_array([chunk.dictionary_decode() for chunk in chunks], type_)
+
+
+def _find_misfit(column: pa.ChunkedArray, type_: pa.DataType) -> tuple[int, str | None]:
+    """Return row and value of the first that cannot be cast; there must be one. No text is shown: it is a payload."""
+    first, end = 0, len(column)
+    while end - first > 1:
+        middle = (first + end) // 2
+        try:
+            _decode(column.slice(first, middle - first)).cast(type_)
+            first = middle
+        except pa.ArrowInvalid:
+            end = middle
+    return first, str(column[first]) if pa.types.is_primitive(column.type) else None
+
+
+def _may_be(type_: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether values of this kind may become values of the type."""
+    if pa.types.is_null(kind):
+        return True
+    if pa.types.is_binary(type_):
+        return _is_bytes(kind)
+    if pa.types.is_timestamp(type_):
+        return pa.types.is_timestamp(kind)
+    return not pa.types.is_integer(type_) or _is_whole(kind) or pa.types.is_floating(kind)
 
 
 def _is_whole(type: pa.DataType) -> bool:
@@ -99,11 +135,6 @@ def _is_whole(type: pa.DataType) -> bool:
 
 
 def _is_bytes(type: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_null,
-    )
-    return any(test(type) for test in tests) or pa.types.is_fixed_size_binary(type)
+    text = pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type)
+    binary = pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type)
+    return text or binary or pa.types.is_fixed_size_binary(type)

@@ -6,6 +6,7 @@ The size of a piece bounds the memory, whatever the size of the file.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -88,10 +89,12 @@ def _read_lines(stream: BinaryIO, columns: Columns, key_separator: bytes | None)
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield pieces of lines without their line ends, each with the number of its first line, from 1."""
-    number, rest = 1, b""
+    """Yield pieces of lines without line ends and byte order mark, each with the number of its first line, from 1."""
+    number, rest, is_first = 1, b"", True
     for block in _blocks(stream):
         *lines, rest = (rest + block).split(b"\n")
+        if is_first and lines:
+            lines[0], is_first = lines[0].removeprefix(codecs.BOM_UTF8), False
         if len(rest) > MAX_LINE_BYTES:
             raise InvalidRecord(
                 f"Line {number + len(lines)} is too long.", found=len(rest), expected=f"at most {MAX_LINE_BYTES} bytes"
@@ -99,6 +102,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, list[bytes]]]:
         for at in range(0, len(lines), PIECE_ROWS):
             yield number + at, [line.removesuffix(b"\r") for line in lines[at : at + PIECE_ROWS]]
         number += len(lines)
+    rest = rest.removeprefix(codecs.BOM_UTF8) if is_first else rest
     if rest:
         yield number, [rest.removesuffix(b"\r")]
 

@@ -76,7 +76,16 @@ def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = No
         if not in_steps.all():
             in_file = ranges.select(~in_steps)
             footer_hash = plan.segments.column("footer_hash")[int(in_file.indices[0])].as_py()
-            yield _read_from_file(files, footer_hash, in_file, columns, cache)
+            try:
+                rows = _read_from_file(files, footer_hash, in_file, columns, cache)
+            except FileTruncated as error:
+                raise FileTruncated(
+                    f"Messages of topic {plan.topic} cannot be read. {error.detail} `lakemq doctor` names all files that"
+                    " are not as they were written, and how to go on.",
+                    found=error.found,
+                    expected=error.expected,
+                ) from error
+            yield rows
 
 
 def _group_by_file(plan: FetchPlan) -> Iterator[_FileRanges]:
