@@ -150,7 +150,9 @@ def print_table(console: Console, records: Sequence[Record], columns: Sequence[s
     from rich.text import Text
 
     rows = [["" if (value := record.get(name)) is None else _cell(value) for name in columns] for record in records]
-    table, blocks = (Table(box=None, header_style="bold", pad_edge=False, show_header=is_wide) for is_wide in (1, 0))
+    table, blocks = (
+        Table(box=None, header_style="bold", pad_edge=False, show_header=has_header) for has_header in (True, False)
+    )
     for name, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
         has_numbers = bool(records) and all(_is_number(record.get(name)) for record in records)
         is_words = not any(" " in cell for cell in cells)

@@ -45,7 +45,7 @@ class _Task(msgspec.Struct):
     limits: QueryLimits
 
 
-class _Answer(msgspec.Struct, tag="rows", tag_field="outcome"):
+class _QueryAnswer(msgspec.Struct, tag="rows", tag_field="outcome"):
     """What the process returns unless the query is refused. Plain values only: the query may have broken into it."""
 
     result: BoundedResult
@@ -81,7 +81,7 @@ def run_query_in_process(namespace: Namespace, text: str, limits: QueryLimits) -
     if done.returncode:
         log.error("The process of a query failed: %s", done.stderr.decode(errors="replace"))
         raise InvalidRequest("The query's process failed. The log says why.", found=f"exit code {done.returncode}")
-    answer = msgspec.msgpack.decode(done.stdout, type=_Answer | Refusal)
+    answer = msgspec.msgpack.decode(done.stdout, type=_QueryAnswer | Refusal)
     if isinstance(answer, Refusal):
         raise error_from_refusal(answer)
     return answer.result
@@ -97,7 +97,7 @@ def main() -> None:
     """Run the query of standard input, and write its result or its error to standard output."""
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task)
     try:
-        answer = msgspec.msgpack.encode(_Answer(_run_limited(task)))
+        answer = msgspec.msgpack.encode(_QueryAnswer(_run_limited(task)))
         if len(answer) > _MOST_ANSWER_BYTES:
             raise InvalidRequest(
                 "The rows of the result are too large to show.",

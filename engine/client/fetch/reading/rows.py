@@ -80,8 +80,8 @@ def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = No
                 rows = _read_from_file(files, footer_hash, in_file, columns, cache)
             except FileTruncated as error:
                 raise FileTruncated(
-                    f"Messages of topic {plan.topic} cannot be read. {error.detail} `lakemq doctor` names all files that"
-                    " are not as they were written, and how to go on.",
+                    f"Messages of topic {plan.topic} cannot be read. {error.detail} `lakemq doctor` names all such"
+                    " files, and how to go on.",
                     found=error.found,
                     expected=error.expected,
                 ) from error
