@@ -27,6 +27,8 @@ INBOX = TableSpec(
     shape="data",
     keys=(),
     is_open_to_writers=True,
+    # A row that is published cannot be changed any more, so engines refuse to change one that waits.
+    properties={"delta.appendOnly": "true"},
     comment="INSERT INTO inbox (topic, key, value) VALUES ...: published by the next micro-batch. "
     "On a local disk, one JVM may insert at a time: Spark's commits to a local path are not atomic between processes.",
 )

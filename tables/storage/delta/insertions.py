@@ -13,6 +13,9 @@ from .delta_log import DeltaLog
 
 Action = dict[str, Any]
 
+_OF_OLD_ROWS = ("RESTORE", "CLONE")
+"""Operations that add rows which an earlier commit has inserted."""
+
 
 @dataclass(frozen=True)
 class Insertion:
@@ -24,23 +27,18 @@ class Insertion:
 
 
 def read_insertion(files: Files, spec: TableSpec, version: int) -> Insertion:
-    """Return the files that commit `version` inserted; none if it only moved, deleted or rewrote rows.
+    """Return the files that commit `version` inserted; none if it restored, moved or rewrote rows.
 
-    An UPDATE, DELETE or MERGE rewrites rows that were inserted before, so its files do not count.
+    A table that only allows appends has no other commits that remove rows.
 
     Raises FileNotFoundError if the log no longer holds the commit.
     """
     actions = DeltaLog(files, spec.name).read_actions(version)
-    added = list(_of(actions, "add"))
-    if any(_of(actions, "remove")) and _operation(actions) != "WRITE":
-        added = []
+    operation = next((action["commitInfo"].get("operation") for action in actions if "commitInfo" in action), "")
+    added = [] if operation in _OF_OLD_ROWS or any(_of(actions, "remove")) else list(_of(actions, "add"))
     names = tuple(f"{spec.name}/{unquote(add['path'])}" for add in added)
     return Insertion(version, names, sum(add["size"] for add in added))
 
 
 def _of(actions: list[Action], kind: str) -> Iterator[Action]:
     return (action[kind] for action in actions if kind in action and action[kind].get("dataChange", True))
-
-
-def _operation(actions: list[Action]) -> str:
-    return next((str(a["commitInfo"].get("operation")) for a in actions if "commitInfo" in a), "")
