@@ -27,8 +27,8 @@ from lakemq.tables.specs.messages import (
 )
 from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.parquet_pages import ROW_GROUP_ROWS as ROW_GROUP_ROWS
 
-ROW_GROUP_ROWS = 1 << 20
 ROW_GROUP_BYTES = 32 << 20
 """Bytes of rows that publishers write at a time. A reader of few rows reads a whole row group, and keeps it."""
 

@@ -25,6 +25,9 @@ _FEW_BYTES = 1 << 20
 """A column that can be no larger is not looked at page by page."""
 _BYTES_PER_ITEM = 4
 """Bytes of a null in a list in Arrow."""
+_BYTES_PER_NUMBER = 8
+ROW_GROUP_ROWS = 1 << 20
+"""Rows of a row group at most. Numbers and nulls that are all alike take no bytes in a file, however many they are."""
 
 _DICTIONARY_PAGE = 2
 _DELTA_BYTE_ARRAY = 7
@@ -38,12 +41,14 @@ class TooLargeUnpacked(OSError):
 class _ColumnChunk(NamedTuple):
     """A column of a row group.
 
-    keeps_dictionary: Arrow does not unpack its dictionary. unpacked_bytes: None if only the pages tell.
+    keeps_dictionary: Arrow does not unpack its dictionary. unpacked_bytes: None if only the pages tell. value_count:
+    how many values Arrow makes room for, with nulls.
     """
 
     begin: int
     size_bytes: int
     row_count: int
+    value_count: int
     is_text: bool
     is_repeated: bool
     keeps_dictionary: bool
@@ -128,6 +133,8 @@ class _BoundedSource:
     def _spend(self, chunk: _ColumnChunk, pages: memoryview) -> None:
         self._stored_bytes += len(pages)
         self._unpacked_bytes += _measure_pages(chunk, pages)
+        if self._most_bytes is not None:  # else only the rows that the reader wants take this room
+            self._unpacked_bytes += chunk.value_count * (_BYTES_PER_ITEM if chunk.is_text else _BYTES_PER_NUMBER)
         most = BASE_BYTES + _MOST_TIMES * self._stored_bytes if self._most_bytes is None else self._most_bytes
         if self._unpacked_bytes > most:
             raise TooLargeUnpacked(
@@ -140,13 +147,17 @@ def _list_chunks(metadata: pq.FileMetaData, kept: list[str]) -> Iterator[_Column
         for column in map(group.column, range(group.num_columns)):
             begin, dictionary, path = column.data_page_offset, column.dictionary_page_offset, column.path_in_schema
             is_text, is_repeated, is_kept = column.physical_type == "BYTE_ARRAY", "." in path, path in kept
+            value_count = max(group.num_rows, column.num_values)
+            if group.num_rows > ROW_GROUP_ROWS or (value_count > ROW_GROUP_ROWS and not is_repeated):
+                raise TooLargeUnpacked(f"a row group has {value_count} rows; at most {ROW_GROUP_ROWS} are read")
             most_bytes = column.total_compressed_size * _MOST_TIMES
-            most_bytes *= group.num_rows if is_text and not is_kept else 1
+            most_bytes *= value_count if is_text and not is_kept else 1
             has_pages_to_read = is_repeated or column.compression not in _WEAK_CODECS or most_bytes > _FEW_BYTES
             yield _ColumnChunk(
                 begin if not dictionary or dictionary < 0 else min(begin, dictionary),
                 column.total_compressed_size,
                 group.num_rows,
+                value_count,
                 is_text,
                 is_repeated,
                 is_kept,
