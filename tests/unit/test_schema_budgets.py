@@ -81,6 +81,15 @@ def refuse_deep_schemas() -> None:
         refuse("avro", '{"type":"array","items":' * levels + '"int"' + "}" * levels, "nested too deeply")
 
 
+def refuse_patterns_that_look_around() -> None:
+    for pattern in ("^(?=a)(a|aa)+(?=c)$", r"(a)\1", "(?<!a)b"):
+        refuse("json", {"patternProperties": {pattern: True}}, "no look-around")
+    text = {"type": "string", "pattern": "^(a|aa)+$"}
+    schema = open_schema("json", {"type": "object", "patternProperties": {"^(a|aa)+$": {"items": text}}})
+    nearly = "a" * 1_000 + "b"
+    assert schema.find_misfits([json.dumps({"a": [nearly] * 100, nearly: 1}).encode()])
+
+
 def refuse_large_patterns() -> None:
     patterns = {f"((a{{100}}){{100}}){{9}}{number}": True for number in range(300)}
     refuse("json", {"patternProperties": patterns}, "no valid JSON Schema")
@@ -139,6 +148,7 @@ CASES: list[Callable[[], None]] = [
     refuse_items_without_bytes,
     refuse_doubling_parts,
     refuse_deep_schemas,
+    refuse_patterns_that_look_around,
     refuse_large_patterns,
     refuse_to_compare_many_alternatives,
     find_deep_avro_values_unfit,

@@ -51,14 +51,19 @@ def build_validator(schema: Any) -> Any:
     """Return a validator of jsonschema-rs. Raises InvalidConfig, MissingExtra."""
     with needs("schemas"):
         import jsonschema_rs
-    patterns = jsonschema_rs.FancyRegexOptions(
+    # Patterns that take a time in proportion to the text. With look-around, one small value could take seconds.
+    patterns = jsonschema_rs.RegexOptions(
         size_limit=_MOST_PATTERN_BYTES // max(_LEAST_PATTERNS, count_patterns(schema))
     )
     try:
         return jsonschema_rs.validator_for(schema, retriever=_refuse_to_retrieve, pattern_options=patterns)
     except (ValueError, jsonschema_rs.ReferencingError) as error:  # ValidationError is a ValueError
         text = str(error).partition("\n")[0]
-        raise InvalidConfig("The schema is no valid JSON Schema.", found=text, expected="a JSON Schema") from None
+        raise InvalidConfig(
+            "The schema is no valid JSON Schema.",
+            found=text,
+            expected="a JSON Schema whose patterns have no look-around and no back-references",
+        ) from None
 
 
 def _refuse_to_retrieve(uri: str) -> Any:
