@@ -57,7 +57,8 @@ def messages(fetched: DataFrame) -> list[tuple[Any, ...]]:
 
 def test_what_is_published_is_fetched(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=3)
-    published = mq.publish(topic, frame(spark, ROWS))
+    named_as_in_sql = "Key binary, VALUE binary, Headers array<struct<key:string,value:binary>>, Timestamp timestamp"
+    published = mq.publish(topic, frame(spark, ROWS, named_as_in_sql))
     assert sum(unit.record_count for unit in published.units) == len(ROWS)
     fetched = mq.fetch(topic).to_spark()
     expected = [(k or k, v or v, h or None, t.replace(tzinfo=None)) for k, v, h, t in ROWS]

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from lakemq.jobs.commands.shared.times import parse_past_moment
+from lakemq.jobs.commands.shared.times import parse_moment, parse_past_moment
 
 UNTIL = datetime(2026, 3, 1, 3, 0, 0, tzinfo=timezone.utc)
 
@@ -36,3 +36,14 @@ def test_a_time_of_day_is_in_utc_whatever_the_zone_of_the_end() -> None:
 def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="expected a time in UTC, such as 02:10 or 2026-01-31T02:10"):
         parse_past_moment(text, UNTIL)
+
+
+@pytest.mark.parametrize("digits", ["20300101", "203001011200", "20300101120000"])
+def test_date_without_dashes_is_no_number_of_milliseconds(digits: str) -> None:
+    with pytest.raises(ValueError, match="ISO 8601 with dashes"):
+        parse_moment(digits)
+
+
+@pytest.mark.parametrize("digits", ["0", "915148800000", "1795896339000", "99999999", "20309999"])
+def test_other_digits_are_milliseconds(digits: str) -> None:
+    assert parse_moment(digits) == int(digits)

@@ -59,10 +59,11 @@ def select_message_rows(
     columns: name of a message's column -> a column of `df` or an expression, None: the column of that name if there is
     one. order_by: the rows of a key stay in this order. gate: marks rows that fail. Raises InvalidRecord.
     """
+    existing = {column.lower() for column in df.columns}  # Spark's names are alike in any case
     chosen = {
         name: column if column is not None else name
         for name, column in columns.items()
-        if column is not None or name in df.columns
+        if column is not None or name in existing
     }
     chosen = _choose_delay_column(chosen, columns)
     if chosen.get("ttl_ms") is not None and not isinstance(chosen["ttl_ms"], Column | str):
@@ -70,7 +71,7 @@ def select_message_rows(
     if "value" not in chosen:
         raise InvalidRecord("The DataFrame has no column for the value.", found=df.columns, expected="value, or value=")
     named = [column for column in chosen.values() if isinstance(column, str) and column.isidentifier()]
-    if missing := [name for name in named if name.lower() not in map(str.lower, df.columns)]:
+    if missing := [name for name in named if name.lower() not in existing]:
         raise InvalidRecord("The DataFrame lacks columns.", found=df.columns, expected=", ".join(missing))
     try:
         picked = [_to_column(name, column).alias(name) for name, column in chosen.items()]

@@ -21,7 +21,7 @@ def add_trace_to_columns(df: DataFrame, columns: Mapping[str, Any]) -> Mapping[s
         return columns
     added = F.array(*(F.struct(F.lit(name).alias("key"), F.lit(value).alias("value")) for name, value in trace))
     headers = columns.get("headers")
-    if headers is None and "headers" not in df.columns:
+    if headers is None and "headers" not in map(str.lower, df.columns):
         return {**columns, "headers": added.cast(HEADERS_DDL)}
     named = F.col("headers") if headers is None else F.col(headers) if isinstance(headers, str) else headers
     own = F.coalesce(named.cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))

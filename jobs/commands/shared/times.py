@@ -38,7 +38,7 @@ def parse_time(text: str) -> datetime:
 def parse_as_of(text: str | None) -> int | datetime | None:
     """Parse a step or a time; raise a usage error if it is neither."""
     try:
-        as_of = None if text is None else parse_moment(text)
+        as_of = int(text) if text and _is_number(text) else None if text is None else parse_time(text)
     except ValueError:
         as_of = _STEP_MAX + 1
     if isinstance(as_of, int) and as_of > _STEP_MAX:
@@ -47,13 +47,28 @@ def parse_as_of(text: str | None) -> int | datetime | None:
 
 
 def parse_moment(text: str) -> datetime | int:
-    """Parse a time, or milliseconds since 1970. Raises ValueError."""
-    if text.isascii() and text.isdigit():
-        return int(text)
+    """Parse a time, or milliseconds since 1970. Raises ValueError, also for a date without dashes: it looks like both."""
     try:
+        if _is_number(text):
+            if _is_date(text):
+                raise ValueError
+            return int(text)
         return parse_time(text)
     except ValueError:
-        raise ValueError(f"found {text!r}, expected a time in ISO 8601, or milliseconds since 1970") from None
+        raise ValueError(f"found {text!r}, expected a time in ISO 8601 with dashes, or milliseconds since 1970") from None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _is_date(digits: str) -> bool:
+    """Return whether digits are a date, with hours and minutes or without. As milliseconds it is one in 1970 or 1976."""
+    layout = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}.get(len(digits), "")
+    try:
+        return 1970 <= datetime.strptime(digits, layout).year < 2200
+    except ValueError:
+        return False
 
 
 def parse_past_moment(text: str, until: datetime) -> datetime:
@@ -98,7 +113,7 @@ def parse_position(text: str) -> str | int | datetime:
     """Parse `earliest`, `latest`, an offset, or a time. Raises ValueError."""
     if text in ("earliest", "latest"):
         return text
-    if text.isascii() and text.isdigit():
+    if _is_number(text):
         return int(text)
     try:
         return parse_time(text)
