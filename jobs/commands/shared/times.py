@@ -47,7 +47,7 @@ def parse_as_of(text: str | None) -> int | datetime | None:
 
 
 def parse_moment(text: str) -> datetime | int:
-    """Parse a time, or milliseconds since 1970. Raises ValueError, also for a date without dashes: it looks like both."""
+    """Parse a time, or milliseconds since 1970. Raises ValueError, also for a date without dashes: it is like both."""
     try:
         if _is_number(text):
             if _is_date(text):
@@ -55,7 +55,8 @@ def parse_moment(text: str) -> datetime | int:
             return int(text)
         return parse_time(text)
     except ValueError:
-        raise ValueError(f"found {text!r}, expected a time in ISO 8601 with dashes, or milliseconds since 1970") from None
+        expected = "a time in ISO 8601 with dashes, or milliseconds since 1970"
+        raise ValueError(f"found {text!r}, expected {expected}") from None
 
 
 def _is_number(text: str) -> bool:
@@ -63,7 +64,7 @@ def _is_number(text: str) -> bool:
 
 
 def _is_date(digits: str) -> bool:
-    """Return whether digits are a date, with hours and minutes or without. As milliseconds it is one in 1970 or 1976."""
+    """Return whether digits are a date, perhaps with a time. As milliseconds they would be in 1970 or 1976."""
     layout = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}.get(len(digits), "")
     try:
         return 1970 <= datetime.strptime(digits, layout).year < 2200
