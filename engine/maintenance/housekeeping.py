@@ -48,16 +48,15 @@ may hold its rows three times: read, joined, sorted. By that count, files of 8 M
 LOAD_MS = 10_000
 """Age of a watermark that no reader begins at any more. Older rows of keys below it may be dropped."""
 
-CLEAN_MS = 10_000
-"""Least time between two removals of old log entries and replaced files of a table."""
-
 QUIET_MS = 60_000
-"""A table without commits for this long is checkpointed and merged, however little there is. Also the longest time
-between two removals.
+"""A table without commits for this long is merged and checkpointed if it has a few. To read these takes more requests
+than to read the checkpoint, which takes about eleven.
 """
 
 SWEEP_MS = 3_600_000
-"""Time between two searches for unannounced files, left by a process that was killed between a write and its commit."""
+"""Time between two searches for unannounced files, left by a process that was killed between a write and its commit.
+Also the longest time between two removals of old log entries and replaced files of a table.
+"""
 
 
 @dataclass
@@ -65,12 +64,15 @@ class _TableProgress:
     """The maintenance that a table has had.
 
     version, moved_at_ms: the table's version when it was last seen, and since when it has been at that one.
+    removable_at_ms: when what was replaced last is old enough to be removed.
+    clean_at_ms: when to look for files and entries to remove. At first at once: an earlier leader may have left some.
     """
 
     checkpointed_version: int
     version: int = -1
     moved_at_ms: int = 0
-    cleaned_at_ms: int | None = None
+    removable_at_ms: int = 0
+    clean_at_ms: int = 0
     swept_at_ms: int | None = None
 
 
@@ -99,6 +101,7 @@ class Housekeeping:
         """
         self._files, self._config, self._clock, self._crash_point = files, config, clock, crash_point
         self._data_files = data_files
+        self._few_files = min(FEW_FILES, config.number("compact.min.files"))
         self._now_ms, self._leftovers = now_ms, Leftovers(files)
         self.floor = watermark.floor
         age_ms = max(0, now_ms() - watermark.decided_at_ms)
@@ -126,9 +129,9 @@ class Housekeeping:
 
     def maintain(self, handle: TableHandle) -> None:
         """Checkpoint, merge and clean up a table if it is time. Raises CommitConflict."""
-        maintained = self._progress_of(handle.spec.name)
+        maintained = self._progress_of(handle.spec)
         is_quiet, since = self._is_quiet(handle, maintained), handle.version - maintained.checkpointed_version
-        is_due = since >= self._config.number("checkpoint.interval") or (is_quiet and since > 0)
+        is_due = since >= self._config.number("checkpoint.interval") or (is_quiet and since >= self._few_files)
         is_due |= bool(self._find_wasted_files(handle))
         if is_due:
             if handle.spec.shape != "data":
@@ -138,7 +141,8 @@ class Housekeeping:
             handle.reopen()
             if handle.version != version:
                 raise CommitConflict(f"{handle.spec.name}: version {handle.version} appeared after {version}")
-        if handle.has_committed and self._is_cleaning_due(maintained, CLEAN_MS if is_due else QUIET_MS):
+            self._schedule_cleaning(handle.spec)
+        if handle.has_committed and self._clock.steady_ms() >= maintained.clean_at_ms:
             self._clean(handle, maintained)
 
     def list_tables_to_open(self) -> Sequence[str]:
@@ -151,6 +155,8 @@ class Housekeeping:
         settled = self._settled[1] if self._settled is not None else None
         if self._data_files.maintain(handles, step, floor, settled):
             self.floor = max(self.floor, floor)
+            for handle in handles.values():
+                self._schedule_cleaning(handle.spec)
 
     def _is_quiet(self, handle: TableHandle, maintained: _TableProgress) -> bool:
         now_ms = self._clock.steady_ms()
@@ -163,7 +169,7 @@ class Housekeeping:
         small_bytes = JOURNAL_SMALL_BYTES if handle.spec.name == JOURNAL.name else SMALL_BYTES
         chosen = [f for f in files if f.size_bytes < small_bytes]
         wasted = self._find_wasted_files(handle)
-        if len(chosen) < (min(FEW_FILES, least) if is_quiet else least) and not wasted:
+        if len(chosen) < (self._few_files if is_quiet else least) and not wasted:
             return
         is_changelog = handle.spec.shape == "changelog"
         if is_changelog and len(files) - len(chosen) >= MANY_BIG_FILES:
@@ -219,25 +225,38 @@ class Housekeeping:
         written_at_ms, step = self._watermarks[0]
         return step if written_at_ms <= horizon_ms else 0
 
-    def _progress_of(self, name: str) -> _TableProgress:
-        if name not in self._tables:
+    def _progress_of(self, spec: TableSpec) -> _TableProgress:
+        if spec.name not in self._tables:
             # as stored, so that leaders of a few commits each checkpoint and merge in their turn
-            self._tables[name] = _TableProgress(DeltaLog(self._files, name).checkpointed_version())
-        return self._tables[name]
+            checkpointed_version = DeltaLog(self._files, spec.name).checkpointed_version()
+            # an earlier leader may have replaced something just now
+            self._tables[spec.name] = _TableProgress(checkpointed_version, removable_at_ms=self._find_removal_ms(spec))
+        return self._tables[spec.name]
+
+    def _schedule_cleaning(self, spec: TableSpec) -> None:
+        """Let what was replaced just now be removed when it is old enough."""
+        maintained = self._progress_of(spec)
+        maintained.removable_at_ms = self._find_removal_ms(spec)
+        maintained.clean_at_ms = min(maintained.clean_at_ms, maintained.removable_at_ms)
+
+    def _find_removal_ms(self, spec: TableSpec) -> int:
+        """Return when something that is replaced now may be removed, a second later: stores tell times in seconds."""
+        wait_ms = min(spec.log_retention_ms, self._config.ms("reader.grace.ms"))
+        return self._clock.steady_ms() + wait_ms + 1_000
 
     def _checkpoint(self, handle: TableHandle, maintained: _TableProgress) -> None:
         handle.checkpoint()
         maintained.checkpointed_version = handle.version
         self._crash_point("housekeeping.checkpointed")
 
-    def _is_cleaning_due(self, maintained: _TableProgress, pause_ms: int) -> bool:
-        last_ms = maintained.cleaned_at_ms
-        return last_ms is None or self._clock.steady_ms() - last_ms >= pause_ms
-
     def _clean(self, handle: TableHandle, maintained: _TableProgress) -> None:
-        """Remove unneeded files and log entries of a table that this leader has committed to."""
+        """Remove unneeded files and log entries of a table that this leader has committed to.
+
+        On a store each look costs requests. So the next one comes when something may be removed, or in an hour.
+        """
         steady_ms, name, grace_ms = self._clock.steady_ms(), handle.spec.name, self._config.ms("reader.grace.ms")
-        maintained.cleaned_at_ms = steady_ms
+        is_later = maintained.removable_at_ms > steady_ms
+        maintained.clean_at_ms = maintained.removable_at_ms if is_later else steady_ms + SWEEP_MS
         handle.expire_log()
         if handle.spec.shape == "data":
             return

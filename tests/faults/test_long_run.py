@@ -19,7 +19,6 @@ from protocol_harness import letter_bytes
 import lakemq
 from lakemq.engine.client.rows.arrow_body import build_arrow_body
 from lakemq.engine.client.rows.message_columns import read_columns
-from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.namespace.data_file import BODY_SCHEMA, new_file_id
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.codec.letter import decode_answer
@@ -49,7 +48,6 @@ def namespace(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -
     """A namespace whose tables keep log entries for a second instead of minutes, and are cleaned as often."""
     path = tmp_path / "namespace"
     shutil.copytree(template, path)
-    monkeypatch.setattr(housekeeping, "CLEAN_MS", 1000)
     for spec in TABLES:
         monkeypatch.setitem(vars(spec), "log_retention_ms", 1000)
     yield path

@@ -1,0 +1,142 @@
+"""Requests of sequencers to an object store while nothing happens. The store is a folder, and counts them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clocks import HastyClock
+from obstore.store import LocalStore
+from protocol_harness import AtOnce
+from unit.test_direct_line import letter_of
+
+from lakemq.engine.maintenance.data_file_merger import FEW_FILES
+from lakemq.engine.namespace.config import load_config
+from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.topics import TOPICS
+from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.object_stores.object_store import ObjectFiles
+from lakemq.tables.storage.object_stores.objects import Data, IdentifiedObject
+
+pytestmark = pytest.mark.slow
+
+RENEWAL_MS = 20_000
+"""Time between two steps of a leader without a standby. It makes a few in a minute, so that minutes are quick."""
+
+
+class CountedFiles(ObjectFiles):
+    """Objects in a folder, as in a store. Counts the requests by kind and by the first part of the name."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(LocalStore(root), f"file://{root}")
+        self.requests: Counter[tuple[str, str]] = Counter()
+
+    def _count(self, kind: str, name: str) -> None:
+        self.requests[kind, name.partition("/")[0].partition("-")[0]] += 1
+
+    def put(self, name: str, data: Data, *, durable: bool = True) -> str:
+        self._count("put", name)
+        return super().put(name, data, durable=durable)
+
+    def get_identified(self, name: str, limit: int | None = None) -> IdentifiedObject:
+        self._count("get", name)
+        return super().get_identified(name, limit)
+
+    def _head(self, name: str) -> Any:
+        self._count("head", name)
+        return super()._head(name)
+
+    def _list_folder(self, prefix: str) -> tuple[str, Any]:
+        self._count("list", prefix)
+        return super()._list_folder(prefix)
+
+    def _delete_one(self, path: str) -> None:
+        self._count("delete", path)
+        super()._delete_one(path)
+
+
+class CountedStore(Store):
+    """Tables of a store, whose openings count as requests."""
+
+    def __init__(self, files: CountedFiles) -> None:
+        super().__init__(files)
+        self._requests = files.requests
+
+    def open(self, spec: TableSpec) -> TableHandle:
+        self._requests["open", spec.name] += 1
+        return super().open(spec)
+
+
+class IdleNamespace:
+    """A namespace with a leader that has just created a topic. Everything runs in this thread, by one clock."""
+
+    def __init__(self, folder: Path) -> None:
+        path = str(folder / "mq")
+        opened = open_namespace(path, load_config(overrides={"project.interval.ms": 1000}), create=True)
+        files, self.clock = CountedFiles(path), HastyClock()
+        self.requests, self._letters = files.requests, itertools.count(1)
+        self.namespace = replace(opened, files=files, store=CountedStore(files))
+        self.leader = self.make_sequencer("leader")
+        assert self.leader.try_lead()
+        self.create_topic()
+        self.renew(for_ms=120_000)
+
+    def make_sequencer(self, name: str) -> Sequencer:
+        return Sequencer(self.namespace, name, self.clock, iter(range(1, 1000)).__next__, background=AtOnce())
+
+    def create_topic(self) -> None:
+        number = next(self._letters)
+        self.namespace.mailbox.put("c1", number, letter_of("c1", number, f"topic-{number}"), 0)
+        self.renew(RENEWAL_MS)
+
+    def renew(self, for_ms: int) -> Counter[tuple[str, str]]:
+        """Let the leader renew its lease for so long. Return the requests, without lists of the mailbox."""
+        before = self.requests.copy()
+        for _ in range(for_ms // RENEWAL_MS):
+            self.clock.sleep(RENEWAL_MS)
+            self.leader.step()
+        requests = self.requests - before
+        del requests["list", "mailbox"]
+        return requests
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Iterator[IdleNamespace]:
+    namespace = IdleNamespace(tmp_path)
+    yield namespace
+    namespace.leader.resign()
+
+
+def test_an_idle_leader_looks_at_no_table_that_has_nothing_to_remove(idle: IdleNamespace) -> None:
+    requests = idle.renew(for_ms=8 * 60_000)
+    tables = {table for kind, table in requests if table in BY_NAME}
+    assert tables == {"journal", "watermarks"}, "which get the renewals once a minute"
+    assert {kind for kind, table in requests if table in BY_NAME} == {"put", "head"}
+    assert ("put", "time") not in requests
+
+
+def test_a_quiet_table_is_checkpointed_after_a_few_commits_and_its_log_cleaned_in_time(
+    idle: IdleNamespace, tmp_path: Path
+) -> None:
+    log = tmp_path / "mq" / TOPICS.name / "_delta_log"
+    for _ in range(FEW_FILES - 2):
+        idle.create_topic()
+    assert idle.renew(for_ms=180_000)["open", TOPICS.name] == 0
+    idle.create_topic()
+    assert idle.renew(for_ms=180_000)["open", TOPICS.name] == 1
+    assert len(list(log.glob("*.json"))) > FEW_FILES
+    for entry in log.iterdir():
+        os.utime(entry, (time.time() - TOPICS.log_retention_ms / 1000 - 10,) * 2)
+    requests = idle.renew(for_ms=TOPICS.log_retention_ms)
+    assert requests["list", TOPICS.name] <= 2, "once for what an earlier leader may have left"
+    assert len(list(log.glob("*.json"))) == 1
