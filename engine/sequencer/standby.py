@@ -42,6 +42,11 @@ class Standby:
         """The last step that was seen."""
         return self._reader.step if self._reader else None
 
+    @property
+    def lease_left_ms(self) -> int:
+        """How long the lease still runs if no step comes."""
+        return self._still_since_ms + self.state.lease_ms - self._clock.steady_ms()
+
     def forget(self) -> None:
         """Start over: what was seen may be wrong. A step counts as just seen."""
         self._reader = None

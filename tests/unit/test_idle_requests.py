@@ -19,8 +19,8 @@ from unit.test_direct_line import letter_of
 
 from lakemq.engine.maintenance.data_file_merger import FEW_FILES
 from lakemq.engine.namespace.config import load_config
-from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.engine.namespace.namespace import Namespace, open_namespace
+from lakemq.engine.sequencer.sequencer import STANDBY_MS, Sequencer
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import TOPICS
@@ -30,6 +30,7 @@ from lakemq.tables.storage.object_stores.objects import Data, IdentifiedObject
 
 pytestmark = pytest.mark.slow
 
+LEASE_MS = 10_000
 RENEWAL_MS = 20_000
 """Time between two steps of a leader without a standby. It makes a few in a minute, so that minutes are quick."""
 
@@ -77,22 +78,28 @@ class CountedStore(Store):
         return super().open(spec)
 
 
+def count_requests(opened: Namespace) -> tuple[Namespace, Counter[tuple[str, str]]]:
+    """Return the namespace as in a store, and the requests that its user makes from now on."""
+    files = CountedFiles(opened.path)
+    return replace(opened, files=files, store=CountedStore(files)), files.requests
+
+
+def make_sequencer(name: str, namespace: Namespace, clock: HastyClock) -> Sequencer:
+    return Sequencer(namespace, name, clock, iter(range(1, 1000)).__next__, background=AtOnce())
+
+
 class IdleNamespace:
     """A namespace with a leader that has just created a topic. Everything runs in this thread, by one clock."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder / "mq")
         opened = open_namespace(path, load_config(overrides={"project.interval.ms": 1000}), create=True)
-        files, self.clock = CountedFiles(path), HastyClock()
-        self.requests, self._letters = files.requests, itertools.count(1)
-        self.namespace = replace(opened, files=files, store=CountedStore(files))
-        self.leader = self.make_sequencer("leader")
+        self.clock, self._letters = HastyClock(), itertools.count(1)
+        self.namespace, self.requests = count_requests(opened)
+        self.leader = make_sequencer("leader", self.namespace, self.clock)
         assert self.leader.try_lead()
         self.create_topic()
         self.renew(for_ms=120_000)
-
-    def make_sequencer(self, name: str) -> Sequencer:
-        return Sequencer(self.namespace, name, self.clock, iter(range(1, 1000)).__next__, background=AtOnce())
 
     def create_topic(self) -> None:
         number = next(self._letters)
@@ -140,3 +147,31 @@ def test_a_quiet_table_is_checkpointed_after_a_few_commits_and_its_log_cleaned_i
     requests = idle.renew(for_ms=TOPICS.log_retention_ms)
     assert requests["list", TOPICS.name] <= 2, "once for what an earlier leader may have left"
     assert len(list(log.glob("*.json"))) == 1
+
+
+def test_a_standby_of_a_store_looks_four_times_in_a_lease_and_takes_over_when_it_has_run_out(
+    idle: IdleNamespace,
+) -> None:
+    clock, renewal_ms = idle.clock, LEASE_MS // 3 + 1
+    namespace, requests = count_requests(idle.namespace)
+    standby = make_sequencer("standby", namespace, clock)
+    idle.leader.step()
+    assert not standby.try_lead()
+    requests.clear()
+    put_ms, end_ms = clock.steady_ms(), clock.steady_ms() + 60_000
+    while clock.steady_ms() < end_ms:
+        look_ms = clock.steady_ms() + standby.standby_ms
+        while put_ms + renewal_ms < look_ms:
+            clock.sleep(put_ms + renewal_ms - clock.steady_ms())
+            put_ms = clock.steady_ms()
+            idle.leader.step()
+        clock.sleep(look_ms - clock.steady_ms())
+        assert not standby.try_lead()
+    minute = requests.copy()
+    while not standby.try_lead():
+        clock.sleep(standby.standby_ms)
+    took_ms = clock.steady_ms() - put_ms
+    standby.resign()
+    assert minute["get", "steps"] <= 60_000 / (LEASE_MS / 4) + 60_000 / renewal_ms + 1, "one per look, one per step"
+    assert sum(minute.values()) - minute["get", "steps"] <= 1
+    assert LEASE_MS < took_ms < 1.25 * LEASE_MS + STANDBY_MS + 100

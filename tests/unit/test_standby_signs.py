@@ -25,7 +25,7 @@ def test_a_sign_is_seen_until_it_is_old(tmp_path: Path) -> None:
     signs.put("host-1-ab", 2)
     assert signs.list_present(files.time_ms()) == ["host-1-ab", "host-2-cd"]
     assert len(list((tmp_path / "standbys").iterdir())) == 2, "the sign before is deleted"
-    make_older(tmp_path, "host-2-cd", 20)
+    make_older(tmp_path, "host-2-cd", 3 * SIGN_EVERY_MS / 1000 + 5)
     assert signs.list_present(files.time_ms()) == ["host-1-ab"]
     signs.forget("host-1-ab")
     assert signs.list_present(files.time_ms()) == []

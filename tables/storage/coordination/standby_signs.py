@@ -13,8 +13,8 @@ from ..object_stores.files import Files
 
 FOLDER = "standbys"
 
-SIGN_EVERY_MS = 5_000
-"""A few requests each five seconds cost cents per day where requests cost money."""
+SIGN_EVERY_MS = 30_000
+"""On an object store a sign takes three requests."""
 
 _PRESENT_MS = 3 * SIGN_EVERY_MS
 _FORGET_MS = 3_600_000
