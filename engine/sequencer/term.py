@@ -43,6 +43,7 @@ from .assignments.target_assignments import TargetAssignments
 from .attendance import Attendance
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
+from .event_log import EventLog
 from .letters.lines import LineServer
 from .overdue_members import OverdueMembers
 from .projection.background_projection import BackgroundProjection
@@ -88,6 +89,7 @@ class Term:
     observed_waits: ObservedWaits = field(default_factory=ObservedWaits)
     failed_due: set[machine.DueTimer] = field(default_factory=set)
     lines: LineServer | None = None
+    events: EventLog = field(default_factory=EventLog)
 
     @property
     def is_working(self) -> bool:
