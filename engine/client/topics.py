@@ -212,7 +212,7 @@ class Topics:
         """
         name = parse_topic_name("topic", topic)
         number = None if version is None else parse_whole_number("version", version)
-        return open_topic_schema(name, self._look(lambda state: state.topic(name).schemas), number)
+        return open_topic_schema(name, lambda: self._look(lambda state: state.topic(name).schemas), number)
 
     def delete(self, topic: str) -> None:
         """Delete a topic with all its messages. Raises UnknownTopicOrPartition, InvalidTopic."""

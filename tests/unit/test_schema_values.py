@@ -221,6 +221,22 @@ def test_misfit_of_avro_has_a_reason() -> None:
     assert misfits[4] == misfits[5] == "found no header of Avro's single-object encoding (C3 01 and a fingerprint)"
 
 
+def test_avro_int_has_32_bits() -> None:
+    """fastavro reads and writes any number of 64 bits, which no other library reads as an int."""
+    inner = {"type": "record", "name": "S", "fields": [{"name": "x", "type": ["null", "int"]}]}
+    counts, items = {"type": "map", "values": "int"}, {"type": "array", "items": inner}
+    types = {"a": "int", "m": counts, "l": items, "u": ["int", "long"]}
+    fields = [{"name": name, "type": type} for name, type in types.items()]
+    schema = avro({"type": "record", "name": "R", "fields": fields})
+    fits: dict[str, Any] = {"a": 2**31 - 1, "m": {"k": -(2**31)}, "l": [{"x": None}], "u": 2**40}
+    assert schema.find_misfits([schema.encode(fits)]) == {}
+    for misfit in ({"a": 2**31}, {"m": {"k": -(2**31) - 1}}, {"l": [{"x": 1}, {"x": 2**31}]}):
+        with pytest.raises(ValueError, match="too large for Avro's int"):
+            schema.encode(fits | misfit)
+    whole = avro("int")
+    assert whole.find_misfits([whole.encode(1)[:10] + b"\x80\x80\x80\x80\x10"])
+
+
 def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None:
     inner = {"type": "record", "name": "S", "fields": [{"name": "x", "type": ["int", "null"]}]}
     fields = [{"name": "a", "type": "int"}, {"name": "b", "type": "int", "default": 3}]

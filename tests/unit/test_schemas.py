@@ -152,6 +152,18 @@ def test_values_are_parsed_with_the_newest_version(mq: Connection) -> None:
     assert mq.fetch(topic, start="latest", parse=True).to_arrow().schema == parsed.schema
 
 
+def test_older_avro_schema_reads_values_of_newer_versions(mq: Connection) -> None:
+    topic = new_topic(mq, AVRO, 1, schema_type="avro", schema_compatibility="full")
+    early = mq.topics.schema(topic)
+    field = {"name": "c", "type": ["null", "string"], "default": None}
+    mq.topics.alter(topic, {"schema": {**AVRO, "fields": [{"name": "a", "type": "int"}, field]}})
+    values = mq.topics.schema(topic).encode([{"a": 1, "c": "new"}])
+    assert early.parse(values).to_pylist() == mq.topics.schema(topic, 1).parse(values).to_pylist() == [{"a": 1}]
+    assert early.find_misfits(values) == {}
+    (unknown,) = early.find_misfits([b"\xc3\x01" + b"\0" * 9]).values()
+    assert "no version of the topic's schema" in unknown
+
+
 def test_value_older_than_the_schema_is_fetched_unparsed(mq: Connection) -> None:
     topic = new_name("s")
     mq.topics.create(topic)

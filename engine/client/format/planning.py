@@ -17,7 +17,7 @@ from ...protocol.values.state import State
 from ..connection import Connection
 from ..fetch.planning.fetch_plan import FetchPlan
 from ..fetch.planning.plan import Bounds, read_bounds
-from ..schemas.reading_rule import add_later_schemas
+from ..schemas.reading_rule import add_schemas
 from .log_offsets import find_logs, find_offsets
 from .offsets import find_topic_ids
 from .options import ReadOptions
@@ -82,7 +82,8 @@ def _with_later_schemas(options: ReadOptions, state: State, topic_ids: Mapping[s
     if options.schema is None:
         return options
     topics = [state.topics[topic_id] for topic_id in topic_ids.values() if topic_id in state.topics]
-    return replace(options, schema=add_later_schemas(options.schema, topics))
+    versions = (version for topic in topics for version in topic.schemas)
+    return replace(options, schema=add_schemas(options.schema, versions))
 
 
 def _plan_topic(

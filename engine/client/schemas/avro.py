@@ -7,7 +7,7 @@ that schema among the topic's versions, and fastavro resolves it against the new
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -72,6 +72,12 @@ def fingerprint(parsed: Any) -> bytes:
     return bytes.fromhex(schema.fingerprint(canonical, "CRC-64-AVRO"))
 
 
+def find_unknown_writers(values: Sequence[bytes | None], schemas: Iterable[str]) -> set[bytes]:
+    """Return the fingerprints of schemas, other than these, under which values were written."""
+    found = {value[2:_HEADER_BYTES] for value in values if value is not None and value[:2] == MARKER}
+    return found - {fingerprint(parse_avro(schema)) for schema in schemas}
+
+
 class AvroDecoder:
     """Decodes values that were written under one of several schemas, as values of the last one."""
 
@@ -84,7 +90,8 @@ class AvroDecoder:
         self._writers = {fingerprint(schema): schema for schema in schemas}
         self._newest = fingerprint(schemas[-1])
         self._recursive = {fingerprint(shape.schema): shape for shape in shapes if shape.is_recursive}
-        self._defaults = shapes[-1].repeated_defaults
+        self._shape = shapes[-1]
+        self._defaults = self._shape.repeated_defaults
 
     def decode(self, value: bytes) -> Any:
         """Return the value. Raises ValueError, without parts of the value."""
@@ -111,6 +118,7 @@ class AvroDecoder:
             raise ValueError("found bytes that are no value of the schema") from None
         if body.tell() != len(value):
             raise ValueError("found bytes after the value")
+        self._shape.check_ints(decoded)
         return decoded
 
 
@@ -120,7 +128,7 @@ class AvroEncoder:
     def __init__(self, schema: Any, shape: AvroShape) -> None:
         from fastavro import schemaless_writer
 
-        self._is_recursive = shape.is_recursive
+        self._shape, self._is_recursive = shape, shape.is_recursive
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
         self._schema = deepcopy(schema)
         _default_to_null(self._schema)
@@ -129,6 +137,7 @@ class AvroEncoder:
         """Return the value in the single-object encoding. Raises ValueError, without parts of the value."""
         if self._is_recursive and measure_depth(value) > MAX_DEPTH:
             raise BeyondBudgetError("found a value that is nested too deeply")
+        self._shape.check_ints(value)
         body = io.BytesIO()
         body.write(self._header)
         try:

@@ -24,13 +24,14 @@ class AvroShape:
     Attributes:
         schema: the schema.
         is_recursive: whether a value may contain a value of the same record.
+        has_ints: whether a value may contain an `int`, which fastavro reads and writes with 64 bits.
         repeated_defaults: fields with a default, if a value may have records of any number; else 0.
     """
 
     def __init__(self, schema: Any) -> None:
         """Examine the schema. Raises InvalidConfig: it has no finite values, or beyond the budgets."""
         self.schema = schema
-        self.is_recursive = False
+        self.is_recursive = self.has_ints = False
         self._named: dict[str, Mapping[str, Any]] = {}
         self._has_repeats = False
         self._defaults = 0
@@ -51,6 +52,7 @@ class AvroShape:
             self._defaults += sum("default" in field for field in schema.get("fields", ()))
             if "name" in schema:
                 self._named[schema["name"]] = schema
+        self.has_ints |= schema == "int" or (isinstance(schema, Mapping) and schema["type"] == "int")
         for part in _list_parts(schema):
             self._collect(part)
 
@@ -110,6 +112,27 @@ class AvroShape:
             )
         for part in inner:
             self._refuse_empty_items(part, is_repeated)
+
+    def check_ints(self, value: Any) -> None:
+        """Raises ValueError, without the value, if an `int` of it has more than 32 bits."""
+        if self.has_ints and not self._fits(self.schema, value):
+            raise ValueError("found a whole number that is too large for Avro's int")
+
+    def _fits(self, schema: Any, value: Any) -> bool:
+        if isinstance(schema, list):
+            return value is None or any(self._fits(branch, value) for branch in schema if branch != "null")
+        kind = schema if isinstance(schema, str) else schema["type"]
+        if isinstance(kind, str) and kind in self._named:
+            return self._fits(self._named[kind], value)
+        if kind == "int":
+            return not isinstance(value, int) or -(2**31) <= value < 2**31
+        if kind in _RECORDS and isinstance(value, Mapping):
+            return all(self._fits(field["type"], value.get(field["name"])) for field in schema["fields"])
+        if kind == "array" and isinstance(value, list):
+            return all(self._fits(schema["items"], item) for item in value)
+        if kind == "map" and isinstance(value, Mapping):
+            return all(self._fits(schema["values"], item) for item in value.values())
+        return isinstance(kind, str) or self._fits(kind, value)
 
     def check_depth(self, body: io.BytesIO) -> None:
         """Read a value to its end without keeping it. Raises BeyondBudgetError, or any other error if it is damaged."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...protocol.errors import InvalidRequest
-from ...protocol.values.schemas import AVRO
+from ...protocol.values.schemas import AVRO, SchemaVersion
 from ...protocol.values.topics import Topic
 from .schema_rule import SchemaRule
 from .value_schema import build_schema_rule
@@ -32,9 +32,9 @@ def find_reading_rule(topics: Iterable[Topic]) -> SchemaRule:
     return next(iter(rules))
 
 
-def add_later_schemas(rule: SchemaRule, topics: Iterable[Topic]) -> SchemaRule:
-    """Return the rule, able to read Avro values that were written under newer versions than its own."""
+def add_schemas(rule: SchemaRule, versions: Iterable[SchemaVersion]) -> SchemaRule:
+    """Return the rule, able to read Avro values that were written under these versions, too."""
     if rule.type != AVRO:
         return rule
-    texts = [version.schema for topic in topics for version in topic.schemas if version.type == AVRO]
+    texts = [version.schema for version in versions if version.type == AVRO]
     return rule._replace(earlier=tuple(dict.fromkeys(text for text in (*rule.earlier, *texts) if text != rule.text)))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from ...protocol.errors import InvalidRequest, SchemaMismatch
-from ...protocol.values.schemas import SchemaVersion
-from .reading_rule import build_missing_schema_error
+from ...protocol.values.schemas import AVRO, SchemaVersion
+from .avro import find_unknown_writers
+from .reading_rule import add_schemas, build_missing_schema_error
 from .value_schema import ValueSchema, build_schema_rule, compile_schema
 
 
@@ -30,6 +31,8 @@ class TopicSchema:
     type: str
     text: str
     _schema: ValueSchema
+    _find_newer: Callable[[Sequence[bytes | None]], ValueSchema | None] = lambda _: None
+    """Returns the schema again, able to read values that were written under newer versions; None: it is already."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -56,30 +59,38 @@ class TopicSchema:
         return pa.array(encoded, pa.binary())
 
     def parse(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Return values of messages as an array of `arrow_type`; null for values that do not fit."""
-        return self._schema.parse(_to_list(values))
+        """Return values of messages as an array of `arrow_type`; null for values that do not fit.
+
+        Avro values are resolved from the version under which each was written, also from a newer one.
+        """
+        listed = _to_list(values)
+        return (self._find_newer(listed) or self._schema).parse(listed)
 
     def find_misfits(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> dict[int, str]:
         """Return index -> reason for all values that do not fit."""
-        return self._schema.find_misfits(_to_list(values))
+        listed = _to_list(values)
+        return (self._find_newer(listed) or self._schema).find_misfits(listed)
 
 
 def _to_list(values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Sequence[bytes | None]:
     return values.to_pylist() if isinstance(values, pa.Array | pa.ChunkedArray) else values
 
 
-def open_topic_schema(topic: str, versions: Sequence[SchemaVersion], version: int | None) -> TopicSchema:
+def open_topic_schema(
+    topic: str, read_versions: Callable[[], Sequence[SchemaVersion]], version: int | None
+) -> TopicSchema:
     """Return a version of a topic's schema, ready to use.
 
     Args:
         topic: name of the topic.
-        versions: all its versions.
+        read_versions: returns all its versions as of now.
         version: number of the version; None: the newest one.
 
     Raises:
         InvalidRequest: the topic has no schema, or no such version.
         MissingExtra: the extra `schemas` is not installed.
     """
+    versions = read_versions()
     if not versions:
         raise build_missing_schema_error(topic)
     number = versions[-1].version if version is None else version
@@ -88,5 +99,11 @@ def open_topic_schema(topic: str, versions: Sequence[SchemaVersion], version: in
             f"Topic {topic} has no such version of its schema.", found=version, expected=f"1 to {len(versions)}"
         )
     opened = versions[number - 1]
-    schema = compile_schema(build_schema_rule(versions[:number]))
-    return TopicSchema(topic, number, opened.type, opened.schema, schema)
+    rule = add_schemas(build_schema_rule(versions[:number]), versions)
+
+    def find_newer(values: Sequence[bytes | None]) -> ValueSchema | None:
+        if opened.type != AVRO or not find_unknown_writers(values, (rule.text, *rule.earlier)):
+            return None
+        return compile_schema(add_schemas(rule, read_versions()))
+
+    return TopicSchema(topic, number, opened.type, opened.schema, compile_schema(rule), find_newer)
