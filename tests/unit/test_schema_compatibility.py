@@ -209,7 +209,7 @@ avro_leaves = st.sampled_from(["null", "boolean", "int", "long", "float", "doubl
 avro_types = st.recursive(
     avro_leaves | st.just(ENUM) | st.just({**ENUM, "symbols": ["A"]}),
     lambda inner: (
-        st.builds(lambda items: {"type": "array", "items": items}, inner)
+        st.builds(lambda items: {"type": "array", "items": items}, inner.filter(lambda items: items != "null"))
         | st.builds(lambda values: {"type": "map", "values": values}, inner)
         | st.lists(avro_leaves, min_size=1, max_size=3, unique=True)
     ),
