@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import zlib
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from lakemq.engine.protocol.codec import step_rows
 from lakemq.engine.protocol.codec.few_rows import FewRows, rows_to_table
 from lakemq.engine.protocol.codec.letter_rows import encode_rows
-from lakemq.engine.protocol.codec.step_object import decode_step_object
+from lakemq.engine.protocol.codec.step_object import StepHead, add_checksum, decode_step_object
 from lakemq.engine.protocol.codec.step_rows import decode_step_rows, encode_step_rows, join_step_rows
-from lakemq.engine.protocol.values.journal import JournalEntry
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION, JournalEntry
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
 from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 STEP_OF_FORMAT_1 = """
 eNqdVUFrE1EQnk03aawR9iASpIewCBUs2ILQkFNA8Cb0UEEQ2T42z2Z1s7vsvq0pUujRQw9ic8ixB6EF/0IPe6hHsdf+Bc8exTiz+zZ9PBMtDr
@@ -95,3 +97,16 @@ def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypa
 def test_invalid_rows_are_refused(body: bytes) -> None:
     with pytest.raises((ValueError, OSError, pa.ArrowException)):
         decode_step_rows([body])
+
+
+def test_step_with_compressed_segments_is_refused_before_they_are_unpacked() -> None:
+    """A step of 100 kB could have segments of gigabytes, for each reader and at each start."""
+    sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, SEGMENT_SCHEMA, options=options) as writer:
+        writer.write_table(pa.table([pa.nulls(10_000, field.type) for field in SEGMENT_SCHEMA], SEGMENT_SCHEMA))
+    head = StepHead(FORMAT_VERSION, "namespace", "nonce", 1, 0, "anna", 1, 1_000)
+    body = add_checksum(
+        msgspec.msgpack.encode((head, [], sink.getvalue().to_pybytes(), None, msgspec.Raw(b"\xcf" + bytes(8))))
+    )
+    with pytest.raises(ValueError, match="found compressed rows"):
+        decode_step_object(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,7 @@ def _to_arrow(parsed: exp.Expression | None, text: str) -> pa.DataType:
 
 
 def _to_decimal(parameters: list[str], text: str) -> pa.DataType:
-    if len(parameters) > 2 or not all(parameter.isdigit() for parameter in parameters):
+    if len(parameters) > 2 or not all(re.fullmatch("[0-9]{1,4}", number) for number in parameters):
         raise _refuse(text, "DECIMAL")
     precision, scale = (*map(int, parameters), *(10, 0)[len(parameters) :])
     if not 1 <= precision <= MAX_DIGITS or scale > precision:

@@ -34,7 +34,7 @@ def decode_rows(stream: memoryview) -> pa.Table:
         raise ValueError(f"not message bodies: found {reader.schema.names}, expected {BODY_SCHEMA.names}")
     # check this before reading: a few compressed bytes may need more memory than there is
     for message in pa.ipc.MessageReader.open_stream(body):
-        _check_plain(message)
+        check_plain(message)
     rows = reader.read_all()
     # a wrong offset in foreign bytes would make us read our own memory as data
     rows.validate(full=True)
@@ -45,7 +45,7 @@ def decode_rows(stream: memoryview) -> pa.Table:
     return pa.Table.from_arrays(rows.columns, schema=BODY_SCHEMA)
 
 
-def _check_plain(message: pa.Message) -> None:
+def check_plain(message: pa.Message) -> None:
     """Raise ValueError unless the message takes as much memory as it has bytes."""
     # older versions store the compression in another place
     if message.metadata_version != pa.ipc.MetadataVersion.V5:

@@ -16,6 +16,7 @@ from ..errors import NewerFormat
 from ..values.journal import FORMAT_VERSION, JournalEntry, Step
 from ..values.segments import NO_SEGMENTS, Segments
 from .checksum import CHECKSUM_BYTES, compute_checksum, verify_checksum
+from .letter_rows import check_plain
 from .records import decode_record, encode_record
 
 
@@ -134,6 +135,8 @@ def _decode_segments(whole: _StepParts) -> list[Segments]:
     """Return the segments of each entry: lists, or slices of one batch without copying."""
     if whole.batch is None:
         return [NO_SEGMENTS if entry.segments is None else Segments(entry.segments) for entry in whole.entries]
+    for message in pa.ipc.MessageReader.open_stream(whole.batch):
+        check_plain(message)
     with pa.ipc.open_stream(whole.batch) as reader:
         batches = reader.read_all().combine_chunks().to_batches()
     counts = [entry.segment_count for entry in whole.entries]

@@ -38,7 +38,8 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
     if "://" not in path and not _ONE_SLASH.match(path):
         return LocalFiles(path)
     url = urlsplit(root)
-    if url.password is not None or (url.username is not None and not url.scheme.startswith("abfs")):
+    has_user = url.username is not None and not url.scheme.startswith("abfs")
+    if has_user or hide_secrets(root, {}) != root:
         raise ValueError(
             f"root: found a user in {hide_secrets(repr(root), {})}, expected credentials in the environment or in"
             " storage options"

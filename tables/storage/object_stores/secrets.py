@@ -13,7 +13,8 @@ _SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|SAS|PASSWORD|
 _SIGNATURE = re.compile(
     r"(?i)\b((?:sig|signature|x-amz-signature|x-amz-security-token|authorization)\s*[=:]\s*)[^\s&\"'<>]+"
 )
-_USER_OF_URL = re.compile(r"(://)[^/@\s'\"]*:[^/@\s'\"]+@")
+_USER_OF_URL = re.compile(r"(://)[^/@\s'\"]*:(?!\d{1,5}/)(?:[^/@\s'\"]+|[^@\s'\"]+)@")
+"""A password may have a slash that is not quoted, as keys of AWS do. Digits before a slash are a port."""
 _SHORTEST = 4
 """Length below which a value is no secret: hiding `1` or `on` would only garble texts."""
 
