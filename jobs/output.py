@@ -70,8 +70,9 @@ def show(records: Iterable[Record], output: Output, columns: Sequence[str]) -> N
 
 
 def to_json(value: Any) -> str:
-    """Return compact JSON on one line, with times as ISO 8601."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_to_plain)
+    """Return compact JSON on one line, with times as ISO 8601 and control characters escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_to_plain)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _to_plain(value: Any) -> Any:
@@ -177,19 +178,21 @@ _QUOTED = re.compile(r'[,"\r\n]')
 
 
 class _CsvLines:
-    """Writes CSV in which null is an empty field and an empty text is two quotes, so that both can be read."""
+    """Writes CSV in which null is an empty field and an empty text is two quotes, so that both can be read.
+
+    At a terminal control characters are escaped: they could change what it shows.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._is_terminal = stream, stream.isatty()
 
     def write(self, values: Iterable[Any]) -> None:
         self._stream.write(",".join(map(self._field, values)) + "\n")
 
-    @staticmethod
-    def _field(value: Any) -> str:
+    def _field(self, value: Any) -> str:
         if value is None:
             return ""
-        text = _cell(value)
+        text = escape_control_characters(_cell(value)) if self._is_terminal else _cell(value)
         if text == "" or _QUOTED.search(text):
             return '"' + text.replace('"', '""') + '"'
         return text

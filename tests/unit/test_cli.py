@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, move_global_options_first
-from lakemq.jobs.output import message_records, print_table
+from lakemq.jobs.output import Output, message_records, print_table, show
 
 pytestmark = pytest.mark.slow
 
@@ -309,6 +309,20 @@ def test_tables_show_what_a_terminal_would_obey_escaped(lake: Lakemq, mq: Connec
     assert "\\x1b[31mred\\x07[bold]x[/bold]" in shown
     assert "base64:/w==" in shown
     assert "\x1b" not in shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("output", [Output.csv, Output.json])
+def test_control_characters_of_a_message_do_not_reach_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, output: Output
+) -> None:
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    show([{"value": "a\x1b[31m\x9b1m\u202eb"}], output, ["value"])
+    assert terminal.getvalue().replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize("width", [20, 45, 55, 200])
