@@ -293,12 +293,7 @@ class Connection(LogAccess):
     @cached_property
     def dead_letters(self) -> DeadLetters:
         """Read dead letters of groups, send them back to their topics, or purge them."""
-        timeout_ms = self.namespace.config.ms("request.timeout.ms")
-        return DeadLetters(self.requester, self._open_fetcher, self._clock, timeout_ms)
-
-    def _open_fetcher(self) -> Fetcher:
-        self._check_open()
-        return self._fetcher
+        return self._tools.make_dead_letters(self._look)
 
     def _whole_state(self) -> State:
         self._check_open()

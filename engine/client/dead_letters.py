@@ -28,6 +28,7 @@ from .fetch.reading.rows import segment_index_per_row
 from .predicate import Predicate
 from .requests.requester import Requester
 from .spans import Spans, group_into_spans
+from .topics import QueryNewestState
 
 COLUMNS = pa.schema(
     {
@@ -98,8 +99,16 @@ class _Selection(NamedTuple):
 class DeadLetters:
     """The dead letters of all topics. Arguments named `where` are conditions in DuckDB's SQL over COLUMNS."""
 
-    def __init__(self, requester: Requester, fetcher: Callable[[], Fetcher], clock: Clock, timeout_ms: int) -> None:
-        self._requester, self._fetcher, self._clock, self._timeout_ms = requester, fetcher, clock, timeout_ms
+    def __init__(
+        self,
+        requester: Requester,
+        fetcher: Callable[[], Fetcher],
+        query: QueryNewestState,
+        clock: Clock,
+        timeout_ms: int,
+    ) -> None:
+        self._requester, self._fetcher, self._query = requester, fetcher, query
+        self._clock, self._timeout_ms = clock, timeout_ms
 
     def counts(self, topic: str | None = None) -> list[DeadLetterCount]:
         """Return how many open dead letters there are, by topic and cause.
@@ -209,13 +218,14 @@ class DeadLetters:
 
     def _find_topics(self) -> list[str]:
         """Return all dead-letter topics: those that topics name now, and those that have dead letters of the past."""
-        stored = set(self._fetcher().find_dead_letter_topics())
+        topic_ids = self._fetcher().read_dead_letter_topic_ids()
 
         def find(state: State) -> list[str]:
             named = {topic.setting("dead.letter.topic") or topic.topic + SUFFIX for topic in state.topics.values()}
+            stored = {state.topics[topic_id].topic for topic_id in topic_ids if topic_id in state.topics}
             return sorted(name for name in named | stored if name in state.topic_ids)
 
-        return self._fetcher().query(find)
+        return self._query(find)
 
     # -- selecting --------------------------------------------------------------------------------------
 
@@ -242,7 +252,7 @@ class DeadLetters:
                 ]
             ]
 
-        for partition, first, end in self._fetcher().query(find_closed_spans):
+        for partition, first, end in self._query(find_closed_spans):
             if partition in spans_by_partition:
                 spans_by_partition[partition].remove(first, end)
         return spans_by_partition
@@ -257,7 +267,7 @@ class DeadLetters:
             return _Selection(plan.topic, plan.topic_id, spans, 0)
         count = _count(spans)
         sources = {cause.topic for *_, cause in _dead_segments(plan)}
-        existing = self._fetcher().query(lambda state: {name for name in sources if name in state.topic_ids})
+        existing = self._query(lambda state: {name for name in sources if name in state.topic_ids})
         for partition, first, end, cause in _dead_segments(plan):
             if cause.topic not in existing and partition in spans:
                 spans[partition].remove(first, end)
@@ -325,7 +335,7 @@ class DeadLetters:
             )
 
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
-        while (count := self._fetcher().query(count_dying)) and self._clock.steady_ms() < deadline_ms:
+        while (count := self._query(count_dying)) and self._clock.steady_ms() < deadline_ms:
             self._clock.sleep(_LOOK_MS)
         return count
 

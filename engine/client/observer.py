@@ -10,12 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..protocol.values.state import State
+from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
 from .fetch.lookup.reader import Reader
 from .groups.groups import Groups
+from .topics import QueryNewestState
 from .transactions.operations import Transactions
+
+T = TypeVar("T")
 
 ReadState = Callable[[], State]
 
@@ -39,7 +44,12 @@ class Observation:
 
 
 class Observer:
-    """Looks of one process at a namespace. Thread-safe: one thread looks at a time."""
+    """Looks of one process at a namespace. Thread-safe: one thread looks at a time.
+
+    Attributes:
+        dead_letters: the same object as that of the connection, which reads this state. It also reads tables and data
+            files, so nobody should call it inside a look.
+    """
 
     def __init__(
         self,
@@ -47,6 +57,7 @@ class Observer:
         make_groups: Callable[[ReadState], Groups],
         make_transactions: Callable[[ReadState], Transactions],
         make_delayed: Callable[[ReadState], DelayedMessages],
+        make_dead_letters: Callable[[QueryNewestState], DeadLetters],
     ) -> None:
         """reader: of the whole state; nothing else may use it."""
         self._reader = reader
@@ -55,6 +66,7 @@ class Observer:
         self._groups = make_groups(self._read_state)
         self._transactions = make_transactions(self._read_state)
         self._delayed = make_delayed(self._read_state)
+        self.dead_letters = make_dead_letters(self.query)
 
     @contextmanager
     def look(self) -> Iterator[Observation]:
@@ -66,6 +78,18 @@ class Observer:
         with self._lock:
             self._state = self._reader.refresh()
             yield Observation(self._state, self._reader.decided_step, self._groups, self._transactions, self._delayed)
+
+    def query(self, read: Callable[[State], T]) -> T:
+        """Return what `read` makes of the state as of the newest step. Raises as `look`.
+
+        `read` must not keep any part of the state, because later steps change it.
+        """
+        with self.look() as observation:
+            return read(observation.state)
+
+    def snapshot(self) -> State:
+        """Return topics and partitions as of the newest step. Later steps do not change them. Raises as `look`."""
+        return self.query(State.snapshot)
 
     def _read_state(self) -> State:
         return self._state

@@ -11,6 +11,7 @@ from ..namespace.namespace import Namespace
 from ..namespace.processes.clock import Clock
 from ..protocol.codec.overdue_member import OverdueMember, decode_overdue_members
 from ..protocol.values.state import State
+from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
 from .groups.groups import Groups
@@ -19,6 +20,7 @@ from .groups.resets import OffsetResets
 from .observer import Observer
 from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
+from .topics import QueryNewestState
 from .transactions.operations import Transactions
 
 T = TypeVar("T")
@@ -91,10 +93,25 @@ class OperatorTools:
         except OSError:
             return self._clock.now_ms()
 
+    def make_dead_letters(self, query: QueryNewestState) -> DeadLetters:
+        """Return the operations on dead letters."""
+        timeout_ms = self._namespace.config.ms("request.timeout.ms")
+        return DeadLetters(self._requester, self._open_fetcher, query, self._clock, timeout_ms)
+
+    def _open_fetcher(self) -> Fetcher:
+        self._check_open()
+        return self._fetcher
+
     def make_observer(self) -> Observer:
         """Return an observer, whose objects read the state that it follows."""
         self._check_open()
-        return Observer(self._fetcher.make_whole_reader(), self.make_groups, self.make_transactions, self.make_delayed)
+        return Observer(
+            self._fetcher.make_whole_reader(),
+            self.make_groups,
+            self.make_transactions,
+            self.make_delayed,
+            self.make_dead_letters,
+        )
 
     def _look(self, read: Callable[[State], T]) -> T:
         self._check_open()

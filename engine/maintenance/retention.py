@@ -29,6 +29,9 @@ Mask = npt.NDArray[np.bool_]
 _NEVER = np.iinfo(np.int64).min
 """A time before that of any message."""
 
+_ROWS_AT_ONCE = 1 << 16
+"""Rows of `segments` from which on no further file is read with them. A file may have more."""
+
 _FOUND_BY = ("kind", "topic_id", "partition", "base_offset", "last_offset")
 
 
@@ -203,10 +206,17 @@ def _may_hold_topics(file: StoredFile, low: int, high: int) -> bool:
 def _read_rows(
     segments: TableHandle, files: Sequence[StoredFile], columns: Sequence[str], where: pc.Expression
 ) -> Iterator[pa.Table]:
-    """Yield rows file by file, so that memory does not grow with the table."""
+    """Yield the rows of a few files at a time, so that memory does not grow with the table.
+
+    To read small files one by one takes three times as long.
+    """
     of_log = pc.field("kind").isin(["data", "commit", "abort"])
-    for file in files:
-        yield segments.read(columns, where & of_log, files=[file])
+    first = row_count = 0
+    for end, file in enumerate(files, 1):
+        row_count += file.record_count
+        if row_count >= _ROWS_AT_ONCE or end == len(files):
+            yield segments.read(columns, where & of_log, files=files[first:end])
+            first, row_count = end, 0
 
 
 def _select_segments(

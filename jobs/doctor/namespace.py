@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.delayed.releases import Releases
+from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.client.fetch.lookup.lookup import OffsetRange
 from lakemq.engine.client.fetch.lookup.reader import Reader
 from lakemq.engine.client.fetch.planning.plan import beginning_offsets
@@ -334,8 +334,8 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
             text,
             f"Restore them into messages/ from a backup. Or cancel all messages that wait: {purge}",
         )
-    releases = Releases(mq.namespace, SystemClock(), lambda: observation.state)
-    late = releases.count_unreleased(store_now_ms(mq) - WAITING_MS).messages
+    counter = UnreleasedCounter(mq.namespace.files, lambda read: read(observation.state))
+    late = counter.count_unreleased(store_now_ms(mq) - WAITING_MS).messages
     if late:
         release = f"lakemq --path {mq.namespace.path} delayed release"
         mend = f"Check that a sequencer runs and keeps up. Or release them now: {release}"

@@ -19,6 +19,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.metrics import object_metrics, sequencer_metrics, store_metrics
 from lakemq.jobs.metrics.families import FamilyBuilder
@@ -29,7 +30,6 @@ with needs("metrics"):
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.delayed.releases import Releases
     from lakemq.engine.client.observer import Observer
     from lakemq.engine.sequencer.serving import Serving
 
@@ -80,11 +80,11 @@ class NamespaceCollector(Collector):
         self._families: list[Metric] = []
         self._collected_at_s: float | None = None
         self._executor = ThreadPoolExecutor(1, "lakemq-metrics")
-        self._releases: Releases | None = None
+        counter = UnreleasedCounter(mq.namespace.files, observer.query)
         self._slow_parts = {
-            "due": _SlowPart(self._read_due),
-            "dead letters": _SlowPart(lambda build: object_metrics.read_dead_letters(mq, build)),
-            "sizes": _SlowPart(lambda build: object_metrics.read_sizes(mq, build)),
+            "due": _SlowPart(lambda build: object_metrics.read_due(counter, mq, build)),
+            "dead letters": _SlowPart(lambda build: object_metrics.read_dead_letters(observer, build)),
+            "sizes": _SlowPart(lambda build: object_metrics.read_sizes(mq, observer, build)),
         }
 
     def describe(self) -> Iterable[Metric]:
@@ -165,11 +165,6 @@ class NamespaceCollector(Collector):
             part.families, part.has_failed = [], True
         took_s = time.monotonic() - started_s
         part.next_at_s = started_s + max(SLOW_EVERY_S - 1, took_s / SLOW_SHARE)
-
-    def _read_due(self, build: FamilyBuilder) -> Iterable[Metric]:
-        if self._releases is None:
-            self._releases = self._mq.delayed.releases()
-        return object_metrics.read_due(self._releases, self._mq, build)
 
 
 def _log_failure(part: str, error: Exception) -> None:

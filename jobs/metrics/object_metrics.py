@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lakemq.engine.client.delayed.releases import Releases
+from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATES
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.namespace.processes.extras import needs
@@ -19,7 +19,7 @@ with needs("metrics"):
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.observer import Observation
+    from lakemq.engine.client.observer import Observation, Observer
 
 DUE_WITHIN_S = tuple(60 * minutes for minutes in MINUTES)
 """Windows in which delayed messages are counted."""
@@ -30,14 +30,10 @@ _GROUP_PLACE = ("group", *_PLACE)
 
 def read_topics(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield the extent of each log, as `topics describe` shows it."""
-    topics = mq.topics.list()
-    ends = [(t.topic, p, end) for t in topics for p, end in enumerate(t.end_offsets)]
-    starts = [(t.topic, p, start) for t in topics for p, start in enumerate(t.beginning_offsets)]
-    stable = [
-        (topic.topic, partition, offset)
-        for topic in sorted(observation.state.topics.values(), key=lambda topic: topic.topic)
-        for partition, offset in enumerate(topic.last_stable_offsets.tolist())
-    ]
+    topics = sorted(observation.state.topics.values(), key=lambda topic: topic.topic)
+    ends = [(t.topic, p, end) for t in topics for p, end in enumerate(t.high_watermarks.tolist())]
+    starts = [(t.topic, p, start) for t in topics for p, start in enumerate(t.log_starts.tolist())]
+    stable = [(t.topic, p, offset) for t in topics for p, offset in enumerate(t.last_stable_offsets.tolist())]
     yield build.value("lakemq_topics", "Topics that exist.", len(topics))
     for name, meaning, rows in (
         ("lakemq_partition_end_offset", "Offset that the next message of the partition gets.", ends),
@@ -49,13 +45,13 @@ def read_topics(mq: Connection, observation: Observation, build: FamilyBuilder) 
         "lakemq_topic_appended_messages_total",
         "Offsets that were given out: messages, and markers of transactions.",
         ("topic",),
-        (((topic.topic,), sum(topic.end_offsets)) for topic in topics),
+        (((topic.topic,), int(topic.high_watermarks.sum())) for topic in topics),
     )
     yield build.gauge(
         "lakemq_topic_messages",
         "Offsets that are not deleted: messages, and markers of transactions.",
         ("topic",),
-        (((topic.topic,), topic.offset_count) for topic in topics),
+        (((topic.topic,), int((topic.high_watermarks - topic.log_starts).sum())) for topic in topics),
     )
 
 
@@ -116,15 +112,15 @@ def read_delayed(mq: Connection, observation: Observation, build: FamilyBuilder)
     )
 
 
-def read_due(releases: Releases, mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
+def read_due(counter: UnreleasedCounter, mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield how many delayed messages are due soon, and how many are due and not released. This reads data files."""
     now_ms = store_now_ms(mq)
     yield build.value(
         "lakemq_delayed_overdue_messages",
         "Delayed messages that are due and not released yet.",
-        releases.count_unreleased(now_ms).messages,
+        counter.count_unreleased(now_ms).messages,
     )
-    counts = [(within_s, releases.count_unreleased(now_ms + 1000 * within_s).messages) for within_s in DUE_WITHIN_S]
+    counts = [(within_s, counter.count_unreleased(now_ms + 1000 * within_s).messages) for within_s in DUE_WITHIN_S]
     yield build.gauge(
         "lakemq_delayed_due_messages",
         "Delayed messages that are due within so many seconds, or overdue.",
@@ -133,7 +129,7 @@ def read_due(releases: Releases, mq: Connection, build: FamilyBuilder) -> Iterat
     )
 
 
-def read_dead_letters(mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
+def read_dead_letters(observer: Observer, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield the open dead letters, as `dead-letters list` counts them. This reads tables."""
     yield build.gauge(
         "lakemq_dead_letters",
@@ -141,14 +137,14 @@ def read_dead_letters(mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
         ("topic", "group", "reason", "source_topic"),
         (
             ((count.topic, count.consumer_group, count.reason, count.source_topic), count.messages)
-            for count in mq.dead_letters.counts()
+            for count in observer.dead_letters.counts()
         ),
     )
 
 
-def read_sizes(mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
+def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield the bytes of topics in data files, as retention.bytes counts them. This reads tables."""
-    topics = mq.state().topics
+    topics = observer.snapshot().topics
     sizes = measure_sizes(mq.namespace.store, topics)
     rows = sorted((topics[topic_id].topic, sum(in_partition)) for topic_id, in_partition in sizes.items())
     yield build.gauge(

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.dead_letters import DeadLetterCount
-from lakemq.engine.client.delayed.releases import Releases
+from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GroupInfo
 from lakemq.engine.client.observer import Observation, Observer
 from lakemq.engine.client.topics import TopicDescription
 from lakemq.engine.client.transactions.operations import TransactionInfo
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.errors import LakeMQError
 from lakemq.jobs.doctor.examination import run_check
 from lakemq.jobs.doctor.finding import Finding
@@ -120,17 +119,13 @@ class OutlookReader:
     """Reads what takes longer. It follows the waiting messages, so a later call costs less than the first."""
 
     def __init__(self, mq: Connection, observer: Observer) -> None:
-        self._mq, self._observer = mq, observer
-        self._state = mq.state()
-        self._releases = Releases(mq.namespace, SystemClock(), lambda: self._state)
+        self._mq, self._counter = mq, UnreleasedCounter(mq.namespace.files, observer.query)
         self._checks = make_checks(mq, observer)
 
     def read(self) -> Outlook:
         """Return the due messages, the dead letters and the doctor's findings as of now."""
         now_ms = store_now_ms(self._mq)
-        with self._observer.look() as observation:
-            self._state = observation.state
-            due = {minutes: self._releases.count_unreleased(now_ms + 60_000 * minutes).messages for minutes in MINUTES}
+        due = {minutes: self._counter.count_unreleased(now_ms + 60_000 * minutes).messages for minutes in MINUTES}
         findings = [run_check(name, self._checks[name]) for name in QUICK_CHECKS]
         return Outlook(due, self._count_dead_letters(), [finding for finding in findings if not finding.ok])
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyarrow.dataset import Dataset
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
 from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
 
+import lakemq
+from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import QueryLimits
+from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.jobs.console import console as console_module
 from lakemq.jobs.console.app import MENU, PAGES
+from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages import overview
+from lakemq.jobs.console.settings import ConsoleSettings
+from lakemq.jobs.metrics.server import open_registry
+from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
@@ -121,6 +131,28 @@ def test_charts_of_the_overview_read_two_tables_and_only_files_of_their_time(bus
     (row,) = read_sql(busy, "SELECT max(decided_at_ms) AS newest_ms FROM journal")
     assert list(overview.count_by_minute(store, row["newest_ms"])) == [0]
     assert store.read_counts == {"journal": 1, "segments": 1}
+
+
+def test_the_first_overview_loads_the_namespace_once(tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            mq.publish("t", pa.table({"value": ["x"]}))
+        store = CountingStore(mq.namespace.files)
+    with Connection(replace(mq.namespace, store=store)) as reading:
+        with open_registry(reading) as metrics:
+            console = Console(reading, metrics.observer, metrics.collector, ConsoleSettings(), list)
+            overview.read_overview(console, {})
+        # the collector has closed, so what it reads rarely is read, too
+        assert store.opened.count("messages") == 1, "for the sizes of topics"
+        assert (store.opened.count("partitions"), store.opened.count("producers")) == (1, 1)
+
+
+def test_sizes_of_topics_are_read_from_several_files_at_once(busy: BusyNamespace, browser: Browser) -> None:
+    store = CountingStore(busy.mq.namespace.files)
+    measure_sizes(store, busy.mq.state().topics)
+    files = store.open(SEGMENTS).files()
+    assert store.read_counts["segments"] == len(files) > 1
 
 
 def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: Browser) -> None:

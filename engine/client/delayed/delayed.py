@@ -235,7 +235,8 @@ class DelayedMessages:
 
     def releases(self) -> Releases:
         """Follow releases from now on, and count the messages not released yet."""
-        return Releases(self._namespace, self._clock, self._follow())
+        refresh = self._follow()
+        return Releases(self._namespace, self._clock, lambda read: read(refresh()))
 
     def pointer_ms(self) -> int:
         """Return the time up to which all due messages are released; 0 before the first release."""

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.object_stores.files import Files
 
 from ...namespace.loading.due_runs import read_due_runs
 from ...namespace.loading.step_reader import StepReader, follow_from_watermark
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
-from ...protocol.values.delayed.delays import DelayedRange, DelaysReleased, RangeKey
+from ...protocol.values.delayed.delays import DelayedRange, DelaysReleased, RangeKey, WaitingRange
 from ...protocol.values.state import State
+
+T = TypeVar("T")
+
+
+class QueryWaiting(Protocol):
+    """A function that calls `read` with the state as of the newest step, with all waiting ranges.
+
+    `read` must not keep any part of the state, because later steps change it.
+    """
+
+    def __call__(self, read: Callable[[State], T], /) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -34,16 +47,54 @@ class UnreleasedCounts(NamedTuple):
     unreadable: int
 
 
-class Releases:
-    """Releases since this object was created. Not thread-safe."""
+class UnreleasedCounter:
+    """Counts messages that are not released yet. Not thread-safe."""
 
-    def __init__(self, namespace: Namespace, clock: Clock, refresh: Callable[[], State]) -> None:
-        """refresh: returns the state as of the newest step, with all waiting ranges; cheap to call again."""
-        self._ns, self._clock, self._refresh = namespace, clock, refresh
-        self._steps = self._follow_from_now()
+    def __init__(self, files: Files, query: QueryWaiting) -> None:
+        self._files, self._query = files, query
         self._due: dict[RangeKey, int | None] = {}
         """Ranges with several due times -> rows due by `_asked_ms`; None: the file cannot be read."""
         self._asked_ms = -1
+
+    def count_unreleased(self, until_ms: int) -> UnreleasedCounts:
+        """Count messages that are due by then and not released. Open transactions do not count."""
+        if until_ms != self._asked_ms:
+            self._due, self._asked_ms = {}, until_ms
+
+        def find_due(state: State) -> list[WaitingRange]:
+            ranges = state.delays.ranges
+            return [
+                copy(range_) for range_ in ranges if not range_.is_open and range_.published.first_due_ms <= until_ms
+            ]
+
+        due = self._query(find_due)
+        self._read([range_.published for range_ in due if range_.published.first_due_ms < range_.published.last_due_ms])
+        messages = unreadable = 0
+        for range_ in due:
+            count = self._due.get(range_.published.key, range_.published.record_count)
+            if count is None:
+                unreadable += range_.waiting_count
+            elif count > range_.released_count:
+                messages += range_.waiting_count - range_.count_waiting_after(count)
+        return UnreleasedCounts(messages, unreadable)
+
+    def _read(self, ranges: list[DelayedRange]) -> None:
+        """Read the due times of ranges that have several."""
+        unknown = [range_ for range_ in ranges if range_.key not in self._due]
+        for range_, runs in zip(unknown, read_due_runs(self._files, unknown), strict=True):
+            if isinstance(runs, Exception):
+                self._due[range_.key] = None
+            else:
+                self._due[range_.key] = max((run.upto for run in runs if run.due_ms <= self._asked_ms), default=0)
+
+
+class Releases(UnreleasedCounter):
+    """Releases since this object was created. Not thread-safe."""
+
+    def __init__(self, namespace: Namespace, clock: Clock, query: QueryWaiting) -> None:
+        super().__init__(namespace.files, query)
+        self._ns, self._clock = namespace, clock
+        self._steps = self._follow_from_now()
 
     def _follow_from_now(self) -> StepReader:
         with store_errors():
@@ -70,36 +121,14 @@ class Releases:
 
     def next_due_ms(self) -> int | None:
         """Return when the next messages are due, or a time shortly before; None if none waits."""
-        delays = self._refresh().delays
-        dues = (
-            max(range_.published.first_due_ms, delays.pointer_ms)
-            if range_.released_count
-            else range_.published.first_due_ms
-            for range_ in delays.ranges
-        )
-        return min(dues, default=None)
 
-    def count_unreleased(self, until_ms: int) -> UnreleasedCounts:
-        """Count messages that are due by then and not released. Open transactions do not count."""
-        if until_ms != self._asked_ms:
-            self._due, self._asked_ms = {}, until_ms
-        ranges = self._refresh().delays.ranges
-        due = [range_ for range_ in ranges if not range_.is_open and range_.published.first_due_ms <= until_ms]
-        self._read([range_.published for range_ in due if range_.published.first_due_ms < range_.published.last_due_ms])
-        messages = unreadable = 0
-        for range_ in due:
-            count = self._due.get(range_.published.key, range_.published.record_count)
-            if count is None:
-                unreadable += range_.waiting_count
-            elif count > range_.released_count:
-                messages += range_.waiting_count - range_.count_waiting_after(count)
-        return UnreleasedCounts(messages, unreadable)
+        def find_next_ms(state: State) -> int | None:
+            dues = (
+                max(range_.published.first_due_ms, state.delays.pointer_ms)
+                if range_.released_count
+                else range_.published.first_due_ms
+                for range_ in state.delays.ranges
+            )
+            return min(dues, default=None)
 
-    def _read(self, ranges: list[DelayedRange]) -> None:
-        """Read the due times of ranges that have several."""
-        unknown = [range_ for range_ in ranges if range_.key not in self._due]
-        for range_, runs in zip(unknown, read_due_runs(self._ns.files, unknown), strict=True):
-            if isinstance(runs, Exception):
-                self._due[range_.key] = None
-            else:
-                self._due[range_.key] = max((run.upto for run in runs if run.due_ms <= self._asked_ms), default=0)
+        return self._query(find_next_ms)

@@ -102,13 +102,12 @@ class Fetcher:
         """
         return self._new_reader(WHOLE)
 
-    def find_dead_letter_topics(self) -> list[str]:
-        """Return the names of topics that have dead letters in the tables."""
+    def read_dead_letter_topic_ids(self) -> list[int]:
+        """Return the ids of topics that have dead letters in the tables. Some may be deleted."""
         is_dead_letter = (pc.field("kind") == "data") & pc.field("dead_letter").is_valid()
-        topic_ids = self._namespace.store.open(SEGMENTS).read(["topic_id"], is_dead_letter).column("topic_id").unique()
-        return self.query(
-            lambda state: sorted(state.topics[i].topic for i in topic_ids.to_pylist() if i in state.topics)
-        )
+        rows = self._namespace.store.open(SEGMENTS).read(["topic_id"], is_dead_letter)
+        topic_ids: list[int] = rows.column("topic_id").unique().to_pylist()
+        return topic_ids
 
     def find_bounds(
         self, topics: Iterable[str], isolation: Isolation, newest: bool = True
