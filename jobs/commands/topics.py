@@ -15,6 +15,7 @@ from lakemq.jobs.commands.shared.schema_files import SchemaFile, read_schema_set
 from lakemq.jobs.output import Output, note, show
 
 if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.topics import TopicDescription
     from lakemq.jobs.state.key_spread import KeySpread
 
@@ -35,6 +36,8 @@ Subscription = Annotated[
 _NUMBER = re.compile("[0-9]{1,19}")
 _MOST_SHOWN = 100
 """Characters of a setting in a table. Only a schema has more, and it is shown below."""
+_MOST_READERS = 5
+"""Groups that a question names."""
 _PARTITIONS = ("topic", "partition", "beginning_offset", "end_offset", "offsets", "state")
 _SPREAD = ("messages", "message_share", "keys", "key_share", "bytes", "byte_share", "hot_key_share")
 _SCHEMAS = ("version", "type", "schema", "step", "state")
@@ -178,7 +181,8 @@ def delete(ctx: typer.Context, topic: Name, yes: Yes = False) -> None:
     session = get_session(ctx)
     with session.connect() as mq:
         described = mq.topics.describe(topic)
-        confirm(f"Delete topic {topic!r} with {_size(described)}?", yes)
+        readers = "" if yes else _name_readers(mq, topic)
+        confirm(f"Delete topic {topic!r} with {_size(described)}{readers}?", yes)
         with ensure_sequencer(mq):
             mq.topics.delete(topic)
     show([{"topic": topic, "deleted": True}], session.output, ("topic", "deleted"))
@@ -223,6 +227,23 @@ def _size(topic: TopicDescription) -> str:
     """Return the size of a topic as part of a question."""
     partitions = f"{topic.partitions} partition{'' if topic.partitions == 1 else 's'}"
     return f"{topic.offset_count:,} offsets in {partitions}"
+
+
+def _name_readers(mq: Connection, topic: str) -> str:
+    """Return the groups that read a topic, with their members and what they have not read, as part of a question."""
+    readers = []
+    for group in mq.groups.list():
+        unread_counts = [part.lag for part in mq.groups.lag(group) if part.topic == topic]
+        if unread_counts:
+            members = len(mq.groups.members(group))
+            readers.append((members, sum(unread_counts), group))
+    readers.sort(reverse=True)
+    named = [
+        f"{group} ({members} member{'' if members == 1 else 's'}, {unread:,} unread)"
+        for members, unread, group in readers[:_MOST_READERS]
+    ]
+    more = len(readers) - len(named)
+    return (", read by " + ", ".join(named) if named else "") + (f" and {more} more groups" if more else "")
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:

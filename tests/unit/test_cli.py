@@ -87,6 +87,17 @@ def test_the_life_of_a_topic(lake: Lakemq) -> None:
     assert "life" not in [t["topic"] for t in objects(lake("topics", "list", "--output", "json"))]
 
 
+def test_deletion_names_the_groups_that_read_the_topic(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("doomed", partitions=2)
+    mq.groups.create("others")
+    mq.groups.reset_offsets("others", "doomed", "earliest")
+    with mq.consumer("readers", topics=["doomed"], auto_offset_reset="earliest") as consumer:
+        consumer.poll(timeout_ms=1_000)
+        mq.publish("doomed", pa.table({"value": ["a", "b", "c"]}))
+        refused = lake("topics", "delete", "doomed", code=2).stderr
+    assert "in 2 partitions, read by readers (1 member, 3 unread), others (0 members, 3 unread)?" in refused
+
+
 def test_describe_as_csv_has_a_line_per_partition(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("csv-described", partitions=2)
     rows = list(csv.DictReader(io.StringIO(lake("topics", "describe", "csv-described", "--output", "csv").stdout)))
