@@ -92,13 +92,19 @@ def _count_partition_states(observation: Observation, build: FamilyBuilder) -> M
 
 
 def read_transactions(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
-    """Yield how many transactions are open, and the age of the oldest one."""
-    ages_ms = [info.open_ms or 0 for info in observation.transactions.all(("Ongoing",))]
+    """Yield how many transactions are open, the age of the oldest one, and how much of its timeout one has used."""
+    infos = observation.transactions.all(("Ongoing",))
+    ages_ms = [info.open_ms or 0 for info in infos]
     yield build.value("lakemq_transactions_open", "Open transactions.", len(ages_ms))
     yield build.value(
         "lakemq_oldest_open_transaction_age_seconds",
         "Age of the oldest open transaction; 0 without one.",
         max(ages_ms, default=0) / 1000,
+    )
+    yield build.value(
+        "lakemq_open_transaction_timeout_share",
+        "The largest share of its own timeout that an open transaction has used; 0 without one.",
+        max((age_ms / max(1, info.timeout_ms) for age_ms, info in zip(ages_ms, infos, strict=True)), default=0),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -206,7 +207,7 @@ def test_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> 
     first = member(mq, group, topic, instance_id="i", listener=listener)
     settle(first, on=lambda: list_partitions(first) == [0])
     second = member(mq, group, topic, instance_id="i")
-    with pytest.raises(FencedInstanceId):
+    with pytest.raises(FencedInstanceId, match=rf"of member {second.member_id} \(process {os.getpid()}, "):
         first.poll()
     assert listener.events == [("assigned", [0]), ("lost", [0])]
     with pytest.raises(IllegalState, match="closed"):

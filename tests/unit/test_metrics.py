@@ -104,6 +104,7 @@ def test_a_scrape_says_what_the_commands_say(busy: BusyNamespace, scrape: Callab
     assert total(found, "lakemq_delayed_due_messages", within_seconds="300") == 0
     assert total(found, "lakemq_delayed_due_messages", within_seconds="3600") == 1
     assert 0 < total(found, "lakemq_oldest_open_transaction_age_seconds") < 600
+    assert 0 < total(found, "lakemq_open_transaction_timeout_share") <= 1
     assert 0 < total(found, "lakemq_topic_size_bytes", topic=ORDERS) < 1_000_000
     assert total(found, "lakemq_steps_total") <= busy.mq.state().step
     assert total(found, "lakemq_step_duration_seconds_count") > 5

@@ -315,8 +315,20 @@ class Membership:
         return self._query_groups(self._build_view).is_replaced
 
     def fenced_error(self) -> FencedInstanceId:
-        """Return the error that says so."""
-        return FencedInstanceId(found=self.options.instance_id)
+        """Return the error that says so, and names the other member."""
+
+        def find_holder(state: State) -> str | None:
+            group = state.groups.get(self.group)
+            for member in () if group is None else group.members.values():
+                if member.instance_id == self.options.instance_id:
+                    process = f"process {member.process_id}, {member.host}"
+                    return f"{member.instance_id}, of member {member.member_id} ({process})"
+            return self.options.instance_id
+
+        return FencedInstanceId(
+            found=self._query_groups(find_holder, newest=False),
+            expected="an instance id of its own for each consumer that runs",
+        )
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
