@@ -223,7 +223,7 @@ class LogAccess:
             InvalidConfig: the option is not known, does not apply, or the group has another setting.
             InconsistentGroupProtocol: the group has members of another protocol, or would have no assignor that all
                 its members support.
-            UnknownTopicOrPartition: there is no such topic.
+            UnknownTopicOrPartition: the topic does not exist.
             IllegalState: the connection is closed.
         """
         self._check_open()

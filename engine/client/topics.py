@@ -206,7 +206,7 @@ class Topics:
             version: number of a version. Default: the newest one.
 
         Raises:
-            UnknownTopicOrPartition: there is no such topic.
+            UnknownTopicOrPartition: the topic does not exist.
             InvalidRequest: the topic has no schema, or no such version.
             MissingExtra: the extra `schemas` is not installed.
         """

@@ -181,7 +181,7 @@ class ConsumerFactory:
         open_member.warn_of_others(self._fetcher.query_groups)
 
     def find_protocol(self, group: Any, default: str) -> str:
-        """Return the protocol of a group; default: if there is no such group."""
+        """Return the protocol of a group; default: if the group does not exist."""
         name = parse_group_name(group)
         protocol = self._fetcher.query_groups(lambda state: _find_protocol(state, name))
         return default if protocol is None else protocol

@@ -162,7 +162,7 @@ def describe_group(
         overdue: the members of all groups that the leader has noted as overdue.
 
     Raises:
-        GroupIdNotFound: there is no such group.
+        GroupIdNotFound: the group does not exist.
     """
     lags = list_partition_lags(state, name)
     group = state.groups.get(name)

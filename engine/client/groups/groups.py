@@ -117,7 +117,7 @@ class Groups:
             config: setting -> value; None resets a setting to its default.
 
         Raises:
-            GroupIdNotFound: there is no such group.
+            GroupIdNotFound: the group does not exist.
             InvalidConfig: a setting is not valid.
             InconsistentGroupProtocol: the group has members of another protocol, or members that do not support the
                 assignor.
@@ -133,7 +133,7 @@ class Groups:
             instances: instance ids of static members.
 
         Raises:
-            GroupIdNotFound: there is no such group.
+            GroupIdNotFound: the group does not exist.
             UnknownMemberId: one of them is not a member. None is removed.
         """
         request = LeaveGroup(
@@ -146,7 +146,7 @@ class Groups:
 
         Raises:
             InvalidGroupId: the name is not valid.
-            GroupIdNotFound: there is no such group.
+            GroupIdNotFound: the group does not exist.
             NonEmptyGroup: it has members.
             UnstableOffsetCommit: an open transaction holds offsets of it.
         """
@@ -255,7 +255,7 @@ class Groups:
         """Return what holds up a group, and what to do about it.
 
         Raises:
-            GroupIdNotFound, InvalidGroupId: there is no such group.
+            GroupIdNotFound, InvalidGroupId: the group does not exist.
         """
         name, state = parse_group_name(group), self._state()
         return find_stalls(state, name, list_partition_lags(state, name), self._read_overdue(state), self._time_ms())
@@ -271,6 +271,6 @@ class Groups:
         for every partition in which it has committed offsets.
 
         Raises:
-            GroupIdNotFound, InvalidGroupId: there is no such group.
+            GroupIdNotFound, InvalidGroupId: the group does not exist.
         """
         return list_partition_lags(self._state(), parse_group_name(group))

@@ -49,7 +49,7 @@ class PartitionLag:
 
 
 def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
-    """Return how far a group has come, by topic and partition. Raises GroupIdNotFound: there is no such group."""
+    """Return how far a group has come, by topic and partition. Raises GroupIdNotFound: the group does not exist."""
     committed, pending = state.offsets.get(group, {}), state.find_pending_offsets(group)
     if not committed and not pending and group not in state.groups:
         raise GroupIdNotFound(found=shorten(group), expected="a group that was made, or has committed offsets")
