@@ -116,6 +116,18 @@ def find_deep_avro_values_unfit() -> None:
         schema.encode(row)
 
 
+def find_long_decimals_unfit() -> None:
+    decimal = {"logicalType": "decimal", "precision": 10_000, "scale": 2}
+    free, fixed = {"type": "bytes", **decimal}, {"type": "fixed", "name": "F", "size": 2**21, **decimal}
+    short, long = b"\x80\x40", b"\x80\x80\x80\x02"  # 4096 and 2**21, as Avro writes numbers
+    for schema, begin in ((record("R", a=["null", free]), b"\2" + long), (record("R", a=fixed), b"")):
+        header = MARKER + fingerprint(parse_avro(json.dumps(schema)))
+        misfits = open_schema("avro", schema).find_misfits([header + begin + b"\1" * 2**21])
+        assert misfits == {0: "found a decimal of more than 4096 bytes"}
+    header = MARKER + fingerprint(parse_avro(json.dumps(free)))
+    assert open_schema("avro", free).parse([header + short + b"\1" * 4096]).null_count == 0
+
+
 def find_avro_defaults_unfit() -> None:
     item = {"type": "record", "name": "S", "fields": [{"name": "b", "type": "boolean"}]}
     added = [{"name": f"f{number}", "type": "int", "default": 1} for number in range(1000)]
@@ -130,8 +142,9 @@ def find_avro_defaults_unfit() -> None:
 def parse_wide_items_as_null() -> None:
     columns = ",".join(f"f{number}: int" for number in range(6000))
     schema = compile_schema(SchemaRule("ddl", f"a array<struct<{columns}>>"))
-    values = [b'{"a":[' + b"{}," * count + b"{}]}" for count in (10, 300_000)]
-    assert [value is None for value in schema.parse(values).to_pylist()] == [False, True]
+    for item in (b"{}", b"null"):
+        values = [b'{"a":[' + (item + b",") * count + item + b"]}" for count in (10, 300_000)]
+        assert [value is None for value in schema.parse(values).to_pylist()] == [False, True]
 
 
 def explain_misfits_of_recursive_branches() -> None:
@@ -152,6 +165,7 @@ CASES: list[Callable[[], None]] = [
     refuse_large_patterns,
     refuse_to_compare_many_alternatives,
     find_deep_avro_values_unfit,
+    find_long_decimals_unfit,
     find_avro_defaults_unfit,
     parse_wide_items_as_null,
     explain_misfits_of_recursive_branches,

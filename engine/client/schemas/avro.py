@@ -89,7 +89,7 @@ class AvroDecoder:
         self._reader = schemas[-1]
         self._writers = {fingerprint(schema): schema for schema in schemas}
         self._newest = fingerprint(schemas[-1])
-        self._recursive = {fingerprint(shape.schema): shape for shape in shapes if shape.is_recursive}
+        self._shapes = {fingerprint(shape.schema): shape for shape in shapes}
         self._shape = shapes[-1]
         self._defaults = self._shape.repeated_defaults
 
@@ -104,8 +104,8 @@ class AvroDecoder:
         body = io.BytesIO(value)
         body.seek(_HEADER_BYTES)
         try:
-            if written_under in self._recursive:  # fastavro recurses in C, without a bound
-                self._recursive[written_under].check_depth(body)
+            if self._shapes[written_under].must_check(len(value)):  # fastavro recurses in C, without a bound
+                self._shapes[written_under].check(body)
                 body.seek(_HEADER_BYTES)
             if written_under != self._newest and len(value) * self._defaults > MAX_CELLS:
                 if count_items(self._read(body, writer)) * self._defaults > max(MAX_CELLS, len(value)):

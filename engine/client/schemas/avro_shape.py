@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...protocol.errors import InvalidConfig
-from .budgets import MAX_DEPTH, BeyondBudgetError, PartBudget
+from .budgets import MAX_DECIMAL_BYTES, MAX_DEPTH, MAX_JSON_DEPTH, BeyondBudgetError, PartBudget
 
 _ENDLESS = 2
 _FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
@@ -25,13 +25,14 @@ class AvroShape:
         schema: the schema.
         is_recursive: whether a value may contain a value of the same record.
         has_ints: whether a value may contain an `int`, which fastavro reads and writes with 64 bits.
+        has_decimals: whether a value may contain a decimal.
         repeated_defaults: fields with a default, if a value may have records of any number; else 0.
     """
 
     def __init__(self, schema: Any) -> None:
         """Examine the schema. Raises InvalidConfig: it has no finite values, or beyond the budgets."""
         self.schema = schema
-        self.is_recursive = self.has_ints = False
+        self.is_recursive = self.has_ints = self.has_decimals = False
         self._named: dict[str, Mapping[str, Any]] = {}
         self._has_repeats = False
         self._defaults = 0
@@ -49,6 +50,7 @@ class AvroShape:
     def _collect(self, schema: Any) -> None:
         if isinstance(schema, Mapping):
             self._has_repeats |= schema["type"] in ("array", "map")
+            self.has_decimals |= schema.get("logicalType") == "decimal"
             self._defaults += sum("default" in field for field in schema.get("fields", ()))
             if "name" in schema:
                 self._named[schema["name"]] = schema
@@ -134,9 +136,13 @@ class AvroShape:
             return all(self._fits(schema["values"], item) for item in value.values())
         return isinstance(kind, str) or self._fits(kind, value)
 
-    def check_depth(self, body: io.BytesIO) -> None:
+    def must_check(self, size_bytes: int) -> bool:
+        """Return whether a value of this size may take too much."""
+        return self.is_recursive or (self.has_decimals and size_bytes > MAX_DECIMAL_BYTES)
+
+    def check(self, body: io.BytesIO) -> None:
         """Read a value to its end without keeping it. Raises BeyondBudgetError, or any other error if it is damaged."""
-        self._skip(self.schema, body, MAX_DEPTH)
+        self._skip(self.schema, body, MAX_DEPTH if self.is_recursive else MAX_JSON_DEPTH)
 
     def _skip(self, schema: Any, body: io.BytesIO, levels: int) -> None:
         if levels == 0:
@@ -161,11 +167,19 @@ class AvroShape:
                     self._skip(schema["items" if kind == "array" else "values"], body, levels - 1)
         elif kind in ("int", "long", "enum"):
             _read_long(body)
-        elif kind in ("bytes", "string"):
-            _skip_bytes(body, _read_long(body))
         else:
-            _skip_bytes(body, schema["size"] if kind == "fixed" else _FIXED_BYTES[kind])
+            _skip_leaf(kind, schema, body)
         return None
+
+
+def _skip_leaf(kind: str, schema: Any, body: io.BytesIO) -> None:
+    if kind in ("bytes", "string"):
+        count = _read_long(body)
+    else:
+        count = schema["size"] if kind == "fixed" else _FIXED_BYTES[kind]
+    if count > MAX_DECIMAL_BYTES and isinstance(schema, Mapping) and schema.get("logicalType") == "decimal":
+        raise BeyondBudgetError(f"found a decimal of more than {MAX_DECIMAL_BYTES} bytes")
+    _skip_bytes(body, count)
 
 
 def _list_parts(schema: Any) -> Iterable[Any]:

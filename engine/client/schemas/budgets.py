@@ -26,6 +26,8 @@ MAX_JSON_DEPTH = 255
 """Levels of a schema's JSON; jsonschema-rs reads no more."""
 MAX_ALTERNATIVES = 256
 """Combinations of branches that two JSON Schemas are compared by. More take hundreds of megabytes."""
+MAX_DECIMAL_BYTES = 4096
+"""Bytes of an Avro decimal. fastavro takes a second for 100,000, and four times as long for twice as many."""
 MAX_CHECKS = 100_000
 """Checks that the reason for a misfit may take: jsonschema-rs keeps an error of a kilobyte for each."""
 _MAX_NESTED_REFERENCES = 20
@@ -132,18 +134,20 @@ def has_repeated_parts(type: pa.DataType) -> bool:
 
 
 def count_cells(values: Iterable[Any], type: pa.DataType, most: int) -> int:
-    """Return how many cells the columns of decoded values have. It stops counting soon after `most`."""
-    present = [value for value in values if value is not None]
-    cells = len(present)
+    """Return how many cells the columns of decoded values have. It stops counting soon after `most`.
+
+    Arrow also keeps a cell for each column of a struct that is null.
+    """
+    places = list(values)
+    cells = len(places)
     for child in type if pa.types.is_struct(type) else ():
         if cells > most:
             break
-        cells += max(len(present), count_cells((v.get(child.name) for v in present), child.type, most - cells))
+        parts = (None if value is None else value.get(child.name) for value in places)
+        cells += count_cells(parts, child.type, most - cells)
     if cells <= most and (pa.types.is_list(type) or pa.types.is_map(type)):
-        cells += sum(map(len, present))
-        items = (item for v in present for item in (v.values() if isinstance(v, Mapping) else v))
-        if cells <= most:
-            cells += count_cells(items, next(iter(_list_inner_types(type))), most - cells)
+        items = (item for v in places if v for item in (v.values() if isinstance(v, Mapping) else v))
+        cells += count_cells(items, next(iter(_list_inner_types(type))), most - cells)
     return cells
 
 
