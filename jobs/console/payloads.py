@@ -16,8 +16,10 @@ LONG_CHARACTERS = 256 << 10
 """How much of a payload the page of one message shows."""
 
 _HEX_ROW = 16
-_SPOOFING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\u200b")
-"""Characters that reorder or hide other text on a screen."""
+_OBEYED_OR_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of characters that a screen obeys, or that it does not show."""
+_BLANK_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
+"""Letters and marks of Unicode that look like nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def escape_invisible(text: str) -> str:
     """Return the text with characters escaped that a screen obeys or hides; line ends and tabs stay."""
     return "".join(
         character.encode("unicode_escape").decode()
-        if character in _SPOOFING or (unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t")
+        if character in _BLANK_LETTERS
+        or (unicodedata.category(character) in _OBEYED_OR_HIDDEN and character not in "\n\t")
         else character
         for character in text
     )

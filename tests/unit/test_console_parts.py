@@ -81,11 +81,18 @@ def test_deep_payload_is_indented_no_further_than_it_is_shown() -> None:
 @examples(200)
 def test_any_bytes_are_shown_without_control_characters(data: bytes, how: str) -> None:
     text = show_payload(data, how).text
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u2064\u2066-\u206f]", text)
 
 
 def test_characters_that_reorder_text_are_escaped() -> None:
     assert escape_invisible("a\u2066b\tc\nd\x85") == "a\\u2066b\tc\nd\\x85"
+
+
+def test_characters_that_show_nothing_are_escaped_and_letters_and_spaces_of_all_languages_stay() -> None:
+    for character in "\u00ad\u200b\u2028\u2060\u3164\u034f\U000e0041":
+        assert escape_invisible(f"id{character}") == "id" + character.encode("unicode_escape").decode()
+    text = "e\u0301 \u00a0 \u3000 \u4e2d\u6587 \U0001f600\ufe0f \u0627\u0644"
+    assert escape_invisible(text) == text
 
 
 def test_pages_escape_invisible_characters_wherever_text_stands_and_forms_keep_them() -> None:
