@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
-from ..namespace.processes.process import OwnLock, check_same_process
+from ..namespace.processes.process import OwnLock, check_same_process, end_block
 from ..protocol.errors import IllegalState
 from .consume.member.open_members import OpenMember
 from .producer.open_producers import OpenProducers
@@ -59,7 +59,8 @@ class OpenObjects:
         """Close members and producers, then what they share, then the sequencers.
 
         If this process served before, but members or producers still need answers, a sequencer runs until they have
-        them. An error of one object does not keep the others from being closed.
+        them. An error of one object does not keep the others from being closed. After Ctrl-C the others close in a
+        daemon thread.
 
         Raises:
             IllegalState: the call comes from a callback of a producer. Nothing is closed.
@@ -76,22 +77,23 @@ class OpenObjects:
             self._is_closed = True
         for producer in producers:
             producer.stop_accepting()
-        errors: list[BaseException] = []
         members = list(self.members)
         if any(member.has_to_leave for member in members) or self.producers.have_open_work():
             self._serve_again()
-        for close in (
-            *(member.close for member in members),
-            *(producer.close for producer in producers),
-            *shared,
-            *(serving.close for serving in self.serving),
-        ):
-            try:
-                close()
-            except BaseException as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        calls = iter(
+            (
+                *(member.close for member in members),
+                *(producer.close for producer in producers),
+                *shared,
+                *(serving.close for serving in self.serving),
+            )
+        )
+        try:
+            _close_each(calls)
+        except KeyboardInterrupt as interrupt:  # the calls that are left would wait, too, each for its own Ctrl-C
+            end_block(type(interrupt), lambda: _close_each(calls))
+            self.producers.give_up()
+            raise
 
     def _serve_again(self) -> None:
         """Serve until the connection is closed, if it has served before and does not serve any more.
@@ -101,3 +103,17 @@ class OpenObjects:
         """
         if self.serving and all(serving.is_closed for serving in self.serving):
             self.serving.append(self._start_serving())
+
+
+def _close_each(calls: Iterator[Callable[[], object]]) -> None:
+    """Make these calls, and raise their first error at the end. KeyboardInterrupt is raised at once."""
+    errors: list[BaseException] = []
+    for close in calls:
+        try:
+            close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

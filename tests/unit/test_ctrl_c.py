@@ -49,6 +49,8 @@ BODIES = {
         consumer.poll(timeout_ms=60_000)""": UNKNOWN,
     """with mq.transaction("id") as txn:
         txn.publish("t", pa.table({"value": ["x"]}))""": UNKNOWN,
+    """for producer in [mq.producer() for _ in range(3)]:
+        producer.send("t", "left open to the end of the block")""": r"(?s)(not acknowledged: 1 of 't'.*){3}",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from unit.served import CONFIG
+from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -89,3 +90,36 @@ def test_interrupted_poll_and_begin_can_be_repeated(mq: Connection, event: str) 
     interrupt(transaction.begin_transaction, event, "own")
     within_s(10, transaction.begin_transaction)
     within_s(10, transaction.abort_transaction)
+
+
+class InterruptedListener(lakemq.RebalanceListener):
+    """Ctrl-C comes while it handles revoked partitions."""
+
+    def on_revoked(self, partitions: Any) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", ["close", "unsubscribe"])
+def test_ctrl_c_in_listener_ends_leave_without_answer(tmp_path: Path, call: str) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            consumer = mq.consumer("g", topics=["t"], protocol="cooperative", listener=InterruptedListener())
+            until(lambda: bool(consumer.poll().outcome and consumer.assignment()))
+        began_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(consumer, call)()
+        assert time.monotonic() - began_s < 10  # without an answer the request would time out after 30 s
+
+
+def test_ctrl_c_in_abort_ends_close_of_producer_without_answer(tmp_path: Path) -> None:
+    with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+            producer = mq.producer("id", linger_ms=0)
+        producer.begin_transaction()
+        producer.send("t", "x")
+        until(lambda: mq.requester.waited_ms() is not None)
+        began_s = time.monotonic()
+        interrupt(producer.close, "call", "abort")
+        assert time.monotonic() - began_s < 10

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from ....namespace.processes.process import end_block
 from ....protocol.errors import IllegalState, LakeMQError
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...offsets import ConsumedOffsets, TopicPartition
@@ -131,11 +132,7 @@ class Member:
         if not self.is_subscribed:
             return
         self.is_subscribed = False
-        try:
-            self._report_all_revoked()
-        finally:
-            self._drop_all(holder)
-            self.membership.leave(for_good=True)
+        self._leave(holder, for_good=True)
 
     def close(self, holder: PartitionHolder, leave: bool | None) -> None:
         """Give up all partitions, and leave the group. In a forked process do nothing. leave: as `close` says."""
@@ -147,14 +144,21 @@ class Member:
             self._lock.is_closed = True
             if not self.is_subscribed:
                 return  # it has left the group already
-            try:
-                self._report_all_revoked()
-            finally:
-                self._drop_all(holder)
-                for_good = self.membership.options.instance_id is None if leave is None else leave
-                if not for_good:
-                    self._release_partitions()
-                self.membership.leave(for_good)
+            self._leave(holder, self.membership.options.instance_id is None if leave is None else leave)
+
+    def _leave(self, holder: PartitionHolder, for_good: bool) -> None:
+        """Give up all partitions, and leave the group, also if the listener fails; after Ctrl-C without an answer."""
+        kind = None
+        try:
+            self._report_all_revoked()
+        except BaseException as error:
+            kind = type(error)
+            raise
+        finally:
+            self._drop_all(holder)
+            if not for_good:
+                self._release_partitions()
+            end_block(kind, lambda: self.membership.leave(for_good))
 
     def _report_all_revoked(self) -> None:
         if self.partitions:
