@@ -33,6 +33,23 @@ def test_callback_that_raises_stops_no_later_record(mq: Connection, topic: str, 
     assert values(mq, topic) == ["0", "1", "2"]
 
 
+def test_failing_callback_is_logged_once_and_then_counted(
+    mq: Connection, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bad(error: Any, metadata: Any) -> None:
+        raise ValueError(metadata.offset)
+
+    with mq.producer() as producer:
+        for number in range(150):
+            producer.send(topic, f"{number}", on_delivery=bad)
+    logged = [record.getMessage() for record in caplog.records if record.name == "lakemq.producer"]
+    assert logged == [
+        "A callback of a producer has failed.",
+        "Callbacks of a producer have failed 10 times like this: ValueError(9)",
+        "Callbacks of a producer have failed 100 times like this: ValueError(99)",
+    ]
+
+
 def test_commit_interrupted_in_a_callback_settles_its_futures(mq: Connection, topic: str) -> None:
     def interrupt(error: Any, metadata: Any) -> None:
         raise KeyboardInterrupt
@@ -64,9 +81,9 @@ def test_interrupted_callbacks_run_in_the_next_call() -> None:
     interrupts = [KeyboardInterrupt()]
     calls = Calls(partial(ran.append, number) for number in range(3))
     with pytest.raises(KeyboardInterrupt):
-        run_callbacks(calls)
+        run_callbacks(calls, pytest.fail)
     assert ran == [0]
-    run_callbacks(calls)
+    run_callbacks(calls, pytest.fail)
     assert ran == [0, 1, 2]
 
 

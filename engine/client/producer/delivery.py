@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ class DeliveryMonitor:
         self.failures = Failures(lock)
         self.changed = threading.Condition(lock)
         self._thread = threading.local()
+        self._callback_failures: Counter[tuple[str, str, int]] = Counter()
 
     def check_process(self) -> None:
         """Raise IllegalState in a forked process, which does not have the producer's thread."""
@@ -176,6 +178,17 @@ class DeliveryMonitor:
             yield
         finally:
             self._thread.calls_back = before
+
+    def log_callback_failure(self, error: BaseException) -> None:
+        """Log the first error of each class and line, and its 10th, 100th, ...: a callback may fail for each record."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = type(error).__name__, frame.filename, frame.lineno or 0
+        self._callback_failures[place] += 1
+        count = self._callback_failures[place]
+        if count == 1:
+            log.error("A callback of a producer has failed.", exc_info=error)
+        elif str(count).strip("0") == "1":
+            log.error("Callbacks of a producer have failed %d times like this: %r", count, error)
 
 
 class Batch:
@@ -266,7 +279,7 @@ class Batch:
                     self.callback_records.append((failures.progress, error_index))
                 self._callbacks.append(call)
                 return
-        run_callbacks(deque([call]))
+        run_callbacks(deque([call]), self._monitor.log_callback_failure)
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until the batch is settled. Raises RequestTimedOut, and IllegalState in a callback."""
@@ -290,7 +303,7 @@ class Batch:
             raise
 
 
-def run_callbacks(calls: deque[Callable[[], object]]) -> None:
+def run_callbacks(calls: deque[Callable[[], object]], log_failure: Callable[[BaseException], object]) -> None:
     """Take all callbacks, run each, and log their errors.
 
     A KeyboardInterrupt of the main thread is raised after the last one. If it comes between two callbacks, it is raised
@@ -305,7 +318,7 @@ def run_callbacks(calls: deque[Callable[[], object]]) -> None:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 interrupt = error
             else:
-                log.exception("A callback of a producer has failed.")
+                log_failure(error)
     if interrupt is not None:
         raise interrupt
 

@@ -108,7 +108,7 @@ class BatchSettler:
     ) -> None:
         self._record_outcomes(settled, calls)
         with self._monitor.in_callback():
-            run_callbacks(calls)
+            run_callbacks(calls, self._monitor.log_callback_failure)
 
     def _release(self, batches: Sequence[Batch]) -> None:
         with self.lock:

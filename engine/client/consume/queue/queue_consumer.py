@@ -122,7 +122,8 @@ class QueueConsumer(MemberConsumer):
                 member would not acknowledge them within `max.handoff.ms`, by its pace so far.
             timeout_ms: how long to wait for the first message. Messages that are there are returned in any case. A
                 consumer that has just started waits longer while members of other processes hold unread messages and
-                make no progress: they may be dead, and their sessions not be over. 0: return at once.
+                make no progress: they may be dead, and their sessions not be over. Any poll, also with 0, waits up to a
+                second longer for the answer to its request for messages.
             poll_ms: how long to wait before looking again, if nothing tells of a new step sooner.
 
         Returns:
