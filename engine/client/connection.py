@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock, SystemClock
 from ..namespace.processes.process import end_block
 from ..namespace.processes.process_identity import new_id
+from ..namespace.removed_namespace import find_removal
 from ..protocol.errors import IllegalState
 from ..protocol.values.state import State
 from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, parse_whole_number
@@ -81,7 +82,16 @@ class Connection(LogAccess):
         self._sequencers = SequencerFactory(namespace, clock, self._crash_point, lambda: self._check_open())
         timeout_ms, namespace_id = namespace.config.ms("request.timeout.ms"), namespace.namespace_id
         line = DirectLine(namespace.files, namespace_id, clock)
-        self.requester = Requester(namespace.mailbox, clock, new_id, timeout_ms, self._crash_point, namespace_id, line)
+        self.requester = Requester(
+            namespace.mailbox,
+            clock,
+            new_id,
+            timeout_ms,
+            self._crash_point,
+            namespace_id,
+            line,
+            partial(find_removal, namespace.files),
+        )
         fetcher, open_objects = (
             Fetcher(namespace, clock, spark, self._new_follow_line),
             OpenObjects(self._sequencers.serve_while_closing),

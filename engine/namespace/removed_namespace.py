@@ -1,4 +1,4 @@
-"""Notice that the namespace was deleted under its sequencer, and remove the steps that this left behind.
+"""Notice that the namespace was deleted under its sequencer or client, and remove the steps that this left behind.
 
 A leader learns of the deletion when the step before its own is gone, or when it cannot project. By then it may have put
 steps where the namespace was: on a disk a put makes its folder again, and deleting a prefix of a store misses what is
@@ -62,8 +62,7 @@ class RemovedNamespace:
             if is_unreachable(error) or not self._clear_leftovers():
                 raise
             raise NamespaceError(
-                f"The namespace {self._files.root} is gone: none of its tables is there. It was deleted, or its disk is"
-                " not mounted.",
+                _describe_removal(self._files),
                 expected="that you stop this sequencer, or create the namespace again",
             ) from error
 
@@ -88,6 +87,20 @@ class RemovedNamespace:
         except (FileNotFoundError, NewerFormat, ValueError):
             return False
         return (head.namespace_id, head.leader_epoch) == self._term
+
+
+def find_removal(files: Files) -> str | None:
+    """Return a sentence if the namespace is gone. None: it is there, or the store gives no answer."""
+    try:
+        return _describe_removal(files) if _has_no_table(files) else None
+    except OSError:
+        return None
+
+
+def _describe_removal(files: Files) -> str:
+    return (
+        f"The namespace {files.root} is gone: none of its tables is there. It was deleted, or its disk is not mounted."
+    )
 
 
 def _has_no_table(files: Files) -> bool:

@@ -17,7 +17,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.projection.background_projection import RENEWALS_INTERVAL_MS
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import NamespaceError, NotLeader, TableDamaged
+from lakemq.errors import NamespaceError, NotLeader, RequestTimedOut, TableDamaged
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
@@ -139,3 +139,13 @@ def test_a_commit_to_a_deleted_table_leaves_no_log_there(leader: Led) -> None:
     with pytest.raises(CommitConflict):
         handle.claim()
     assert leader.files.list(log_folder(WATERMARKS.name)) == []
+
+
+def test_client_without_answer_says_that_namespace_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config={"request.timeout.ms": 200}) as mq:
+        with pytest.raises(RequestTimedOut, match="Is a sequencer running"):
+            mq.topics.create("t")
+        shutil.rmtree(path)
+        with pytest.raises(RequestTimedOut, match="none of its tables is there"):
+            mq.topics.create("t")

@@ -67,6 +67,7 @@ _UNSEEN_SHARE = 0.75
 """Share of the expected time to an answer before the first poll for it, where each poll is a request to a store."""
 
 _NOT_SENT = "The request was not sent."
+_NO_SEQUENCER = "Requests wait until a sequencer runs: start one with `lakemq serve`, or call mq.serving()."
 _UNKNOWN = "The outcome is unknown: the request may still take effect."
 
 _QUICK_LOOKS = 4
@@ -112,13 +113,14 @@ class Requester:
         crash_point: crash.CrashPoint = crash.nowhere,
         namespace_id: str = "",
         line: DirectLine | None = None,
+        find_removal: Callable[[], str | None] = lambda: None,
     ) -> None:
         """namespace_id: a sequencer of another namespace at this path refuses the letters. line: to the leader; None:
-        all letters go through the mailbox.
+        all letters go through the mailbox. find_removal: returns a sentence if the namespace is gone.
         """
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._crash_point, self.namespace_id = crash_point, namespace_id
-        self._pid = os.getpid()
+        self._find_removal, self._pid = find_removal, os.getpid()
         self._client_id, self._number, self._since_use = new_id(), 0, Stopwatch(clock)
         self._line, self._has_used_mailbox = line, False
         self._read_numbers: list[int] = []
@@ -155,7 +157,7 @@ class Requester:
             if future.done():
                 return future.result()
             raise RequestTimedOut(
-                f"No answer in {timeout_ms:.0f} ms; the outcome is unknown. Is a sequencer running (lakemq serve)?"
+                f"No answer in {timeout_ms:.0f} ms; the outcome is unknown. {self._advise()}"
             ) from None
         except (KeyboardInterrupt, SystemExit):
             log.warning("Interrupted while waiting for an answer. %s", _NOT_SENT if future.cancel() else _UNKNOWN)
@@ -281,8 +283,7 @@ class Requester:
                 self._mailbox.withdraw(name)
             self._start_over()
             raise RequestTimedOut(
-                f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. "
-                "Is a sequencer running (lakemq serve)?"
+                f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. {self._advise()}"
             )
         return results
 
@@ -341,6 +342,9 @@ class Requester:
             self._waiter.wait(pause_ms, min(LOOK_MS, left_ms + 1))
             polls += 1
 
+    def _advise(self) -> str:
+        return self._find_removal() or "Is a sequencer running (lakemq serve)?"
+
     def _note_wait(self, waited_ms: int) -> None:
         # After a long wait, such as for a take-over, the next answer may come fast again. A wait may double each time.
         longest_ms = min(LOOK_MS, 2 * self._expected_wait_ms or LOOK_MS)
@@ -355,9 +359,9 @@ class Requester:
         if waited_ms >= _QUIET_MS and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "No answer for %.0f s. Requests wait until a sequencer runs: start one with `lakemq serve`, or call"
-                " mq.serving(). This process goes on waiting.",
+                "No answer for %.0f s. %s This process goes on waiting.",
                 waited_ms / 1000,
+                self._find_removal() or _NO_SEQUENCER,
             )
 
     def _poll(self, number: int) -> list[AnyResult] | None:
