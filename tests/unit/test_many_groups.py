@@ -120,3 +120,17 @@ def test_member_reads_bounds_of_its_own_partitions_only(monkeypatch: pytest.Monk
     assert len(owned) == len(looked_at) == 10
     everything = read_bounds(mq.state.topic("t"), "read_committed")
     assert all(assigned.bounds == everything[partition] for (_, partition), assigned in owned.items())
+
+
+def test_member_builds_its_view_once_per_step() -> None:
+    """An idle poll looks several times, and a member may have a thousand partitions."""
+    mq, views = Harness(), ViewBuilder("g", "read_committed")
+    mq.create("t", 30)
+    mq.one(_join("g", "C1"))
+    mq.assign()
+    view = views.build("C1", None, mq.state)
+    assert views.build("C1", None, mq.state) is view
+    assert not views.build("C2", None, mq.state).is_member
+    mq.one(mq.produce({0: 5}))
+    assert views.build("C1", None, mq.state).owned["t", 0].bounds.high_watermark == 5
+    assert view.owned["t", 0].bounds.high_watermark == 0

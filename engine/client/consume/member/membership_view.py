@@ -130,9 +130,13 @@ class ViewBuilder:
         """isolation: of the member; a queue group has its own."""
         self._group, self._isolation = group, isolation
         self._settings: GroupSettings | None = None
+        self._newest: tuple[str, MembershipView] | None = None
+        """The member, and its newest view. A poll reads several, and a member may have a thousand partitions."""
 
     def build(self, member_id: str, instance_id: str | None, state: State) -> MembershipView:
         """Return the view of the member as of this state. instance_id: of a static member."""
+        if self._newest is not None and (self._newest[0], self._newest[1].step) == (member_id, state.step):
+            return self._newest[1]
         group = state.groups.get(self._group)
         if group is None or member_id not in group.members:
             is_replaced = group is not None and instance_id is not None and instance_id in group.instances
@@ -140,7 +144,7 @@ class ViewBuilder:
         settings = self._read_settings(group)
         isolation = self._isolation if settings.queue is None else settings.queue.isolation
         topics = group.members[member_id].topics
-        return MembershipView(
+        view = MembershipView(
             is_member=True,
             topics=topics,
             owned=_find_owned_partitions(state, group, member_id, isolation, settings.queue is not None),
@@ -151,6 +155,9 @@ class ViewBuilder:
             is_stable=group.status is GroupStatus.STABLE,
             partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
         )
+        # A queue consumer changes the deliveries of its view, so each of its views has its own.
+        self._newest = None if settings.queue is not None else (member_id, view)
+        return view
 
     def _read_settings(self, group: Group) -> GroupSettings:
         """Return the group's settings; those read before, unless they were altered since."""
