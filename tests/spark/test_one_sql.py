@@ -62,6 +62,11 @@ JSON = [
     "WITH big AS (SELECT * FROM log WHERE offset >= 1000) SELECT `topic`, count(*) AS n FROM big GROUP BY topic",
     "SELECT offset, offset / 4 AS part, offset div 4 AS whole, offset % 4 AS rest FROM log WHERE offset < 9",
     "SELECT group, topic, partition, lag FROM consumer_lag ORDER BY group, topic, partition",
+    "SELECT length(CAST(value AS STRING)) AS n, CAST(concat(CAST(value AS STRING), '!') AS STRING) AS more FROM log",
+    "SELECT CAST(offset / 8 AS INT) AS whole, substring(CAST(key AS STRING), 0, 2) AS first,"
+    " dayofweek(timestamp) AS day, weekday(timestamp) AS weekday, unix_millis(timestamp) AS ms,"
+    " CAST(timestamp AS BIGINT) AS s, date_add(CAST(timestamp AS DATE), 1) AS later FROM log WHERE offset < 99",
+    "SELECT partition, percentile(offset, 0.5) AS middle FROM log WHERE topic = 'orders' GROUP BY partition",
     "SELECT 'it''s' AS text, \"double\" AS other, 1.5 AS n, TRUE AS yes, NULL AS nothing",
     " UNION ALL ".join(
         f"SELECT '{name}' AS name, count(*) AS n FROM {name}" for name in (*(spec.name for spec in TABLES), *VIEWS)

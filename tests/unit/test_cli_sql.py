@@ -18,6 +18,7 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.sql.dialects import SqlDialect
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
@@ -469,3 +470,47 @@ def test_columns_are_named_as_they_are_written(mq: Connection) -> None:
     ]
     both = "SELECT count(*) FROM log UNION ALL SELECT 1"
     assert all(list(json.loads(line)) == ["count(*)"] for line in run(mq, both).stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("length(CAST(b AS STRING))", 3),
+        ("CAST(concat(CAST(b AS STRING), '!') AS STRING)", "Zoë!"),
+        ("length(upper(CAST(b AS STRING)))", 3),
+        ("CAST(1.9 AS INT) + CAST(-2.5 AS BIGINT)", -1),
+        ("CAST(9007199254740993 AS BIGINT)", 9007199254740993),
+        ("CAST('12' AS INT)", 12),
+        ("try_cast('1.9' AS INT)", None),
+        ("CAST(avg(n) AS INT)", 1),
+        ("CAST(sum(n) AS STRING)", "3.50"),
+        ("percentile(length(b), 0.5)", 4.0),
+        ("substring('abc', 0, 2)", "ab"),
+        ("dayofweek(DATE '2026-11-28')", 7),
+        ("weekday(DATE '2026-11-28')", 5),
+        ("CAST(date_add(DATE '2026-02-02', 3) AS STRING)", "2026-02-05"),
+        ("unix_millis(t)", 1_769_990_400_999),
+        ("unix_seconds(t)", 1_769_990_400),
+        ("CAST(t AS BIGINT)", 1_769_990_400),
+        (r"'a%b' LIKE 'a\%b' AND 'axb' NOT LIKE 'a\%b' AND 'axb' LIKE concat('a', '%')", True),
+    ],
+)
+def test_duckdb_returns_what_spark_returns(mq: Connection, expression: str, expected: object) -> None:
+    rows = "SELECT encode('Zoë', 'utf-8') AS b, 1.75 AS n, TIMESTAMP '2026-02-02 00:00:00.9996Z' AS t"
+    _, answers = run_query(
+        mq.namespace, f"SELECT {expression} FROM ({rows} UNION ALL {rows})", dialect=SqlDialect.spark
+    )
+    assert next(answers) == (expected,)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "length(max(value))",
+        "CAST(max(value) AS STRING)",
+        "extract(second FROM timestamp)",
+        "date_part('dow', timestamp)",
+    ],
+)
+def test_expression_that_duckdb_would_compute_otherwise_is_refused(mq: Connection, expression: str) -> None:
+    assert "DuckDB" in run(mq, f"SELECT {expression} FROM log").stderr

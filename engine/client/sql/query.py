@@ -51,12 +51,20 @@ _RESERVED_NAMES = ("memory", "temp", "system", "main", "pg_catalog", "informatio
 # Functions in the views' Spark SQL that DuckDB has under other names.
 _MACROS = (
     "CREATE MACRO timestamp_millis(ms) AS make_timestamptz(ms * 1000)",
-    "CREATE MACRO unix_millis(time) AS epoch_ms(time)",
+    # epoch_ms and a cast of epoch round up
+    "CREATE MACRO unix_millis(time) AS epoch_us(time) // 1000",
+    "CREATE MACRO unix_seconds(time) AS epoch_us(time) // 1000000",
+    "CREATE MACRO day_of_week(day) AS dayofweek(day) + 1",
+    "CREATE MACRO day_from_monday(day) AS isodow(day) - 1",
+    "CREATE MACRO from_first(start) AS CASE WHEN start = 0 THEN 1 ELSE start END",
     # bytes that are not UTF-8 are shown as DuckDB shows bytes; a time without its zone, as in Spark
     "CREATE MACRO as_text"
     " (x BLOB) AS coalesce(TRY(decode(x)), CAST(x AS VARCHAR)),"
     " (x) AS CASE WHEN typeof(x) = 'TIMESTAMP WITH TIME ZONE' THEN replace(CAST(x AS VARCHAR), '+00', '')"
     " ELSE CAST(x AS VARCHAR) END",
+    # DuckDB rounds fractions; the prefix makes a cast of a text with a fraction fail
+    "CREATE MACRO as_whole (x VARCHAR) AS CASE WHEN regexp_matches(x, '[.eE]') THEN 'not whole: ' || x ELSE x END,"
+    " (x TIMESTAMPTZ) AS unix_seconds(x), (x BOOLEAN) AS x, (x) AS trunc(x)",
     "CREATE MACRO length_of (x BLOB) AS octet_length(x), (x) AS length(x)",
     "CREATE MACRO get_json_object(json, path) AS TRY(json_extract_string(as_text(json), path))",
     "CREATE MACRO explode_outer(list) AS unnest(CASE WHEN len(list) > 0 THEN list ELSE [NULL] END)",

@@ -30,13 +30,38 @@ class NoCounterpart(NotSparkSql):
 
 
 _OTHER_MEANING = {
+    "array_distinct": "DuckDB's loses the order",
+    "format": "concat makes a text of several values",
+    "printf": "concat makes a text of several values",
     "from_json": "get_json_object(CAST(value AS STRING), '$.field') reads a field",
     "hash": "Spark's hash gives other numbers than DuckDB's",
+    "months_between": "Spark counts the time of day, too",
 }
 """Functions whose name means something else in DuckDB: what to use instead, or how they differ."""
 
+_OTHER_PARTS = {
+    **dict.fromkeys(("dow", "dayofweek"), "dayofweek(t) is a number from 1, Sunday, to 7"),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "second(t) is the whole seconds"),
+}
+"""Parts of a time for which `extract` and `date_part` return other numbers in DuckDB: what to use instead."""
+
+_MACROS: dict[str, str] = {
+    "LENGTH": "length_of",
+    "UNIX_MILLIS": "unix_millis",
+    "UNIX_SECONDS": "unix_seconds",
+    "DAY_OF_WEEK": "day_of_week",
+    "WEEKDAY": "day_from_monday",
+}
+"""Macros of one argument, by the functions that return something else in DuckDB."""
+
 _HAVE_NAMES = (exp.Alias, exp.Aliases, exp.Column, exp.Dot, exp.Star, exp.UDTF, exp.Explode, exp.Inline)
 """Result columns that have a name already, or several."""
+
+
+_NUMBERS = (exp.Avg, exp.Binary, exp.Count, exp.CountIf, exp.Round, exp.Stddev, exp.Sum, exp.Variance)
+"""Expressions over aggregates that are numbers, whatever they are computed from."""
+
+_LATE = "compute the aggregate or window function in a subquery, with a name"
 
 
 class _Spark4(Spark):
@@ -62,8 +87,8 @@ class Translation(NamedTuple):
 def translate_to_duckdb(text: str) -> Translation:
     """Translate statements of Spark's SQL to DuckDB's. Raises NotSparkSql.
 
-    Names are quoted, in case they are reserved words. A cast to text becomes the macro as_text, which decodes bytes;
-    a length becomes the macro length_of.
+    Names are quoted, in case they are reserved words. What means something else in DuckDB becomes a macro: a cast to
+    text becomes `as_text`, which decodes bytes.
     """
     ranges: list[LogRange] = []
     try:
@@ -93,7 +118,7 @@ def _to_duckdb(statement: exp.Expr, ranges: list[LogRange] | None) -> str:
         _name_columns(statement)
         if ranges is not None:
             replace_log_views(statement, ranges)
-    return statement.transform(_replace_by_macro).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
+    return _translate(statement).sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
 
 
 def _name_columns(query: exp.Query) -> None:
@@ -122,12 +147,64 @@ def _function_name(node: Any) -> str:
 
 
 def _replace_by_macro(node: exp.Expr) -> Any:
-    """Replace a node that treats bytes differently in DuckDB by a macro, which checks the type."""
-    if isinstance(node, exp.Cast) and node.to.is_type(exp.DataType.Type.TEXT):
-        return exp.Anonymous(this="as_text", expressions=[node.this])
-    if isinstance(node, exp.Length):
-        return exp.Anonymous(this="length_of", expressions=[node.this])
+    """Replace a node that means something else in DuckDB by a macro. `transform` does not look into the replacement."""
     name = _function_name(node)
     if name in _OTHER_MEANING:
         raise NoCounterpart(f"DuckDB has no counterpart of Spark's {name}: {_OTHER_MEANING[name]}.")
+    if isinstance(node, exp.Extract) or name in ("date_part", "datepart"):
+        part = (node if isinstance(node, exp.Extract) else node.expressions[0]).name.lower()
+        if part in _OTHER_PARTS:
+            raise NoCounterpart(f"DuckDB counts the part {part} of a time in another way: {_OTHER_PARTS[part]}.")
+    if isinstance(node, exp.Cast):
+        return _replace_cast(node)
+    if isinstance(node, exp.Substring):
+        length = node.args.get("length")
+        return _call("substring", node.this, exp.func("from_first", node.args["start"]), *([length] if length else []))
+    if isinstance(node, exp.Quantile):
+        return _call("quantile_cont", node.this, node.args["quantile"])
+    if isinstance(node, exp.Like | exp.ILike) and _needs_escape(node):
+        operands = {"this": _translate(node.this), "expression": _translate(node.expression)}
+        return exp.Escape(this=type(node)(**{**node.args, **operands}), expression=exp.Literal.string("\\"))
+    if isinstance(node, exp.TsOrDsAdd) and node.text("unit").upper() in ("", "DAY"):
+        operands = {name: _translate(operand) for name, operand in node.args.items() if isinstance(operand, exp.Expr)}
+        return exp.cast(exp.TsOrDsAdd(**operands), exp.DataType.Type.DATE)
+    if macro := _MACROS.get(name.upper()):
+        if macro == "length_of" and _is_computed_late(node.this):
+            raise NoCounterpart(f"DuckDB does not know whether this is bytes or text: {_LATE}.")
+        return _call(macro, *(node.expressions if isinstance(node, exp.Anonymous) else [node.this]))
     return node
+
+
+def _needs_escape(like: exp.Like | exp.ILike) -> bool:
+    """Return whether the pattern may have backslashes, which are escapes in Spark unless the query names others."""
+    pattern = like.expression
+    if isinstance(like.parent, exp.Escape) or isinstance(pattern, exp.Any | exp.All):
+        return False
+    return not isinstance(pattern, exp.Literal) or "\\" in pattern.name
+
+
+def _replace_cast(cast: exp.Cast) -> exp.Expr:
+    """Replace a cast to text or to a whole number."""
+    operand, is_late = cast.this, _is_computed_late(cast.this)
+    is_number = is_late and isinstance(operand.unnest(), _NUMBERS)
+    if cast.to.is_type(exp.DataType.Type.TEXT) and not is_number:
+        if is_late:
+            raise NoCounterpart(f"DuckDB does not know whether this is bytes or text: {_LATE}.")
+        return _call("as_text", operand)
+    if cast.to.is_type(*exp.DataType.SIGNED_INTEGER_TYPES) and (is_number or not is_late):
+        return type(cast)(this=_call("trunc" if is_number else "as_whole", operand), to=cast.to.copy())
+    return cast
+
+
+def _is_computed_late(operand: exp.Expr) -> bool:
+    """Return whether the operand has an aggregate or a window. DuckDB picks a macro before it knows their types."""
+    nodes = operand.walk(prune=lambda node: isinstance(node, exp.Query))
+    return any(isinstance(node, exp.AggFunc | exp.Window) for node in nodes)
+
+
+def _translate(node: exp.Expr) -> exp.Expr:
+    return node.transform(_replace_by_macro)
+
+
+def _call(macro: str, *operands: exp.Expr) -> exp.Anonymous:
+    return exp.Anonymous(this=macro, expressions=[_translate(operand) for operand in operands])
