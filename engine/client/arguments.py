@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from lakemq.tables.specs.messages import LIKE_SECONDS_US
+
 from ..protocol.errors import InvalidGroupId, InvalidRequest, InvalidTopic, LakeMQError
 from ..protocol.names import check_group, shorten
 from ..protocol.unsupported_settings import unknown_name_error
@@ -193,6 +195,17 @@ def to_microseconds(time: int | datetime) -> int:
         return time * 1000
     aware = time if time.tzinfo else time.replace(tzinfo=timezone.utc)
     return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+def check_unit(name: str, time: int | datetime, error: type[LakeMQError] = InvalidRequest) -> None:
+    """Refuse a time that looks like seconds. name: what the error calls the time."""
+    time_us = to_microseconds(time)
+    if time_us in LIKE_SECONDS_US:  # seconds in milliseconds are the same number as milliseconds in microseconds
+        raise error(
+            f"{name} looks like seconds.",
+            found=time if isinstance(time, int) else str(time),
+            expected=f"epoch milliseconds, such as {time_us}",
+        )
 
 
 def check_option_names(options: Mapping[str, Any], allowed: Collection[str]) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from ..namespace.processes.clock import Clock
 from ..protocol.errors import InvalidRequest
 from .arguments import (
+    check_unit,
     parse_fetch_position,
     parse_flag,
     parse_list,
@@ -154,6 +155,8 @@ class LogAccess:
         requested = {
             parse_partition(p): parse_timestamp("times", time) for p, time in parse_mapping("times", times).items()
         }
+        for time in requested.values():
+            check_unit("A time", time)
         return self._fetcher.offsets_for_times(parse_topic_name("topic", topic), requested)
 
     # -- consuming --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
@@ -166,6 +167,12 @@ def test_truncated_tables_are_refused(mq: Connection, tmp_path: Path) -> None:
 # -- files ----------------------------------------------------------------------------------------------
 
 
+def parquet_with_a_name_twice() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table([pa.array(["1"]), pa.array(["2"])], names=["a", "a"]), sink)
+    return sink.getvalue().to_pybytes()
+
+
 BAD_FILES: list[tuple[list[str], bytes, str]] = [
     ([], b"1\n{\n", "Line 2 is not JSON"),
     ([], b'"\xff"\n', "Line 1 is not JSON"),
@@ -180,6 +187,8 @@ BAD_FILES: list[tuple[list[str], bytes, str]] = [
     (["--format", "csv"], b"a,a\n1,2\n", "A column occurs twice in the CSV's header."),
     (["--format", "csv"], b"a,b\n1,2\n1,2,3\n", "The CSV cannot be read"),
     (["--format", "csv", "--timestamp-column", "a"], b"a\n1\nx\n", "Row 2: this is not a time."),
+    (["--format", "csv", "--timestamp-column", "a"], b"a\n20260131\n", "Row 1: this is not a time."),
+    (["--format", "parquet"], parquet_with_a_name_twice(), "A column occurs twice in the Parquet file."),
     (["--format", "parquet"], b"PAR1 not really", "This is not a Parquet file"),
     (["--format", "lines", "--key-column", "k"], b"x\n", "Plain lines have no columns."),
 ]

@@ -150,6 +150,8 @@ BAD: list[tuple[dict[str, str], str]] = [
     ({**READ, "startingTimestamp": "-1"}, "startingTimestamp"),
     ({**READ, "startingTimestamp": "soon"}, "startingTimestamp"),
     ({**READ, "startingTimestamp": "9" * 30}, "startingTimestamp"),
+    ({**READ, "startingTimestamp": "1700000000"}, "startingTimestamp looks like seconds"),
+    ({**READ, "startingOffsetsByTimestamp": '{"t": {"0": 1700000000}}'}, "ByTimestamp looks like seconds"),
     ({**READ, "includeHeaders": "yes"}, "includeHeaders"),
     ({**READ, "minPartitions": "0"}, "minPartitions"),
 ]

@@ -59,6 +59,8 @@ def test_bad_times_and_positions_are_refused(mq: Connection, topic: str) -> None
     for wrong in ("today", 1.5, None, True, -(10**16), -(2**63)):
         with pytest.raises(InvalidRequest, match="is not valid"):
             mq.offsets_for_times(topic, {0: wrong})
+    with pytest.raises(InvalidRequest, match="looks like seconds"):
+        mq.offsets_for_times(topic, {0: 1_714_564_800})
     for wrong in ("soon", 1.0, True, {0: 1.0}, {0: "1"}, {0: None}, {0: [1]}, [0], None):
         with pytest.raises(InvalidRequest, match="is not valid"):
             mq.fetch(topic, start=wrong)

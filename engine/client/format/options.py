@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lakemq
 
 from ...protocol.errors import InvalidConfig
-from ..arguments import invalid_argument, parse_group_name
+from ..arguments import check_unit, invalid_argument, parse_group_name
 from ..fetch.planning.fetch_plan import Isolation
 from ..schemas.schema_rule import SchemaRule
 from .option_parser import OptionParser
@@ -188,10 +188,15 @@ def _parse_end(parser: OptionParser) -> OffsetBound:
 
 def _parse_time_bound(parser: OptionParser, prefix: str, fallback: str | None) -> OffsetBound | None:
     """Parse options of time. As in Spark's Kafka source, the first of these wins, also over offsets."""
-    if parser.has(f"{prefix}Timestamp"):
-        return OffsetBound(time_ms=parser.count(f"{prefix}Timestamp", 0), fallback=fallback)
-    if parser.has(f"{prefix}OffsetsByTimestamp"):
-        return OffsetBound(times_ms=parser.by_partition(f"{prefix}OffsetsByTimestamp", 0), fallback=fallback)
+    name, by_partition = f"{prefix}Timestamp", f"{prefix}OffsetsByTimestamp"
+    if (time_ms := parser.count(name, 0)) is not None:
+        check_unit(name, time_ms, InvalidConfig)
+        return OffsetBound(time_ms=time_ms, fallback=fallback)
+    if parser.has(by_partition):
+        times_ms = parser.by_partition(by_partition, 0)
+        for time_ms in (time_ms for times in times_ms.values() for time_ms in times.values()):
+            check_unit(by_partition, time_ms, InvalidConfig)
+        return OffsetBound(times_ms=times_ms, fallback=fallback)
     return None
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
-from ..arguments import parse_timestamp, parse_whole_number, to_microseconds
+from ..arguments import check_unit, parse_timestamp, parse_whole_number, to_microseconds
 from .delay_rule import TWO_TIMES
 
 Header = tuple[str, bytes | None]
@@ -80,7 +80,7 @@ def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int |
             expected="a time with a zone, such as datetime.now(timezone.utc), or epoch milliseconds",
         )
     at_us = to_microseconds(at)
-    _check_unit("The time of delivery", at, at_us)
+    check_unit("The time of delivery", at, InvalidTimestamp)
     if not MIN_TIMESTAMP_US <= at_us <= MAX_TIMESTAMP_US:
         raise InvalidTimestamp(
             "The time of delivery is before 1970 or after 9999.", found=str(deliver_at)[:40], expected="a time"
@@ -117,18 +117,8 @@ def _parse_timestamp_us(timestamp_ms: object) -> int | None:
     if timestamp_ms is None:
         return None
     time_ms = parse_whole_number("timestamp_ms", timestamp_ms, _MIN_MS, _MAX_MS, InvalidTimestamp)
-    _check_unit("The timestamp", time_ms, 1000 * time_ms)
+    check_unit("The timestamp", time_ms, InvalidTimestamp)
     return 1000 * time_ms
-
-
-def _check_unit(name: str, time: int | datetime, time_us: int) -> None:
-    """Refuse a time that looks like seconds. name: what the error calls the time."""
-    if time_us in LIKE_SECONDS_US:  # seconds in milliseconds are the same number as milliseconds in microseconds
-        raise InvalidTimestamp(
-            f"{name} looks like seconds.",
-            found=time if isinstance(time, int) else str(time),
-            expected=f"epoch milliseconds, such as {time_us}",
-        )
 
 
 def _parse_headers(headers: object) -> tuple[list[Header] | None, int]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.errors import InvalidRecord
-from lakemq.jobs.commands.shared.times import parse_time
+from lakemq.jobs.commands.shared.times import parse_moment
 from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 
@@ -154,10 +154,10 @@ def _is_plain(type: pa.DataType) -> bool:
 
 
 def _without_text(part: str, values: list[Any]) -> list[Any]:
-    """Parse the texts of a CSV: headers are JSON, partitions and epoch milliseconds are digits."""
+    """Parse the texts of a CSV: headers are JSON, partitions are digits."""
     if part == "headers":
         return [_json_or(v) if isinstance(v, str) else v for v in values]
-    if part in ("partition", "timestamp"):
+    if part == "partition":
         return [int(v) if isinstance(v, str) and _DIGITS.fullmatch(v) else v for v in values]
     return values
 
@@ -212,7 +212,7 @@ def _times(values: Sequence[Any], places: _Locations) -> pa.Array:
 def _microseconds(value: Any, index: int, places: _Locations) -> int | None:
     try:
         if isinstance(value, str):
-            value = parse_time(value)
+            value = parse_moment(value)
         if isinstance(value, datetime):
             aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
             return round((aware - _EPOCH).total_seconds() * 1e6)

@@ -12,7 +12,7 @@ import gzip
 import io
 import select
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import BinaryIO
 
@@ -159,10 +159,13 @@ def _csv_header(stream: BinaryIO) -> list[str]:
         names = next(csv.reader(lines, strict=True), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidRecord(f"The CSV's header cannot be read: {error}") from None
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidRecord("A column occurs twice in the CSV's header.", found=twice[0])
+    _check_names(names, "CSV's header")
     return names
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidRecord(f"A column occurs twice in the {where}.", found=twice[0])
 
 
 def _read_parquet(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
@@ -170,6 +173,7 @@ def _read_parquet(stream: BinaryIO, columns: Columns) -> Iterator[pa.Table]:
         file = pq.ParquetFile(stream if stream.seekable() else io.BytesIO(stream.read()))
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidRecord(f"This is not a Parquet file: {error}") from None
+    _check_names(file.schema_arrow.names, "Parquet file")
     groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
     bytes_per_row = max((g.total_byte_size // max(g.num_rows, 1) for g in groups), default=0)
     rows = min(PIECE_ROWS, max(1, PIECE_BYTES // max(bytes_per_row, 1)))
