@@ -482,6 +482,7 @@ def test_columns_are_named_as_they_are_written(mq: Connection) -> None:
         ("CAST(9007199254740993 AS BIGINT)", 9007199254740993),
         ("CAST('12' AS INT)", 12),
         ("try_cast('1.9' AS INT)", None),
+        ("coalesce(try_cast('1_0' AS INT), try_cast('0x1' AS INT), try_cast(' -7 ' AS INT))", -7),
         ("CAST(avg(n) AS INT)", 1),
         ("CAST(sum(n) AS STRING)", "3.50"),
         ("percentile(length(b), 0.5)", 4.0),

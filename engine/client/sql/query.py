@@ -62,8 +62,9 @@ _MACROS = (
     " (x BLOB) AS coalesce(TRY(decode(x)), CAST(x AS VARCHAR)),"
     " (x) AS CASE WHEN typeof(x) = 'TIMESTAMP WITH TIME ZONE' THEN replace(CAST(x AS VARCHAR), '+00', '')"
     " ELSE CAST(x AS VARCHAR) END",
-    # DuckDB rounds fractions; the prefix makes a cast of a text with a fraction fail
-    "CREATE MACRO as_whole (x VARCHAR) AS CASE WHEN regexp_matches(x, '[.eE]') THEN 'not whole: ' || x ELSE x END,"
+    # DuckDB rounds fractions, and takes texts such as 1.9, 1_000 and 0x10; the prefix makes their cast fail
+    "CREATE MACRO as_whole"
+    " (x VARCHAR) AS CASE WHEN regexp_full_match(x, '\\s*[+-]?[0-9]+\\s*') THEN x ELSE 'not whole: ' || x END,"
     " (x TIMESTAMPTZ) AS unix_seconds(x), (x BOOLEAN) AS x, (x) AS trunc(x)",
     "CREATE MACRO length_of (x BLOB) AS octet_length(x), (x) AS length(x)",
     "CREATE MACRO get_json_object(json, path) AS TRY(json_extract_string(as_text(json), path))",
