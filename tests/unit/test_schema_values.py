@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakemq.engine.client.schemas.avro import parse_avro
+from lakemq.engine.client.schemas.avro_shape import AvroShape
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.schema_rule import SchemaRule
@@ -245,6 +247,18 @@ def test_avro_int_has_32_bits() -> None:
             schema.encode(fits | misfit)
     whole = avro("int")
     assert whole.find_misfits([whole.encode(1)[:10] + b"\x80\x80\x80\x80\x10"])
+
+
+def test_ints_of_a_recursive_union_are_checked_once() -> None:
+    """A chain of records that may be of two types: each level of both has an int."""
+    fields = [{"name": "x", "type": "int"}, {"name": "next", "type": ["null", "A", "B"]}]
+    second = {"type": "record", "name": "B", "fields": fields}
+    first = {"type": "record", "name": "A", "fields": [fields[0], {"name": "next", "type": ["null", "A", second]}]}
+    shape, chain = AvroShape(parse_avro(json.dumps(first))), {"x": 2**40, "next": None}
+    for _ in range(60):
+        chain = {"x": 1, "next": chain}
+    with pytest.raises(ValueError, match="too large for Avro's int"):
+        shape.check_ints(chain)
 
 
 def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None:

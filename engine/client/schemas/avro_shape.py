@@ -117,24 +117,29 @@ class AvroShape:
 
     def check_ints(self, value: Any) -> None:
         """Raises ValueError, without the value, if an `int` of it has more than 32 bits."""
-        if self.has_ints and not self._fits(self.schema, value):
+        if self.has_ints and not self._fits(self.schema, value, {}):
             raise ValueError("found a whole number that is too large for Avro's int")
 
-    def _fits(self, schema: Any, value: Any) -> bool:
+    def _fits(self, schema: Any, value: Any, checked: dict[tuple[int, int], bool]) -> bool:
+        """Return whether the ints of a part fit. checked: by the ids of a union and of a value; both may repeat."""
         if isinstance(schema, list):
-            return value is None or any(self._fits(branch, value) for branch in schema if branch != "null")
+            key = id(schema), id(value)
+            if key not in checked:  # each branch of each level could be tried again for each branch of the level above
+                branches = (branch for branch in schema if branch != "null")
+                checked[key] = value is None or any(self._fits(branch, value, checked) for branch in branches)
+            return checked[key]
         kind = schema if isinstance(schema, str) else schema["type"]
         if isinstance(kind, str) and kind in self._named:
-            return self._fits(self._named[kind], value)
+            return self._fits(self._named[kind], value, checked)
         if kind == "int":
             return not isinstance(value, int) or -(2**31) <= value < 2**31
         if kind in _RECORDS and isinstance(value, Mapping):
-            return all(self._fits(field["type"], value.get(field["name"])) for field in schema["fields"])
-        if kind == "array" and isinstance(value, list):
-            return all(self._fits(schema["items"], item) for item in value)
+            return all(self._fits(field["type"], value.get(field["name"]), checked) for field in schema["fields"])
+        if kind == "array" and isinstance(value, list | tuple):
+            return all(self._fits(schema["items"], item, checked) for item in value)
         if kind == "map" and isinstance(value, Mapping):
-            return all(self._fits(schema["values"], item) for item in value.values())
-        return isinstance(kind, str) or self._fits(kind, value)
+            return all(self._fits(schema["values"], item, checked) for item in value.values())
+        return isinstance(kind, str) or self._fits(kind, value, checked)
 
     def must_check(self, size_bytes: int) -> bool:
         """Return whether a value of this size may take too much."""
