@@ -17,17 +17,21 @@ from lakemq.jobs.console.rendering import format_time, make_link
 _MINUTES = 60
 _MOST_NEXT = 20
 
-_PER_MINUTE = """\
-SELECT CAST((unix_millis(deliver_at) - {begin_ms}) DIV 60000 AS INT) AS minute, count(*) AS messages
+_DUE_SOON = """\
+SELECT CAST((unix_millis(deliver_at) - {begin_ms}) DIV 60000 AS INT) AS minute, count(*) AS messages,
+       NULL AS topic, NULL AS partition, NULL AS key, NULL AS deliver_at, NULL AS state
 FROM pending_delayed_rows
 WHERE deliver_at >= timestamp_millis({begin_ms}) AND deliver_at < timestamp_millis({end_ms})
-GROUP BY 1"""
-
-_NEXT = """\
-SELECT topic, partition, key, deliver_at, state
-FROM pending_delayed_rows
-WHERE deliver_at < timestamp_millis({end_ms})
-ORDER BY deliver_at LIMIT {most}"""
+GROUP BY 1
+UNION ALL
+SELECT NULL, NULL, topic, partition, key, deliver_at, state
+FROM (
+  SELECT * FROM pending_delayed_rows
+  WHERE deliver_at < timestamp_millis({end_ms})
+  ORDER BY deliver_at LIMIT {most}
+)
+ORDER BY deliver_at"""
+"""Reads data files, which anybody may have written. One statement, because it gets a process of its own."""
 
 _PER_HOUR = "SELECT due_hour, CAST(sum(messages) AS BIGINT) AS messages FROM pending_delayed GROUP BY 1 ORDER BY 1"
 
@@ -67,7 +71,8 @@ def _draw_due_times(console: Console) -> list[Part]:
     end_ms = begin_ms + _MINUTES * 60_000
 
     def draw() -> list[Part]:
-        counts = dict(console.read_rows(_PER_MINUTE.format(begin_ms=begin_ms, end_ms=end_ms)))
+        rows = console.run_sql(_DUE_SOON.format(begin_ms=begin_ms, end_ms=end_ms, most=_MOST_NEXT)).rows
+        counts = {minute: messages for minute, messages, *_ in rows if minute is not None}
         minutes = [
             (f"{begin + timedelta(minutes=minute):%H:%M} UTC", float(counts.get(minute, 0)))
             for minute in range(_MINUTES)
@@ -75,9 +80,8 @@ def _draw_due_times(console: Console) -> list[Part]:
         hours = [(f"{hour:%Y-%m-%d %H}:00 UTC", float(count)) for hour, count in console.read_rows(_PER_HOUR)]
         following = [
             [topic, partition, show_payload(key, "auto", 200), format_time(deliver_at), state]
-            for topic, partition, key, deliver_at, state in console.read_rows(
-                _NEXT.format(end_ms=end_ms, most=_MOST_NEXT)
-            )
+            for _, _, topic, partition, key, deliver_at, state in rows
+            if topic is not None
         ]
         total = int(sum(count for _, count in minutes))
         return [
