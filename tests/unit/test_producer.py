@@ -297,7 +297,7 @@ BAD_TABLES: list[Any] = [
     None,
     pa.table({"key": ["a"]}),
     pa.table({"value": [1]}),
-    pa.table({"value": ["a"], "partition": [1.0]}),
+    pa.table({"value": ["a"], "partition": [1.5]}),
     pa.table({"value": ["a"], "partition": [True]}),
     pa.table({"value": ["a"], "timestamp": pa.array([2**62], pa.timestamp("s"))}),
     pa.table({"value": ["a"], "headers": [[{"key": f"{SECRET}".encode() + b"\xff", "value": b"v"}]]}),
