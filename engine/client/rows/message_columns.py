@@ -116,7 +116,7 @@ def _find_misfit(column: pa.ChunkedArray, type_: pa.DataType) -> tuple[int, str 
             first = middle
         except pa.ArrowInvalid:
             end = middle
-    return first, str(column[first]) if pa.types.is_primitive(column.type) else None
+    return first, column[first].cast(pa.string()).as_py() if pa.types.is_primitive(column.type) else None
 
 
 def _may_be(type_: pa.DataType, kind: pa.DataType) -> bool:
