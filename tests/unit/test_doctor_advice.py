@@ -257,7 +257,7 @@ def test_a_bad_settings_file_is_mended(path: Path) -> None:
     settings = path.with_name("lakemq.yaml")
     settings.write_text("lease.m: 500\n")
     finding = find_problems(path, conf=str(settings))["settings"]
-    assert finding.found.startswith("INVALID_CONFIG: Unknown parameter")
+    assert finding.found.startswith(f"INVALID_CONFIG: In {settings}: Unknown parameter")
     assert "--conf" in finding.mend
     settings.write_text("lease.ms: 500\n")
     assert not find_problems(path, conf=str(settings))

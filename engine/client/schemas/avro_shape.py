@@ -44,6 +44,7 @@ class AvroShape:
         PartBudget().spend(self._count(schema))
         self._refuse_endless()
         self._checked: set[tuple[int, bool]] = set()
+        self._int_fields: dict[int, list[tuple[str, Any]]] = {}
         self._refuse_empty_items(schema, self.is_recursive)
         self.repeated_defaults = self._defaults if self._has_repeats or self.is_recursive else 0
 
@@ -134,12 +135,25 @@ class AvroShape:
         if kind == "int":
             return not isinstance(value, int) or -(2**31) <= value < 2**31
         if kind in _RECORDS and isinstance(value, Mapping):
-            return all(self._fits(field["type"], value.get(field["name"]), checked) for field in schema["fields"])
+            if (fields := self._int_fields.get(id(schema))) is None:
+                fields = [
+                    (field["name"], field["type"]) for field in schema["fields"] if self._may_have_ints(field["type"])
+                ]
+                self._int_fields[id(schema)] = fields
+            return all(self._fits(type, value.get(name), checked) for name, type in fields)
         if kind == "array" and isinstance(value, list | tuple):
             return all(self._fits(schema["items"], item, checked) for item in value)
         if kind == "map" and isinstance(value, Mapping):
             return all(self._fits(schema["values"], item, checked) for item in value.values())
         return isinstance(kind, str) or self._fits(kind, value, checked)
+
+    def _may_have_ints(self, schema: Any) -> bool:
+        """Return false if no part is an int. Of records by name nothing is known."""
+        if isinstance(schema, str):
+            return schema == "int" or schema in self._named
+        kind = schema["type"] if isinstance(schema, Mapping) else None
+        is_leaf = isinstance(kind, str) and self._may_have_ints(kind)
+        return is_leaf or any(map(self._may_have_ints, _list_parts(schema)))
 
     def must_check(self, size_bytes: int) -> bool:
         """Return whether a value of this size may take too much."""
