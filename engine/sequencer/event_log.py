@@ -41,6 +41,8 @@ _LOGGED = frozenset(
         TransactionMoved,
     }
 )
+_MOST_SETTINGS = 500
+"""Characters of settings in a line."""
 _MOST_LINES = 100
 """Lines of a step. The tables have everything."""
 
@@ -90,7 +92,8 @@ class EventLog:
             case TopicCreated(topic=topic, partitions=partitions):
                 return f"Topic {topic} is created with {partitions} partitions{_name_client(entry)}"
             case TopicAltered(topic=topic, partitions=partitions, config=config):
-                return f"Topic {topic} is altered: {partitions} partitions, settings {config}{_name_client(entry)}"
+                settings = f"{config}"[:_MOST_SETTINGS]  # a schema may be long
+                return f"Topic {topic} is altered: {partitions} partitions, settings {settings}{_name_client(entry)}"
             case TopicDeleted(topic=topic):
                 return f"Topic {topic} is deleted{_name_client(entry)}"
             case TransactionMoved(status=TransactionStatus.PREPARE_ABORT, reason=reason) as moved:

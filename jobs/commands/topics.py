@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -231,12 +232,14 @@ def _size(topic: TopicDescription) -> str:
 
 def _name_readers(mq: Connection, topic: str) -> str:
     """Return the groups that read a topic, with their members and what they have not read, as part of a question."""
+    from lakemq.errors import GroupIdNotFound
+
     readers = []
     for group in mq.groups.list():
-        unread_counts = [part.lag for part in mq.groups.lag(group) if part.topic == topic]
-        if unread_counts:
-            members = len(mq.groups.members(group))
-            readers.append((members, sum(unread_counts), group))
+        with suppress(GroupIdNotFound):  # it was deleted since
+            unread_counts = [part.lag for part in mq.groups.lag(group) if part.topic == topic]
+            if unread_counts:
+                readers.append((len(mq.groups.members(group)), sum(unread_counts), group))
     readers.sort(reverse=True)
     named = [
         f"{group} ({members} member{'' if members == 1 else 's'}, {unread:,} unread)"

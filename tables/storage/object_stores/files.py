@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from .local_files import LocalFiles
 from .object_store import ObjectFiles
 from .objects import Files
-from .secrets import hide_secrets
+from .secrets import has_user, hide_secrets
 from .store_options import STORES, connect
 
 __all__ = ["Files", "LocalFiles", "ObjectFiles", "open_files"]
@@ -38,8 +38,7 @@ def open_files(root: str, storage_options: Mapping[str, str] | None = None) -> F
     if "://" not in path and not _ONE_SLASH.match(path):
         return LocalFiles(path)
     url = urlsplit(root)
-    has_user = url.username is not None and not url.scheme.startswith("abfs")
-    if has_user or hide_secrets(root, {}) != root:
+    if has_user(root) or (url.username is not None and not url.scheme.startswith("abfs")):
         raise ValueError(
             f"root: found a user in {hide_secrets(repr(root), {})}, expected credentials in the environment or in"
             " storage options"

@@ -22,6 +22,11 @@ _FLAGS = {"true", "false"}
 HIDDEN = "***"
 
 
+def has_user(url: str) -> bool:
+    """Return whether a URL has a user and a password, also one with a slash that is not quoted."""
+    return _USER_OF_URL.search(url) is not None
+
+
 def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     """Return the text with stars in place of secrets.
 
