@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +18,7 @@ from lakemq.engine.client.publish.inbox import Inbox
 from lakemq.errors import IllegalState, NamespaceError
 from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.storage.delta.insertions import read_insertion
+from lakemq.tables.storage.object_stores.files import LocalFiles
 
 
 @pytest.fixture(autouse=True)
@@ -231,3 +234,19 @@ def test_an_insertion_is_what_a_commit_put_in(spark: SparkSession, mq: Connectio
     insert(spark, topic, "b")
     spark.sql("OPTIMIZE mq.inbox")
     assert read_insertion(mq.namespace.files, INBOX, newest + 2).files == ()
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_insertion"), [("WRITE", True), ("UPDATE", False), ("MERGE", False), ("RESTORE", False)]
+)
+def test_overwrite_of_an_inbox_that_took_other_changes_inserts_rows(
+    tmp_path: Path, operation: str, is_insertion: bool
+) -> None:
+    """The inbox of a namespace that was made by an earlier version may have such commits."""
+    actions: list[dict[str, Any]] = [{"commitInfo": {"operation": operation}}, {"remove": {"path": "old.parquet"}}]
+    actions.append({"add": {"path": "new.parquet", "size": 7}})
+    log = tmp_path / "inbox" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    insertion = read_insertion(LocalFiles(str(tmp_path)), INBOX, 0)
+    assert insertion.files == (("inbox/new.parquet",) if is_insertion else ())

@@ -37,8 +37,10 @@ def parse_time(text: str) -> datetime:
 
 def parse_as_of(text: str | None) -> int | datetime | None:
     """Parse a step or a time; raise a usage error if it is neither."""
+    if text is None:
+        return None
     try:
-        as_of = int(text) if text and _is_number(text) else None if text is None else parse_time(text)
+        as_of: int | datetime = int(text) if _is_number(text) else parse_time(text)
     except ValueError:
         as_of = _STEP_MAX + 1
     if isinstance(as_of, int) and as_of > _STEP_MAX:

@@ -29,13 +29,15 @@ class Insertion:
 def read_insertion(files: Files, spec: TableSpec, version: int) -> Insertion:
     """Return the files that commit `version` inserted; none if it restored, moved or rewrote rows.
 
-    A table that only allows appends has no other commits that remove rows.
+    Where a table was made before it only took new rows, UPDATE, DELETE and MERGE rewrite rows that were inserted
+    before, and INSERT OVERWRITE inserts new ones.
 
     Raises FileNotFoundError if the log no longer holds the commit.
     """
     actions = DeltaLog(files, spec.name).read_actions(version)
     operation = next((action["commitInfo"].get("operation") for action in actions if "commitInfo" in action), "")
-    added = [] if operation in _OF_OLD_ROWS or any(_of(actions, "remove")) else list(_of(actions, "add"))
+    is_rewrite = operation != "WRITE" and any(_of(actions, "remove"))
+    added = [] if is_rewrite or operation in _OF_OLD_ROWS else list(_of(actions, "add"))
     names = tuple(f"{spec.name}/{unquote(add['path'])}" for add in added)
     return Insertion(version, names, sum(add["size"] for add in added))
 
