@@ -64,7 +64,7 @@ def serve(
     """
     durations = durations or StepDurations()
     waiter = FolderWaiter(sequencer.watch_letters, clock, sequencer.news)
-    pace, retry_ms, has_worked, last_failure = _Pace(config), SHORTEST_RETRY_MS, False, ""
+    pace, retry_ms, pause_ms, has_worked, last_failure = _Pace(config), SHORTEST_RETRY_MS, 0, False, ""
     try:
         while not stopped():
             try:
@@ -83,15 +83,17 @@ def serve(
                 if is_gone or (last_failure and not has_worked and not _may_pass(error)):
                     raise
                 failure = f"{type(error).__name__}: {error}"
+                # a failure of the projection repeats although steps succeed between
+                pause_ms = max(retry_ms, min(2 * pause_ms, LONGEST_RETRY_MS)) if failure == last_failure else retry_ms
                 log.error(
                     "%s has failed, and tries again in %d ms: %s",
                     sequencer.name,
-                    retry_ms,
+                    pause_ms,
                     error,
                     exc_info=not _is_self_explanatory(error) and failure != last_failure,
                 )
                 last_failure = failure
-                clock.sleep(retry_ms)
+                clock.sleep(pause_ms)
                 retry_ms = min(2 * retry_ms, LONGEST_RETRY_MS)
                 continue
             has_worked, retry_ms = True, SHORTEST_RETRY_MS

@@ -203,7 +203,7 @@ class TermFactory:
         housekeeping = Housekeeping(
             ns.files, ns.config, clock, watermark, time.now_ms, data_files, self._crash_point, live
         )
-        projector = Projector(ns.store, housekeeping, clock.steady_ms, self._crash_point)
+        projector = Projector(ns.store, watermark, housekeeping, clock.steady_ms, self._crash_point)
         pending_file = CurrentPendingFile(self._new_file_id, ns.config.number("journal.rows.max.bytes"))
         background = BackgroundProjection(
             step_log, pending_file, housekeeping, projector, self._projecting, clock, ns.config, tail

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
 
 from .spec import INT64, TEXT, TableSpec, column
+
+VERSIONS = pa.list_(pa.struct([pa.field("table", TEXT), pa.field("version", INT64)]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +24,7 @@ class WatermarkRow:
     next_producer_id: int = column(INT64, "Id of the next producer.")
     routing_step: int = column(INT64, "Last step that changed the topics of a destination.")
     delay_pointer_ms: int = column(INT64, "All delayed messages due up to this time are released.")
+    versions: list[dict[str, Any]] = column(VERSIONS, "Least Delta version of each table that holds this step.")
 
 
 GROUP_SHARDS = "lakemq.groupShards"

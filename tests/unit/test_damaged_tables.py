@@ -28,7 +28,9 @@ from lakemq.engine.client.sql import query as sql_query
 from lakemq.engine.client.sql.dialects import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.loading import load as recovery
+from lakemq.engine.namespace.loading.load import load_state, read_watermark
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.engine.protocol.projection import RESTORED
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
@@ -338,6 +340,41 @@ def test_a_row_that_was_never_written_is_named(
         write_deltalake(copy, pa.Table.from_pylist([row], stored.schema), mode="append")
     with lakemq.connect(str(path)) as mq, pytest.raises(TableDamaged, match=message):
         mq.step_until_idle()
+
+
+@pytest.mark.parametrize("table", ["partitions", "topics", "producers", "transactional_ids"])
+def test_the_loss_of_the_newest_log_entry_of_a_table_is_named(table: str, busy: Path, tmp_path: Path) -> None:
+    """Without the check a fetch shows fewer messages, and the next sequencer gives out their offsets again."""
+    path = shutil.copytree(busy, tmp_path / "mq")
+    newest = max((path / table / "_delta_log").glob("*.json"))
+    newest.unlink()
+    version = int(newest.stem)
+    named = f"{table} is at version {version - 1}, expected {version} or later"
+    with lakemq.connect(str(path)) as mq:
+        with pytest.raises(TableDamaged, match=named):
+            mq.sql("SELECT count(*) FROM log")
+        with pytest.raises(TableDamaged, match=named):
+            load_state(mq.namespace.store, read_watermark(mq.namespace.store), RESTORED)
+        with pytest.raises(TableDamaged, match=named):
+            mq.step_until_idle()
+    assert max((path / table / "_delta_log").glob("*.json")).stem == f"{version - 1:020}", "a commit took its place"
+
+
+@pytest.mark.parametrize("table", ["messages", "segments", "journal"])
+def test_no_commit_takes_the_place_of_a_lost_log_entry(
+    table: str, busy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its pass fails, each time after a longer pause, although steps succeed between."""
+    path = shutil.copytree(busy, tmp_path / "mq")
+    newest = max((path / table / "_delta_log").glob("*.json"))
+    newest.unlink()
+    with lakemq.connect(str(path), config=CONFIG) as mq:
+        with pytest.raises(TableDamaged, match=f"{table} is at version {int(newest.stem) - 1}"):
+            mq.sql("SELECT count(*) FROM log")
+        with mq.serving():
+            mq.publish("t", pa.table({"value": ["y"]}))
+            until(lambda: "tries again in 400 ms: TABLE_DAMAGED" in caplog.text)
+    assert not newest.exists()
 
 
 def test_a_transaction_that_contradicts_its_partitions_ends_no_step(

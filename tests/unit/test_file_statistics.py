@@ -36,7 +36,7 @@ def register_file(folder: Path, low_ms: int, high_ms: int) -> StoredFile:
     file = DataFile(FILE, 1, 7, low_ms, high_ms, 7)
     step = Step(1, 0, 1, [JournalEntry(FilesAdded([file]))])
     work = plan_projection(State(step=1), [step], 0)
-    Projector(namespace.store, housekeeping, clock.steady_ms).write(work, lambda: None)
+    Projector(namespace.store, BEGINNING, housekeeping, clock.steady_ms).write(work, lambda: None)
     (stored,) = namespace.store.open(MESSAGES).files()
     return stored
 

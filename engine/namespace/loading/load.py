@@ -34,6 +34,7 @@ BEGINNING = WatermarkRow(
     next_producer_id=0,
     routing_step=0,
     delay_pointer_ms=0,
+    versions=[],
 )
 """The watermark of a namespace in which nothing is projected yet."""
 
@@ -65,6 +66,7 @@ def load_state(
     # open all tables before reading any. An opened version stays readable for long, however slow this is; a later
     # merge may remove the rows that keys had at the watermark
     handles = {name: _open_at_step(store, BY_NAME[name], watermark.step) for name in names}
+    check_versions(store, watermark, handles)
     tables = {name: _read_newest(handle, watermark.step) for name, handle in handles.items() if name != DELAYED.name}
     # a deleted topic may have a row in one table and none in the other
     counts = _partition_counts(tables[PARTITIONS.name].filter(~pc.field("removed")))
@@ -85,6 +87,21 @@ def load_state(
         last_hour = None if later is None else later.start(store, rows, state)
         restore_delays(state, rows.read(last_hour=last_hour))
     return state
+
+
+def check_versions(store: Store, watermark: WatermarkRow, handles: Mapping[str, TableHandle]) -> None:
+    """Raise TableDamaged if a table is older than the watermark says: the newest entries of its log are lost.
+
+    Else fewer rows would be shown, and offsets given out again. handles: opened after the watermark was read.
+    """
+    for name, version in least_versions(watermark).items():
+        if name in handles and handles[name].version < version:
+            raise make_damage_error(store, f"{name} is at version {handles[name].version}, expected {version} or later")
+
+
+def least_versions(watermark: WatermarkRow) -> dict[str, int]:
+    """Return for each table's name the least version of its log that holds the watermark's step."""
+    return {entry["table"]: entry["version"] for entry in watermark.versions}
 
 
 def shards_from(properties: Mapping[str, str]) -> Shards:

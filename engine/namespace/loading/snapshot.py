@@ -17,7 +17,7 @@ from lakemq.tables.storage.delta.store import Store, TableHandle
 
 from ...protocol.errors import InvalidRequest, StepTooOld
 from ...protocol.values.journal import Step
-from .load import BEGINNING, read_watermark
+from .load import BEGINNING, check_versions, read_watermark
 from .waiting_steps import drop_last_renewals, read_steps_after_watermark
 
 _ATTEMPTS = 20
@@ -48,6 +48,7 @@ def take_snapshot(store: Store, as_of: int | datetime | None = None) -> Snapshot
     for _ in range(_ATTEMPTS):
         watermark = read_watermark(store)
         handles = {spec.name: store.open(spec) for spec in sorted(TABLES, key=lambda spec: spec is MESSAGES)}
+        check_versions(store, watermark, handles)
         floor = max(handle.floor() for handle in handles.values())
         if floor > watermark.step:
             continue

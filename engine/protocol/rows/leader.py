@@ -11,7 +11,7 @@ from ..values.state import State
 
 
 def build_watermark(state: State, floor: int) -> pa.Table:
-    """Return the row that declares all tables complete up to the state's step."""
+    """Return the row that declares all tables complete up to the state's step. Whoever writes it adds the versions."""
     row = WatermarkRow(
         step=state.step,
         floor=floor,
@@ -23,6 +23,7 @@ def build_watermark(state: State, floor: int) -> pa.Table:
         next_producer_id=state.next_producer_id,
         routing_step=state.routing_step,
         delay_pointer_ms=state.delays.pointer_ms,
+        versions=[],
     )
     return WATERMARKS.table([row])
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.specs.watermarks import VERSIONS, WATERMARKS, WatermarkRow
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
@@ -34,6 +34,7 @@ from ...maintenance.housekeeping import Housekeeping
 from ...maintenance.row_trimming import LiveState, read_live_state
 from ...namespace.data_file import to_table_file
 from ...namespace.loading.damage import make_damage_error
+from ...namespace.loading.load import check_versions, least_versions
 from ...namespace.processes import crash
 from ...protocol.codec.journal import encode_steps
 from ...protocol.errors import NotLeader
@@ -78,12 +79,18 @@ class Projector:
     def __init__(
         self,
         store: Store,
+        watermark: WatermarkRow,
         housekeeping: Housekeeping,
         steady_ms: Callable[[], int],
         crash_point: crash.CrashPoint = crash.nowhere,
     ) -> None:
-        """steady_ms: returns a time that only goes forward, and on while the machine sleeps."""
-        self._store, self._housekeeping = store, housekeeping
+        """Write to a namespace.
+
+        Args:
+            watermark: the newest one. No table may be older than it says.
+            steady_ms: returns a time that only goes forward, and on while the machine sleeps.
+        """
+        self._store, self._watermark, self._housekeeping = store, watermark, housekeeping
         self._steady_ms, self._crash_point = steady_ms, crash_point
         self._handles: dict[str, TableHandle] = {}
         self._checked_at_ms = 0
@@ -105,7 +112,7 @@ class Projector:
                 self._append(name, rows, work.step, check_continuity)
                 self._crash_point("projector.table_appended")
             self._crash_point("projector.tables_appended")
-            self._append(WATERMARKS.name, work.watermark, work.step, check_continuity)
+            self._append(WATERMARKS.name, self._add_versions(work.watermark), work.step, check_continuity)
             self._crash_point("projector.watermark_written")
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
@@ -127,6 +134,14 @@ class Projector:
             self._check_continuity_if_long_ago(check_continuity)
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step, self._reach_rows_point)
+
+    def _add_versions(self, watermark: pa.Table) -> pa.Table:
+        """Return the watermark with the versions of the tables. One that was not opened keeps its version."""
+        versions = least_versions(self._watermark) | {name: handle.version for name, handle in self._handles.items()}
+        del versions[WATERMARKS.name]
+        rows = [{"table": name, "version": version} for name, version in sorted(versions.items())]
+        at = watermark.schema.get_field_index("versions")
+        return watermark.set_column(at, "versions", pa.array([rows], VERSIONS))
 
     def _reach_rows_point(self) -> None:
         self._crash_point("projector.table_rows_written")
@@ -151,6 +166,7 @@ class Projector:
         """
         opened = {name: self._store.open(BY_NAME[name]) for name in names if name not in self._handles}
         check_continuity()
+        check_versions(self._store, self._watermark, opened)
         self._checked_at_ms = self._steady_ms()
         self._handles |= opened
 
