@@ -120,7 +120,7 @@ def describe(
     group: Annotated[list[str] | None, typer.Argument(metavar="[GROUP]...", help="Names of groups.")] = None,
     all_groups: group_operations.AllGroups = False,
     state: Annotated[
-        bool, typer.Option("--state", help="Only the state of each group, and the members that it waits for.")
+        bool, typer.Option("--state", help="Only the state of each group, and what it waits for.")
     ] = False,
     members: Annotated[bool, typer.Option("--members", help="The members, as in `groups members`.")] = False,
     settings: Annotated[
@@ -131,8 +131,8 @@ def describe(
 
     lag_counted_from: the start of the lag, as in `groups lag`. deleted: offsets that retention or delete-records
     deleted before the group had consumed them. problem: why the group does not use the assignor that was asked for.
-    waits_for: members that must give up partitions first, and sentences about what holds the group up: a member that
-    sends no heartbeats or does not poll, an open transaction, and in a queue group unacknowledged messages.
+    waits_for: sentences about what holds the group up: a member that must give up partitions first, sends no
+    heartbeats or does not poll, an open transaction, and in a queue group unacknowledged messages (JSON: stalls).
     expires_at: when the committed offsets are deleted if the group stays unused. delay_left_ms: how much longer the
     group waits for lost or new members before it assigns partitions. consumption_rate: offsets per second over the
     last minute (rate_window_ms in JSON). --settings: all settings of the group, and whether each is set or a default.

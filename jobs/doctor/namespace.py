@@ -270,10 +270,8 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     now_ms = store_now_ms(mq)
     with observer.look() as observation:
         groups = observation.groups.all()
-        in_use = [group.group for group in groups if group.members]
-        stalls = [
-            (group, stall) for group in in_use for stall in observation.groups.stalls(group) if stall.is_overdue(now_ms)
-        ]
+    in_use = [group for group in groups if group.members]
+    stalls = [(group.group, stall) for group in in_use for stall in group.stalls if stall.is_overdue(now_ms)]
     if stalls:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
         more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""

@@ -78,6 +78,16 @@ def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) 
     yield build.states(
         "lakemq_group_state", "State of the group.", "group", GROUP_STATES, ((info.group, info.state) for info in infos)
     )
+    yield build.gauge(
+        "lakemq_group_waits",
+        "Things that hold the group up, as `waits_for` of `groups describe` names them; missing where there is none.",
+        ("group", "cause"),
+        (
+            ((info.group, cause), count)
+            for info in infos
+            for cause, count in Counter(stall.kind for stall in info.stalls).items()
+        ),
+    )
     yield _count_partition_states(observation, build)
 
 

@@ -86,7 +86,10 @@ def test_group_waits_for_a_member_at_work_and_names_it(mq: Connection) -> None:
         assert not second.poll()
         assert not third.poll()
     described = mq.groups.describe(group)
-    assert (described.state, described.waits_for) == ("PreparingRebalance", [first.member_id])
+    assert (described.state, [stall.member_id for stall in described.stalls]) == (
+        "PreparingRebalance",
+        [first.member_id],
+    )
     settle(first, second, third, on=lambda: mq.groups.describe(group).state == "Stable")
     assert mq.groups.describe(group).waits_for == []
     assert mq.groups.describe(group).generation == before + 1
@@ -126,7 +129,7 @@ def test_slow_member_of_a_cooperative_group_stops_only_its_partitions(mq: Connec
     )
     slow, quick = (first, second) if len(list_partitions(first)) == 2 else (second, first)
     third = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
-    until(lambda: mq.groups.describe(group).waits_for == [slow.member_id])
+    until(lambda: [stall.member_id for stall in mq.groups.stalls(group)] == [slow.member_id])
     (partition,) = list_partitions(quick)
     add(mq, topic, {partition: 1})
     assert texts(quick.poll(timeout_ms=5_000)) == [f"{partition}.0"]

@@ -8,8 +8,11 @@ import pytest
 from golden.story import Story
 
 from lakemq.engine.client.groups.groups import Groups
+from lakemq.engine.client.observer import Observation
 from lakemq.engine.protocol.codec.overdue_member import OverdueMember
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.jobs.metrics.families import FamilyBuilder
+from lakemq.jobs.metrics.object_metrics import read_groups
 
 FOR_GOOD = -1
 
@@ -18,6 +21,16 @@ def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Gr
     unused: Any = None
     now_ms = story.mq.state.now_ms + passed_ms
     return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: overdue)
+
+
+def count_waits(story: Story, groups: Groups) -> dict[tuple[str, ...], float]:
+    """Return (group, cause) -> the value of the metric `lakemq_group_waits`."""
+    unused: Any = None
+    observation = Observation(story.mq.state, 0, groups, unused, unused)
+    (family,) = (
+        family for family in read_groups(unused, observation, FamilyBuilder()) if family.name == "lakemq_group_waits"
+    )
+    return {(sample.labels["group"], sample.labels["cause"]): sample.value for sample in family.samples}
 
 
 @pytest.mark.parametrize("protocol", ["classic", "queue"])
@@ -77,6 +90,35 @@ def test_member_that_has_left_is_no_stall() -> None:
     assert make_groups(story, 0, OverdueMember("g", "C1", 1_000, None)).stalls("g") == []
 
 
+@pytest.mark.parametrize(
+    ("protocol", "advice"),
+    [
+        ("cooperative", "It has to poll; after max_poll_interval_ms (300000) it loses them."),
+        ("queue", "It has to acknowledge what it has of them; after max.handoff.ms (3000) it loses them."),
+    ],
+)
+def test_member_that_is_to_give_up_partitions_is_named(protocol: str, advice: str) -> None:
+    story = Story()
+    config = {"group.protocol": protocol} | ({"max.handoff.ms": 3_000} if protocol == "queue" else {})
+    for line in (
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 2, "t-1": 2}},
+        {"join": "C1", "config": config},
+        *([{"acquire": "C1"}] if protocol == "queue" else []),
+        {"join": "C2", "config": config},
+    ):
+        story.tell(line)
+    groups = make_groups(story)
+    (paused,) = (assignment for assignment in groups.assignments("g") if assignment.state == "paused")
+    (stall,) = groups.describe("g").stalls
+    assert (stall.kind, stall.member_id, stall.advice) == ("handover", "C1", advice)
+    assert f" to give up t-{paused.partition}, and has not yet." in stall.found
+    assert groups.stalls("g") == [stall]
+    assert groups.describe("g").waits_for == [str(stall)]
+    assert not stall.is_overdue(stall.since_ms + 10_000_000), "it ends by itself"
+    assert count_waits(story, groups) == {("g", "handover"): 1}
+
+
 def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
     story = Story()
     for line in (
@@ -98,7 +140,9 @@ def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
     assert "transaction_timeout_ms is 60000" in stall.found
     assert "`lakemq transactions abort etl`" in stall.advice
     assert groups.describe("g").waits_for == [str(stall)]
+    assert count_waits(story, groups) == {("g", "open transaction"): 1}
     assert not stall.is_overdue(story.mq.state.now_ms + 50_000)
     assert stall.is_overdue(story.mq.state.now_ms + 61_000)
     story.tell({"who": "A", "commit": None})
     assert make_groups(story, 11_000).stalls("g") == []
+    assert count_waits(story, make_groups(story, 11_000)) == {}

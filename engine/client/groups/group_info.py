@@ -13,6 +13,7 @@ from ...protocol.values.consuming.assignments import Assignment, Group, GroupSta
 from ...protocol.values.state import State
 from .partition_lag import LagOrigin, count_deleted_offsets, list_partition_lags
 from .rates import Consumption
+from .stall import Stall
 from .stalls import find_stalls
 
 _RETENTION = "offsets.retention.ms"
@@ -35,8 +36,7 @@ class GroupInfo:
         generation, leader: of a classic group.
         members: how many there are.
         problem: why the assignor is not the one that was asked for.
-        waits_for: members that are to give up partitions, and have not yet, and a sentence for each thing that holds
-            the group up (`Groups.stalls`).
+        stalls: what holds the group up, as `Groups.stalls` returns it; waits_for: the same as sentences.
         partitions: how many the group shares among its members, or has committed offsets for.
         lag, deleted, expired: sums over its partitions, as in `PartitionLag`.
         lag_counted_from: the kinds of `PartitionLag.counted_from` among them.
@@ -65,6 +65,7 @@ class GroupInfo:
     members: int
     assignor: str
     problem: str | None
+    stalls: list[Stall]
     waits_for: list[str]
     partitions: int
     lag: int
@@ -168,6 +169,7 @@ def describe_group(
     group = state.groups.get(name)
     leader = group.leader if group else None
     committed = state.offsets.get(name, {})
+    stalls = find_stalls(state, name, lags, overdue, now_ms)
     idle_ms = _find_idle_since(state, name)
     retention_ms = state.offsets_retention_ms(name, retention_ms)
     return GroupInfo(
@@ -181,7 +183,8 @@ def describe_group(
         members=len(group.members) if group else 0,
         assignor=group.assignor if group else "",
         problem=group.problem if group else None,
-        waits_for=[*_list_slow_owners(group), *map(str, find_stalls(state, name, lags, overdue, now_ms))],
+        stalls=stalls,
+        waits_for=[*map(str, stalls)],
         partitions=len(lags),
         lag=sum(lag.lag for lag in lags),
         lag_counted_from=sorted({lag.counted_from for lag in lags}),
@@ -250,10 +253,6 @@ def _find_start_offsets(group: Group | None) -> dict[TopicIdPartition, int]:
     """Return (topic_id, partition) -> the offset at which the group, or its member, begins."""
     assignments = group.assignments.items() if group else ()
     return {tp: start for tp, assignment in assignments if (start := assignment.start_offset) is not None}
-
-
-def _list_slow_owners(group: Group | None) -> list[str]:
-    return [] if group is None else sorted({group.assignments[tp].owner or "" for tp in group.paused})
 
 
 def _find_idle_since(state: State, name: str) -> int | None:

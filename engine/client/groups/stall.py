@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Literal
 
 StallKind = Literal[
-    "last delivery", "bound", "silent", "waiting", "ranges", "no heartbeat", "no poll", "open transaction"
+    "handover", "last delivery", "bound", "silent", "waiting", "ranges", "no heartbeat", "no poll", "open transaction"
 ]
 
 
@@ -19,13 +19,13 @@ class Stall:
         kind: in a queue group `last delivery`: a message must come alone, and its member has others. `bound`: the
             member has as many messages as it may. `silent`: it polls and acknowledges nothing. `waiting`: a message
             that was given back waits for its time. `ranges`: too many ranges of messages are in different states. In
-            every group `no heartbeat`, `no poll`: none has come from the member for long. `open transaction`: readers
-            of committed messages have read all up to it.
+            every group `handover`: the member is to give up partitions. `no heartbeat`, `no poll`: none has come from
+            the member for long. `open transaction`: readers of committed messages have read all up to it.
         member_id: the member that is in the way; empty for a transaction.
         topic, partition, offset: the message that is in the way; None if it is the member itself.
         found, advice: two sentences: the trouble, and the cure.
         since_ms: in ms since 1970, when the member last acknowledged or got messages of the partition, sent a heartbeat
-            or polled, or when the transaction began.
+            or polled, when it was to give up partitions, or when the transaction began.
         patience_ms: how long such a stall may last before it is overdue; None: it ends by itself.
     """
 

@@ -1,4 +1,4 @@
-"""Find what holds up a group: members that are overdue, open transactions, and in queue groups undelivered messages."""
+"""Find what holds up a group: its members, open transactions, and in queue groups undelivered messages."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def find_stalls(
     group = state.groups.get(name)
     stalls: list[Stall] = []
     if group is not None:
+        stalls += _find_slow_owners(group)
         stalls += _find_overdue_members(group, overdue)
         stalls += find_queue_stalls(state, group)
     # A group that has read all before an open transaction has exactly the offsets behind that left.
@@ -43,6 +44,30 @@ def find_stalls(
     ]
     transactions = find_open_transactions(state, held_back, now_ms)
     return [*stalls, *(stall for stall in transactions if now_ms - stall.since_ms > _SHORTEST_TRANSACTION_MS)]
+
+
+def _find_slow_owners(group: Group) -> Iterator[Stall]:
+    """Yield the members that are to give up partitions, and have not yet."""
+    paused_by_owner: dict[str, list[TopicIdPartition]] = {}
+    for tp in sorted(group.paused):
+        paused_by_owner.setdefault(group.assignments[tp].owner or "", []).append(tp)
+    for member in sorted(group.members.values(), key=lambda member: member.number):
+        paused = paused_by_owner.get(member.member_id, [])
+        if not paused:
+            continue
+        since_ms = min(group.assignments[tp].since_ms for tp in paused)
+        bound = (
+            f"max.handoff.ms ({group.setting('max.handoff.ms')})"
+            if group.is_queue
+            else f"max_poll_interval_ms ({member.max_poll_interval_ms})"
+        )
+        found = (
+            f"Member {_describe_member(member)} has been asked at {format_time(since_ms)} to give up"
+            f" {_shorten_list([f'{group.assignments[tp].topic}-{tp[1]}' for tp in paused])}, and has not yet."
+        )
+        step = "acknowledge what it has of them" if group.is_queue else "poll"
+        advice = f"It has to {step}; after {bound} it loses them."
+        yield Stall("handover", member.member_id, None, None, None, found, advice, since_ms, None)
 
 
 def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Iterator[Stall]:
@@ -97,6 +122,11 @@ def _count_partitions(group: Group, member: GroupMember) -> str:
     return "1 partition" if count == 1 else f"{count} partitions"
 
 
+def _shorten_list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN_PARTITIONS} more partitions" if len(names) > _SHOWN_PARTITIONS else ""
+    return f"{', '.join(names[:_SHOWN_PARTITIONS])}{more}"
+
+
 def _advise_removal(group: Group, member: GroupMember) -> str:
     command = f"lakemq groups remove-members {group.group} --member {member.member_id}"
     return f"Restart it, or give its partitions to others now: `{command}`."
@@ -128,11 +158,10 @@ def _find_holder(state: State, tp: TopicIdPartition) -> str | None:
 def _describe_transaction(
     state: State, transaction: Transaction, name: str, held_back: list[TopicIdPartition], now_ms: int
 ) -> Stall:
-    shown = ", ".join(f"{state.topics[tp[0]].topic}-{tp[1]}" for tp in held_back[:_SHOWN_PARTITIONS])
-    more = f" and {len(held_back) - _SHOWN_PARTITIONS} more partitions" if len(held_back) > _SHOWN_PARTITIONS else ""
+    shown = _shorten_list([f"{state.topics[tp[0]].topic}-{tp[1]}" for tp in held_back])
     began_ms = transaction.started_at_ms or now_ms
     found = (
-        f"Readers of committed messages have read {shown}{more} up to transaction {name}, which is open for"
+        f"Readers of committed messages have read {shown} up to transaction {name}, which is open for"
         f" {(now_ms - began_ms) // 1000} s, since {format_time(began_ms)} (transaction_timeout_ms is"
         f" {transaction.timeout_ms})."
     )

@@ -15,7 +15,7 @@ from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Pa
 from lakemq.jobs.console.rendering import format_length, format_time, make_link
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.groups.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag, Stall
+    from lakemq.engine.client.groups.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag
 
 _HOME = Link("Groups", "/groups")
 _MOST_PARTITIONS = 64
@@ -73,10 +73,8 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         is_known = name in observation.state.groups
         members = groups.members(name) if is_known else []
         assignments = groups.assignments(name) if is_known else []
-        stalls = groups.stalls(name)
     parts: list[Part] = [
-        *(Notice(str(stall), "bad") for stall in stalls),
-        *_warn(info, stalls),
+        *_warn(info),
         _describe(info),
         _list_partitions(lags, assignments),
         _list_members(members),
@@ -93,11 +91,11 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
     return Page(name, parts, [_HOME])
 
 
-def _warn(info: GroupInfo, stalls: list[Stall]) -> list[Part]:
-    notices: list[Part] = [Notice(info.problem, "bad")] if info.problem else []
-    waits_for = [text for text in info.waits_for if text not in map(str, stalls)]
-    if waits_for:
-        notices.append(Notice(f"The group waits for these members to give up partitions: {', '.join(waits_for)}."))
+def _warn(info: GroupInfo) -> list[Part]:
+    # what ends by itself is no trouble
+    notices: list[Part] = [Notice(str(stall), "info" if stall.patience_ms is None else "bad") for stall in info.stalls]
+    if info.problem:
+        notices.append(Notice(info.problem, "bad"))
     if info.deleted:
         notices.append(Notice(f"{info.deleted:,} offsets were deleted before the group had consumed them.", "bad"))
     return notices
