@@ -32,7 +32,6 @@ DESTINATION = "t"
 
 PLAIN = Copy(4, "xxhash64", 40, (0,), DelayRule(1_000))
 LEVELS = Copy(3, "xxhash64", 1_000, (0,), DelayRule(1, (1_000, 5_000)))
-BY_CALL = Copy(3, "xxhash64", 1_000, (0,), DelayRule(1, by_call=True))
 
 _DUE_OUT_OF_RANGE, _NEGATIVE_DELAY, _TOO_LONG, _BOTH, _UNREADABLE, _DUE_IN_SECONDS = range(-7, -7 - 6, -1)
 
@@ -133,19 +132,13 @@ CASES = (
         copy=LEVELS,
     ),
     RowCase("a delay above all levels", _K | {"delay_ms": 5_001}, _TOO_LONG, copy=LEVELS),
+    RowCase("a delay counts from the call", _K | {"timestamp": 0, "delay_ms": 7}, _hashed(b"k"), due_ms=_SECOND_MS),
     RowCase(
-        "a delay counts from the timestamp",
-        _K | {"timestamp": 0, "delay_ms": 7},
+        "a level counts from the call",
+        _K | {"timestamp": 0, "deliver_at": (NOW_MS + 7) * 1000},
         _hashed(b"k", LEVELS),
-        due_ms=1_000,
+        due_ms=NOW_MS + 1_000,
         copy=LEVELS,
-    ),
-    RowCase(
-        "a delay counts from the call",
-        _K | {"timestamp": 0, "delay_ms": 7},
-        _hashed(b"k", BY_CALL),
-        due_ms=NOW_MS + 7,
-        copy=BY_CALL,
     ),
 )
 

@@ -181,7 +181,7 @@ class Connection(LogAccess):
             txn_app_id: name of an application for `txn_version`, as in Delta.
             txn_version: with it, a version not above the last one of the application is not published again.
             deliver_at: column of times or epoch milliseconds, or one time for all rows: delays messages until then.
-            delay_ms: column, or one number for all rows: delays messages by so long after their timestamps.
+            delay_ms: column, or one number for all rows: delays messages by so long after the call.
             ttl_ms: column, or one number for all rows: how long messages are delivered.
 
         Returns:

@@ -53,7 +53,9 @@ def send_reminders(mq: Connection, flights: pa.Table) -> Reminders:
     delays = flights.column("dep_delay")
     for number in _find(pc.greater(delays, LATE_MINUTES), receipts)[:MOST_MOVED]:
         later_ms = int(due_ms[number]) + delays[number].as_py() * 60_000 // SPEED + 1
-        moved = mq.delayed.reschedule(receipts[number], deliver_at=later_ms)
+        # on a slow machine the time may be past
+        delay_ms = max(0, later_ms - time.time_ns() // 1_000_000)
+        moved = mq.delayed.reschedule(receipts[number], delay_ms=delay_ms)
         if moved.outcome == "rescheduled" and moved.deliver_at_ms is not None:
             due_ms[number] = moved.deliver_at_ms
             reminders.moved.add(number)

@@ -17,7 +17,7 @@ class InboxRow:
     headers: list[Any] | None = column(HEADERS, "Headers, or null.", nullable=True)
     timestamp: Any = column(TIME, "Time of the message; null: the time when it is drained.", nullable=True)
     deliver_at: Any = column(TIME, "Deliver the message no earlier than this; null: at once.", nullable=True)
-    delay_ms: int | None = column(INT64, "Or deliver it this long after its timestamp; null: at once.", nullable=True)
+    delay_ms: int | None = column(INT64, "Or deliver it this long after it is drained; null: at once.", nullable=True)
     ttl_ms: int | None = column(INT64, "Time to live; null: the topic's.", nullable=True)
 
 

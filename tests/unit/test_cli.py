@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,16 @@ def test_fields_of_json_lines_become_the_parts_of_a_message(lake: Lakemq, mq: Co
     assert (null["key"], null["value"], null["headers"]) == (None, None, [])
     assert "value" not in coded
     assert base64.b64decode(coded["value_base64"]) == NOT_UTF8
+
+
+def test_delay_of_old_rows_counts_from_now(lake: Lakemq, mq: Connection) -> None:
+    mq.topics.create("old")
+    line = json.dumps({"v": "old", "t": "2024-05-01T12:00:00Z"}).encode()
+    columns = ["--value-column", "v", "--timestamp-column", "t"]
+    before_ms = time.time_ns() // 1_000_000
+    lake("publish", "--topic", "old", *columns, "--delay-ms", "3600000", stdin=line)
+    (waiting,) = mq.delayed.all("old")
+    assert waiting.first_due_ms >= before_ms + 3_600_000
 
 
 def test_csv_stays_text_and_tells_null_from_empty(lake: Lakemq, mq: Connection, tmp_path: Path) -> None:

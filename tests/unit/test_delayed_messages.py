@@ -55,21 +55,23 @@ def test_released_message_looks_like_any_other(mq: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_delay_counts_from_the_timestamp_or_the_call_with_log_append_time(mq: Connection) -> None:
-    by_timestamp, by_call = (
+def test_delay_counts_from_the_call_whatever_the_timestamp_is(mq: Connection) -> None:
+    by_producer, by_log = (
         create_quick_topic(mq),
         create_quick_topic(mq, **{"message.timestamp.type": "LogAppendTime"}),
     )
+    dues_ms = {}
     with mq.producer() as producer:
-        before_ms = now_ms()
-        first = producer.send(by_timestamp, "v", timestamp_ms=1_000, delay_ms=60).result()
-        second = producer.send(by_call, "v", timestamp_ms=1_000, delay_ms=600).result()
-    assert first.deliver_at_ms == 1_100
-    assert before_ms + 600 <= (second.deliver_at_ms or 0) <= now_ms() + 650
-    due_ms = second.deliver_at_ms or 0
-    wait_for_messages(mq, by_call, 1)
-    (message,) = mq.fetch(by_call)
-    assert message.timestamp >= datetime.fromtimestamp(due_ms / 1000, timezone.utc)
+        for topic in (by_producer, by_log):
+            before_ms = now_ms()
+            sent = producer.send(topic, "v", timestamp_ms=1_000, delay_ms=600).result()
+            dues_ms[topic] = sent.deliver_at_ms or 0
+            assert before_ms + 600 <= dues_ms[topic] <= now_ms() + 650
+    for topic, due_ms in dues_ms.items():
+        assert wait_for_messages(mq, topic, 1) >= due_ms
+    (old,), (stamped,) = mq.fetch(by_producer), mq.fetch(by_log)
+    assert old.timestamp == datetime.fromtimestamp(1, timezone.utc)
+    assert stamped.timestamp >= datetime.fromtimestamp(dues_ms[by_log] / 1000, timezone.utc)
 
 
 @pytest.mark.slow
@@ -90,8 +92,9 @@ def test_delay_is_rounded_up_to_the_next_level(mq: Connection) -> None:
     topic = create_quick_topic(mq, **{"delay.mode": "levels"})
     with mq.producer() as producer:
         for asked_ms, level_s in ((1, 5), (5_000, 5), (5_001, 10), (17_000, 30), (2_701_000, 3600), (7_200_000, 7200)):
-            sent = producer.send(topic, "v", timestamp_ms=now_ms() // 50 * 50, delay_ms=asked_ms).result()
-            assert (sent.deliver_at_ms or 0) - sent.timestamp_ms == level_s * 1000, asked_ms
+            before_ms = now_ms()
+            due_ms = producer.send(topic, "v", timestamp_ms=50, delay_ms=asked_ms).result().deliver_at_ms or 0
+            assert before_ms <= due_ms - level_s * 1000 < now_ms() + 50, asked_ms
 
 
 def test_delay_above_the_last_level_is_refused_or_clamped(mq: Connection) -> None:
@@ -99,8 +102,9 @@ def test_delay_above_the_last_level_is_refused_or_clamped(mq: Connection) -> Non
     with mq.producer(on_error="fail") as producer:
         assert isinstance(producer.send(topic, "v", delay_ms=7_200_001).exception(), DelayTooLong)
         mq.topics.alter(topic, {"delay.levels.overflow": "clamp"})
-        sent = producer.send(topic, "v", timestamp_ms=50, delay_ms=7_200_001).result()
-        assert sent.deliver_at_ms == 7_200_050
+        before_ms = now_ms()
+        due_ms = producer.send(topic, "v", delay_ms=7_200_001).result().deliver_at_ms or 0
+        assert before_ms <= due_ms - 7_200_000 < now_ms() + 50
 
 
 def test_delay_may_be_400_days_or_end_in_the_year_9999(mq: Connection) -> None:
@@ -184,8 +188,8 @@ def test_delay_headers_set_the_time_and_are_removed(mq: Connection, how: str) ->
 def test_delay_argument_precedes_headers(mq: Connection) -> None:
     topic = new_topic(mq)
     with mq.producer() as producer:
-        sent = producer.send(topic, "v", headers={"DELAY_MS": b"1"}, timestamp_ms=0, delay_ms=10**13).result()
-    assert sent.deliver_at_ms == 10**13
+        sent = producer.send(topic, "v", headers={"DELAY_MS": b"1"}, delay_ms=10**13).result()
+    assert (sent.deliver_at_ms or 0) > 10**13
 
 
 def test_delayed_messages_of_a_destination_wait_in_each_topic(mq: Connection) -> None:

@@ -106,6 +106,7 @@ def test_bad_time_reschedules_nothing(mq: Connection) -> None:
     for options, error in (
         ({}, InvalidRequest),
         ({"delay_ms": -1}, InvalidTimestamp),
+        ({"deliver_at": now_ms() - 100}, InvalidTimestamp),
         ({"deliver_at": YEAR_9999_MS}, DelayTooLong),
         ({"deliver_at": 1, "delay_ms": 1}, InvalidRecord),
     ):

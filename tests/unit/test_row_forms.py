@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from examples import examples
-from hypothesis import example, given
+from hypothesis import given
 from row_cases import CASES, DESTINATION, NOW_MS, RowCase, read_rows, stored_row, to_columns
 
 from lakemq.engine.client.requests.requester import PendingRequest, build_letter
@@ -78,7 +78,6 @@ delay_rules = st.builds(
     st.sampled_from([1, 1000, 3_600_000]),
     st.sampled_from([(), (5,), (1_000, 5_000, 7_200_000)]),
     st.booleans(),
-    st.booleans(),
 )
 far = 10**15
 delays = st.none() | st.integers(-1, 3) | st.sampled_from([5_001, 7_200_001, far, 2**63 - 1, -(2**63)])
@@ -126,13 +125,9 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return pa.table(columns)
 
 
-LAST_MOMENT = pa.table({"value": ["x"], "timestamp": pa.array([2**63 - 1], TIME), "delay_ms": pa.array([2**63 - 1])})
-
-
 @pytest.mark.slow
 @examples(300)
 @given(tables(), copies, st.integers(0, 100))
-@example(LAST_MOMENT, [Copy(1, "xxhash64", 60, (0,), DelayRule(1))], 0)
 def test_both_forms_place_and_refuse_rows_alike(table: pa.Table, copies: list[Copy], start: int) -> None:
     columns = read_columns(table)
     (few, few_requested), (body, requested) = build_lists(columns), build_arrow(columns)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
-from ...protocol.errors import InvalidRequest, Refusal, error_from_refusal
+from ...protocol.errors import InvalidRequest, InvalidTimestamp, Refusal, error_from_refusal
 from ...protocol.values.delayed.delays import CancelOutcome, DelaysJudged, RescheduleDelays, WaitingRange
 from ...protocol.values.state import State
 from ..arguments import parse_flag, parse_text, parse_texts, parse_topic_name
@@ -184,7 +184,7 @@ class DelayedMessages:
     def reschedule(
         self, receipt: str, *, deliver_at: datetime | int | None = None, delay_ms: int | None = None
     ) -> RescheduleResult:
-        """Change the delivery time of a waiting message, to a time or to a delay after this call; not before now.
+        """Change the delivery time of a waiting message, to a delay after this call or to a time that is not past.
 
         If it does not wait in all of its topics, nothing changes, and the outcome says why, as in `cancel`.
         Raises InvalidReceipt, InvalidTimestamp, DelayTooLong, RequestTimedOut: it may have been rescheduled.
@@ -209,10 +209,10 @@ class DelayedMessages:
         if deliver_at is None and delay_ms is None:
             raise InvalidRequest("Rescheduling needs deliver_at or delay_ms.", found="neither")
         at_us, delay = parse_delay(deliver_at, delay_ms)
-        now_us = self._clock.now_ms() * 1000
-        due_us = now_us + 1000 * (delay or 0) if at_us is None else at_us
+        now_ms = self._clock.now_ms()
+        due_us = 1000 * (now_ms + (delay or 0)) if at_us is None else at_us
         rules: list[DelayRule] = self._look(lambda state: [_find_delay_rule(state, place.topic_id) for place in places])
-        return [_round_due_ms(rule, now_us, due_us) for rule in rules]
+        return [_round_due_ms(rule, now_ms, due_us) for rule in rules]
 
     def all(self, topic: str | None = None) -> list[DelayedInfo]:
         """Return the waiting messages per topic, sorted by name; with `topic`, of that topic only."""
@@ -243,15 +243,16 @@ class DelayedMessages:
         return self._state().delays.pointer_ms
 
 
-def _round_due_ms(rule: DelayRule, timestamp_us: int, due_us: int) -> int:
+def _round_due_ms(rule: DelayRule, now_ms: int, due_us: int) -> int:
     """Return the due time of a row in milliseconds, rounded by the rule. Raises InvalidTimestamp, DelayTooLong."""
-    requested = np.array([due_us], np.int64)
-    partition, due = reject_bad_delays(
-        RequestedDelays(np.array([timestamp_us], np.int64), requested, requested),
-        rule,
-        np.zeros(1, np.int32),
-        by_slot=True,
-    )
+    requested = RequestedDelays(1000 * now_ms, np.array([due_us], np.int64))
+    partition, due = reject_bad_delays(requested, rule, np.zeros(1, np.int32), by_slot=True)
     if partition[0] < 0:
         raise error_from_refusal(Refusal(*REJECTIONS[-1 - int(partition[0])]))
-    return int(due.ms[0])
+    due_ms = int(due.ms[0])
+    # A time of the present slot is now: it was read from a clock before this call.
+    if due_ms < now_ms // rule.slot_ms * rule.slot_ms:
+        raise InvalidTimestamp(
+            "The new time of delivery is past.", found=due_ms, expected="a later time, or delay_ms=0 for now"
+        )
+    return due_ms

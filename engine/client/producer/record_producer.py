@@ -98,7 +98,7 @@ class RecordProducer(ABC):
             partition: the partition, instead of one by the key.
             timestamp_ms: epoch milliseconds. Default: when the batch is sent.
             deliver_at: delay the message until this time (with a time zone, or epoch milliseconds).
-            delay_ms: delay the message by so long after its timestamp.
+            delay_ms: delay the message by so long after it is sent.
             ttl_ms: how long the message is delivered after it came into the log.
             on_delivery: called with (error, None) or (None, metadata) once the outcome is known.
 

@@ -140,21 +140,19 @@ def build_arrow_body(
         "ttl_ms": typed["ttl_ms"],
     }
     table = pa.table({name: arrays[name] for name in BODY})
-    body = ArrowBody(destination, table, _read_delays(stamps, at_us, delay_ms, now_ms))
+    body = ArrowBody(destination, table, _read_delays(at_us, delay_ms, now_ms))
     if "partition" not in columns:
         return body, None
     requested = pc.fill_null(typed["partition"], -1).to_numpy()
     return body, np.maximum(requested, NO_SUCH_PARTITION)
 
 
-def _read_delays(
-    stamps: pa.ChunkedArray, at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, now_ms: int
-) -> RequestedDelays | None:
-    if at_us.null_count == delay_ms.null_count == len(stamps):
+def _read_delays(at_us: pa.ChunkedArray, delay_ms: pa.ChunkedArray, now_ms: int) -> RequestedDelays | None:
+    if at_us.null_count == delay_ms.null_count == len(at_us):
         return None
     delay_ms = pc.max_element_wise(delay_ms, -1, skip_nulls=False)
     at, delay = (pc.fill_null(column, NO_DUE).to_numpy() for column in (at_us, delay_ms))
-    return request_delays(stamps.cast(pa.int64()).to_numpy(), at, delay, now_ms * 1000)
+    return request_delays(at, delay, now_ms * 1000)
 
 
 def _set_null_where_empty(headers: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,6 @@ MOST_DELAY_MS = MAX_TIMESTAMP_US // 1000 + 1
 """A delay with which every row is due after year 9999."""
 FAR_MS = 2 * MOST_DELAY_MS
 """A time after all allowed due times."""
-
-FAR_US = 1000 * FAR_MS
-"""The same in microseconds. With any delay added, it still fits 64 bits."""
 
 BAD = _OUT_OF_RANGE, _NEGATIVE, _TOO_LONG, _BOTH, _UNREADABLE, _IN_SECONDS = (-2, -3, -4, -5, -6, -7)
 """Due times (ms) of rejected rows, in the order of the rejections in `placing`."""
@@ -94,14 +91,12 @@ class DelayRule(NamedTuple):
     """The delay settings of a topic.
 
     slot_ms: due times are rounded up to multiples of it. levels_ms: allowed delays, ascending; empty: any delay.
-    clamps: a delay above the last level becomes that level; otherwise it is refused. by_call: delays count from the
-    call, not from the timestamp.
+    clamps: a delay above the last level becomes that level; otherwise it is refused.
     """
 
     slot_ms: int
     levels_ms: tuple[int, ...] = ()
     clamps: bool = False
-    by_call: bool = False
 
 
 EXACT = DelayRule(1000)
@@ -109,44 +104,34 @@ EXACT = DelayRule(1000)
 
 @dataclass(frozen=True)
 class RequestedDelays:
-    """Per row, in microseconds: timestamp, and the requested due time, with delays counted from the timestamp and from
-    the call. Special values: NO_DUE, NEGATIVE, BOTH, UNREADABLE.
+    """The time of the call and, per row, the requested due time, in microseconds.
+
+    A due time may be one of the special values NO_DUE, NEGATIVE, BOTH and UNREADABLE.
     """
 
-    timestamp_us: Numbers
+    now_us: int
     due_us: Numbers
-    due_by_call_us: Numbers
 
     def slice(self, first: int, count: int) -> RequestedDelays:
         """Return the delays of these rows."""
-        rows = slice(first, first + count)
-        return RequestedDelays(self.timestamp_us[rows], self.due_us[rows], self.due_by_call_us[rows])
+        return RequestedDelays(self.now_us, self.due_us[first : first + count])
 
 
-def request_delays(timestamp_us: Numbers, at_us: Numbers, delay_ms: Numbers, now_us: int) -> RequestedDelays | None:
+def request_delays(at_us: Numbers, delay_ms: Numbers, now_us: int) -> RequestedDelays | None:
     """Return the requested due times of rows; None if no row is delayed.
 
     Args:
-        timestamp_us: the timestamp of each row.
         at_us: the requested time of delivery, NO_DUE without one.
         delay_ms: the requested delay, NO_DUE without one; negative ones are -1.
-        now_us: time of the call.
+        now_us: time of the call. A delay starts there, whatever the timestamps are.
     """
-    has_delay = bool((delay_ms != NO_DUE).any())
-    if not has_delay and bool((at_us == NO_DUE).all()):
-        return None
-    due_us = _compute_requested_due_us(at_us, delay_ms, timestamp_us)
-    by_call_us = _compute_requested_due_us(at_us, delay_ms, np.int64(now_us)) if has_delay else due_us
-    return RequestedDelays(timestamp_us, due_us, by_call_us)
-
-
-def _compute_requested_due_us(at_us: Numbers, delay_ms: Numbers, since_us: Any) -> Numbers:
-    """since_us: what a delay is counted from, a column or a number."""
     has_at, has_delay = at_us != NO_DUE, delay_ms != NO_DUE
+    if not has_at.any() and not has_delay.any():
+        return None
     # a delay beyond year 9999 is cut, so that the sum fits 64 bits; the row is rejected as out of range
     delay_us = 1000 * np.clip(delay_ms, 0, MOST_DELAY_MS)
-    by_delay = np.where(delay_ms < 0, NEGATIVE, np.minimum(since_us, FAR_US) + delay_us)
-    return np.where(has_delay, np.where(has_at, BOTH, by_delay), at_us)
+    by_delay = np.where(delay_ms < 0, NEGATIVE, now_us + delay_us)
+    return RequestedDelays(now_us, np.where(has_delay, np.where(has_at, BOTH, by_delay), at_us))
 
 
 @dataclass(frozen=True)
@@ -163,13 +148,13 @@ class DueTimes:
 
 def compute_due_ms(rule: DelayRule, delays: RequestedDelays) -> Numbers:
     """Return due times per row in milliseconds: NOT_DELAYED without a delay, one of BAD for a rejected row."""
-    requested = delays.due_by_call_us if rule.by_call else delays.due_us
+    requested = delays.due_us
     waits = requested > UNREADABLE
     in_range = waits & (requested >= MIN_TIMESTAMP_US) & (requested <= MAX_TIMESTAMP_US)
     due_us = np.where(in_range, requested, 0)
     too_long = np.zeros(len(requested), np.bool_)
     if rule.levels_ms:
-        delay_us = np.where(in_range, delays.due_us - np.where(in_range, delays.timestamp_us, 0), 0)
+        delay_us = np.where(in_range, due_us - delays.now_us, 0)
         levels_us = np.array(rule.levels_ms, np.int64) * 1000
         level = np.searchsorted(levels_us, delay_us)
         too_long = in_range & (level == len(levels_us))

@@ -135,7 +135,7 @@ def build_few_body(columns: Mapping[str, list[Any]], destination: str, now_ms: i
     delays = None
     if at_us is not None or delays_ms is not None:
         shortest = [None if delay_ms is None else max(delay_ms, -1) for delay_ms in delays_ms or nothing]
-        delays = request_delays(np.array(times, np.int64), _to_numbers(at_us or nothing), _to_numbers(shortest), now_us)
+        delays = request_delays(_to_numbers(at_us or nothing), _to_numbers(shortest), now_us)
     ttls_ms = columns.get("ttl_ms")
     if ttls_ms is not None and all(ttl_ms is None for ttl_ms in ttls_ms):
         ttls_ms = None

@@ -106,5 +106,4 @@ def build_delay_rule(topic: Topic) -> DelayRule:
         topic.setting("delay.slot.ms"),
         tuple(levels_ms),
         topic.setting("delay.levels.overflow") == "clamp",
-        topic.setting("message.timestamp.type") == "LogAppendTime",
     )

@@ -50,7 +50,6 @@ _DEAD_LETTER_TOPIC = "dead.letter.topic"
 
 ROUTING_SETTINGS = (
     "max.message.bytes",
-    "message.timestamp.type",
     "delay.mode",
     "delay.levels",
     "delay.levels.overflow",
