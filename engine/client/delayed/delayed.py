@@ -26,6 +26,8 @@ from ..rows.receipts import MessagePlace, format_receipt, parse_receipts, place_
 from ..rows.record import parse_bytes, parse_delay, parse_destination, parse_extras
 from ..rows.routing import build_delay_rule
 from ..topics import QueryNewestState
+from ..tracing.headers import add_trace_to_record
+from ..tracing.spans import open_span
 from .delay_canceller import DelayCanceller
 from .releases import Releases
 
@@ -121,11 +123,13 @@ class DelayedMessages:
         if deliver_at is None and delay_ms is None:
             raise InvalidRequest("A delayed message needs deliver_at or delay_ms.", found="neither")
         destination, records = parse_destination(topic), Records()
-        extras, size = parse_extras(headers, None, None, deliver_at, delay_ms, ttl_ms)
-        records.add(parse_bytes("key", key), parse_bytes("value", value), extras)
-        body, requested = records.build_body(destination, size, self._clock.now_ms())
-        publisher = self._publisher()
-        prepared, published = publisher.send(Publication(destination, "fail"), body, requested)
+        attributes = {"destination.name": destination, "batch.message_count": 1}
+        with open_span("publish", "send", destination, attributes, "PRODUCER"):
+            extras, size = parse_extras(add_trace_to_record(headers), None, None, deliver_at, delay_ms, ttl_ms)
+            records.add(parse_bytes("key", key), parse_bytes("value", value), extras)
+            body, requested = records.build_body(destination, size, self._clock.now_ms())
+            publisher = self._publisher()
+            prepared, published = publisher.send(Publication(destination, "fail"), body, requested)
         receipts = publisher.receipts(prepared, published)
         assert receipts is not None
         receipt = receipts.of(0)

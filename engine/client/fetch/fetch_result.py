@@ -144,7 +144,8 @@ class FetchResult:
             return messages if self._schema is None else append_parsed(messages, self._schema)
 
     def _open_span(self, plan: FetchPlan) -> AbstractContextManager[Any]:
-        if API not in modules:  # no application can have set a tracer
+        # Without the module no application can have set a tracer. A read of nothing, as of an empty batch, has no span.
+        if API not in modules or not plan.record_count:
             return nullcontext()
         named = {"destination.name": plan.topic, "batch.message_count": plan.record_count}
         return open_span("fetch", "receive", plan.topic, named)

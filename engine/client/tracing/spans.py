@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -101,10 +101,15 @@ def traces_commit(commit: Callable[P, R]) -> Callable[P, R]:
         if API not in sys.modules:
             return commit(*args, **kwargs)
         consumer: Any = args[0]
-        with open_span("commit", "settle", consumer.group, {"consumer.group.name": consumer.group}):
+        with open_commit_span(consumer.group):
             return commit(*args, **kwargs)
 
     return commit_in_span
+
+
+def open_commit_span(group: str) -> AbstractContextManager[Any]:
+    """Run a block that commits for a group in a span of its own."""
+    return open_span("commit", "settle", group, {"consumer.group.name": group})
 
 
 def trace_poll(group: str, poll: Callable[[], BatchType]) -> BatchType:

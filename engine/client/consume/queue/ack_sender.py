@@ -115,6 +115,8 @@ class AckSender:
         self._waiting_since_ms: int | None = None
         """Since when requests have been open, or the last answer. None: no request is open."""
         self._joined_count = 0
+        self._is_flushed = True
+        """Whether no acknowledgement was sent since the last flush began."""
         self.is_lost = False
         """Whether the group does not know the member any more. Nothing is sent until it has joined again."""
 
@@ -144,6 +146,12 @@ class AckSender:
         if not self.is_lost:
             self._send_all(wanted, unseen)
 
+    def start_flush(self) -> bool:
+        """Send all recorded outcomes. Return whether there is anything that a flush confirms."""
+        self.send()
+        is_flushed, self._is_flushed = self._is_flushed, True
+        return not is_flushed or bool(self._unanswered)
+
     def _send_all(self, wanted: Sequence[WantedMessages], unseen: Sequence[Acknowledgement]) -> None:
         """Send, and only then mark outcomes as sent: an interrupt or an error in between loses none."""
         recorded = [part for tracker in self._trackers.values() for part in tracker.build_acknowledgements()]
@@ -154,6 +162,7 @@ class AckSender:
             self._waiting_since_ms = self.sent_at_ms
         requests = split_into_requests([*recorded, *unseen])
         futures = self._membership.submit(requests, wanted)
+        self._is_flushed &= not recorded
         self._unanswered += [
             _SentRequest(future, acknowledgements, self._joined_count)
             for future, acknowledgements in zip(futures, requests, strict=False)

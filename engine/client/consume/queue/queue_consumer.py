@@ -13,6 +13,7 @@ The `AckSender` sends these, and repeats them until the group has answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from ....namespace.processes.clock import Clock
 from ....protocol.errors import InvalidRequest
@@ -23,7 +24,7 @@ from ...fetch.fetch_result import FetchResult, Message
 from ...fetch.planning.plan import Isolation
 from ...fetch.step_waiter import NewWaiter
 from ...offsets import ConsumedOffsets, TopicPartition
-from ...tracing.spans import traces_commit
+from ...tracing.spans import open_commit_span, traces_commit
 from ..batch import ConsumerBatch, ExplainTransactions
 from ..consumer import find_offsets_to_commit
 from ..listener import RebalanceListener
@@ -255,6 +256,12 @@ class QueueConsumer(MemberConsumer):
                 such errors, each is the `__cause__` of the one before it.
         """
         limit_ms = _FLUSH_MS if timeout_ms is None else parse_whole_number("timeout_ms", timeout_ms, 0)
+        with self._lock.own:
+            has_acks = self._ack_sender.start_flush()
+        with open_commit_span(self.group) if has_acks else nullcontext():
+            self._flush(limit_ms)
+
+    def _flush(self, limit_ms: int) -> None:
         deadline_ms = self._clock.steady_ms() + limit_ms
         flush_acknowledgements(self._ack_sender, self._lock, self._clock, deadline_ms)
 
@@ -279,7 +286,7 @@ class QueueConsumer(MemberConsumer):
             raise InvalidRequest("A queue group notes no metadata.", found="metadata")
         offsets = find_offsets_to_commit(what, self._lock, self._find_consumed_offsets)
         self.ack_through(offsets if what is None else what)
-        self.flush()
+        self._flush(_FLUSH_MS)
         return offsets
 
     def _find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
