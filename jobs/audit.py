@@ -1,4 +1,4 @@
-"""Audit a namespace: `lakemq audit`, or `spark-submit jobs/audit.py --path ...` (no Spark is started).
+"""Audit a namespace: `lakemq audit`, or `python jobs/audit.py --path ...`.
 
 An audit checks that no message is lost, duplicated or out of place. Each invariant (`invariants`) is an expectation of
 Great Expectations: a query over tables and views, which runs in DuckDB (`audit_relations`). Data Docs show each query

@@ -51,7 +51,7 @@ EXAMPLES = """\
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = make_job_parser("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES)
+    parser = make_job_parser("copy_topic", "Copy a topic into another, exactly once.", EXAMPLES, needs_spark=True)
     parser.add_argument("--master", help="Spark's master, unless spark-submit sets it")
     parser.add_argument("--from", dest="source", required=True, metavar="TOPIC", help="topic to read")
     parser.add_argument("--to", dest="target", required=True, metavar="TOPIC", help="topic to write")

@@ -1,4 +1,4 @@
-"""The frame of every spark-submit job: common options, the log, the exit code and the last line.
+"""The frame of every job: common options, the log, the exit code and the last line.
 
 The log goes to stderr, one JSON object per line: time, level, logger, message, job and, where known, step, batch and
 requests. It never holds a key or a value of a message. The last line on stdout is JSON, too: the job, its exit code,
@@ -33,9 +33,10 @@ PATH_VARIABLE = "LAKEMQ_PATH"
 log = logging.getLogger("lakemq.job")
 
 
-def make_job_parser(name: str, does: str, examples: str) -> argparse.ArgumentParser:
+def make_job_parser(name: str, does: str, examples: str, needs_spark: bool = False) -> argparse.ArgumentParser:
     """Return a parser with the options that all jobs share. examples: arguments, one line per example."""
-    indented = "\n".join(f"  spark-submit ... jobs/{name}.py {line}" for line in examples.strip().splitlines())
+    command = "spark-submit ..." if needs_spark else "python"
+    indented = "\n".join(f"  {command} jobs/{name}.py {line}" for line in examples.strip().splitlines())
     parser = argparse.ArgumentParser(
         prog=name,
         description=does,

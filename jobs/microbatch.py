@@ -32,7 +32,7 @@ EXAMPLES = """\
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = make_job_parser("microbatch", "Drain the inbox and a source, publish, step.", EXAMPLES)
+    parser = make_job_parser("microbatch", "Drain the inbox and a source, publish, step.", EXAMPLES, needs_spark=True)
     parser.add_argument("--create", action="store_true", help="create the namespace if it does not exist")
     parser.add_argument("--master", help="Spark's master, unless spark-submit sets it")
     parser.add_argument("--no-inbox", action="store_true", help="leave the inbox alone")

@@ -1,5 +1,5 @@
-"""Release delayed messages that are due, and end: `lakemq delayed release`, or `spark-submit jobs/release_delayed.py
---path ...` (no Spark is started).
+"""Release delayed messages that are due, and end: `lakemq delayed release`, or `python jobs/release_delayed.py
+--path ...`.
 
 Use it from a scheduler: nothing runs between two calls. If several copies run, one is active; the others wait for its
 releases and take over if it dies.

@@ -1,4 +1,4 @@
-"""Serve a namespace until stopped: `lakemq serve`, or `spark-submit jobs/serve.py --path ...` (no Spark is started).
+"""Serve a namespace until stopped: `lakemq serve`, or `python jobs/serve.py --path ...`.
 
 SIGTERM or SIGINT: the job finishes its step, writes its decisions to the tables and hands over the lease; the exit code
 is 0. A second signal ends the process at once. The log on stderr says which sequencer leads.

@@ -1,4 +1,4 @@
-"""Decide the waiting requests and end: `lakemq step`, or `spark-submit jobs/step.py --path ...` (no Spark is started).
+"""Decide the waiting requests and end: `lakemq step`, or `python jobs/step.py --path ...`.
 
 Use it from a scheduler: nothing runs between two calls, and requests wait in the mailbox.
 """

@@ -19,16 +19,21 @@ try:
 except ModuleNotFoundError:  # Airflow 2
     from airflow import DAG
 
+try:
+    from airflow.providers.standard.operators.bash import BashOperator
+except ModuleNotFoundError:  # Airflow 2 without the standard provider
+    from airflow.operators.bash import BashOperator
+
 CONNECTION = "conn.lakemq_default"
 HOME = f"{{{{ {CONNECTION}.extra_dejson.home }}}}"
-NAMESPACE = ["--path", f"{{{{ {CONNECTION}.host }}}}"]
-SETTINGS = ["--conf", f"{{{{ {CONNECTION}.extra_dejson.conf }}}}"]
+PATH = f"{{{{ {CONNECTION}.host }}}}"
+SETTINGS = f"{{{{ {CONNECTION}.extra_dejson.conf }}}}"
 HOUR = timedelta(hours=1)
 
 
-def lakemq_dag(name: str, job: str, schedule: str, *arguments: str, at_most: timedelta | None = HOUR) -> DAG:
-    """Make a DAG with one task, which submits a LakeMQ job. at_most: stop and retry the task after this time."""
-    dag = DAG(
+def lakemq_dag(name: str, schedule: str, at_most: timedelta | None = HOUR) -> DAG:
+    """Make a DAG without tasks. at_most: stop and retry its task after this time."""
+    return DAG(
         dag_id=f"lakemq_{name}",
         schedule=schedule,
         start_date=datetime(2026, 1, 1),
@@ -38,30 +43,51 @@ def lakemq_dag(name: str, job: str, schedule: str, *arguments: str, at_most: tim
         tags=["lakemq"],
         default_args={"retries": 3, "retry_delay": timedelta(seconds=30), "execution_timeout": at_most},
     )
-    with dag:
-        SparkSubmitOperator(
-            task_id=job,
-            name=f"lakemq-{name}",
-            conn_id="spark_default",
-            application=f"{HOME}/jobs/{job}.py",
-            py_files=f"{HOME}/dist/lakemq.zip",
-            properties_file=f"{HOME}/conf/spark-defaults.conf",
-            application_args=[*NAMESPACE, *SETTINGS, *arguments],
-        )
-    return dag
+
+
+def run_job(job: str, *arguments: str) -> BashOperator:
+    """Make a task that runs a job in a Python process without a JVM, because the job needs no Spark."""
+    return BashOperator(
+        task_id=job,
+        # bash expands variables once, so no value of the connection is read as code
+        bash_command=f'exec "${{PYSPARK_PYTHON:-python3}}" "$LAKEMQ_HOME/jobs/{job}.py" {" ".join(arguments)}',
+        env={
+            "LAKEMQ_HOME": HOME,
+            "LAKEMQ_PATH": PATH,
+            "LAKEMQ_CONF": SETTINGS,
+            "PYTHONPATH": f"{HOME}/dist/lakemq.zip",
+        },
+        append_env=True,
+    )
 
 
 # publishes rows that SQL inserted, and decides waiting requests if no sequencer serves
-drain_inbox = lakemq_dag("drain_inbox", "microbatch", "*/5 * * * *")
-step = lakemq_dag("step", "step", "* * * * *", "--until-idle", "--wait-ms", "20000", "--unless-led")
-release_delayed = lakemq_dag("release_delayed", "release_delayed", "* * * * *")
+with lakemq_dag("drain_inbox", "*/5 * * * *") as drain_inbox:
+    SparkSubmitOperator(
+        task_id="microbatch",
+        name="lakemq-drain_inbox",
+        conn_id="spark_default",
+        application=f"{HOME}/jobs/microbatch.py",
+        py_files=f"{HOME}/dist/lakemq.zip",
+        properties_file=f"{HOME}/conf/spark-defaults.conf",
+        application_args=["--path", PATH, "--conf", SETTINGS],
+    )
+
+with lakemq_dag("step", "* * * * *") as step:
+    run_job("step", "--until-idle", "--wait-ms", "20000", "--unless-led")
+
+with lakemq_dag("release_delayed", "* * * * *") as release_delayed:
+    run_job("release_delayed")
 
 # The leader does retention, merging of small files and clean-up beside its steps. This job leads for a while every
 # night, for namespaces that otherwise have a sequencer only for the time of a step.
-upkeep = lakemq_dag("upkeep", "serve", "0 3 * * *", "--for-ms", "900000")
+with lakemq_dag("upkeep", "0 3 * * *") as upkeep:
+    run_job("serve", "--for-ms", "900000")
 
 # a broken invariant stays broken, so a retry only repeats the log
-audit = lakemq_dag("audit", "audit", "30 3 * * *")
+with lakemq_dag("audit", "30 3 * * *") as audit:
+    run_job("audit")
 
 # each run serves for a day, and the next one follows
-serve = lakemq_dag("serve", "serve", "@continuous", "--for-ms", "86400000", at_most=None)
+with lakemq_dag("serve", "@continuous", at_most=None) as serve:
+    run_job("serve", "--for-ms", "86400000")

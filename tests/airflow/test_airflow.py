@@ -56,6 +56,7 @@ def test_a_step_decides_what_waits_and_is_harmless_where_another_leads(airflow: 
         state, output = airflow.test_dag("lakemq_step")
     assert state == "success", output[-3000:]
     assert read_last_line(output)["letters"] == 0
+    assert "spark-submit" not in output  # it needs no Spark, so no JVM is started
 
 
 def test_a_job_that_fails_fails_its_task(airflow: Airflow) -> None:

@@ -7,7 +7,10 @@ import importlib
 import json
 import logging
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +26,7 @@ from lakemq.jobs.jars import MissingJars
 from lakemq.jobs.process.exits import Exit
 
 JOBS = ("audit", "copy_topic", "microbatch", "release_delayed", "serve", "step")
+SPARK_JOBS = ("copy_topic", "microbatch")
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -53,8 +57,9 @@ def test_help_of_jobs_has_exit_codes_and_examples_that_parse(capsys: pytest.Capt
         assert ended.value.code == 0
         help_text = capsys.readouterr().out
         assert [code for code in Exit if f"{code.value} " not in help_text] == []
-        command = f"  spark-submit ... jobs/{name}.py"
-        examples = [line.split()[3:] for line in help_text.splitlines() if line.startswith(command)]
+        command = "spark-submit ..." if name in SPARK_JOBS else "python"
+        lines = re.findall(rf"^  {re.escape(command)} jobs/{name}.py (.*)", help_text, re.MULTILINE)
+        examples = [line.split() for line in lines]
         assert examples, name
         for example in examples:
             assert "--path" in example
@@ -129,6 +134,27 @@ def test_option_without_a_valid_number_is_wrong_usage(arguments: list[str]) -> N
     with pytest.raises(SystemExit) as ended:
         step.main(["--path", "mq", *arguments])
     assert ended.value.code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job",
+    [["release_delayed"], ["serve", "--for-ms", "1"], ["step", "--until-idle"], ["audit"]],
+    ids=lambda job: job[0],
+)
+def test_job_that_needs_no_spark_runs_without_pyspark(job: list[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    with lakemq.connect(path, create=True):
+        pass
+    name, *arguments = job
+    no_spark = "import sys; sys.modules |= dict.fromkeys(('pyspark', 'py4j'))"
+    code = f"{no_spark}; from lakemq.jobs.{name} import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--path", path, *arguments]
+    # spark-submit sets this for the Python process of a job
+    environment = os.environ | {"PYSPARK_GATEWAY_PORT": "1"}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
+    assert last_line(process.stdout)["job"] == name
 
 
 def test_a_signal_ends_a_job_in_good_order(capsys: pytest.CaptureFixture[str]) -> None:
