@@ -10,32 +10,68 @@ The layers, each importing only what stands below it:
               `namespace`, and under it `protocol`, the pure core without I/O, clock or chance
     tables    what is stored (`specs`), and how (`storage`, the only I/O)
 
-For users: `connect`, `RebalanceListener`, the errors in `lakemq.errors`, a Spark session in `lakemq.spark`. For authors
-of assignors: `lakemq.assignors`.
+For users: `connect`, what it leads to (`Connection`, consumers, producers, `RebalanceListener`), the errors in
+`lakemq.errors`, a Spark session in `lakemq.spark`. For authors of assignors: `lakemq.assignors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from lakemq import assignors, errors
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.consume.consumer import Consumer
     from lakemq.engine.client.consume.listener import RebalanceListener
+    from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+    from lakemq.engine.client.consume.positions.assigned_consumer import AssignedConsumer
+    from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+    from lakemq.engine.client.producer.producer import Producer
+    from lakemq.engine.client.producer.transactional import TransactionalProducer
 
 __version__ = "0.1.0"
-__all__ = ["RebalanceListener", "connect"]
+__all__ = [
+    "AssignedConsumer",
+    "Connection",
+    "Consumer",
+    "GroupConsumer",
+    "Producer",
+    "QueueConsumer",
+    "RebalanceListener",
+    "TransactionalProducer",
+    "assignors",
+    "connect",
+    "errors",
+]
+
+_CLIENT = "lakemq.engine.client"
+_MODULES = {
+    "AssignedConsumer": f"{_CLIENT}.consume.positions.assigned_consumer",
+    "Connection": f"{_CLIENT}.connection",
+    "Consumer": f"{_CLIENT}.consume.consumer",
+    "GroupConsumer": f"{_CLIENT}.consume.member.group_consumer",
+    "Producer": f"{_CLIENT}.producer.producer",
+    "QueueConsumer": f"{_CLIENT}.consume.queue.queue_consumer",
+    "RebalanceListener": f"{_CLIENT}.consume.listener",
+    "TransactionalProducer": f"{_CLIENT}.producer.transactional",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import RebalanceListener on first use, because executors import lakemq without the client's dependencies."""
-    if name == "RebalanceListener":
-        from lakemq.engine.client.consume.listener import RebalanceListener
-
-        return RebalanceListener
+    """Import a public name on first use, because executors import lakemq without the client's dependencies."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if name in ("assignors", "errors", "spark"):
+        return import_module(f"lakemq.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def connect(

@@ -32,7 +32,6 @@ import lakemq
 from lakemq.engine.client import connection
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_batch import QueueBatch
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 
 PACKAGE = Path(connection.__file__).parents[2]
 FOLDERS = ("engine", "tables", "jobs", "conf")
@@ -164,7 +163,6 @@ def poll_queue(mq: Connection) -> Iterator[Repetition]:
     mq.topics.create("queue", partitions=1)
     mq.publish("queue", pa.table({"value": [str(number) for number in range(1000)]}))
     with mq.consumer("workers", topics=["queue"], protocol="queue") as consumer:
-        assert isinstance(consumer, QueueConsumer)
         batches: list[QueueBatch] = []
 
         def poll() -> None:

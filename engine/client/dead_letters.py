@@ -16,6 +16,7 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
 
 from ..namespace.processes.clock import Clock
+from ..namespace.processes.process import ProcessBound
 from ..protocol.errors import UnknownTopicOrPartition
 from ..protocol.values.queues.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
 from ..protocol.values.queues.stretches import DeliveryStatus, Range
@@ -96,7 +97,7 @@ class _Selection(NamedTuple):
         return _count(self.spans)
 
 
-class DeadLetters:
+class DeadLetters(ProcessBound):
     """The dead letters of all topics. Arguments named `where` are conditions in DuckDB's SQL over COLUMNS."""
 
     def __init__(

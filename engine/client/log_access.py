@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
 from ..namespace.processes.clock import Clock
+from ..namespace.processes.process import ProcessBound
 from ..protocol.errors import InvalidRequest
 from .arguments import (
     check_unit,
@@ -34,8 +35,16 @@ from .fetch.planning.plan import Bounds, FetchPosition, Isolation
 from .open_objects import OpenObjects
 from .transactions.scope import TransactionScope
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class LogAccess:
+    from .consume.member.group_consumer import GroupConsumer
+    from .consume.options import AssignKeywords, ConsumerKeywords, MemberKeywords
+    from .consume.positions.assigned_consumer import AssignedConsumer
+    from .consume.queue.queue_consumer import QueueConsumer
+
+
+class LogAccess(ProcessBound):
     """Reads topics: with a fetch, or as a consumer. Every `Connection` can do this. Thread-safe."""
 
     def __init__(
@@ -161,6 +170,24 @@ class LogAccess:
 
     # -- consuming --------------------------------------------------------------------------------------
 
+    @overload
+    def consumer(
+        self, group: str, *, protocol: Literal["queue"] | None = None, **options: Unpack[MemberKeywords]
+    ) -> QueueConsumer: ...
+
+    @overload
+    def consumer(
+        self, group: str, *, protocol: Literal["cooperative", "classic"], **options: Unpack[MemberKeywords]
+    ) -> GroupConsumer: ...
+
+    @overload
+    def consumer(
+        self, group: str, *, assign: Sequence[str | tuple[str, int]], **options: Unpack[AssignKeywords]
+    ) -> AssignedConsumer: ...
+
+    @overload
+    def consumer(self, group: str, *, protocol: str | None = None, **options: Unpack[ConsumerKeywords]) -> Consumer: ...
+
     def consumer(
         self,
         group: str,
@@ -218,7 +245,7 @@ class LogAccess:
 
         Returns:
             A `QueueConsumer` or a `GroupConsumer`, by the protocol; with `assign` an `AssignedConsumer`. Close it, or
-            use it as a context manager.
+            use it as a context manager. Type checkers take it for a `QueueConsumer` if you name no protocol.
 
         Raises:
             InvalidGroupId, InvalidTopic, InvalidRequest, InvalidSessionTimeout, InvalidRegularExpression: an argument

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ..namespace.processes.process import ProcessBound
 from ..protocol.values.state import State
 from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
@@ -43,7 +44,7 @@ class Observation:
     delayed: DelayedMessages
 
 
-class Observer:
+class Observer(ProcessBound):
     """Looks of one process at a namespace. Thread-safe: one thread looks at a time.
 
     Attributes:

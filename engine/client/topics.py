@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from ..namespace.processes.process import ProcessBound
 from ..protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -80,7 +81,7 @@ class QueryNewestState(Protocol):
     def __call__(self, query: Callable[[State], T], /) -> T: ...
 
 
-class Topics:
+class Topics(ProcessBound):
     """Create, list, describe, alter and delete topics."""
 
     def __init__(self, requester: Requester, look: QueryNewestState, on_change: Callable[[], None]) -> None:

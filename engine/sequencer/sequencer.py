@@ -41,6 +41,7 @@ from ..namespace.loading.damage import report_damage
 from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock
+from ..namespace.processes.process import ProcessBound
 from ..namespace.removed_namespace import RemovedNamespace
 from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
@@ -99,7 +100,7 @@ class StepReport:
     observation_left_ms: int = 0
 
 
-class Sequencer:
+class Sequencer(ProcessBound):
     """Decides requests while it leads. A namespace may have several sequencers; at most one of them leads.
 
     Not thread-safe: one thread calls `try_lead`, `step` and `resign`.

@@ -13,6 +13,7 @@ from ..namespace.config import EngineConfig
 from ..namespace.processes.at_exit import HOOKS, Stage
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.folder_waiter import FolderWaiter
+from ..namespace.processes.process import ProcessBound
 from ..protocol.errors import NamespaceError, NotLeader, StorageError, TableDamaged, UnknownServerError
 from .sequencer import STANDBY_MS, Sequencer, StepReport
 from .step_durations import StepDurations
@@ -267,7 +268,7 @@ def step_until_idle(sequencer: Sequencer, config: EngineConfig, clock: Clock, wa
         sequencer.resign()
 
 
-class Serving:
+class Serving(ProcessBound):
     """A sequencer in a thread of this process; a context manager. If it gets stuck, another one replaces it.
 
     Without a call of `close`, it closes when the interpreter ends, after the producers of this process.

@@ -60,7 +60,6 @@ def send_reminders(mq: Connection, flights: pa.Table) -> Reminders:
             due_ms[number] = moved.deliver_at_ms
             reminders.moved.add(number)
     with mq.consumer(GROUP, topics=[TOPIC], protocol="queue", auto_offset_reset="earliest") as consumer:
-        assert isinstance(consumer, QueueConsumer)
         _take(consumer, reminders)
     return reminders
 

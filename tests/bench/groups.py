@@ -25,7 +25,6 @@ from serving import run_sequencer
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
 
@@ -48,9 +47,7 @@ def run(messages: int, idle_members: int, idle_s: float) -> Iterator[Figure]:
 
 def join_group(mq: Connection, group: str, topic: str, heartbeat_ms: int = 1_000) -> MemberConsumer:
     options = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": heartbeat_ms, "auto_offset_reset": "earliest"}
-    consumer = mq.consumer(group, topics=[topic], protocol="cooperative", **options)
-    assert isinstance(consumer, MemberConsumer)
-    return consumer
+    return mq.consumer(group, topics=[topic], protocol="cooperative", **options)
 
 
 # -- handoffs -----------------------------------------------------------------------------------------------
@@ -211,7 +208,6 @@ def _queue(mq: Connection, messages: int) -> Iterator[Figure]:
         mq.groups.create(group, {"group.protocol": "queue", "max.delivered.unacked.msgs.per.flow": 50_000})
         before = _journal_bytes(mq)
         with mq.consumer(group, topics=["t"], auto_offset_reset="earliest") as consumer:
-            assert isinstance(consumer, QueueConsumer)
             first = consumer.poll(1, timeout_ms=5_000)
             consumer.ack(first)
             start_s, read = time.perf_counter(), first.record_count

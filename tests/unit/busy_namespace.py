@@ -47,7 +47,6 @@ def open_busy_namespace(folder: Path) -> Iterator[BusyNamespace]:
         mq.publish(ORDERS, pa.table({"key": [f"k{n % 7}" for n in range(100)], "value": values}))
         receipt = mq.delayed.schedule(ORDERS, "later", key="d", delay_ms=1_800_000)
         member = stack.enter_context(mq.consumer(WORKERS, topics=[ORDERS], protocol="queue"))
-        assert isinstance(member, QueueConsumer)
         messages: list[object] = []
         until(lambda: bool(messages.extend(member.poll(timeout_ms=500)) or messages))
         member.reject(messages[:1], error="no such <b>customer</b>")  # type: ignore[arg-type]

@@ -68,9 +68,7 @@ def create_queue_group(mq: Connection, **config: Any) -> str:
 
 def join_queue_group(mq: Connection, group: str, topic: str, **options: Any) -> QueueConsumer:
     options = {"auto_offset_reset": "earliest", **options}
-    consumer = mq.consumer(group, topics=[topic], protocol="queue", **options)
-    assert isinstance(consumer, QueueConsumer)
-    return consumer
+    return mq.consumer(group, topics=[topic], protocol="queue", **options)
 
 
 def read_deliveries(mq: Connection, group: str, topic: str) -> dict[int, list[tuple[int, int, str, int]]]:

@@ -33,9 +33,7 @@ def create_classic_group(mq: Connection, **config: Any) -> str:
 
 def member(mq: Connection, group: str, topic: str, **options: Any) -> GroupConsumer:
     options = {"auto_offset_reset": "earliest", **options}
-    consumer = mq.consumer(group, topics=[topic], protocol="classic", **options)
-    assert isinstance(consumer, GroupConsumer)
-    return consumer
+    return mq.consumer(group, topics=[topic], protocol="classic", **options)
 
 
 def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[str, str, GroupConsumer, GroupConsumer]:
@@ -120,8 +118,6 @@ def test_slow_member_of_a_cooperative_group_stops_only_its_partitions(mq: Connec
     topic, group = new_topic(mq, 3), new_name("g")
     options = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "max_poll_interval_ms": 60_000}
     first, second = (mq.consumer(group, topics=[topic], protocol="cooperative", **options) for _ in range(2))
-    assert isinstance(first, GroupConsumer)
-    assert isinstance(second, GroupConsumer)
     settle(
         first,
         second,

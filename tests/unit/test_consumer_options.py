@@ -13,7 +13,13 @@ from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.member.member_options import read_member_options
-from lakemq.engine.client.consume.options import ASSIGN_OPTIONS, CONSUMER, MEMBER_OPTIONS
+from lakemq.engine.client.consume.options import (
+    ASSIGN_OPTIONS,
+    CONSUMER,
+    MEMBER_OPTIONS,
+    AssignKeywords,
+    MemberKeywords,
+)
 from lakemq.engine.protocol.parameters import MEMBER
 from lakemq.errors import InvalidConfig, InvalidRequest
 
@@ -34,6 +40,11 @@ def test_docstring_explains_each_declared_option() -> None:
 def test_each_option_is_for_members_or_assigned_partitions() -> None:
     assert set(ASSIGN_OPTIONS) == {"auto_offset_reset", "isolation", "consumer_timeout_ms", "default_timeout_ms"}
     assert set(CONSUMER) == {*ASSIGN_OPTIONS, *MEMBER_OPTIONS, "topics", "assign", "protocol"}
+
+
+def test_type_checkers_know_the_options() -> None:
+    assert set(AssignKeywords.__annotations__) == set(ASSIGN_OPTIONS)
+    assert set(MemberKeywords.__annotations__) == {*MEMBER_OPTIONS, "topics"}
 
 
 def test_member_has_the_documented_defaults() -> None:

@@ -38,9 +38,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 def member(mq: Connection, topic: str, group: str, **config: Any) -> QueueConsumer:
     settings = {"group.protocol": "queue", **{key.replace("_", "."): value for key, value in config.items()}}
     mq.groups.create(group, settings)
-    consumer = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
-    assert isinstance(consumer, QueueConsumer)
-    return consumer
+    return mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
 
 
 def wait_until_done(mq: Connection, consumer: QueueConsumer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +136,24 @@ def test_forked_child_is_refused_by_a_consumer(mq: Connection, protocol: str | N
         with consumer._lock.own:
             assert run_in_thread(lambda: run_in_fork(catch_in_child(calls))) == "[]"
         assert consumer.lag() == {(topic, 0): 1}
+
+
+def test_live_objects_are_not_pickled_and_their_results_are(mq: Connection):
+    topic = new_topic(mq)
+    published = mq.publish(topic, ROWS)
+    with (
+        mq.consumer(new_name("g"), topics=[topic], auto_offset_reset="earliest") as consumer,
+        mq.producer() as producer,
+    ):
+        batch = consumer.poll(timeout_ms=10_000)
+        live = [mq, consumer, batch, producer, mq.fetch(topic), mq.topics, mq.groups, mq.delayed, mq.transactions]
+        live += [mq.transaction(new_name("t")), mq.stream("g", topics=[topic]), mq.dead_letters, mq.observer()]
+        for value in live:
+            with pytest.raises(IllegalState, match=rf"This {type(value).__name__} cannot be pickled.*lakemq\.connect"):
+                multiprocessing.get_context("spawn").Process(target=print, args=(value,)).start()
+        consumer.ack(batch)
+        for result in (list(batch), batch.to_arrow(), published, mq.topics.describe(topic)):
+            assert pickle.loads(pickle.dumps(result)) == result
 
 
 def run_in_thread(work: Callable[[], Any]) -> Any:

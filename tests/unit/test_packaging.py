@@ -131,7 +131,17 @@ def test_the_wheel_installs_into_a_fresh_environment_and_says_hello(installed: P
 def test_users_get_the_types_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     assert Path(find_site_packages(installed), "lakemq/py.typed").exists()
-    program.write_text("import lakemq\n\nmq = lakemq.connect('data/mq')\nmq.topics.create(7)\nreveal_type(mq)\n")
+    program.write_text("""
+import lakemq
+
+mq: lakemq.Connection = lakemq.connect('data/mq')
+mq.topics.create(7)
+reveal_type(mq)
+reveal_type(mq.consumer('g', topics=['t']))
+reveal_type(mq.consumer('g', topics=['t'], protocol='classic'))
+reveal_type(mq.consumer('g', assign=['t']))
+reveal_type(lakemq.errors.NotLeader)
+""")
     mypy = [
         sys.executable,
         "-m",
@@ -142,9 +152,10 @@ def test_users_get_the_types_of_the_installed_wheel(installed: Path, tmp_path: P
         str(program),
     ]
     done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
-    wrong, revealed, _ = done.stdout.splitlines()
+    wrong, *revealed, _ = done.stdout.splitlines()
     assert 'Argument 1 to "create" of "Topics" has incompatible type "int"; expected "str"' in wrong
-    assert 'Revealed type is "lakemq.engine.client.connection.Connection"' in revealed
+    names = [line.rpartition(".")[2].partition('"')[0] for line in revealed]
+    assert names == ["Connection", "QueueConsumer", "GroupConsumer", "AssignedConsumer", "NotLeader"]
 
 
 def test_no_page_installs_a_name_that_is_not_published() -> None:
@@ -182,6 +193,16 @@ for name in {PACKAGE_FOLDERS!r}:
 print(lakemq.engine.__file__)
 """
     assert python_says(code, cwd=tmp_path).endswith("engine/__init__.py")
+
+
+def test_public_names_exist_before_connect(tmp_path: Path) -> None:
+    code = """
+import sys, lakemq
+assert "pyarrow" not in sys.modules
+assert {*lakemq.__all__} <= {*dir(lakemq)}
+print([name for name in lakemq.__all__ if not hasattr(lakemq, name)], lakemq.Connection.__name__)
+"""
+    assert python_says(code, cwd=tmp_path) == "[] Connection"
 
 
 @pytest.mark.slow

@@ -19,9 +19,7 @@ from lakemq.errors import InvalidRegularExpression, InvalidRequest
 
 
 def member(mq: Connection, group: str, pattern: Any, **options: Any) -> MemberConsumer:
-    consumer = mq.consumer(group, pattern=pattern, protocol="cooperative", **options)
-    assert isinstance(consumer, MemberConsumer)
-    return consumer
+    return mq.consumer(group, pattern=pattern, protocol="cooperative", **options)
 
 
 def publish(mq: Connection, topic: str, *values: str) -> None:

@@ -187,9 +187,7 @@ def has_topic(mq: Connection, name: str) -> bool:
 
 
 def member(mq: Connection, topic: str, group: str) -> QueueConsumer:
-    consumer = mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
-    assert isinstance(consumer, QueueConsumer)
-    return consumer
+    return mq.consumer(group, topics=[topic], auto_offset_reset="earliest")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import IllegalState
 from ...protocol.values.consuming.assignments import TopicIdPartition
 from ..fetch.fetch_result import FetchResult, Message
@@ -48,7 +49,7 @@ class Ownership:
         return datetime.fromtimestamp(self.since_ms / 1000, timezone.utc)
 
 
-class ConsumerBatch:
+class ConsumerBatch(ProcessBound):
     """A fixed range of offsets of some partitions; reading it twice gives the same messages.
 
     `len(batch)` is the number of its messages, so an empty batch is false. An empty batch does not mean that nothing is

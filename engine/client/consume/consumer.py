@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ...namespace.processes.clock import Clock
-from ...namespace.processes.process import end_block
+from ...namespace.processes.process import ProcessBound, end_block
 from ...protocol.values.consuming.offsets import OffsetCommit
 from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_number
 from ..fetch.fetch_result import Message
@@ -49,7 +49,7 @@ COMMIT_MS = 60_000
 """How long a commit is repeated while no sequencer answers."""
 
 
-class Consumer(ABC):
+class Consumer(ProcessBound, ABC):
     """A consumer, as `mq.consumer` returns it. Thread-safe; close it, or use it as a context manager.
 
     It is a `QueueConsumer` or a `GroupConsumer`, by the protocol of its group; with `assign`, an `AssignedConsumer`.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import (
     FencedMemberEpoch,
     IllegalGeneration,
@@ -41,7 +42,7 @@ _MOVED_ERRORS = (
 """Errors that mean part of the batch now belongs to another member."""
 
 
-class GroupStream:
+class GroupStream(ProcessBound):
     """Made by `mq.stream`. The group's committed offsets say how far it has come; there is no checkpoint."""
 
     def __init__(

@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
 from ...protocol.parameters import GROUP
 from ...protocol.values.consuming.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
+
+if TYPE_CHECKING:
+    from .listener import RebalanceListener
+
+
+class ReaderKeywords(TypedDict, total=False):
+    """The keywords that all consumers take, for type checkers."""
+
+    auto_offset_reset: str | None
+    isolation: str | None
+    consumer_timeout_ms: int | None
+
+
+class AssignKeywords(ReaderKeywords, total=False):
+    """The keywords of a consumer of assigned partitions."""
+
+    default_timeout_ms: int | None
+
+
+class MemberKeywords(ReaderKeywords, total=False):
+    """The keywords of a member of a group."""
+
+    topics: Sequence[str]
+    pattern: str | None
+    instance_id: str | None
+    client_id: str | None
+    session_timeout_ms: int | None
+    heartbeat_interval_ms: int | None
+    max_poll_interval_ms: int | None
+    assignor: str | Sequence[str] | None
+    ack_mode: str | None
+    listener: RebalanceListener | None
+
+
+class ConsumerKeywords(AssignKeywords, MemberKeywords, total=False):
+    """All keywords but `protocol`."""
+
+    assign: Sequence[str | tuple[str, int]]
+
 
 PROTOCOLS = ("queue", "cooperative", "classic")
 

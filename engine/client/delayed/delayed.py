@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import InvalidRequest, InvalidTimestamp, Refusal, error_from_refusal
 from ...protocol.values.delayed.delays import CancelOutcome, DelaysJudged, RescheduleDelays, WaitingRange
 from ...protocol.values.state import State
@@ -85,7 +86,7 @@ class DelayedInfo:
     last_due_ms: int
 
 
-class DelayedMessages:
+class DelayedMessages(ProcessBound):
     """Delayed messages. A receipt, which `schedule` and `send` return, identifies a message while it waits."""
 
     def __init__(

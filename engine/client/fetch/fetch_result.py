@@ -18,6 +18,7 @@ import pyarrow as pa
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
 from ...namespace.namespace import Namespace
+from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import FileTruncated, IllegalState
 from ..schemas.schema_rule import SchemaRule
 from ..tracing.spans import API, open_span
@@ -53,7 +54,7 @@ class Message(NamedTuple):
         return self.delivery_count > 1
 
 
-class FetchResult:
+class FetchResult(ProcessBound):
     """A fixed range of offsets; reading it twice gives the same messages. `len(result)` is their number.
 
     Nothing is read before it is asked for.

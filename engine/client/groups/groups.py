@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from ...namespace.processes.process import ProcessBound
 from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.parameters import GROUP
 from ...protocol.values.consuming.assignments import GroupStatus
@@ -64,7 +65,7 @@ class GroupOffsetChange:
     after: int | None
 
 
-class Groups:
+class Groups(ProcessBound):
     """Create, list, describe, alter, reset and delete groups. Thread-safe."""
 
     def __init__(

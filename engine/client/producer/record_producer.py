@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ...namespace.processes import process
 from ...namespace.processes.clock import Clock
+from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import BufferFull, IllegalState, InvalidRecord
 from ..arguments import parse_whole_number
 from ..rows.forms import build_body
@@ -37,7 +38,7 @@ _MAX_CHECKED_NAMES = 10_000
 """Most destination names that are remembered as valid."""
 
 
-class RecordProducer(ABC):
+class RecordProducer(ProcessBound, ABC):
     """A producer, as `mq.producer` returns it: a `Producer`, or with a transactional id a `TransactionalProducer`.
 
     Thread-safe. Use it as a context manager. `flush` waits for everything that any thread sent before, and raises the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import TransactionalIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.state import State
@@ -52,7 +53,7 @@ class ProducerInfo:
     first_offset: int | None
 
 
-class Transactions:
+class Transactions(ProcessBound):
     """Operations on transactions. All but `abort` only read."""
 
     def __init__(self, requester: Requester, state: Callable[[], State], store_ms: Callable[[], int]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from ...namespace.processes.process import end_block
+from ...namespace.processes.process import ProcessBound, end_block
 from ...protocol.errors import IllegalState, LakeMQError
 from ...protocol.values.producers import TransactionRef
 from .manager import Offsets, TransactionManager
@@ -25,7 +25,7 @@ class Consumed(Protocol):
     def offsets(self) -> Mapping[tuple[str, int], int]: ...
 
 
-class TransactionScope(Generic[P]):
+class TransactionScope(ProcessBound, Generic[P]):
     """A transaction as a context manager. Leaving the block commits it; an exception aborts it and propagates.
 
     Other threads may use it inside the block. Leaving the block waits for their publishes; later ones are refused.

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
 from ...protocol.errors import IllegalState, UnknownServerError
 
@@ -96,6 +96,16 @@ def end_block(kind: type[BaseException] | None, close: Callable[[], object]) -> 
     thread = start_thread(close_quietly, "lakemq-interrupted")
     thread.join(INTERRUPT_GRACE_S)
     return not thread.is_alive()
+
+
+class ProcessBound:
+    """A base of objects with threads, locks or sockets, which cannot be sent to another process."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise IllegalState(
+            f"This {type(self).__name__} cannot be pickled, so it cannot be sent to another process (spawn, Spark).",
+            expected="lakemq.connect(path) in the process that uses it; messages and Arrow tables can be sent",
+        )
 
 
 class OwnLock:
