@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 
 from ..namespace.namespace import Namespace
 from ..namespace.processes.clock import Clock
+from ..protocol.codec.beat import FencedMember, decode_fenced_members
 from ..protocol.codec.overdue_member import OverdueMember, decode_overdue_members
 from ..protocol.values.state import State
 from .dead_letters import DeadLetters
@@ -17,6 +20,7 @@ from .fetch.fetcher import Fetcher
 from .groups.groups import Groups
 from .groups.rates import read_consumption
 from .groups.resets import OffsetResets
+from .groups.stall import MemberNotes
 from .observer import Observer
 from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
@@ -73,8 +77,23 @@ class OperatorTools:
             retention_ms,
             time_ms,
             lambda: read_consumption(store, time_ms()),
-            self._read_overdue,
+            self._read_notes,
         )
+
+    def _read_notes(self, state: State) -> MemberNotes:
+        """Return what processes have noted of members."""
+        return MemberNotes(self._read_overdue(state), self._read_fence_notes(state))
+
+    def _read_fence_notes(self, state: State) -> list[FencedMember]:
+        """Return the members that were fenced while they lived; those whose note can be read."""
+        if not any(state.groups[name].instances for name in state.groups_with_members):
+            return []  # the usual case costs no request to the store
+        fenced: list[FencedMember] = []
+        with suppress(OSError):
+            for body in Beats(self._namespace.files).read_notes():
+                with suppress(ValueError):  # any user may put a file there
+                    fenced += decode_fenced_members(body)
+        return fenced
 
     def _read_overdue(self, state: State) -> list[OverdueMember]:
         """Return the members that the leader of a state has noted as overdue; none if the note cannot be read."""

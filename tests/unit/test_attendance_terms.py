@@ -15,7 +15,7 @@ from unit.test_attendance import SESSION_MS, Scene
 
 import lakemq
 from lakemq.engine.namespace.processes.process_identity import is_process_gone, read_own_identity
-from lakemq.engine.protocol.codec.beat import MemberBeat, decode_beat, encode_beat
+from lakemq.engine.protocol.codec.beat import FencedMember, MemberBeat, decode_beat, decode_fenced_members, encode_beat
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS
 
@@ -204,6 +204,22 @@ def test_old_beats_of_dead_processes_are_deleted(scene: Terms) -> None:
     scene.pass_ms(1_000)
     scene.pass_ms(1_000)
     assert [name.split("-")[0] for name in scene.files.list("beats")] == ["beats/abc"]
+
+
+def test_note_of_a_fenced_member_is_no_beat_and_deleted_after_an_hour(scene: Terms) -> None:
+    fenced = [FencedMember("g", "C0", 0, instance_id="i", fenced_at_ms=1, host="rack", process_id=4711)]
+    scene.join("C1")
+    for number in (1, 2):
+        scene.beats.put_note("g i", number, encode_beat(fenced))
+    assert [decode_fenced_members(note) for note in scene.beats.read_notes()] == [fenced], "one note per subject"
+    scene.beat("abc", "C1")
+    assert scene.lead() == []
+    scene.age_all(ABANDONED_AFTER_MS + 1_000)
+    scene.lead()
+    scene.beat("abc", "C1")
+    assert scene.pass_ms(1_000) == scene.pass_ms(1_000) == []
+    assert scene.beats.read_notes() == []
+    assert scene.files.list("beats")
 
 
 # -- how long a run of `step` waits -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from lakemq.errors import (
     UnknownMemberId,
     UnknownTopicOrPartition,
 )
+from lakemq.jobs.doctor.namespace import check_groups
 
 pytestmark = pytest.mark.slow
 
@@ -212,7 +214,37 @@ def test_second_process_with_an_instance_id_fences_the_first(mq: Connection) -> 
     with pytest.raises(IllegalState, match="closed"):
         first.poll()
     settle(second, on=lambda: list_partitions(second) == [0])
-    second.close()
+    second.close(leave=True)
+
+
+def test_two_consumers_with_an_instance_id_are_a_finding_that_names_both(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    consumers = [member(mq, group, topic, instance_id="i")]
+    settle(consumers[0], on=lambda: list_partitions(consumers[0]) == [0])
+    for _ in range(2):
+        consumers.append(member(mq, group, topic, instance_id="i"))
+        with pytest.raises(FencedInstanceId):
+            consumers[-2].poll()
+        names = [f"{c.member_id} (process {os.getpid()} on {socket.gethostname()})" for c in consumers[-2:]]
+        expected = f"Two consumers use the instance id i: {names[0]} lived when {names[1]} took it over at "
+        (stall,) = mq.groups.stalls(group)
+        assert stall.found.startswith(expected), "the newest one counts"
+        finding = check_groups(mq, mq.observer())
+        assert (finding.ok, expected in finding.found, finding.mend) == (False, True, stall.advice)
+        assert "an instance id of its own" in stall.advice
+    consumers[-1].close(leave=True)
+    assert check_groups(mq, mq.observer()).ok, "a group without members has no trouble with them"
+
+
+def test_process_that_restarts_with_its_instance_id_is_no_finding(mq: Connection) -> None:
+    topic, group = new_topic(mq, 1), new_name("g")
+    first = member(mq, group, topic, instance_id="i")
+    settle(first, on=lambda: list_partitions(first) == [0])
+    first.close()
+    second = member(mq, group, topic, instance_id="i")
+    settle(second, on=lambda: list_partitions(second) == [0])
+    assert mq.groups.stalls(group) == []
+    second.close(leave=True)
 
 
 def test_removed_member_joins_again_with_its_next_poll(mq: Connection) -> None:

@@ -13,6 +13,7 @@ from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import Groups
+from lakemq.engine.client.groups.stall import NO_NOTES
 from lakemq.engine.protocol.rules.consuming.joining import decide_join
 from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
@@ -24,7 +25,7 @@ FOR_GOOD = -1
 
 def make_groups(story: Story, now_ms: int) -> Groups:
     unused: Any = None
-    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: [])
+    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: NO_NOTES)
 
 
 def play(*lines: dict[str, Any]) -> Story:

@@ -8,6 +8,7 @@ import pytest
 from golden.story import Story
 
 from lakemq.engine.client.groups.groups import Groups
+from lakemq.engine.client.groups.stall import MemberNotes
 from lakemq.engine.client.observer import Observation
 from lakemq.engine.protocol.codec.overdue_member import OverdueMember
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
@@ -20,7 +21,9 @@ FOR_GOOD = -1
 def make_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Groups:
     unused: Any = None
     now_ms = story.mq.state.now_ms + passed_ms
-    return Groups(lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: overdue)
+    return Groups(
+        lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: MemberNotes(overdue)
+    )
 
 
 def count_waits(story: Story, groups: Groups) -> dict[tuple[str, ...], float]:

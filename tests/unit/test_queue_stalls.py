@@ -12,12 +12,14 @@ from queue_world import QueueWorld
 
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.groups.groups import Groups, Stall
+from lakemq.engine.client.groups.stall import NO_NOTES
 from lakemq.errors import IllegalState
 from lakemq.jobs.doctor import namespace as doctor
 
 
 def make_groups(world: QueueWorld) -> Groups:
-    return Groups(lambda: world.core.state, world, None, 1_000_000, lambda: world.clock.ms, lambda: None, lambda _: [])  # type: ignore[arg-type]
+    core, clock = world.core, world.clock
+    return Groups(lambda: core.state, world, None, 1_000_000, lambda: clock.ms, lambda: None, lambda _: NO_NOTES)  # type: ignore[arg-type]
 
 
 def find_stalls(world: QueueWorld) -> list[Stall]:

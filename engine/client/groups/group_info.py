@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.consuming.assignments import Assignment, Group, GroupStatus, PartitionStatus, TopicIdPartition
 from ...protocol.values.state import State
 from .partition_lag import LagOrigin, count_deleted_offsets, list_partition_lags
 from .rates import Consumption
-from .stall import Stall
+from .stall import NO_NOTES, MemberNotes, Stall
 from .stalls import find_stalls
 
 _RETENTION = "offsets.retention.ms"
@@ -150,7 +149,7 @@ def describe_group(
     retention_ms: int,
     now_ms: int,
     consumption: Consumption | None = None,
-    overdue: Sequence[OverdueMember] = (),
+    notes: MemberNotes = NO_NOTES,
 ) -> GroupInfo:
     """Return what an operator sees of a group.
 
@@ -160,7 +159,7 @@ def describe_group(
         retention_ms: the namespace's retention of committed offsets.
         now_ms: the time of the store.
         consumption: what all groups have done lately; None if that cannot be read.
-        overdue: the members of all groups that the leader has noted as overdue.
+        notes: of members of all groups.
 
     Raises:
         GroupIdNotFound: the group does not exist.
@@ -169,7 +168,7 @@ def describe_group(
     group = state.groups.get(name)
     leader = group.leader if group else None
     committed = state.offsets.get(name, {})
-    stalls = find_stalls(state, name, lags, overdue, now_ms)
+    stalls = find_stalls(state, name, lags, notes, now_ms)
     idle_ms = _find_idle_since(state, name)
     retention_ms = state.offsets_retention_ms(name, retention_ms)
     return GroupInfo(

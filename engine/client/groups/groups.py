@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ...namespace.processes.process import ProcessBound
-from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.parameters import GROUP
 from ...protocol.values.consuming.assignments import GroupStatus
 from ...protocol.values.consuming.groups import ConfigureGroup, DeleteGroup, LeaveGroup
@@ -38,7 +37,7 @@ from .group_info import (
 from .partition_lag import LagOrigin, PartitionLag, list_partition_lags
 from .rates import Consumption
 from .resets import OffsetResets
-from .stall import Stall
+from .stall import MemberNotes, Stall
 from .stalls import find_stalls
 
 __all__ = [
@@ -76,7 +75,7 @@ class Groups(ProcessBound):
         offsets_retention_ms: int,
         time_ms: Callable[[], int],
         consumption: Callable[[], Consumption | None],
-        read_overdue: Callable[[State], Sequence[OverdueMember]],
+        read_notes: Callable[[State], MemberNotes],
     ) -> None:
         """Groups of one connection.
 
@@ -87,11 +86,11 @@ class Groups(ProcessBound):
             offsets_retention_ms: the namespace's retention of committed offsets.
             time_ms: returns the time of the store.
             consumption: returns what all groups have done lately; None if that cannot be read.
-            read_overdue: returns the members that the leader has noted as overdue.
+            read_notes: returns what processes have noted of members.
         """
         self._state, self._requester, self._resets = state, requester, resets
         self._retention_ms, self._time_ms = offsets_retention_ms, time_ms
-        self._consumption, self._read_overdue = consumption, read_overdue
+        self._consumption, self._read_notes = consumption, read_notes
 
     def create(self, group: str, config: Mapping[str, Any] | None = None) -> None:
         """Create a group before its first member joins.
@@ -235,9 +234,9 @@ class Groups(ProcessBound):
         """
         chosen_states = {parse_choice("states", state, [*GroupStatus]) for state in parse_list("states", states)}
         state, now_ms = self._state(), self._time_ms()
-        consumption, overdue = self._consumption(), self._read_overdue(state)
+        consumption, notes = self._consumption(), self._read_notes(state)
         groups = (
-            describe_group(state, name, self._retention_ms, now_ms, consumption, overdue)
+            describe_group(state, name, self._retention_ms, now_ms, consumption, notes)
             for name in list_group_names(state)
         )
         return [group for group in groups if not chosen_states or group.state in chosen_states]
@@ -245,8 +244,8 @@ class Groups(ProcessBound):
     def describe(self, group: str) -> GroupInfo:
         """Return one group. Raises GroupIdNotFound, InvalidGroupId."""
         name, state, now_ms = parse_group_name(group), self._state(), self._time_ms()
-        overdue = self._read_overdue(state)
-        return describe_group(state, name, self._retention_ms, now_ms, self._consumption(), overdue)
+        notes = self._read_notes(state)
+        return describe_group(state, name, self._retention_ms, now_ms, self._consumption(), notes)
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""
@@ -259,7 +258,7 @@ class Groups(ProcessBound):
             GroupIdNotFound, InvalidGroupId: the group does not exist.
         """
         name, state = parse_group_name(group), self._state()
-        return find_stalls(state, name, list_partition_lags(state, name), self._read_overdue(state), self._time_ms())
+        return find_stalls(state, name, list_partition_lags(state, name), self._read_notes(state), self._time_ms())
 
     def assignments(self, group: str) -> builtins.list[AssignmentInfo]:
         """Return the partitions by topic and partition. Raises GroupIdNotFound, InvalidGroupId."""

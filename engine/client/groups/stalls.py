@@ -4,37 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ...protocol.codec.beat import FencedMember
 from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.values.consuming.assignments import Group, GroupMember, TopicIdPartition
 from ...protocol.values.state import State
 from ...protocol.values.transactions import Transaction
 from .partition_lag import PartitionLag
 from .queue_stalls import find_queue_stalls
-from .stall import Stall, format_time
+from .stall import MemberNotes, Stall, format_time
 
 _SHORTEST_TRANSACTION_MS = 10_000
 """Most transactions end sooner, and a group waits for them as it should."""
 _TRANSACTION_PATIENCE_MS = 60_000
 _SHOWN_PARTITIONS = 3
+_FENCED_MS = 3_600_000
+"""How long a group shows that two consumers used one instance id. With a restart of the first it happens again."""
 
 
-def find_stalls(
-    state: State, name: str, lags: Iterable[PartitionLag], overdue: Iterable[OverdueMember], now_ms: int
-) -> list[Stall]:
+def find_stalls(state: State, name: str, lags: Iterable[PartitionLag], notes: MemberNotes, now_ms: int) -> list[Stall]:
     """Return what holds up a group: first its members, then the transactions that its readers wait for.
 
     Args:
         state: as of the newest step, with groups and transactions.
         name: of the group.
         lags: of its partitions.
-        overdue: the members of all groups that the leader has noted as overdue.
+        notes: of members of all groups.
         now_ms: the time of the store.
     """
     group = state.groups.get(name)
     stalls: list[Stall] = []
     if group is not None:
+        stalls += _find_shared_instances(group, notes.fenced, now_ms)
         stalls += _find_slow_owners(group)
-        stalls += _find_overdue_members(group, overdue)
+        stalls += _find_overdue_members(group, notes.overdue)
         stalls += find_queue_stalls(state, group)
     # A group that has read all before an open transaction has exactly the offsets behind that left.
     held_back = [
@@ -44,6 +46,23 @@ def find_stalls(
     ]
     transactions = find_open_transactions(state, held_back, now_ms)
     return [*stalls, *(stall for stall in transactions if now_ms - stall.since_ms > _SHORTEST_TRANSACTION_MS)]
+
+
+def _find_shared_instances(group: Group, fenced: Iterable[FencedMember], now_ms: int) -> Iterator[Stall]:
+    """Yield the instance ids that two consumers used lately while both lived."""
+    for member in fenced:
+        if member.group != group.group or now_ms - member.fenced_at_ms > _FENCED_MS:
+            continue
+        first = f"{member.member_id} (process {member.process_id} on {member.host})"
+        second = f"{member.successor_id} (process {member.successor_process_id} on {member.successor_host})"
+        found = (
+            f"Two consumers use the instance id {member.instance_id}: {first} lived when"
+            f" {second if member.successor_id else 'another one'} took it over at {format_time(member.fenced_at_ms)}."
+        )
+        advice = (
+            "Give each consumer that runs an instance id of its own, such as the name of its host, or end one of them."
+        )
+        yield Stall("instance id", member.successor_id, None, None, None, found, advice, member.fenced_at_ms, 0)
 
 
 def _find_slow_owners(group: Group) -> Iterator[Stall]:

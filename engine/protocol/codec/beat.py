@@ -1,6 +1,8 @@
-"""A heartbeat: the members of groups in a process, and how often each has polled."""
+"""A heartbeat: the members of groups in a process, and how often each has polled. And the note of a fenced member."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,13 +19,35 @@ class MemberBeat(msgspec.Struct, frozen=True, array_like=True):
     interval_ms: int = 0
 
 
+class FencedMember(MemberBeat, frozen=True, array_like=True, kw_only=True):
+    """A member that lived when another one took over its instance id, as it says itself.
+
+    fenced_at_ms: when it learned of that, by the time of the steps. successor_id, successor_host, successor_process_id:
+    the other member; the id is empty if it had left by then.
+    """
+
+    instance_id: str
+    fenced_at_ms: int
+    host: str
+    process_id: int
+    successor_id: str = ""
+    successor_host: str | None = None
+    successor_process_id: int | None = None
+
+
 _decoder = msgspec.msgpack.Decoder(list[MemberBeat])
+_fenced_decoder = msgspec.msgpack.Decoder(list[FencedMember])
 
 
-def encode_beat(members: list[MemberBeat]) -> bytes:
+def encode_beat(members: Sequence[MemberBeat]) -> bytes:
     return msgspec.msgpack.encode(members)
 
 
 def decode_beat(body: bytes) -> list[MemberBeat]:
     """Return the members of a heartbeat. Raises ValueError for other bytes."""
     return _decoder.decode(body)
+
+
+def decode_fenced_members(body: bytes) -> list[FencedMember]:
+    """Return the members of a note. Raises ValueError for other bytes."""
+    return _fenced_decoder.decode(body)

@@ -2,12 +2,16 @@
 
 A beat is the object `beats/<id>-<number>`. A process writes the next number, then deletes the one before it. Beats are
 not requests and are not synced: if one is lost, the leader sees the process a beat later.
+
+A note about a member that was fenced lies among the beats, with a longer id. The leader takes it for the beat of a
+process that has gone, and deletes it with those.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from ..object_stores.files import Files, LocalFiles
@@ -16,6 +20,8 @@ BEATS = "beats"
 MAX_BEAT_BYTES = 4 << 20
 
 _BEAT = re.compile(r"([0-9a-f]{1,64})-([0-9]{10})")
+_NOTE_DIGITS = 64
+"""Of the id of a note. Ids of processes are shorter."""
 
 
 class Beats:
@@ -34,11 +40,27 @@ class Beats:
         gone = set(beats_ids)
         self._files.delete([name for name, beats_id, _ in self._names() if beats_id in gone])
 
-    def read_newest(self) -> dict[str, tuple[int, bytes | None]]:
-        """Return number and body of the newest beat per id. The body is None if unreadable or just replaced."""
+    def put_note(self, subject: str, number: int, body: bytes) -> None:
+        """Write the note about a subject, in place of the one before it, whose number is lower. Raises OSError."""
+        note_id = hashlib.sha256(subject.encode()).hexdigest()
+        self.forget([note_id])
+        self._files.put(_name(note_id, number), body, durable=False)
+
+    def read_notes(self) -> list[bytes]:
+        """Return the newest note of each subject. Raises OSError."""
+        note_ids = {beats_id for _, beats_id, _ in self._names() if len(beats_id) == _NOTE_DIGITS}
+        notes = self.read_newest(note_ids) if note_ids else {}
+        return [body for _, body in notes.values() if body is not None]
+
+    def read_newest(self, only: Collection[str] | None = None) -> dict[str, tuple[int, bytes | None]]:
+        """Return number and body of the newest beat per id. The body is None if unreadable or just replaced.
+
+        only: ids. None: all.
+        """
         newest: dict[str, int] = {}
         for _, beats_id, number in self._names():
-            newest[beats_id] = max(number, newest.get(beats_id, 0))
+            if only is None or beats_id in only:
+                newest[beats_id] = max(number, newest.get(beats_id, 0))
         beats: dict[str, tuple[int, bytes | None]] = {}
         for beats_id, number in newest.items():
             body = None

@@ -18,7 +18,7 @@ from lakemq.tables.storage.coordination.beats import Beats
 
 from ....namespace.follow_frames import LineBeat
 from ....namespace.processes.process import start_thread
-from ....protocol.codec.beat import MemberBeat, encode_beat
+from ....protocol.codec.beat import FencedMember, MemberBeat, encode_beat
 from ....protocol.errors import UnknownServerError
 from ...requests.follow_line import FollowLine
 from .open_members import OpenMember
@@ -100,6 +100,11 @@ class HeartbeatThread:
         with self._changed:
             self._heartbeats.clear()
             self._changed.notify()
+
+    def note_fence(self, member: FencedMember) -> None:
+        """Tell operators that two consumers use one instance id. Without this note they see only the second one."""
+        subject = f"{member.group}\0{member.instance_id}"
+        self._try_to(self._beats.put_note, subject, member.fenced_at_ms // 1000, encode_beat([member]))
 
     def _run(self) -> None:
         sender = _BeatSender(self._new_id(), self._new_line, self._beats, self._try_to)

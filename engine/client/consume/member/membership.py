@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from ....namespace.processes.process_identity import read_own_identity
+from ....protocol.codec.beat import FencedMember
 from ....protocol.errors import FencedInstanceId, LakeMQError, UnknownMemberId
 from ....protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
 from ....protocol.values.queues.deliveries import Acknowledge, Acknowledgement, Acquire, WantedMessages
@@ -93,6 +94,7 @@ class Membership:
         self.news = threading.Event()
         """Set when a request is answered that the member did not wait for. The consumer's waiter clears it."""
         self._heartbeat: Heartbeat | None = None
+        self._is_fence_noted = False
         self._release_request: Future[Any] | None = None
         self._subscription = Subscription(options.topics, options.pattern)
         self._topics_request: Future[Any] | None = None
@@ -315,19 +317,32 @@ class Membership:
         return self._query_groups(self._build_view).is_replaced
 
     def fenced_error(self) -> FencedInstanceId:
-        """Return the error that says so, and names the other member."""
-
-        def find_holder(state: State) -> str | None:
-            group = state.groups.get(self.group)
-            for member in () if group is None else group.members.values():
-                if member.instance_id == self.options.instance_id:
-                    process = f"process {member.process_id}, {member.host}"
-                    return f"{member.instance_id}, of member {member.member_id} ({process})"
-            return self.options.instance_id
-
+        """Return the error that says so, and names the other member. Leave a note for operators, too."""
+        fenced = self._query_groups(self._describe_fence, newest=False)
+        if not self._is_fence_noted:
+            self._heartbeats.note_fence(fenced)
+            self._is_fence_noted = True
+        process = f"process {fenced.successor_process_id}, {fenced.successor_host}"
+        successor = f", of member {fenced.successor_id} ({process})" if fenced.successor_id else ""
         return FencedInstanceId(
-            found=self._query_groups(find_holder, newest=False),
+            found=f"{fenced.instance_id}{successor}",
             expected="an instance id of its own for each consumer that runs",
+        )
+
+    def _describe_fence(self, state: State) -> FencedMember:
+        group, instance_id = state.groups.get(self.group), self.options.instance_id or ""
+        successor = None if group is None else group.members.get(group.instances.get(instance_id, ""))
+        return FencedMember(
+            group=self.group,
+            member_id=self.member_id,
+            polls=0,
+            instance_id=instance_id,
+            fenced_at_ms=state.now_ms,
+            host=read_host(),
+            process_id=os.getpid(),
+            successor_id="" if successor is None else successor.member_id,
+            successor_host=None if successor is None else successor.host,
+            successor_process_id=None if successor is None else successor.process_id,
         )
 
     def _stop_heartbeat(self) -> None:
