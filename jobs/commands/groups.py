@@ -86,7 +86,18 @@ _HANDOFFS = (
     "cut_keys",
 )
 _ASSIGNMENTS_AT = ("group", "topic", "partition", "state", "owner", "since", "until", "reason")
-_ASSIGNMENTS = ("group", "topic", "partition", "state", "owner", "target", "since", "reason", "delay_left_ms")
+_ASSIGNMENTS = (
+    "group",
+    "topic",
+    "partition",
+    "state",
+    "owner",
+    "target",
+    "lost_by",
+    "since",
+    "reason",
+    "delay_left_ms",
+)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group.")]
 Config = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of the group; repeatable.")]
@@ -181,8 +192,8 @@ def assignments(
 ) -> None:
     """Show the owner of each partition, since when, and why.
 
-    target: the member that will own the partition next. delay_left_ms: how much longer an unbound partition waits for
-    the member that lost it, or a paused partition of a queue group for its owner.
+    target: the member that will own the partition next. lost_by: the lost member for which an unbound partition waits.
+    delay_left_ms: how much longer it does, or a paused partition of a queue group waits for its owner.
 
     --at reads the tables, which keep the history for group.history.ms. It shows no targets.
     """

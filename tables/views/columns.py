@@ -34,7 +34,8 @@ VIEW_COLUMNS: dict[str, str] = {
     "committed_at timestamp",
     "group_members": "`group` string, member_id string, instance_id string, client_id string, host string, "
     "process_id bigint, topics array<string>, pattern string, assignors array<string>, joined_at timestamp",
-    "group_assignments": f"{_OWNED}, target string, epoch bigint, start_offset bigint, since timestamp, reason string",
+    "group_assignments": f"{_OWNED}, target string, lost_by string, epoch bigint, start_offset bigint, "
+    "since timestamp, reason string",
     "assignment_history": f"{_OWNED}, epoch bigint, since timestamp, until timestamp, reason string",
     "handoffs": "`group` string, topic string, partition int, from_member string, to_member string, "
     "began_at timestamp, ended_at timestamp, took_ms bigint, reason string, redelivered bigint, "

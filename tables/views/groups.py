@@ -69,7 +69,7 @@ FROM (
 WHERE m.age = 1 AND NOT m.removed"""
 
 _GROUP_ASSIGNMENTS = """\
-SELECT a.group, a.topic, a.partition, a.state, a.owner, a.target, a.epoch, a.start_offset,
+SELECT a.group, a.topic, a.partition, a.state, a.owner, a.target, a.lost_by, a.epoch, a.start_offset,
        timestamp_millis(a.since_ms) AS since, a.reason
 FROM (
   SELECT *, row_number() OVER (PARTITION BY g.group, topic_id, partition ORDER BY step DESC) AS age

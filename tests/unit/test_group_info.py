@@ -13,7 +13,7 @@ from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stall import NO_NOTES
+from lakemq.engine.client.groups.stall import NO_NOTES, format_time
 from lakemq.engine.protocol.rules.consuming.joining import decide_join
 from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
@@ -57,10 +57,20 @@ def test_partitions_of_a_lost_member_show_the_time_left_of_their_delay(protocol:
         waits = {(assignment.state, assignment.delay_left_ms) for assignment in groups.assignments("g")}
         # in a cooperative group the member had not yet given up its partitions
         assert waits - {("ready", None)} == {("unbound", left_ms)}
+        unbound = [a for a in groups.assignments("g") if a.state == "unbound"]
+        assert {a.lost_by for a in unbound} == {"C1"}
+        (stall,) = groups.stalls("g")
+        assert (stall.kind, stall.member_id) == ("unbound", "C1")
+        assert f"t-{unbound[0].partition}" in stall.found
+        assert f"may return until {format_time(lost_ms + 4_000)} ({setting})" in stall.found
+        tables = project_tables(story.mq)
+        query = "SELECT DISTINCT lost_by FROM group_assignments WHERE state = 'unbound'"
+        assert run_sql(tables, query) == [("C1",)]
     story.tell({"wait_ms": 4_001})
     groups = make_groups(story, story.mq.state.now_ms)
     assert groups.describe("g").delay_left_ms == 0
-    assert [assignment.delay_left_ms for assignment in groups.assignments("g")] == [None, None]
+    assert [(a.delay_left_ms, a.lost_by) for a in groups.assignments("g")] == [(None, None)] * 2
+    assert groups.stalls("g") == []
 
 
 def test_new_classic_group_shows_the_time_left_of_its_first_delay() -> None:

@@ -114,6 +114,7 @@ class AssignmentInfo:
     Attributes:
         owner: the member that has it.
         target: the member that is to have it.
+        lost_by: the lost member for which an unbound partition waits.
         since_ms, reason: since when, and why, it is in this state.
         delay_left_ms: how much longer it may stay in this state before time ends that; None: time does not. Unbound
             partitions wait for the delay of their group; paused ones of a queue group for `max.handoff.ms`.
@@ -125,6 +126,7 @@ class AssignmentInfo:
     state: str
     owner: str | None
     target: str | None
+    lost_by: str | None
     since_ms: int
     reason: str
     delay_left_ms: int | None
@@ -231,6 +233,7 @@ def describe_assignments(group: Group, now_ms: int) -> list[AssignmentInfo]:
             state=assignment.status.value,
             owner=assignment.owner,
             target=assignment.target,
+            lost_by=assignment.lost_by,
             since_ms=assignment.since_ms,
             reason=assignment.reason,
             delay_left_ms=_find_remaining_delay(group, assignment, now_ms),

@@ -13,6 +13,7 @@ from ...protocol.codec.overdue_member import OverdueMember
 StallKind = Literal[
     "instance id",
     "handover",
+    "unbound",
     "last delivery",
     "bound",
     "silent",
@@ -33,8 +34,9 @@ class Stall:
             member has as many messages as it may. `silent`: it polls and acknowledges nothing. `waiting`: a message
             that was given back waits for its time. `ranges`: too many ranges of messages are in different states. In
             every group `instance id`: two consumers that live use that of the member. `handover`: the member is to give
-            up partitions. `no heartbeat`, `no poll`: none has come from
-            the member for long. `open transaction`: readers of committed messages have read all up to it.
+            up partitions. `unbound`: its partitions wait for it, because it is lost and may return. `no heartbeat`, `no
+            poll`: none has come from the member for long. `open transaction`: readers of committed messages have read
+            all up to it.
         member_id: the member that is in the way; empty for a transaction.
         topic, partition, offset: the message that is in the way; None if it is the member itself.
         found, advice: two sentences: the trouble, and the cure.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ...protocol.codec.beat import FencedMember
 from ...protocol.codec.overdue_member import OverdueMember
-from ...protocol.values.consuming.assignments import Group, GroupMember, TopicIdPartition
+from ...protocol.values.consuming.assignments import Group, GroupMember, PartitionStatus, TopicIdPartition
 from ...protocol.values.state import State
 from ...protocol.values.transactions import Transaction
 from .partition_lag import PartitionLag
@@ -36,6 +36,7 @@ def find_stalls(state: State, name: str, lags: Iterable[PartitionLag], notes: Me
     if group is not None:
         stalls += _find_shared_instances(group, notes.fenced, now_ms)
         stalls += _find_slow_owners(group)
+        stalls += _find_lost_owners(group)
         stalls += _find_overdue_members(group, notes.overdue)
         stalls += find_queue_stalls(state, group)
     # A group that has read all before an open transaction has exactly the offsets behind that left.
@@ -87,6 +88,24 @@ def _find_slow_owners(group: Group) -> Iterator[Stall]:
         step = "acknowledge what it has of them" if group.is_queue else "poll"
         advice = f"It has to {step}; after {bound} it loses them."
         yield Stall("handover", member.member_id, None, None, None, found, advice, since_ms, None)
+
+
+def _find_lost_owners(group: Group) -> Iterator[Stall]:
+    """Yield the lost members for which their partitions wait."""
+    unbound_by_owner: dict[str, list[TopicIdPartition]] = {}
+    for tp, assignment in sorted(group.assignments.items()):
+        if assignment.status is PartitionStatus.UNBOUND:
+            unbound_by_owner.setdefault(assignment.lost_by or "", []).append(tp)
+    for member_id, unbound in unbound_by_owner.items():
+        since_ms = min(group.assignments[tp].since_ms for tp in unbound)
+        names = _shorten_list([f"{group.assignments[tp].topic}-{tp[1]}" for tp in unbound])
+        found = (
+            f"{names} wait{'s' if len(unbound) == 1 else ''} for member {member_id}, which was lost at"
+            f" {format_time(since_ms)} and may return until {format_time(group.not_before_ms)}"
+            f" ({group.rebalance_delay_setting})."
+        )
+        advice = "Start it again, or wait: then other members get them."
+        yield Stall("unbound", member_id, None, None, None, found, advice, since_ms, None)
 
 
 def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Iterator[Stall]:

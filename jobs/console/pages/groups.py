@@ -165,9 +165,11 @@ def _list_partitions(lags: list[PartitionLag], assignments: list[AssignmentInfo]
 
 
 def _name_target(assignment: AssignmentInfo | None) -> str:
-    if assignment is None or assignment.target in (None, assignment.owner):
+    if assignment is None:
         return ""
-    return assignment.target or ""
+    if assignment.lost_by is not None:
+        return f"waits for {assignment.lost_by}"
+    return "" if assignment.target == assignment.owner else assignment.target or ""
 
 
 def _list_members(members: list[MemberInfo]) -> Table:

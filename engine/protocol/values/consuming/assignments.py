@@ -230,7 +230,12 @@ class Group:
 
         In a classic group: how long the first member waits for others.
         """
-        return int(self.setting(_DELAYS[self.setting("group.protocol")]))
+        return int(self.setting(self.rebalance_delay_setting))
+
+    @property
+    def rebalance_delay_setting(self) -> str:
+        """The setting of `rebalance_delay_ms`, by the protocol of the group."""
+        return _DELAYS[self.setting("group.protocol")]
 
     @property
     def leader(self) -> GroupMember | None:
