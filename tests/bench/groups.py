@@ -1,4 +1,4 @@
-"""Groups: how long a handoff takes, the cost of idle members, and how fast a member reads. No JVM.
+"""Groups: how long a handoff takes, and how fast a member reads. No JVM.
 
 Members are processes, and so is the sequencer. Times are the machine's, the same for all.
 """
@@ -13,7 +13,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -37,12 +36,11 @@ _Note = tuple[float, list[int], list[float]]
 spawn = multiprocessing.get_context("spawn")
 
 
-def run(messages: int, idle_members: int, idle_s: float) -> Iterator[Figure]:
+def run(messages: int) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         yield from _measure_handoffs(folder)
     with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder):
         yield from _reading(folder, messages)
-    yield from idle(idle_members, idle_s)
 
 
 def join_group(mq: Connection, group: str, topic: str, heartbeat_ms: int = 1_000) -> MemberConsumer:
@@ -233,65 +231,6 @@ def _journal_bytes(mq: Connection) -> int:
     return sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
 
 
-# -- idle members -------------------------------------------------------------------------------------------
-
-
-def _idle_process(folder: str, first: int, count: int, stop: Event, answers: Queue[int]) -> None:
-    # on few processors their start takes longer than the default timeout
-    with lakemq.connect(folder, config={"request.timeout.ms": 300_000}) as mq:
-        consumers = [
-            mq.consumer(f"g{(first + i) % 100}", topics=["t"], protocol="cooperative", max_poll_interval_ms=10**9)
-            for i in range(count)
-        ]
-        answers.put(len(consumers))
-        stop.wait()
-        answers.put(sum(consumer.poll().record_count for consumer in consumers))
-        os._exit(0)
-
-
-def idle(members: int, idle_s: float, processes: int = 8) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="lakemq-bench-") as folder, run_sequencer(folder) as sequencer:
-        yield from _idle(folder, sequencer.pid, members, idle_s, processes)
-
-
-def _idle(folder: str, pid: int, members: int, idle_s: float, processes: int) -> Iterator[Figure]:
-    with lakemq.connect(folder) as mq:
-        mq.topics.create("t", partitions=10)
-        stop, answers, share = spawn.Event(), spawn.Queue(), members // processes
-        children = [
-            spawn.Process(target=_idle_process, args=(folder, i * share, share, stop, answers))
-            for i in range(processes)
-        ]
-        for child in children:
-            child.start()
-        start_s = time.time()
-        for _ in children:
-            answers.get()
-        print(f"{members} members have joined after {time.time() - start_s:.1f} s")
-        time.sleep(5)
-        before, cpu = _steps(mq), _cpu_s(pid)
-        time.sleep(idle_s)
-        steps, cpu = _steps(mq) - before, _cpu_s(pid) - cpu
-        lost = members - sum(mq.groups.describe(name).members for name in mq.groups.list())
-        stop.set()
-        for child in children:
-            child.join(60)
-        name = f"{members} idle members in {processes} processes"
-        renewals = idle_s / 3 + 2
-        yield Figure(f"{name}: steps but for the lease", max(0, steps - renewals), "", 0, "<=")
-        yield Figure(f"{name}: of a core, the sequencer", cpu / idle_s, "", 0.2, "<=")
-        yield Figure(f"{name}: lost", lost, "", 0, "<=")
-
-
-def _steps(mq: Connection) -> int:
-    return mq.state().step
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 if __name__ == "__main__":
-    for figure in run(1_000_000, 1_000, 20):
+    for figure in run(1_000_000):
         print(f"{figure.name}: {figure.value:.3g} {figure.unit} ({figure.sense} {figure.target:g})", flush=True)

@@ -22,7 +22,6 @@ import store_costs
 import stores
 import structured_streaming
 import take_over
-import transactions
 import with_spark
 import without_jvm
 from figures import Figure
@@ -35,10 +34,7 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "latency": lambda quick: latency.run(60 if quick else 400, 80 if quick else 1000, 8, 2 if quick else 10),
     "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
-    "transactions": lambda quick: (
-        transactions.run(20_000, 60, 40, 4, 2) if quick else transactions.run(1_000_000, 400, 1000, 8, 5)
-    ),
-    "groups": lambda quick: groups.run(*((100_000, 40, 2) if quick else (5_000_000, 1_000, 60))),
+    "groups": lambda quick: groups.run(100_000 if quick else 5_000_000),
     "core-memory": lambda quick: core_memory.run(2_000 if quick else 1_000_000),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
     "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
@@ -49,11 +45,10 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
 }
 
 ON_REQUEST: dict[str, Callable[[bool], Iterator[Figure]]] = {
-    "many-processes": lambda quick: groups.idle(*((40, 2, 20) if quick else (1_000, 60, 200))),
     "stores": lambda quick: stores.run(*((20, 5, 16, 1) if quick else (200, 60, 300, 3))),
     "store-costs": lambda quick: store_costs.run(5 if quick else 60),
 }
-"""Benchmarks that need much memory (200 processes take about 10 GB), or a server of S3, which Go builds once."""
+"""Benchmarks that need a server of S3, which Go builds once."""
 
 
 def main() -> None:
