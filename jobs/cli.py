@@ -39,6 +39,7 @@ from lakemq.jobs.output import Output, one_line
 from lakemq.jobs.process import interrupts
 from lakemq.jobs.process.exits import all_codes, describe_error, exit_code_of
 from lakemq.jobs.process.logs import TRACE_VARIABLE, log_to_stderr
+from lakemq.jobs.process.streams import open_standard_streams
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
 
@@ -177,25 +178,9 @@ console.add_to(app)
 add_examples(app)
 
 
-def _reopen_closed_streams() -> None:
-    """Open the standard streams that the parent process closed, so that their descriptors stay taken.
-
-    Otherwise the next file that is opened, perhaps a table's, would get what is printed. Reading a closed stdin or
-    writing a closed stdout fails; what is written to a closed stderr is dropped.
-    """
-    for name, flags, mode in (("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and end the process (the console script)."""
-    _reopen_closed_streams()
-    # data is UTF-8 everywhere, independent of the locale
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(encoding="utf-8", errors="backslashreplace")
+    open_standard_streams()
     interrupts.install()
     app(args=None if arguments is None else list(arguments), prog_name="lakemq")
 

@@ -11,6 +11,7 @@ import typer
 
 from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
+from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.batch import ConsumerBatch
@@ -78,6 +79,7 @@ def consume(
         ) as consumer,
         # Ctrl-C is the normal end of --follow; any other loop is cut short, and scripts must see that (exit code 130)
         suppress(KeyboardInterrupt) if follow else nullcontext(),
+        end_with_reader(),
     ):
         assert isinstance(consumer, MemberConsumer)
         if until_end and not follow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis, to_record
 from lakemq.jobs.output import Output, show
+from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
     from lakemq.jobs.release_delayed import ReleaseProgress
@@ -158,7 +160,7 @@ def release(
         else:
             show([progress._asdict()], session.output, progress._fields)
 
-    with session.connect() as mq, catch_stop_signals() as stop:
+    with session.connect() as mq, catch_stop_signals() as stop, end_with_reader() if watch else nullcontext():
         release_due(mq, None if at is None else to_millis(at), watch, stop, tell)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from lakemq.jobs.commands.shared.context import get_session
 from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
 from lakemq.jobs.commands.shared.progress import show_progress
 from lakemq.jobs.commands.shared.times import parse_position
+from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -115,11 +117,9 @@ def tail(
             printer.write(table)
         printer.close()
         if follow:
-            try:
+            with end_with_reader(), suppress(KeyboardInterrupt):
                 for table in mq.tail(topic, start=ends, isolation=level):
                     printer.write(table)
-            except KeyboardInterrupt:
-                return
 
 
 def find_last_offsets(mq: Connection, topic: str, isolation: Any, ends: dict[int, int], lines: int) -> dict[int, int]:

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from lakemq.jobs.jars import MissingJars, MissingJava
 from lakemq.jobs.process.logs import TRACE_VARIABLE
+from lakemq.jobs.process.streams import StreamError
 
 
 class Exit(IntEnum):
@@ -69,6 +70,8 @@ def _describe_error(error: Exception) -> str:
     from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
     if isinstance(error, LakeMQError):
+        return str(error)
+    if isinstance(error, StreamError):
         return str(error)
     if isinstance(error, MissingJars):
         return f"MISSING_JARS: {error}"

@@ -17,6 +17,7 @@ from lakemq.errors import GroupIdNotFound
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 # as in a shell, where what is printed waits in a buffer
+_CLOSED = "OUTPUT_ERROR: Standard output is closed.\n"
 _SHELL = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
@@ -39,8 +40,8 @@ def shell(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("line", "code", "told"),
     [
-        ('"$@" >&-', 1, "KAFKA_STORAGE_ERROR: Bad file descriptor\n"),
-        ('"$@" >/dev/full', 1, "KAFKA_STORAGE_ERROR: No space left on device\n"),
+        ('"$@" >&-', 1, _CLOSED),
+        ('"$@" >/dev/full', 1, "OUTPUT_ERROR: Standard output cannot be written: No space left on device.\n"),
         ('"$@" | true; exit ${PIPESTATUS[0]}', 141, ""),
     ],
 )
@@ -55,7 +56,7 @@ def test_consume_does_not_commit_messages_it_could_not_print(at: tuple[str, str]
     path, topic = at
     group = new_name("g")
     done = shell('"$@" >&-', "--path", path, "consume", topic, "--group", group)
-    assert (done.returncode, done.stderr) == (1, "KAFKA_STORAGE_ERROR: Bad file descriptor\n")
+    assert (done.returncode, done.stderr) == (1, _CLOSED)
     with lakemq.connect(path) as mq, suppress(GroupIdNotFound):
         assert sum(row.committed_offset or 0 for row in mq.groups.lag(group)) == 0
 
@@ -63,7 +64,24 @@ def test_consume_does_not_commit_messages_it_could_not_print(at: tuple[str, str]
 @pytest.mark.parametrize("arguments", [["sql", "-"], ["publish", "--topic", "t"]], ids=" ".join)
 def test_closed_stdin_is_an_error_and_not_an_empty_input(at: tuple[str, str], arguments: list[str]) -> None:
     done = shell('"$@" <&-', "--path", at[0], *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "KAFKA_STORAGE_ERROR: Bad file descriptor\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "INPUT_ERROR: Standard input is closed.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reader"),
+    [
+        (["tail", "TOPIC", "-f", "--output", "json"], "head -1"),
+        (["consume", "TOPIC", "-f", "--group", "readers", "--output", "json"], "head -1"),
+        (["delayed", "release", "--watch"], "true"),
+    ],
+    ids=["tail", "consume", "release"],
+)
+def test_command_that_waits_ends_with_its_reader(at: tuple[str, str], arguments: list[str], reader: str) -> None:
+    path, topic = at
+    named = [topic if argument == "TOPIC" else argument for argument in arguments]
+    done = shell(f'"$@" | {reader}; exit ${{PIPESTATUS[0]}}', "--path", path, *named)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert done.stdout.count("\n") == (reader == "head -1")
 
 
 def test_notes_for_a_closed_stderr_do_not_reach_stdout(at: tuple[str, str]) -> None:

@@ -34,14 +34,15 @@ lakemq serve                       # in another terminal, for as long as there i
 ```
 
 Data goes to stdout, everything else to stderr. An error is one line `NAME: message`. NAME is one of the
-[errors](errors.md), or `SQL_ERROR` (from DuckDB), `CONFIRMATION_REQUIRED` (see below), `INTERRUPTED` (by a signal), or
-`INTERNAL_ERROR` (a bug: `{TRACE_VARIABLE}=1` prints a stack trace to report).
+[errors](errors.md), or `SQL_ERROR` (from DuckDB), `INPUT_ERROR` and `OUTPUT_ERROR` (stdin or stdout is closed or full),
+`CONFIRMATION_REQUIRED` (see below), `INTERRUPTED` (by a signal), or `INTERNAL_ERROR` (a bug:
+`{TRACE_VARIABLE}=1` prints a stack trace to report).
 
 | exit code | meaning |
 |---|---|
 {_EXIT_CODES}
 | 130, 143 | interrupted by SIGINT or SIGTERM, within two seconds; `serve`, and SIGINT with `--follow`, end with 0 |
-| 141 | the reader closed the pipe, as `head` does |
+| 141 | the reader closed the pipe, as `head` does. Commands that wait for messages end at once |
 
 A command that waits more than two seconds for an answer says on stderr which sequencer is silent. If you interrupt it,
 it says that the outcome is unknown: the request may still take effect.

@@ -1,0 +1,125 @@
+"""The standard streams of the command: those that are closed or full, and a reader of stdout that leaves."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TextIO
+
+
+class StreamError(OSError):
+    """A standard stream cannot be read or written. Its text is a line `NAME: message`."""
+
+
+class _StandardStream(io.FileIO):
+    """A standard stream, whose errors say so: without that they would be taken for errors of the store."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        with _named_errors("INPUT_ERROR: Standard input", "read"):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        with _named_errors("INPUT_ERROR: Standard input", "read"):
+            return super().readall()
+
+    def write(self, data: Any) -> int:
+        with _named_errors("OUTPUT_ERROR: Standard output", "written"):
+            return super().write(data)
+
+
+@contextmanager
+def _named_errors(stream: str, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = "is closed." if error.errno == errno.EBADF else f"cannot be {verb}: {error.strerror}."
+        raise StreamError(f"{stream} {reason}") from None
+
+
+def open_standard_streams() -> None:
+    """Let stdin and stdout raise StreamError, and write UTF-8 everywhere, whatever the locale is.
+
+    Descriptors of streams that the parent process closed are taken. Otherwise the next file that is opened, perhaps a
+    table's, would get what is printed. Reading a closed stdin or writing a closed stdout fails; what is written to a
+    closed stderr is dropped.
+    """
+    source = _StandardStream(_find_descriptor(sys.stdin, os.O_WRONLY), closefd=False)
+    sink = _StandardStream(_find_descriptor(sys.stdout, os.O_RDONLY), "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(_find_descriptor(None, os.O_WRONLY), "w")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
+    is_unbuffered = bool(getattr(sys.stdout, "write_through", False))
+    buffer: Any = sink if is_unbuffered else io.BufferedWriter(sink)
+    options: dict[str, Any] = {"line_buffering": sink.isatty(), "write_through": is_unbuffered}
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(source), "utf-8")
+    sys.stdout = io.TextIOWrapper(buffer, "utf-8", "backslashreplace", **options)
+
+
+def _find_descriptor(stream: TextIO | None, flags: int) -> int:
+    """Return the descriptor of a stream; of one that is closed, one that was opened to take its place."""
+    return os.open(os.devnull, flags) if stream is None else stream.fileno()
+
+
+@contextmanager
+def end_with_reader() -> Iterator[None]:
+    """Raise SystemExit in the block when the process that reads stdout has ended. Call it in the main thread.
+
+    A command that waits for messages may write nothing for hours, and only a write would notice.
+    """
+    descriptor = _find_pipe()
+    if descriptor is None:
+        yield
+        return
+    ended, end = os.pipe()
+    is_gone = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # A line to a sequencer that has ended raises the signal, too. Its write gets the error.
+        if is_gone.is_set():
+            raise SystemExit(128 + number)
+
+    def watch() -> None:
+        if _waits_for_reader(descriptor, ended):
+            is_gone.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPIPE)
+
+    before = signal.signal(signal.SIGPIPE, on_signal)
+    watcher = threading.Thread(target=watch, name="lakemq-reader", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.close(end)
+        watcher.join()
+        signal.signal(signal.SIGPIPE, before)
+        os.close(ended)
+
+
+def _find_pipe() -> int | None:
+    """Return the descriptor of stdout if it is a pipe or a socket, whose reader may leave."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:  # it is not a file, as in a test
+        return None
+    mode = os.fstat(descriptor).st_mode
+    return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None
+
+
+def _waits_for_reader(descriptor: int, ended: int) -> bool:
+    """Wait until the reader is gone, or the other end of `ended` is closed. Return whether the reader is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    poll.register(ended, 0)
+    return descriptor in {ready for ready, _ in poll.poll()}
