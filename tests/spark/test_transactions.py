@@ -6,15 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.planning.plan import Isolation
-from lakemq.errors import MessageTooLarge, TransactionAbortable
 
 
 class Undo(Exception):
@@ -76,40 +73,6 @@ def test_all_ways_to_read_see_what_was_committed(
         f" WHERE transactional_id = '{topic}' AND state LIKE 'Complete%' GROUP BY 1, 2"
     ).collect()
     assert {tuple(row) for row in states} == {("CompleteCommit", "producer", 1), ("CompleteAbort", "producer", 2)}
-
-
-def test_a_bad_row_refuses_the_publish_and_the_transaction(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, config={"max.message.bytes": 100})
-    rows = spark.createDataFrame([("k", "fits"), ("k", "x" * 200)], "key string, value string")
-    with suppress(MessageTooLarge), mq.transaction(topic) as txn:
-        txn.publish(topic, numbers(spark, 0, 5))
-        txn.publish(topic, rows)
-    with suppress(TransactionAbortable), mq.transaction(topic) as txn:
-        with pytest.raises(MessageTooLarge):
-            txn.publish(topic, rows)
-        with pytest.raises(TransactionAbortable):
-            txn.publish(topic, numbers(spark, 0, 5))
-    assert read_in_arrow(mq, topic, "read_committed") == []
-
-
-@pytest.mark.extended
-def test_a_large_transaction_stays_open_across_steps_and_restarts(spark: SparkSession, tmp_path: Path) -> None:
-    """Its parts stay in the log for long. With the commit all of them show in one step."""
-    name = "restarted"
-    with lakemq.connect(str(tmp_path / name), spark=spark, create=True, config={"lease.ms": 500}) as mq:
-        with mq.serving():
-            mq.topics.create("t", partitions=4)
-            txn = mq.transaction("large")
-            txn.__enter__()
-            txn.publish("t", numbers(spark, 0, 50_000))
-        for first in (50_000, 100_000):
-            with mq.serving():
-                txn.publish("t", numbers(spark, first, 50_000))
-                assert mq.fetch("t").record_count == 0
-        with mq.serving():
-            mq.publish("t", pa.table({"value": ["150000"]}))
-            txn.__exit__(None, None, None)
-            assert read_in_arrow(mq, "t", "read_committed") == [*range(150_001)]
 
 
 def test_a_stream_whose_commits_carry_the_batch_publishes_each_batch_once(

@@ -133,52 +133,7 @@ def test_slow_member_of_a_cooperative_group_stops_only_its_partitions(mq: Connec
         consumer.close()
 
 
-# -- commits ------------------------------------------------------------------------------------------------
-
-
-def test_commit_of_an_earlier_generation_is_refused(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), create_classic_group(mq)
-    add(mq, topic, {0: 3, 1: 3})
-    first = member(mq, group, topic)
-    batch = first.poll(timeout_ms=5_000)
-    second = member(mq, group, topic)
-    settle(first, second, on=lambda: len(list_partitions(second)) == 1)
-    with pytest.raises(IllegalGeneration):
-        first.commit(batch)
-    assert first.committed() == second.committed() == {}
-    second.close()
-    first.close()
-
-
-def test_revoked_partitions_may_be_committed_until_the_generation_ends(mq: Connection) -> None:
-    topic, group, first, second = start_two_members(mq, 2)
-    add(mq, topic, {0: 2, 1: 2})
-    batch = first.poll(timeout_ms=5_000)
-    third = member(mq, group, topic)
-    settle(first, third, on=lambda: list_partitions(first) == [])
-    assert list(first.commit(batch).values()) == [2]
-    assert sorted(row.committed_offset or 0 for row in mq.groups.lag(group)) == [0, 2]
-    for consumer in (first, second, third):
-        consumer.close()
-
-
 # -- static members -----------------------------------------------------------------------------------------
-
-
-def test_static_member_returns_without_a_rebalance(mq: Connection) -> None:
-    topic, group = new_topic(mq, 4), create_classic_group(mq)
-    listener = RecordingListener()
-    a, b = member(mq, group, topic, instance_id="a"), member(mq, group, topic, instance_id="b", listener=listener)
-    settle(a, b, on=lambda: len(list_partitions(a)) == len(list_partitions(b)) == 2)
-    owned_before, generation = list_partitions(a), mq.groups.describe(group).generation
-    events_before = list(listener.events)
-    a.close()
-    returned = member(mq, group, topic, instance_id="a")
-    settle(returned, b, on=lambda: list_partitions(returned) == owned_before)
-    assert (listener.events, mq.groups.describe(group).generation) == (events_before, generation)
-    returned.close(leave=True)
-    settle(b, on=lambda: len(list_partitions(b)) == 4)
-    b.close()
 
 
 def test_static_member_that_was_away_gets_its_share_of_the_next_generation(mq: Connection) -> None:

@@ -111,16 +111,6 @@ def test_polls_take_evenly_up_to_max_records(mq: Connection, group: str):
         assert [m.offset for batch in batches for m in batch if m.partition == partition] == list(range(count))
 
 
-def test_poll_waits_for_the_first_message(mq: Connection, group: str):
-    topic = new_topic(mq)
-    with mq.consumer(group, assign=[topic]) as consumer:
-        assert not consumer.poll(timeout_ms=30, poll_ms=1)
-        timer = threading.Timer(0.05, add, (mq, topic, {0: 1}))
-        timer.start()
-        assert texts(consumer.poll(timeout_ms=10_000, poll_ms=1)) == ["0.0"]
-        timer.join()
-
-
 def test_only_assigned_partitions_are_read(mq: Connection, group: str):
     topic = create_filled_topic(mq, 2, 2)
     with mq.consumer(group, assign=[(topic, 1)]) as consumer:
@@ -288,15 +278,6 @@ def test_commit_without_a_poll_commits_nothing(mq: Connection, group: str):
     with mq.consumer(group, assign=[topic]) as consumer:
         assert consumer.commit() == {}
     assert read_committed_offset(mq, group, topic) is None
-
-
-@pytest.mark.parametrize(("reset", "expected"), [("earliest", ["0.0", "0.1", "new 0.0"]), ("latest", ["new 0.0"])])
-def test_new_group_begins_as_its_reset_says(mq: Connection, group: str, reset: Any, expected: list[str]):
-    topic = create_filled_topic(mq, 2)
-    with mq.consumer(group, assign=[topic], auto_offset_reset=reset) as consumer:
-        first = texts(consumer.poll())
-        add(mq, topic, {0: 1}, mark="new ")
-        assert first + texts(consumer.poll()) == expected
 
 
 def test_group_without_offset_and_reset_is_refused(mq: Connection, group: str):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pyarrow as pa
 import pytest
 
@@ -40,15 +38,6 @@ def test_poll_fetches_the_offsets_of_its_group_once(mq: Connection, monkeypatch:
     assert [type(request) for request in requests] == [FetchOffsets]
 
 
-def test_empty_batch_moves_past_aborted_messages(mq: Connection) -> None:
-    mq.topics.create("holes", partitions=2)
-    publish_aborted_message(mq, "holes", 0)
-    with mq.consumer("holes", assign=["holes"]) as consumer:
-        batch = consumer.poll()
-        assert (bool(batch), batch.offsets) == (False, {("holes", 0): 2})
-        assert consumer.lag() == {("holes", 0): 0, ("holes", 1): 0}
-
-
 def test_batch_counts_offsets_passed_before_its_first_message(mq: Connection) -> None:
     for topic in ("late", "later"):
         mq.topics.create(topic)
@@ -59,24 +48,3 @@ def test_batch_counts_offsets_passed_before_its_first_message(mq: Connection) ->
         batch = consumer.poll(max_records=4, timeout_ms=1000)
         assert [message.value for message in batch] == [b"shown"]
         assert batch.offsets == {("late", 0): 2, ("later", 0): 3}
-
-
-def test_position_beyond_the_last_stable_offset_has_no_lag(mq: Connection) -> None:
-    mq.topics.create("open")
-    producer = mq.producer("open")
-    producer.begin_transaction()
-    producer.send("open", value="later")
-    producer.flush()
-    with mq.consumer("open", assign=["open"]) as consumer:
-        consumer.seek("open", 0, 1)
-        assert consumer.lag() == {("open", 0): 0}
-    producer.abort_transaction()
-
-
-def test_tail_yields_no_empty_table(mq: Connection) -> None:
-    mq.topics.create("followed")
-    publish_aborted_message(mq, "followed", 0)
-    later = threading.Timer(0.2, lambda: mq.publish("followed", pa.table({"value": ["shown"]})))
-    later.start()
-    assert next(mq.tail("followed", start=0))["value"].to_pylist() == [b"shown"]
-    later.join()

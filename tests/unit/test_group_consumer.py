@@ -23,9 +23,7 @@ from lakemq.errors import (
     FencedMemberEpoch,
     IllegalState,
     InconsistentGroupProtocol,
-    InvalidConfig,
     InvalidRequest,
-    InvalidSessionTimeout,
     TransactionAbortable,
     UnknownMemberId,
     UnknownTopicOrPartition,
@@ -79,15 +77,6 @@ def test_single_member_reads_and_commits_all_partitions(mq: Connection) -> None:
         }
         assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
     assert read_committed_offset(mq, group, topic) == 2
-
-
-def test_two_members_share_the_partitions_and_their_messages(mq: Connection) -> None:
-    topic, _, first, second = start_two_members(mq, 4)
-    add(mq, topic, dict.fromkeys(range(4), 3))
-    read = texts(first.poll(timeout_ms=5_000)) + texts(second.poll(timeout_ms=5_000))
-    assert sorted(read) == sorted(f"{p}.{i}" for p in range(4) for i in range(3))
-    first.close()
-    second.close()
 
 
 def test_member_without_partitions_polls_empty_batches(mq: Connection) -> None:
@@ -362,22 +351,6 @@ def test_messages_of_an_interrupted_poll_are_read_again(
 # -- transactions -------------------------------------------------------------------------------------------
 
 
-def test_transaction_with_offsets_of_a_moved_partition_is_aborted(mq: Connection) -> None:
-    topic, out, group = new_topic(mq, 2), new_topic(mq, 1), new_name("g")
-    add(mq, topic, {0: 2, 1: 2})
-    first = member(mq, group, topic)
-    batch = first.poll(timeout_ms=5_000)
-    second = member(mq, group, topic)
-    settle(first, second, on=lambda: list_partitions(second) == [1])
-    with pytest.raises((TransactionAbortable, FencedMemberEpoch)), mq.transaction(new_name("tx")) as txn:  # noqa: PT012
-        txn.publish(out, batch.to_arrow().select(["value"]))
-        txn.send_offsets(batch)
-    assert mq.fetch(out).to_arrow().num_rows == 0
-    assert first.committed() == second.committed() == {}
-    second.close()
-    first.close()
-
-
 def test_transaction_of_a_member_that_left_cannot_commit(mq: Connection) -> None:
     """The offsets were accepted while it had the partition. The next owner reads the same messages."""
     topic, out, group = new_topic(mq), new_topic(mq), new_name("g")
@@ -423,27 +396,6 @@ def test_listener_may_close_its_consumer(mq: Connection) -> None:
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
-
-
-BAD_OPTIONS: list[tuple[type[Exception], dict[str, Any]]] = [
-    (InvalidSessionTimeout, {"session_timeout_ms": 5_999}),
-    (InvalidRequest, {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 6_000}),
-    (InvalidRequest, {"max_poll_interval_ms": 0}),
-    (InvalidRequest, {"max_poll_interval_ms": 999, "heartbeat_interval_ms": 1_000}),
-    (InvalidRequest, {"auto_offset_reset": "sometime"}),
-    (InvalidRequest, {"instance_id": ""}),
-    (InvalidRequest, {"assignor": 3}),
-    (InvalidRequest, {"isolation": "none"}),
-    (InvalidRequest, {"listener": 3}),
-    (InvalidConfig, {"no_such": 3}),
-]
-
-
-def test_member_with_bad_options_is_refused(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    for error, options in BAD_OPTIONS:
-        with pytest.raises(error):
-            member(mq, group, topic, **options)
 
 
 def test_join_with_another_protocol_or_a_missing_topic_is_refused(mq: Connection) -> None:

@@ -89,16 +89,6 @@ def test_segment_has_all_columns_of_its_rows(mq: Harness) -> None:
     }
 
 
-def test_sequences_grow_with_offsets_within_a_partition(mq: Harness) -> None:
-    pid = mq.producer()
-    request = mq.produce({0: 6}, producer=(pid, 0))
-    ranges = Ranges([0] * 3, [0] * 3, [0] * 3, [4, 0, 2], [2, 2, 2], [0] * 3, [0] * 3)
-    mq.one(msgspec.structs.replace(request, ranges=ranges))
-    segments = list_segments(mq)
-    assert segments.column("base_offset") == segments.column("base_sequence") == [0, 2, 4]
-    assert segments.column("first_row") == [4, 0, 2]
-
-
 def test_messages_of_a_log_append_time_topic_get_the_time_of_their_step(mq: Harness) -> None:
     mq.create("stamped", 1, config={"message.timestamp.type": "LogAppendTime"})
     mq.now_ms = 77_000

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import given
-from protocol_harness import HOUR_MS, F, Harness, plain, riding
+from protocol_harness import HOUR_MS, Harness, plain, riding
 from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, find_added_files, project
+from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, project
 from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.values.changes import Changes
 from lakemq.engine.protocol.values.consuming.groups import (
@@ -425,29 +425,6 @@ def test_only_changed_partitions_are_written(mq: Harness) -> None:
     assert [(r["partition"], r["log_start_offset"]) for r in project_last_step(mq, "partitions")] == [(1, 2)]
 
 
-def test_cut_of_a_log_is_a_row_of_segments(mq: Harness) -> None:
-    mq.one(mq.produce({0: 4}))
-    mq.one(DeleteRecords("t", {0: 3}))
-    cut = {"kind": "log_start", "topic": "t", "partition": 0, "base_offset": 3, "record_count": 0, "file_id": None}
-    (row,) = project_last_step(mq, "segments")
-    assert {**row, **cut} == row
-    mq.one(DeleteTopic("t"))
-    (row,) = project_last_step(mq, "segments")
-    assert (row["kind"], row["topic_id"], row["step"]) == ("topic_deleted", 1, mq.state.step)
-    assert [row["removed"] for row in (*project_last_step(mq, "topics"), *project_last_step(mq, "partitions"))] == [
-        True
-    ] * 3
-    assert project_last_step(mq, "topics")[0]["state"] == "deleted"
-
-
-def test_row_has_the_shard_of_its_group_or_transactional_id(mq: Harness) -> None:
-    mq.one(CommitOffsets("test-group", [OffsetCommit("t", 0, 0)]))
-    mq.begin("my-group")
-    tables = project(mq.state, mq.steps)
-    assert tables["consumer_offsets"].column("shard").to_pylist() == [12]
-    assert tables["transactions"].column("shard").to_pylist() == [12]
-
-
 def test_cut_of_a_log_follows_the_segments_of_its_step(mq: Harness) -> None:
     mq.one(mq.produce({0: 2}))
     mq.ask(mq.produce({0: 1}), DeleteRecords("t", {0: 1}), mq.produce({0: 1}))
@@ -455,23 +432,6 @@ def test_cut_of_a_log_follows_the_segments_of_its_step(mq: Harness) -> None:
     rows = project(mq.state, mq.steps)["segments"]
     assert rows.column("step").to_pylist() == [2, 3, 3, 3, 4]
     assert rows.column("kind").to_pylist() == ["data", "data", "data", "log_start", "data"]
-
-
-def test_rejection_has_the_place_and_the_reason_of_its_rows(mq: Harness) -> None:
-    mq.one(mq.produce({0: 2}, rejected=3))
-    assert project_last_step(mq, "rejected_rows") == [
-        {
-            "step": 2,
-            "source": "t",
-            "file_id": F,
-            "first_row": 2,
-            "record_count": 3,
-            "error": "MESSAGE_TOO_LARGE",
-            "reason": "big",
-            "rejected_at_ms": 1_000,
-        }
-    ]
-    assert [f.file_id for f in find_added_files(mq.steps)] == [F]
 
 
 def test_a_step_that_changes_no_table_adds_no_rows() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from protocol_harness import HOUR_MS, F, Harness, plain
+from protocol_harness import F, Harness
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
@@ -17,7 +16,6 @@ from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Published
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import DeleteTopic
 from lakemq.engine.protocol.values.transactions import (
     EndTransaction,
     MarkersWritten,
@@ -100,16 +98,6 @@ def test_two_transactions_that_time_out_in_one_step_get_markers_at_successive_of
     assert mq.state.topic("t").last_stable_offsets.tolist() == [6, 0]
 
 
-def test_commit_after_a_refused_part_names_the_refusal(mq: Harness) -> None:
-    ref = mq.begin("etl")
-    mq.missing.add(F)
-    refusal = mq.one(mq.produce({0: 1}, transaction=ref))
-    assert isinstance(refusal, Refusal)
-    assert refusal.error == "FILE_MISSING"
-    for later in (mq.produce({0: 1}, transaction=ref), EndTransaction(ref, True, 1)):
-        assert str(mq.refused(later).found).startswith("FILE_MISSING: Data file 0000000000000001 does not exist")
-
-
 # -- state that is kept -------------------------------------------------------------------------------------
 
 
@@ -176,57 +164,6 @@ def test_markers_are_rows_of_control_markers(mq: Harness) -> None:
     assert [row["kind"] for row in rows(mq, "segments")] == ["abort", "abort"]
 
 
-def test_consumer_offsets_are_written_when_they_count(mq: Harness) -> None:
-    mq.one(mq.produce({0: 3}))
-    ref = mq.begin("etl")
-    commit_offsets(mq, "g", 2, ref)
-    assert rows(mq, "consumer_offsets") == []
-    mq.now_ms = 9_000
-    mq.one(EndTransaction(ref, True, 1))
-    (row,) = rows(mq, "consumer_offsets")
-    assert row == {
-        "step": mq.state.step,
-        "group": "g",
-        "topic_id": 1,
-        "topic": "t",
-        "partition": 0,
-        "committed_offset": 2,
-        "ranges": None,
-        "metadata": "note",
-        "committed_at_ms": 9_000,
-        "deleted_count": 0,
-        "expired_count": 0,
-        "silent_since_ms": 0,
-        "shard": 3,
-        "removed": False,
-    }
-
-
-def test_partition_row_has_its_stable_offset_and_open_transactions(mq: Harness) -> None:
-    mq.one(mq.produce({0: 3}))
-    for name in "ab":
-        publish(mq, mq.begin(name), ("t", 0))
-    names = ("partition", "high_watermark", "last_stable_offset", "open_transactions")
-    (row,) = rows(mq, "partitions")
-    open_transactions = [{"producer_id": 0, "first_offset": 3}, {"producer_id": 1, "first_offset": 5}]
-    assert tuple(row[name] for name in names) == (0, 7, 3, open_transactions)
-    mq.one(EndTransaction(mq.current("a"), True, 1))
-    (row,) = rows(mq, "partitions")
-    assert tuple(row[name] for name in names) == (0, 8, 5, open_transactions[1:])
-
-
-def test_producers_table_has_the_present_and_the_used_up_id(mq: Harness) -> None:
-    mq.begin("etl")
-    machine.fold(mq.state, [JournalEntry(TransactionMoved("etl", 0, 32_766, TransactionStatus.EMPTY, 60_000))])
-    mq.begin("etl")
-    assert {row["producer_id"]: row["producer_epoch"] for row in rows(mq, "producers")} == {0: 32_767, 1: 0}
-    (row,) = rows(mq, "transactional_ids")
-    assert (row["transactional_id"], row["producer_id"], row["producer_epoch"]) == ("etl", 1, 0)
-    mq.now_ms += HOUR_MS + 1
-    mq.expire()
-    assert all(row["removed"] for row in rows(mq, "producers"))
-
-
 def test_row_of_a_transaction_does_not_depend_on_the_order_of_its_partitions() -> None:
     topic_partitions = [(topic, partition) for topic in range(40) for partition in (1, 0)]
     moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
@@ -238,13 +175,3 @@ def test_row_of_a_transaction_does_not_depend_on_the_order_of_its_partitions() -
     for state in (first, other):
         assert state.change_transaction("etl")
     assert project(first, steps)["transactional_ids"] == project(other, steps)["transactional_ids"]
-
-
-def test_transaction_writes_nothing_to_a_topic_deleted_meanwhile(mq: Harness) -> None:
-    ref = mq.begin("etl")
-    publish(mq, ref, ("t", 0), ("u", 0))
-    mq.one(DeleteTopic("u"))
-    mq.one(EndTransaction(ref, True, 1))
-    assert [row["topic"] for row in rows(mq, "control_markers")] == ["t"]
-    assert [row["topics"] for row in rows(mq, "transactions")] == [["t-0"], ["t-0"]]
-    assert plain(machine.replay(State(), mq.steps)) == plain(mq.state)

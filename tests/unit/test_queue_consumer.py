@@ -104,19 +104,6 @@ def test_transaction_takes_batch_that_shows_no_message(mq: Connection, expired: 
     assert values(mq, topic) == ["of it"] * publishes
 
 
-def test_poll_takes_from_all_partitions_up_to_max_records(mq: Connection) -> None:
-    topic, group = new_topic(mq, 3), new_name("g")
-    add(mq, topic, {0: 10, 1: 10, 2: 1})
-    with join_queue_group(mq, group, topic) as consumer:
-        values: list[str] = []
-        while len(values) < 21:
-            batch = consumer.poll(max_records=5, timeout_ms=5_000)
-            assert 1 <= batch.record_count <= 5
-            values += texts(batch)
-            consumer.ack(batch)
-        assert sorted(values) == sorted([f"{p}.{i}" for p in (0, 1) for i in range(10)] + ["2.0"])
-
-
 def test_poll_acknowledges_the_previous_one_in_ack_mode_auto(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     add(mq, topic, {0: 4})

@@ -238,17 +238,6 @@ def test_flush_after_close_raises_for_acknowledgements_that_were_not_answered(
     consumer.flush()
 
 
-def test_messages_in_flight_at_close_count_as_undelivered(mq: Connection) -> None:
-    topic, group = new_topic(mq), create_queue_group(mq, max_redelivery_count=0)
-    add(mq, topic, {0: 5})
-    for offset in range(5):
-        with join_queue_group(mq, group, topic) as consumer:
-            batch = list(consumer.poll(max_records=1, timeout_ms=5_000))  # and requests the next one
-            consumer.ack(batch)
-        assert [(message.offset, message.delivery_count) for message in batch] == [(offset, 1)]
-    assert read_deliveries(mq, group, topic) == {0: []}
-
-
 def test_deleted_messages_do_not_hold_up_a_last_delivery(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), create_queue_group(mq, max_redelivery_count=1)
     add(mq, topic, {0: 1, 1: 3})

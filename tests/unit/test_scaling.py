@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 from unit.served import CONFIG, new_name, new_topic, until
-from unit.test_group_consumer import RecordingListener, add, list_partitions, member, settle, start_two_members, texts
+from unit.test_group_consumer import RecordingListener, add, list_partitions, member, settle, texts
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -124,27 +124,6 @@ def test_producers_use_the_remaining_partitions_and_no_message_is_lost(mq: Conne
         batch = consumer.poll(timeout_ms=5_000)
         assert texts(batch) == ["again 2.0", "again 2.1", "again 2.2"]
         assert batch.starts[topic, 2] == ends[2]
-
-
-def test_partition_that_ends_moves_no_other(mq: Connection) -> None:
-    topic, group, first, second = start_two_members(mq, 4)
-    keeps, loses = (second, first) if 3 in list_partitions(first) else (first, second)
-    kept_partitions, remaining = (
-        list_partitions(keeps),
-        [partition for partition in list_partitions(loses) if partition != 3],
-    )
-    listener = RecordingListener()
-    keeps._member._find_listener = lambda: listener
-    before = {assignment.partition: assignment for assignment in mq.groups.assignments(group)}
-    mq.topics.alter(topic, partitions=3, force=True)
-    settle(first, second, on=lambda: list_partitions(loses) == remaining)
-    assert listener.events == []
-    assert list_partitions(keeps) == kept_partitions
-    assert {assignment.partition: assignment for assignment in mq.groups.assignments(group)} == {
-        p: before[p] for p in range(3)
-    }
-    first.close()
-    second.close()
 
 
 def test_delayed_messages_of_a_removed_partition_come_to_another(mq: Connection) -> None:

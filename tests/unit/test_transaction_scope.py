@@ -17,14 +17,12 @@ from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import (
     IllegalState,
     InvalidConfig,
-    InvalidGroupId,
     InvalidProducerEpoch,
     InvalidRequest,
     InvalidTransactionTimeout,
     InvalidTxnState,
     LakeMQError,
     MessageTooLarge,
-    OffsetOutOfRange,
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
@@ -229,15 +227,6 @@ def test_slow_initialization_of_an_id_blocks_no_other_id(mq: Connection, topic: 
         slow.result()
 
 
-def test_transaction_cannot_commit_after_refused_offsets(mq: Connection, topic: str):
-    for offsets, group in (({(topic, 0): 0}, None), ({(topic, 0): 9}, "g"), ({(topic, 0): 0}, "\ud800")):
-        with pytest.raises(TransactionAbortable), mq.transaction(f"{topic}-id") as transaction:  # noqa: PT012
-            transaction.publish(topic, rows("a"))
-            with pytest.raises((InvalidRequest, OffsetOutOfRange, InvalidGroupId)):
-                transaction.send_offsets(offsets, group)
-    assert values(mq, topic) == []
-
-
 # -- operations -----------------------------------------------------------------------------------------
 
 
@@ -262,12 +251,3 @@ def test_operator_aborts_a_transaction_and_fences_its_producer(mq: Connection, t
     with pytest.raises(TransactionalIdNotFound):
         mq.transactions.describe("nobody-knows-it")
     assert values(mq, topic) == []
-
-
-def test_transactional_ids_are_listed(mq: Connection, topic: str):
-    with mq.producer(f"{topic}-id"):
-        (info,) = [
-            transaction for transaction in mq.transactions.all() if transaction.transactional_id == f"{topic}-id"
-        ]
-        assert (info.state, info.open_ms, info.partitions, info.batch_id) == ("Empty", None, (), -1)
-        assert info not in mq.transactions.all(("Ongoing",))

@@ -12,13 +12,11 @@ import pytest
 from unit.served import everything, new_name, new_topic, read_committed_offset, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.offsets import ConsumedOffsets
 from lakemq.engine.client.producer.transactional import TransactionalProducer
 from lakemq.errors import (
     IllegalState,
     InvalidProducerEpoch,
     InvalidTxnState,
-    OffsetOutOfRange,
     ProducerFenced,
     RequestTimedOut,
     TransactionAbortable,
@@ -55,21 +53,6 @@ def test_committed_records_are_fetched_after_the_commit(mq: Connection, topic: s
     producer.commit_transaction()
     assert values(mq, topic) == everything(mq, topic) == ["a", "b"]
     assert mq.end_offsets(topic) == {0: 3}  # the marker has an offset
-
-
-def test_aborted_records_are_fetched_only_with_read_uncommitted(
-    mq: Connection, topic: str, producer: TransactionalProducer
-):
-    mq.publish(topic, pa.table({"value": ["n0"]}))
-    producer.begin_transaction()
-    producer.send(topic, "a1")
-    producer.flush()
-    mq.publish(topic, pa.table({"value": ["n2"]}))
-    assert values(mq, topic) == ["n0"]
-    producer.abort_transaction()
-    assert values(mq, topic) == ["n0", "n2"]
-    assert everything(mq, topic) == ["n0", "a1", "n2"]
-    assert mq.end_offsets(topic) == {0: 4}
 
 
 @pytest.mark.parametrize("with_the_commit", [True, False])
@@ -435,17 +418,6 @@ def test_abort_after_an_unanswered_commit_is_refused_if_it_was_decided(
 # -- offsets --------------------------------------------------------------------------------------------
 
 
-def test_offsets_of_a_transaction_count_after_its_commit(mq: Connection, topic: str, producer: TransactionalProducer):
-    mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
-    group, tp = f"group-{topic}", (topic, 0)
-    for number, commit in ((1, True), (2, False), (3, True)):
-        producer.begin_transaction()
-        producer.send_offsets_to_transaction({tp: 0}, group)
-        producer.send_offsets_to_transaction({tp: number}, group)
-        producer.commit_transaction() if commit else producer.abort_transaction()
-        assert read_committed_offset(mq, group, topic) == (number if commit else 1)
-
-
 def test_sent_offsets_are_pending_at_once(mq: Connection, topic: str, producer: TransactionalProducer):
     mq.publish(topic, pa.table({"value": ["a", "b", "c"]}))
     group, name = f"group-{topic}", producer._transactions.transactional_id
@@ -471,17 +443,3 @@ def test_send_offsets_tells_a_fenced_producer(mq: Connection, topic: str, produc
     producer.begin_transaction()
     with mq.producer(producer._transactions.transactional_id), pytest.raises(ProducerFenced):
         producer.send_offsets_to_transaction({(topic, 0): 1}, f"group-{topic}")
-
-
-def test_offsets_beyond_the_log_make_the_transaction_abortable(
-    mq: Connection, topic: str, producer: TransactionalProducer
-):
-    for offsets in ({(topic, 0): 9}, {(topic, 0): -1}, {(topic, 7): 0}, {("nobody-knows-it", 0): 0}):
-        producer.begin_transaction()
-        producer.send(topic, "a")
-        with pytest.raises((OffsetOutOfRange, UnknownTopicOrPartition)):
-            producer.send_offsets_to_transaction(ConsumedOffsets(offsets, {}), f"group-{topic}")
-        with pytest.raises(TransactionAbortable):
-            producer.commit_transaction()
-        producer.abort_transaction()
-    assert values(mq, topic) == []
