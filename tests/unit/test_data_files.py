@@ -177,25 +177,6 @@ def test_changed_file_is_not_delivered(mq: Connection, mishap: Callable[[Path], 
     assert check_data_files(mq).ok
 
 
-def flip_bit_of_value(file: Path) -> None:
-    """Change one bit in a page of values. A page without a checksum would be delivered with another text."""
-    column = pq.read_metadata(file).row_group(0).column(MESSAGES.schema.names.index("value"))
-    data = bytearray(file.read_bytes())
-    place = data.rindex(b"message", column.data_page_offset, column.data_page_offset + column.total_compressed_size)
-    data[place] ^= 1
-    file.write_bytes(data)
-
-
-def test_flipped_bit_in_a_page_is_reported_as_damage(mq: Connection) -> None:
-    topic, file = create_filled_topic(mq)
-    before = file.read_bytes()
-    flip_bit_of_value(file)
-    with pytest.raises(FileTruncated, match=f"{file.stem} is damaged.*CRC") as error_info:
-        mq.fetch(topic).to_arrow()
-    assert not error_info.value.retriable
-    file.write_bytes(before)
-
-
 def test_no_byte_of_a_page_can_change_unseen(tmp_path: Path) -> None:
     """A bit of another byte is flipped in each of 1,200 copies. Some are in facts of a page that no reader uses."""
     files = LocalFiles(str(tmp_path))

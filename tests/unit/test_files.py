@@ -219,14 +219,6 @@ def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path, piece
     assert list_everything(files) == []
 
 
-def test_input_is_random_access(files: Files):
-    files.put("a", b"0123456789")
-    with files.open_input("a") as source:
-        source.seek(7)
-        assert source.read() == b"789"
-        assert source.read_at(3, 2) == b"234"
-
-
 # -- names ----------------------------------------------------------------------------------------------
 
 
@@ -400,13 +392,6 @@ def test_an_object_that_cannot_be_deleted_does_not_keep_the_others(disk: Files, 
     with pytest.raises(OSError, match=r"box/folder|Is a directory|regular file"):
         disk.delete(["box/a", "box/folder", "box/z"])
     assert list_everything(disk) == []
-
-
-def test_get_is_bounded(files: Files):
-    files.put("a", b"x" * 10)
-    assert files.get("a", 10) == b"x" * 10
-    with pytest.raises(OSError, match="more than 9 bytes"):
-        files.get("a", 9)
 
 
 def test_folders_are_listed_apart(files: Files):

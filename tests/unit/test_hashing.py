@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from lakemq.engine.protocol.hashing import (
     Partitioner,
     java_hash,
-    murmur2,
     murmur2_partition,
     partition_keys,
     shard,
@@ -30,25 +29,6 @@ def test_every_partitioner_is_under_test():
 
 
 # -- golden vectors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        # docs/semantics.md A1
-        (b"21", -973932308),
-        (b"foobar", -790332482),
-        (b"abc", 479470107),
-        (b"", 275646681),
-        # Kafka's UtilsTest.testMurmur2
-        (b"a-little-bit-long-string", -985981536),
-        (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-    ],
-)
-def test_murmur2_is_kafkas(data: bytes, expected: int):
-    assert murmur2(data) == expected
-    assert murmur2_partition(data, 12) == (expected & 0x7FFFFFFF) % 12
 
 
 @pytest.mark.parametrize(

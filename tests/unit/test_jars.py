@@ -114,15 +114,6 @@ def test_truncated_jar_is_fetched_again(folder: Path, monkeypatch: pytest.Monkey
     assert cut.read_bytes() == b"right"
 
 
-def test_missing_jar_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spark_brings(monkeypatch, b"right")
-    (jar,) = jars.DELTA_JARS.resolve()
-    jar.unlink()
-    with pytest.raises(jars.MissingJars):
-        jars.kept_jars()
-    assert jars.DELTA_JARS.resolve() == (jar,)
-
-
 def test_the_command_prints_the_jars_or_what_to_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,11 +124,6 @@ def test_the_command_prints_the_jars_or_what_to_run(
     capsys.readouterr()
     assert jars.main(["--print"]) == 0
     assert capsys.readouterr().out == f"{folder / JAR.file_name}\n"
-
-
-def test_java_17_or_newer_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_java(tmp_path, monkeypatch, "17")
-    assert jars.java_command() == str(tmp_path / "bin" / "java")
 
 
 def test_older_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

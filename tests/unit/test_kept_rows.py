@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from examples import examples
 from faulty_files import FaultyFiles
@@ -67,21 +65,6 @@ def test_cache_does_not_change_the_rows_of_a_fetch(
         ranges = [(OTHER, first, min(count, 3_000 - first))]
         with_kept = fetch_arrow(files, make_plan(ranges, [], footer), cache)
         assert with_kept.equals(fetch_arrow(files, make_plan(ranges, [], footer)))
-
-
-def test_fetch_reads_only_row_groups_that_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, footer = _write_data_file(str(tmp_path))
-    cache, read = RowGroupCache(), list[int]()
-    real = pq.ParquetFile.read_row_group
-
-    def count_read(file: pq.ParquetFile, group: int, **options: Any) -> pa.Table:
-        read.append(group)
-        return real(file, group, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", count_read)
-    for first in range(0, 3_000, 500):
-        fetch_arrow(files, make_plan([(OTHER, first, 500)], [], footer), cache)
-    assert read == [0, 1, 2, 3, 4]
 
 
 def test_two_of_the_largest_row_groups_are_kept() -> None:

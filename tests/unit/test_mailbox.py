@@ -339,15 +339,6 @@ def test_a_listing_is_used_up_before_the_next(tmp_path: Path):
     assert files.listings == 2
 
 
-def test_new_letters_are_seen_at_once_when_few_wait(files: Files):
-    mailbox = Mailbox(files)
-    for number in range(1, 20):
-        mailbox.put("c", number, b"", NOW_MS)
-        letters = mailbox.list_waiting(5)
-        assert list_numbers(letters) == [("c", number)]
-        mailbox.discard(letters)
-
-
 def test_look_to_the_end_includes_new_letters(tmp_path: Path):
     """Another sequencer took all letters of an old listing. New ones still come in the same call."""
     put_letters(tmp_path, (LetterName.of("old", i, 1_000) for i in range(1, 8)))
@@ -379,6 +370,3 @@ def test_each_letter_is_named_once_in_a_look(tmp_path: Path):
     mailbox = Mailbox(LocalFiles(str(tmp_path)))
     assert len(take_some(mailbox, 30)) == 30
     assert [letter.number for letter in mailbox.iterate_letters()] == [*range(31, 101), *range(1, 31)]
-
-
-# -- several processes ----------------------------------------------------------------------------------

@@ -247,25 +247,6 @@ def test_the_times_of_releases_and_dead_letters_stay_what_they_were(path: Path) 
 
 
 @pytest.mark.extended
-def test_rate_of_a_topic_does_not_change_with_a_merge(path: Path) -> None:
-    """`topic_stats` counts the messages of the newest minute, although it knows only the bounds of segments."""
-    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        with lead_one_term(mq):
-            mq.topics.create("a")
-        for second in (0, 50, 100, 130, 131):
-            with lead_one_term(mq):
-                times = pa.array([second * 1_000, (second + 15) * 1_000], pa.timestamp("ms", "UTC"))
-                mq.publish("a", pa.table({"value": ["x"] * 2, "timestamp": times}))
-        with lead_one_term(mq):
-            mq.topics.delete_records("a", {0: 2})
-        before = read_views(mq)
-    with connect(path) as mq:
-        lead_briefly(mq, 3)
-        assert len(data_files(path)) == 1
-        assert read_views(mq) == before
-
-
-@pytest.mark.extended
 def test_files_are_kept_for_the_grace_and_a_plan_reads_them(path: Path) -> None:
     with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
         with lead_one_term(mq):
@@ -345,12 +326,6 @@ def test_a_plan_that_is_made_again_is_judged_by_its_own_time(path: Path) -> None
             assert not before & data_files(path)
             assert texts(old) == ["stays", "brief", "m1"]
             assert texts(other.fetch("a")) == ["stays", "m1", "m2"]
-
-
-@pytest.mark.extended
-def test_a_connection_that_looked_before_reads_on(path: Path) -> None:
-    for old, other in read_before_merge(path, lambda other: values(other, "a")):
-        assert sorted(values(other, "a")) == sorted([*old, "m4"])
 
 
 def test_reader_with_an_older_watermark_loads_again(path: Path) -> None:

@@ -18,7 +18,7 @@ from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
 from lakemq.tables.specs.registry import BY_NAME, TABLES
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
 from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
-from lakemq.tables.specs.topics import PARTITIONS, PartitionRow
+from lakemq.tables.specs.topics import PARTITIONS
 from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name, ddl_type
 from lakemq.tables.storage.delta.changelog import select_newest
 from lakemq.tables.storage.delta.store import Store
@@ -115,26 +115,6 @@ def test_a_type_nobody_has_mapped_is_an_error() -> None:
         ddl_type(pa.float16())
 
 
-def test_a_row_class_is_frozen_and_checks_its_columns() -> None:
-    row = PartitionRow(
-        step=1,
-        topic_id=1,
-        topic="t",
-        partition=0,
-        log_start_offset=0,
-        high_watermark=5,
-        last_stable_offset=3,
-        state="active",
-        open_transactions=[{"producer_id": 7, "first_offset": 3}],
-        removed=False,
-    )
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        row.step = 2  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        PartitionRow(step=1)  # type: ignore[call-arg]
-    assert PARTITIONS.table([row]).to_pylist() == [dataclasses.asdict(row)]
-
-
 def test_properties_of_a_table_win_over_the_common_ones() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Row:
@@ -163,11 +143,6 @@ def rows(*values: tuple[int, str, int, str]) -> pa.Table:
 def test_the_newest_row_of_a_key_is_its_state() -> None:
     table = rows((3, "a", 1, "a3"), (1, "a", 1, "a1"), (2, "b", 1, "b2"), (1, "a", 2, "c1"), (2, "a", 1, "a2"))
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["c1", "b2", "a3"]
-
-
-def test_later_row_of_equal_steps_counts() -> None:
-    table = pa.concat_tables([rows((1, "a", 1, "first")), rows((1, "a", 1, "second"), (1, "b", 1, "b"))])
-    assert sorted(select_newest(table, ["k"]).column("value").to_pylist()) == ["b", "second"]
 
 
 def test_later_row_of_equal_steps_counts_among_many_rows() -> None:

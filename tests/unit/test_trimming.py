@@ -79,12 +79,6 @@ def test_segments_of_deleted_topics_go(mq: Harness, whole: bool) -> None:
     assert [row["kind"] for row in segments if row["topic"] == "t"] == ([] if whole else ["topic_deleted"])
 
 
-def test_rows_of_other_tables_stay(mq: Harness) -> None:
-    tables = project(mq.state, mq.steps)
-    for name in ("topics", "partitions", "producers"):
-        assert trim_rows(BY_NAME[name], tables[name], read_live_state(mq.state), 0, True) == tables[name]
-
-
 def make_stored_file(**statistics: Any) -> StoredFile:
     return StoredFile("f", 1 << 30, 1, {name.replace("_of_", "."): value for name, value in statistics.items()})
 

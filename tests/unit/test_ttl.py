@@ -301,12 +301,6 @@ def test_row_with_a_bad_ttl_is_rejected_alone(mq: Connection) -> None:
     assert values(mq, topic) == ["good", "good"]
 
 
-def test_ttl_of_zero_expires_at_once(mq: Connection) -> None:
-    topic = new_topic(mq)
-    mq.publish(topic, pa.table({"value": ["never seen"]}), ttl_ms=0)
-    assert values(mq, topic) == []
-
-
 # -- beside merging and pieces --------------------------------------------------------------------------------
 
 
