@@ -17,7 +17,7 @@ from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
 from lakemq.engine.client.consume.member.membership import MemberOptions, Membership
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.protocol.codec.overdue_member import decode_overdue_members
-from lakemq.engine.protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup, MemberSilent
+from lakemq.engine.protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup
 from lakemq.engine.sequencer.attendance import Attendance
 from lakemq.engine.sequencer.overdue_members import OverdueMembers
 from lakemq.tables.storage.coordination.beats import Beats
@@ -175,19 +175,6 @@ def test_member_that_has_left_is_not_watched(scene: Scene) -> None:
     scene.files.reads.clear()
     assert scene.pass_ms(10_000) == []
     assert scene.files.reads == []
-
-
-def test_lost_member_is_reported_once(scene: Scene) -> None:
-    scene.join("C1", "C2")
-    scene.beat("a", "C1")
-    scene.look()
-    for _ in range(6):
-        scene.beat("a", "C1")
-        scene.pass_ms(1_000)
-    silent = MemberSilent("g", "C2", "session")
-    assert "member_left" in scene.mq.see(silent)
-    assert scene.mq.see(silent) == []
-    assert scene.pass_ms(1_000) == []
 
 
 def test_heartbeat_thread_beats_for_all_its_members_and_leaves_no_object(tmp_path: Path) -> None:

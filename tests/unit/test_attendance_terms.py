@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from unit.test_attendance import SESSION_MS, Scene
 
-import lakemq
 from lakemq.engine.namespace.processes.process_identity import is_process_gone, read_own_identity
 from lakemq.engine.protocol.codec.beat import FencedMember, MemberBeat, decode_beat, decode_fenced_members, encode_beat
 from lakemq.engine.protocol.values.consuming.groups import JoinGroup
@@ -65,14 +64,6 @@ def scene(tmp_path: Path) -> Terms:
     return Terms(tmp_path)
 
 
-def test_new_leader_loses_a_dead_member_after_it_has_watched_it(scene: Terms) -> None:
-    scene.join("C1")
-    scene.beat_as("a", "C1", age_ms=HOUR_MS)
-    assert scene.lead() == []
-    assert scene.wait_ms(CONFIRM_MS) == []
-    assert scene.pass_ms(1) == [("C1", "session")]
-
-
 def test_session_goes_on_across_short_terms_by_the_stores_time(scene: Terms) -> None:
     """A new leader does not restart sessions: five short terms find what one long term would find."""
     scene.mq.ask(JoinGroup("g", "C1", ["t"], session_timeout_ms=45_000))
@@ -83,17 +74,6 @@ def test_session_goes_on_across_short_terms_by_the_stores_time(scene: Terms) -> 
     # the store's clock is the machine's: if it is busy, seconds may pass between a beat and the look at it
     assert scene.wait_ms(8_000) == []
     assert set(scene.wait_ms(7_000)) == {("C1", "session")}
-
-
-def test_leader_stopped_within_its_first_look_takes_beats_for_younger(
-    scene: Terms, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene.join("C1")
-    scene.beat_as("a", "C1", age_ms=0)
-    hour_ago_ms = scene.files.time_ms() - HOUR_MS
-    monkeypatch.setattr(scene.files, "time_ms", lambda: hour_ago_ms)  # it read the clock and then stopped for an hour
-    assert scene.lead() == []
-    assert [scene.wait_ms(SESSION_MS), scene.pass_ms(1)] == [[], [("C1", "session")]]
 
 
 def test_sessions_begin_again_if_the_store_has_no_time(scene: Terms, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,16 +154,6 @@ def test_a_note_neither_keeps_a_member_alive_nor_hides_that_it_does_not_poll(sce
         scene.beat("a", "C1", polls=3)
         silent += scene.pass_ms(1_000)
     assert set(silent) == {("C1", "poll")}
-
-
-def test_a_member_that_begins_to_beat_after_it_was_noted_lives(scene: Terms) -> None:
-    scene.join("C1")
-    scene.lead()
-    scene.age_all(HOUR_MS)
-    scene.lead()
-    for _ in range(20):
-        scene.beat("a", "C1")
-        assert scene.pass_ms(1_000) == []
 
 
 def test_no_member_is_noted_while_a_beat_cannot_be_read(scene: Terms) -> None:
@@ -334,33 +304,3 @@ def test_beats_of_older_and_newer_versions_are_read() -> None:
     assert decode_beat(msgspec.msgpack.encode([["g", "m", 3]])) == [MemberBeat("g", "m", 3)]
     longer = msgspec.msgpack.encode([["g", "m", 3, 200, "of a later version"]])
     assert decode_beat(longer) == [MemberBeat("g", "m", 3, 200)]
-
-
-KILLED_JOB = """
-import os, signal, sys
-import pyarrow as pa
-import lakemq
-mq = lakemq.connect(sys.argv[1], create=True)
-mq.serving()
-mq.topics.create("t", 2)
-mq.publish("t", pa.table({"value": [f"{n}" for n in range(20)], "partition": [n % 2 for n in range(20)]}))
-options = {"auto_offset_reset": "earliest", "session_timeout_ms": 600_000}
-consumer = mq.consumer("g", topics=["t"], protocol=sys.argv[2], **options)
-assert consumer.poll(timeout_ms=60_000)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@needs_identity
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["cooperative", pytest.param("queue", marks=pytest.mark.extended)])
-def test_next_run_of_a_killed_job_does_not_wait_for_its_session(tmp_path: Path, protocol: str) -> None:
-    """The killed process served and consumed, so its heartbeats are gone with its lines."""
-    path = str(tmp_path / "mq")
-    subprocess.run([sys.executable, "-c", KILLED_JOB, path, protocol], check=False)
-    with lakemq.connect(path) as mq, mq.serving(), mq.consumer("g", topics=["t"]) as consumer:
-        values = set[bytes | None]()
-        deadline_s = time.monotonic() + 120
-        while len(values) < 20:
-            assert time.monotonic() < deadline_s, values
-            values |= {message.value for message in consumer.poll(timeout_ms=1_000)}

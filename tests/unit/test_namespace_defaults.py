@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from unit.served import served
 
-from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.engine.namespace.config import ENGINE, EngineConfig, build_limits, load_config
 from lakemq.engine.protocol.parameters import GROUP, MEMBER, TOPIC
 from lakemq.errors import InvalidConfig
@@ -88,20 +87,8 @@ def test_a_bad_default_is_named(bad: str) -> None:
         EngineConfig({bad: "soon"})
 
 
-def test_a_name_that_is_nearly_one_of_them_is_told() -> None:
-    with pytest.raises(InvalidConfig, match=r"did you mean max\.redelivery\.count"):
-        EngineConfig({"max.redelivery.counts": 1})
-
-
 def test_no_setting_means_two_things() -> None:
     assert not TOPIC.declared.keys() & (GROUP.declared.keys() | MEMBER.declared.keys() | ENGINE.declared.keys())
     assert not MEMBER.declared.keys() & (GROUP.declared.keys() | ENGINE.declared.keys())
     # the engine's value applies where a group has none
     assert GROUP.declared.keys() & ENGINE.declared.keys() == {"offsets.retention.ms"}
-
-
-def test_options_of_consumers_are_declared_once() -> None:
-    for key, parameter in MEMBER.declared.items():
-        option = CONSUMER[key.replace(".", "_")]
-        assert option.default == parameter.default
-        assert (option.low or None, option.high or None) == (parameter.low, parameter.high)

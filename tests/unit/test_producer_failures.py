@@ -92,17 +92,6 @@ def test_error_of_a_record_fails_no_send_of_any_thread_and_each_flush(
     assert [record.levelname for record in caplog.records if missing in record.message] == ["WARNING"]
 
 
-def test_error_of_a_record_does_not_hide_that_its_neighbour_is_lost(mq: Connection):
-    missing = new_name("missing")
-    with mq.producer(linger_ms=50) as producer:
-        first, second = producer.send(missing, "1"), producer.send(missing, "2")
-        assert first.exception()
-        with pytest.raises(UnknownTopicOrPartition):
-            producer.flush()
-        assert second.exception()
-        producer.flush()
-
-
 def test_flush_raises_an_error_that_only_another_thread_has_read(mq: Connection, topic: str):
     with mq.producer(linger_ms=0) as producer:
         producer.flush()

@@ -122,20 +122,6 @@ def fail_requests(requests: Sequence[Any], error: LakeMQError) -> list[Future[An
 # -- flush ----------------------------------------------------------------------------------------------
 
 
-def test_flush_of_each_thread_raises_when_nothing_was_acknowledged(mq_without_sequencer: Connection):
-    def send_and_flush(number: int) -> Any:
-        future = producer.send("t", f"{number}")
-        if number % 2:  # half of the threads flush when everything has failed already
-            until(future.done)
-        with pytest.raises(RequestTimedOut):
-            producer.flush()
-        return future.exception()
-
-    with mq_without_sequencer.producer(linger_ms=0, delivery_timeout_ms=50) as producer:
-        assert {type(answer) for answer in run_in_threads(send_and_flush)} == {RequestTimedOut}
-        assert producer.flush().spans == {}
-
-
 def test_flush_does_not_wait_for_later_records_of_other_threads(mq: Connection, topic: str):
     """Another thread sends without a pause, so the buffer is never empty."""
     with mq.producer(linger_ms=0, buffer_memory=1 << 20) as producer, call_meanwhile(lambda: producer.send(topic, "x")):
@@ -288,22 +274,6 @@ def test_flush_of_another_thread_has_the_outcome_of_the_commit(
         until(lambda: len(outcomes) == 2)
         assert not isinstance(outcomes[1], LakeMQError)
     assert values(mq, topic) == ["a"]
-
-
-def test_producer_closes_after_a_commit_without_an_answer(mq: Connection, topic: str, monkeypatch: pytest.MonkeyPatch):
-    def change(ask: Callable[..., list[Future]], requests: Sequence[Any]) -> list[Future]:
-        return (
-            fail_requests(requests, RequestTimedOut()) if isinstance(requests[-1][0], EndTransaction) else ask(requests)
-        )
-
-    producer = open_impatient_producer(mq, monkeypatch)
-    intercept(mq, monkeypatch, change)
-    producer.begin_transaction()
-    future = producer.send(topic, "a")
-    with pytest.raises(RequestTimedOut):
-        producer.commit_transaction()
-    producer.close()
-    assert isinstance(future.exception(), RequestTimedOut)
 
 
 def test_leaving_a_transaction_waits_for_publishes_of_other_threads(mq: Connection, topic: str):

@@ -14,7 +14,6 @@ from lakemq.engine.protocol.names import (
     check_destination,
     check_subscription,
     check_topic_name,
-    find_reached_topics,
     is_name,
     matches,
     unify_collision_chars,
@@ -71,15 +70,6 @@ def test_matching_is_level_by_level(levels: list[str], rest: bool, destination_l
     agree = all(w in ("*", g) for w, g in zip(levels, destination_levels, strict=False))
     subscription = "/".join([*levels, ">"] if rest else levels)
     assert matches(subscription, "/".join(destination_levels)) is (long_enough and agree)
-
-
-def test_a_destination_reaches_the_topic_so_named_and_all_that_subscribe() -> None:
-    topics, subscriptions = {"q3", "q1", "a", "q2", "other"}, {"q3": ["a/>", "a/b"], "q1": ["*/b"], "q2": ["b/>"]}
-    assert find_reached_topics("a/b", topics, subscriptions) == ["q1", "q3"]
-    assert find_reached_topics("a", topics, subscriptions) == ["a"]
-    assert find_reached_topics("q1", topics, {"q1": ["q1"]}) == ["q1"]
-    assert find_reached_topics("b/b/b", topics, subscriptions) == ["q2"]
-    assert find_reached_topics("nobody", topics, subscriptions) == []
 
 
 def test_dots_and_underscores_clash() -> None:

@@ -34,18 +34,6 @@ def leader(tmp_path: Path) -> Iterator[TcpLeader]:
 # -- who is believed ----------------------------------------------------------------------------------------
 
 
-def test_letters_and_answers_of_any_size_arrive(leader: TcpLeader) -> None:
-    client = leader.connect()
-    for number, size in enumerate((0, 1, 70_000, 3 << 20), start=1):
-        body = os.urandom(size)
-        client.send_letter(number, body)
-        letter = leader.take()
-        assert (letter.name.client_id, letter.name.number) == ("client", number)
-        assert letter.body == body
-        leader.lines.table.answer(letter, body)
-        assert client.receive() == Frame(FrameKind.ANSWER, body)
-
-
 def read_others_proof(leader: TcpLeader, hello: Hello) -> Hello:
     """Name the proof of another client, with what a reader of the namespace sees of it as the secret."""
     _, other = leader.reach("other")
