@@ -33,6 +33,7 @@ from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.shared.page import command_page
+from lakemq.tables.specs.live import LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.catalog import ddl_type
@@ -46,6 +47,7 @@ _SHAPES = {
     "log": "log: each row is a fact, written once",
     "changelog": "changelog: the newest row of a key is its state",
     "data": "data",
+    "live": "live: read with each query",
 }
 
 
@@ -85,6 +87,13 @@ def tables_page() -> str:
         "\n".join(f"- [`{spec.name}`](#{spec.name}): {spec.comment}" for spec in TABLES),
     ]
     for spec in TABLES:
+        lines += _table_section(spec)
+    lines += [
+        "## Live tables",
+        "Only `lakemq sql`, `mq.sql` and the console's SQL have these, for now: nothing is stored. "
+        "[SQL](sql.md#live-tables) says more.",
+    ]
+    for spec in LIVE_TABLES:
         lines += _table_section(spec)
     lines += ["## Views", "In Spark's catalog and in `lakemq sql`. `{database}` is the namespace's database."]
     for name, query in VIEWS.items():

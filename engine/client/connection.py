@@ -344,14 +344,16 @@ class Connection(LogAccess):
             MissingExtra: the extra `sql` is not installed.
             StorageError, TableDamaged: a file of a table cannot be read, or is damaged.
         """
-        from .sql.arrow_query import run_sql  # many clients run no SQL
+        from .live_tables import make_live_readers  # many clients run no SQL
+        from .sql.arrow_query import run_sql
 
         self._check_open()
         if as_of is not None:
             as_of = parse_as_of("as_of", as_of)
         if wait_ms is not None:
             wait_ms = parse_whole_number("wait_ms", wait_ms, 0)
-        return run_sql(self.namespace, parse_text("text", text), as_of, wait_ms, self.serving)
+        live = make_live_readers(self.namespace, self.observer, self)
+        return run_sql(self.namespace, parse_text("text", text), as_of, wait_ms, self.serving, live)
 
     # -- sequencing -------------------------------------------------------------------------------------
 

@@ -223,12 +223,12 @@ def handoffs(
     cut_keys is empty without --keys, while the partition has no owner, and where messages were deleted. The tables
     keep the history for group.history.ms.
     """
-    from lakemq.jobs.state.handoffs import count_cut_keys, read_handoffs
+    from lakemq.engine.client.handoffs import count_cut_keys, read_handoffs
 
     session = get_session(ctx)
     with session.connect() as mq:
-        moves = read_handoffs(mq, group)
-        counts = count_cut_keys(mq, moves) if keys else [None] * len(moves)
+        lags, moves = mq.groups.lag(group), read_handoffs(mq.namespace, group)
+        counts = count_cut_keys(mq, lags, moves) if keys else [None] * len(moves)
         rows = [{**to_record(move), "cut_keys": count} for move, count in zip(moves, counts, strict=True)]
         show(rows, session.output, _HANDOFFS)
 
@@ -304,9 +304,9 @@ def lag(ctx: typer.Context, group: Name) -> None:
 
 def _warn_of_silence(mq: Connection, observation: Observation) -> None:
     """Print on stderr that figures are old, if the leader is silent or has ended."""
-    from lakemq.jobs.state.leadership import describe_silence, read_leadership
+    from lakemq.engine.client.leadership import describe_silence, read_leadership
 
-    if silence := describe_silence(read_leadership(mq, observation)):
+    if silence := describe_silence(read_leadership(mq.namespace.files, observation.state)):
         note(silence)
 
 

@@ -58,6 +58,7 @@ def sql(
     """
     if wait is not None and as_of is not None:
         raise typer.BadParameter("it contradicts --as-of, whose result does not change", param_hint="--wait")
+    from lakemq.engine.client.live_tables import make_live_readers
     from lakemq.engine.client.sql.freshness import find_projection_lag, wait_for_projection
     from lakemq.engine.client.sql.query import run_query
     from lakemq.engine.namespace.loading.snapshot import take_snapshot
@@ -68,7 +69,8 @@ def sql(
         if wait is not None:
             wait_for_projection(mq.namespace.store, wait, mq.serving)
         snapshot = take_snapshot(mq.namespace.store, parse_as_of(as_of))
-        columns, rows = run_query(mq.namespace, text, allow_files, dialect, snapshot=snapshot)
+        live = make_live_readers(mq.namespace, mq.observer, mq) if as_of is None else {}
+        columns, rows = run_query(mq.namespace, text, allow_files, dialect, snapshot=snapshot, live=live)
         if as_of is None and (lag := find_projection_lag(mq.namespace.store, snapshot.watermark.step)).steps_behind:
             note(f"{lag} (--wait SECONDS waits for these steps)" if wait is None else str(lag))
         show((dict(zip(columns, row, strict=True)) for row in rows), session.output, columns)

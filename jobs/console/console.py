@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lakemq.engine.client.leadership import describe_silence, read_leadership
+from lakemq.engine.client.live_tables import make_live_readers
 from lakemq.engine.client.sql.query import BoundedResult, QueryLimits, run_bounded_query
 from lakemq.engine.client.sql.query_process import run_query_in_process
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
 from lakemq.errors import LakeMQError
 from lakemq.jobs.console.settings import ConsoleSettings
-from lakemq.jobs.state.leadership import describe_silence, read_leadership
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ class Console:
             MissingExtra: the extra `sql` is not installed.
         """
         with self._lock_queries():
-            return run_query_in_process(self.mq.namespace, text, QUERY_LIMITS)
+            live = make_live_readers(self.mq.namespace, lambda: self.observer)
+            return run_query_in_process(self.mq.namespace, text, QUERY_LIMITS, live)
 
     def read_rows(self, text: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query of a page. Raises as `run_sql`."""
@@ -79,7 +81,7 @@ class Console:
         """Return a sentence if the leader does not work, so that pages show the past; "" too if that cannot be read."""
         try:
             with self.observer.look() as observation:
-                return describe_silence(read_leadership(self.mq, observation))
+                return describe_silence(read_leadership(self.mq.namespace.files, observation.state))
         except (LakeMQError, OSError):  # the page itself says what cannot be read
             return ""
 

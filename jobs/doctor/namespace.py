@@ -20,6 +20,7 @@ from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.client.fetch.lookup.lookup import OffsetRange
 from lakemq.engine.client.fetch.lookup.reader import Reader
 from lakemq.engine.client.fetch.planning.plan import beginning_offsets
+from lakemq.engine.client.leadership import find_store_now_ms, read_leadership
 from lakemq.engine.client.observer import Observation, Observer
 from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.loading.load import read_watermark
@@ -30,7 +31,6 @@ from lakemq.jobs.output import one_line, to_iso
 from lakemq.jobs.process.probe import probe
 from lakemq.jobs.state.free_space import describe_free_space, read_free_space
 from lakemq.jobs.state.key_spread import count_recent_offsets, describe_fullest_partition
-from lakemq.jobs.state.leadership import read_leadership, store_now_ms
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
@@ -133,7 +133,7 @@ def _outside(at_ms: int, first_ms: int, last_ms: int) -> int:
 def check_sequencer(mq: Connection, observer: Observer) -> Finding:
     """Check that a sequencer leads and decides steps, or that nothing waits for one."""
     with observer.look() as observation:
-        leadership = read_leadership(mq, observation)
+        leadership = read_leadership(mq.namespace.files, observation.state)
     leader, silent_ms = leadership.leader, leadership.silent_ms
     last = f"the last step, {leadership.step}, was put at {_at(leadership.put_ms)}, {silent_ms / 1000:.1f} s ago"
     serve = f"lakemq --path {mq.namespace.path} serve"
@@ -173,7 +173,7 @@ def check_mailbox(mq: Connection) -> Finding:
     put_ms = mq.namespace.files.modified_ms(f"{LETTERS}/{waiting[0].name}")
     if put_ms is None:
         return Finding("mailbox", True, f"{count}, and a sequencer is taking them")
-    oldest_ms = max(0, store_now_ms(mq) - put_ms)
+    oldest_ms = max(0, find_store_now_ms(mq.namespace.files) - put_ms)
     text = f"{count}, the oldest for about {oldest_ms / 1000:.0f} s"
     if oldest_ms <= WAITING_MS:
         return Finding("mailbox", True, text)
@@ -267,7 +267,7 @@ def check_data_files(mq: Connection) -> Finding:
 
 def check_groups(mq: Connection, observer: Observer) -> Finding:
     """Check that no group's offsets expire soon, and that no group with members is stuck."""
-    now_ms = store_now_ms(mq)
+    now_ms = find_store_now_ms(mq.namespace.files)
     with observer.look() as observation:
         groups = observation.groups.all()
     in_use = [group for group in groups if group.members]
@@ -295,7 +295,7 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
 
 def check_spread(mq: Connection) -> Finding:
     """Report topics with a partition that has twice its fair share of recent offsets; this is only advice."""
-    recent = count_recent_offsets(mq, store_now_ms(mq))
+    recent = count_recent_offsets(mq, find_store_now_ms(mq.namespace.files))
     fullest = {topic.topic: describe_fullest_partition(topic, recent[topic.topic_id]) for topic in mq.topics.list()}
     uneven = {topic: text for topic, text in fullest.items() if text}
     if not uneven:
@@ -333,7 +333,7 @@ def _check_delays(mq: Connection, observation: Observation, step: int) -> Findin
             f"Restore them into messages/ from a backup. Or cancel all messages that wait: {purge}",
         )
     counter = UnreleasedCounter(mq.namespace.files, lambda read: read(observation.state))
-    late = counter.count_unreleased(store_now_ms(mq) - WAITING_MS).messages
+    late = counter.count_unreleased(find_store_now_ms(mq.namespace.files) - WAITING_MS).messages
     if late:
         release = f"lakemq --path {mq.namespace.path} delayed release"
         mend = f"Check that a sequencer runs and keeps up. Or release them now: {release}"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATES
+from lakemq.engine.client.leadership import find_store_now_ms
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.jobs.state.leadership import store_now_ms
 from lakemq.jobs.state.status import MINUTES
 
 with needs("metrics"):
@@ -130,7 +130,7 @@ def read_delayed(mq: Connection, observation: Observation, build: FamilyBuilder)
 
 def read_due(counter: UnreleasedCounter, mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield how many delayed messages are due soon, and how many are due and not released. This reads data files."""
-    now_ms = store_now_ms(mq)
+    now_ms = find_store_now_ms(mq.namespace.files)
     yield build.value(
         "lakemq_delayed_overdue_messages",
         "Delayed messages that are due and not released yet.",

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lakemq.engine.client.leadership import find_store_now_ms, read_leadership
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.engine.sequencer.step_durations import BOUNDS_S
 from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.jobs.state.leadership import read_leadership, store_now_ms
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 
 with needs("metrics"):
@@ -27,7 +27,7 @@ MOST_LETTERS = 10_000
 
 def read_sequencer(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield who leads and who stands by, and how old the last step is."""
-    leadership = read_leadership(mq, observation)
+    leadership = read_leadership(mq.namespace.files, observation.state)
     is_led = bool(leadership.leader) and not leadership.has_died
     yield build.counter(
         "lakemq_steps_total", "Steps that were decided since the namespace exists.", (), [((), leadership.step)]
@@ -64,7 +64,7 @@ def read_waiting(mq: Connection, observation: Observation, build: FamilyBuilder)
     """Yield the letters that wait, and how far the tables are behind the steps."""
     letters = mq.namespace.mailbox.list_waiting(MOST_LETTERS)
     put_ms = mq.namespace.files.modified_ms(f"{LETTERS}/{letters[0].name}") if letters else None
-    age_ms = 0 if put_ms is None else max(0, store_now_ms(mq) - put_ms)
+    age_ms = 0 if put_ms is None else max(0, find_store_now_ms(mq.namespace.files) - put_ms)
     watermark = read_watermark(mq.namespace.store)
     yield build.value(
         "lakemq_letters_waiting", f"Letters that wait for the sequencer, counted up to {MOST_LETTERS}.", len(letters)

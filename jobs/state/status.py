@@ -10,6 +10,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.dead_letters import DeadLetterCount
 from lakemq.engine.client.delayed.releases import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GroupInfo
+from lakemq.engine.client.leadership import Leadership, find_store_now_ms, read_leadership
 from lakemq.engine.client.observer import Observation, Observer
 from lakemq.engine.client.topics import TopicDescription
 from lakemq.engine.client.transactions.operations import TransactionInfo
@@ -18,7 +19,6 @@ from lakemq.jobs.doctor.examination import run_check
 from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.doctor.namespace import make_checks
 from lakemq.jobs.state.free_space import FreeSpace, read_free_space
-from lakemq.jobs.state.leadership import Leadership, read_leadership, store_now_ms
 
 MINUTES = (1, 5, 60)
 """For how many minutes ahead the due delayed messages are counted, here and in the metrics."""
@@ -97,8 +97,8 @@ def _read_status(mq: Connection, observation: Observation, before: Sample, now: 
     rates = [group.consumption_rate for group in groups]
     return Status(
         path=mq.namespace.path,
-        now_ms=store_now_ms(mq),
-        leadership=read_leadership(mq, observation),
+        now_ms=find_store_now_ms(mq.namespace.files),
+        leadership=read_leadership(mq.namespace.files, observation.state),
         steps_per_s=_rate(now.step - before.step, seconds),
         topics=mq.topics.list(),
         in_per_s={
@@ -124,7 +124,7 @@ class OutlookReader:
 
     def read(self) -> Outlook:
         """Return the due messages, the dead letters and the doctor's findings as of now."""
-        now_ms = store_now_ms(self._mq)
+        now_ms = find_store_now_ms(self._mq.namespace.files)
         due = {minutes: self._counter.count_unreleased(now_ms + 60_000 * minutes).messages for minutes in MINUTES}
         findings = [run_check(name, self._checks[name]) for name in QUICK_CHECKS]
         return Outlook(due, self._count_dead_letters(), [finding for finding in findings if not finding.ok])

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lakemq.engine.client.leadership import Leadership, describe_silence
 from lakemq.jobs.output import escape_control_characters
 from lakemq.jobs.state.free_space import describe_free_space
-from lakemq.jobs.state.leadership import Leadership, describe_silence
 from lakemq.jobs.state.status import (
     Outlook,
     Status,

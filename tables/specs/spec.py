@@ -36,12 +36,12 @@ class TableSpec:
     """A table of a namespace.
 
     shape: `log` (each row is a fact, written once), `changelog` (the newest row of a key at or below a step is its
-    state then), or `data` (the message files).
+    state then), `data` (the message files), or `live` (it is stored nowhere).
     """
 
     name: str
     row: type
-    shape: Literal["log", "changelog", "data"]
+    shape: Literal["log", "changelog", "data", "live"]
     keys: tuple[str, ...]
     comment: str
     sort_by: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import lakemq
-from lakemq.jobs.state.leadership import read_leadership
+from lakemq.engine.client.leadership import read_leadership
 
 ROLES = Path(__file__).with_name("roles.py")
 COMMAND = [sys.executable, "-m", "lakemq.jobs.cli"]
@@ -168,7 +168,7 @@ def _all_owned(mq: lakemq.Connection) -> bool:
 
 def _is_silent(path: Path) -> bool:
     with lakemq.connect(str(path)) as mq, mq.observer().look() as observation:
-        return read_leadership(mq, observation).is_silent
+        return read_leadership(mq.namespace.files, observation.state).is_silent
 
 
 def _wait_until_broken(mq: lakemq.Connection) -> None:

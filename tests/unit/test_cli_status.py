@@ -21,8 +21,8 @@ from unit.served import new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.leadership import Leadership
 from lakemq.jobs.cli import app
-from lakemq.jobs.state.leadership import Leadership
 from lakemq.jobs.state.status import read_status, take_sample, topic_rows
 from lakemq.tables.storage.coordination import tcp_sockets
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns

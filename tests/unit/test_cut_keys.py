@@ -10,7 +10,7 @@ from unit.consuming import list_partitions, take_messages
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.jobs.state.handoffs import count_cut_keys, read_handoffs
+from lakemq.engine.client.handoffs import count_cut_keys, read_handoffs
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -37,8 +37,12 @@ def test_key_is_cut_if_both_owners_acknowledged_its_messages(mq: Connection, lat
             publish(mq, topic, later)
             second.ack([*later_messages, *take_messages(second, 3 - len(later_messages))])
             second.flush()
-            until(lambda: any(handoff.to_member == second.member_id for handoff in read_handoffs(mq, group)))
-            (handoff,) = [handoff for handoff in read_handoffs(mq, group) if handoff.to_member == second.member_id]
+            until(lambda: any(handoff.to_member == second.member_id for handoff in read_handoffs(mq.namespace, group)))
+            (handoff,) = [
+                handoff for handoff in read_handoffs(mq.namespace, group) if handoff.to_member == second.member_id
+            ]
             assert (handoff.from_offset, handoff.to_offset, handoff.redelivered) == (0, 2, 1)
             assert handoff.to_acknowledged_ahead == "[[3,1]]"
-            assert count_cut_keys(mq, [handoff]) == [cut]
+            assert count_cut_keys(mq, mq.groups.lag(group), [handoff]) == [cut]
+            query = f"SELECT cut_keys FROM cut_keys WHERE group = '{group}' AND to_member = '{second.member_id}'"
+            assert mq.sql(query).to_pylist() == [{"cut_keys": cut}]

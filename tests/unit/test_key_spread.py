@@ -183,7 +183,7 @@ def test_doctor_advises_on_a_partition_that_became_hot_lately(mq: Connection, mo
         mq.publish(topic, rows(partition, ["k"] * count))
     topic_id, now_ms = mq.topics.describe(topic).topic_id, hour_began_ms + RECENT_MS
     until(lambda: count_recent_offsets(mq, now_ms)[topic_id] == {0: 300, 1: 30, 2: 30})
-    monkeypatch.setattr(namespace, "store_now_ms", lambda _: now_ms)
+    monkeypatch.setattr(namespace, "find_store_now_ms", lambda _: now_ms)
     assert f"partition 0 of {topic} has 83% of the offsets of the last hour, fair is 33%" in check_spread(mq).found
     monkeypatch.setattr(key_spread, "MOST_DECISIONS", 0)
     assert topic not in check_spread(mq).found

@@ -27,7 +27,7 @@ def find_stalls(world: QueueWorld) -> list[Stall]:
 
 
 def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(doctor, "store_now_ms", lambda _: world.clock.ms)
+    monkeypatch.setattr(doctor, "find_store_now_ms", lambda _: world.clock.ms)
     connection = SimpleNamespace(namespace=SimpleNamespace(path="p"))
     observer = SimpleNamespace(look=lambda: nullcontext(SimpleNamespace(groups=make_groups(world))))
     return doctor.check_groups(connection, observer)  # type: ignore[arg-type]

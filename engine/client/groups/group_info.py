@@ -91,6 +91,8 @@ class MemberInfo:
         client_id: as the consumer was given it.
         host, process_id: where it runs.
         assignors: those that it supports, the best first; empty if it supports all.
+        late_heartbeat_at_ms, late_poll_at_ms: when its last heartbeat came, and when it polled last, if the leader has
+            noted that these are overdue; None: they are in time.
     """
 
     group: str
@@ -105,6 +107,8 @@ class MemberInfo:
     host: str | None
     process_id: int | None
     assignors: list[str]
+    late_heartbeat_at_ms: int | None
+    late_poll_at_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -202,8 +206,9 @@ def describe_group(
     )
 
 
-def describe_members(group: Group) -> list[MemberInfo]:
+def describe_members(group: Group, notes: MemberNotes) -> list[MemberInfo]:
     """Return the members of a group in the order in which they joined."""
+    overdue = {note.member_id: note for note in notes.overdue if note.group == group.group}
     return [
         MemberInfo(
             group=group.group,
@@ -218,6 +223,8 @@ def describe_members(group: Group) -> list[MemberInfo]:
             host=member.host,
             process_id=member.process_id,
             assignors=[*member.assignors],
+            late_heartbeat_at_ms=note.heard_ms if (note := overdue.get(member.member_id)) else None,
+            late_poll_at_ms=note.polled_ms if note else None,
         )
         for member in sorted(group.members.values(), key=lambda member: member.number)
     ]

@@ -249,7 +249,8 @@ class Groups(ProcessBound):
 
     def members(self, group: str) -> builtins.list[MemberInfo]:
         """Return the members in the order in which they joined. Raises GroupIdNotFound, InvalidGroupId."""
-        return describe_members(find_group(self._state(), parse_group_name(group)))
+        state = self._state()
+        return describe_members(find_group(state, parse_group_name(group)), self._read_notes(state))
 
     def stalls(self, group: str) -> builtins.list[Stall]:
         """Return what holds up a group, and what to do about it.

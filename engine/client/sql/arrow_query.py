@@ -16,7 +16,7 @@ from ...namespace.store_errors import store_errors
 from ...protocol.errors import InvalidRequest
 from .dialects import SqlDialect
 from .freshness import PATIENCE_S, find_projection_lag, wait_for_projection
-from .query import query_table
+from .query import NOT_LIVE, LiveReaders, query_table
 
 log = logging.getLogger("lakemq.sql")
 
@@ -27,8 +27,11 @@ def run_sql(
     as_of: int | datetime | None,
     wait_ms: int | None,
     serve: Callable[[], AbstractContextManager[object]],
+    live: LiveReaders,
 ) -> pa.Table:
-    """Run a query as of a step, a time or now. serve: starts a sequencer, which ends when the tables are projected.
+    """Run a query as of a step, a time or now.
+
+    serve: starts a sequencer, which ends when the tables are projected. live: the live tables, which have no past.
 
     Raises InvalidRequest, StepTooOld, RequestTimedOut, MissingExtra, StorageError, TableDamaged.
     """
@@ -39,7 +42,7 @@ def run_sql(
             wait_for_projection(namespace.store, wait_ms / 1000, lambda: serving.enter_context(serve()))
     with store_errors():
         snapshot = take_snapshot(namespace.store, as_of)
-    table = _query_or_refuse(namespace, text, snapshot)
+    table = _query_or_refuse(namespace, text, snapshot, live if as_of is None else NOT_LIVE)
     if as_of is None and wait_ms is None:
         lag = find_projection_lag(namespace.store, snapshot.watermark.step)
         if lag.age_s > PATIENCE_S:
@@ -47,12 +50,12 @@ def run_sql(
     return table
 
 
-def _query_or_refuse(namespace: Namespace, text: str, snapshot: Snapshot) -> pa.Table:
+def _query_or_refuse(namespace: Namespace, text: str, snapshot: Snapshot, live: LiveReaders) -> pa.Table:
     with needs("sql"):
         import duckdb
 
     try:
-        return query_table(namespace, text, SqlDialect.spark, snapshot)
+        return query_table(namespace, text, SqlDialect.spark, snapshot, live)
     except (duckdb.InterruptException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error as error:

@@ -10,7 +10,7 @@ import re
 import tempfile
 import threading
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from .spark_sql import Translation
 
 _BATCH_ROWS = 10_000
+
+LiveReaders = Mapping[str, "Callable[[], pa.Table]"]
+"""Name of a live table -> reads its rows as of now."""
+
+NOT_LIVE: LiveReaders = {}
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -81,18 +86,19 @@ def run_query(
     dialect: SqlDialect = SqlDialect.duckdb,
     as_of: int | datetime | None = None,
     snapshot: Snapshot | None = None,
+    live: LiveReaders = NOT_LIVE,
 ) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
     """Run statements, and return the column names and rows of the last one.
 
     as_of, snapshot: read the tables as of this step or time, or this snapshot; by default as of now. allow_files: allow
-    statements to use files, extensions and DuckDB's settings.
+    statements to use files, extensions and DuckDB's settings. live: the live tables that they may name.
 
     Raises duckdb.Error, StepTooOld, InvalidRequest, StorageError, TableDamaged.
     """
     from ...namespace.loading.snapshot import take_snapshot
 
     snapshot = snapshot or take_snapshot(namespace.store, as_of)
-    connection, text = _prepare(namespace, text, allow_files, dialect, snapshot)
+    connection, text = _prepare(namespace, text, allow_files, dialect, snapshot, live)
     with _explain_merges(namespace, snapshot), _explain_errors(text, allow_files):
         result = connection.execute(text)
     if result is None:
@@ -102,12 +108,14 @@ def run_query(
 
 
 @NATIVE_CALLS.guard
-def query_table(namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot) -> pa.Table:
-    """Run statements, and return the result of the last one.
+def query_table(
+    namespace: Namespace, text: str, dialect: SqlDialect, snapshot: Snapshot, live: LiveReaders = NOT_LIVE
+) -> pa.Table:
+    """Run statements, and return the result of the last one. live: the live tables that they may name.
 
     Raises duckdb.Error, InvalidRequest, StorageError, TableDamaged.
     """
-    connection, text = _prepare(namespace, text, False, dialect, snapshot)
+    connection, text = _prepare(namespace, text, False, dialect, snapshot, live)
     with _explain_merges(namespace, snapshot), _explain_errors(text, False):
         result = connection.sql(text)
         if result is None:
@@ -135,7 +143,9 @@ class BoundedResult(NamedTuple):
     is_cut: bool
 
 
-def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snapshot: Snapshot) -> BoundedResult:
+def run_bounded_query(
+    namespace: Namespace, text: str, limits: QueryLimits, snapshot: Snapshot, live: LiveReaders = NOT_LIVE
+) -> BoundedResult:
     """Run statements in Spark's SQL within limits, and return the result of the last one.
 
     Raises:
@@ -147,7 +157,7 @@ def run_bounded_query(namespace: Namespace, text: str, limits: QueryLimits, snap
         import duckdb
 
     try:
-        connection, text = _prepare(namespace, text, False, SqlDialect.spark, snapshot, limits.memory_mb)
+        connection, text = _prepare(namespace, text, False, SqlDialect.spark, snapshot, live, limits.memory_mb)
         timer = threading.Timer(limits.timeout_s, connection.interrupt)
         timer.daemon = True
         timer.start()
@@ -178,6 +188,7 @@ def _prepare(
     allow_files: bool,
     dialect: SqlDialect,
     snapshot: Snapshot,
+    live: LiveReaders,
     memory_mb: int | None = None,
 ) -> tuple[duckdb.DuckDBPyConnection, str]:
     """Return a DuckDB that has all that the statements name, and the statements in its dialect."""
@@ -187,10 +198,17 @@ def _prepare(
         connection = connect_duckdb(namespace, allow_files, snapshot, memory_mb=memory_mb)
         for log_range in ranges:
             _add_range(connection, namespace, snapshot, log_range)
+    for name in find_live_names(text, live):
+        connection.from_arrow(live[name]()).create_view(name)
     if not allow_files:
         with _explain_errors(text, allow_files):
             _refuse_copies(connection, text)
     return connection, text
+
+
+def find_live_names(text: str, live: LiveReaders) -> list[str]:
+    """Return the live tables that a text may name. The others are not read."""
+    return [name for name in live if re.search(rf"\b{name}\b", text, re.IGNORECASE)]
 
 
 def _refuse_copies(connection: duckdb.DuckDBPyConnection, text: str) -> None:

@@ -14,16 +14,26 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from ...namespace.loading.snapshot import take_snapshot
 from ...namespace.namespace import Namespace, open_namespace
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidRequest, LakeMQError, Refusal, error_from_refusal
-from .query import BoundedResult, QueryLimits, build_timeout_error, run_bounded_query
+from .query import (
+    NOT_LIVE,
+    BoundedResult,
+    LiveReaders,
+    QueryLimits,
+    build_timeout_error,
+    find_live_names,
+    run_bounded_query,
+)
 
 log = logging.getLogger("lakemq.sql")
 
@@ -43,6 +53,8 @@ class _Task(msgspec.Struct):
     storage_options: dict[str, str]
     text: str
     limits: QueryLimits
+    live: dict[str, bytes]
+    """Live tables that the text names, as Arrow's stream format."""
 
 
 class _QueryAnswer(msgspec.Struct, tag="rows", tag_field="outcome"):
@@ -51,17 +63,20 @@ class _QueryAnswer(msgspec.Struct, tag="rows", tag_field="outcome"):
     result: BoundedResult
 
 
-def run_query_in_process(namespace: Namespace, text: str, limits: QueryLimits) -> BoundedResult:
+def run_query_in_process(
+    namespace: Namespace, text: str, limits: QueryLimits, live: LiveReaders = NOT_LIVE
+) -> BoundedResult:
     """Run statements in Spark's SQL over the tables as of now, and return the last result, with long texts cut.
 
-    Values that msgpack lacks, for example decimals, come as texts.
+    Values that msgpack lacks, for example decimals, come as texts. live: the live tables that the statements may name.
 
     Raises:
         InvalidRequest: the query fails, or needs more time or memory than it may have.
         MissingExtra: the extra `sql` is not installed.
         StorageError, TableDamaged: a file of a table cannot be read.
     """
-    task = msgspec.msgpack.encode(_Task(namespace.path, dict(namespace.storage_options), text, limits))
+    tables = {name: _to_bytes(live[name]()) for name in find_live_names(text, live)}
+    task = msgspec.msgpack.encode(_Task(namespace.path, dict(namespace.storage_options), text, limits, tables))
     with tempfile.TemporaryDirectory(prefix="lakemq-sql-") as folder:
         environment = {**os.environ, "TMPDIR": folder}
         command = [sys.executable, "-m", "lakemq.engine.client.sql.query_process"]
@@ -85,6 +100,17 @@ def run_query_in_process(namespace: Namespace, text: str, limits: QueryLimits) -
     if isinstance(answer, Refusal):
         raise error_from_refusal(answer)
     return answer.result
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _from_bytes(body: bytes) -> pa.Table:
+    return pa.ipc.open_stream(body).read_all()
 
 
 def _build_memory_error(limits: QueryLimits) -> InvalidRequest:
@@ -130,7 +156,8 @@ def _run_limited(task: _Task) -> BoundedResult:
     _limit(resource.RLIMIT_FSIZE, 2 * limit_bytes)  # DuckDB says more when it meets its own bound first
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(limits.timeout_s + _START_S) * (os.cpu_count() or 1))
-    result = run_bounded_query(namespace, task.text, limits, snapshot)
+    live = {name: partial(_from_bytes, body) for name, body in task.live.items()}
+    result = run_bounded_query(namespace, task.text, limits, snapshot, live)
     return result._replace(rows=[tuple(map(_to_plain, row)) for row in result.rows])
 
 

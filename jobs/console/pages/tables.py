@@ -11,6 +11,7 @@ from lakemq.jobs.console.inputs import LONGEST_TEXT, BadInput, read_text
 from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Table
 from lakemq.jobs.console.rendering import format_cell, format_time, make_link
 from lakemq.jobs.output import format_size
+from lakemq.tables.specs.live import CUT_KEYS, LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS
 
@@ -34,6 +35,11 @@ def read_tables(console: Console, inputs: Mapping[str, Any]) -> Page:
             ]
         )
     views = [[Link(name, make_link("/sql", text=f"SELECT * FROM {name} LIMIT 100"))] for name in sorted(VIEWS)]
+    live = [
+        [Link(spec.name, make_link("/sql", text=f"SELECT * FROM {spec.name} LIMIT 100")), spec.comment]
+        for spec in LIVE_TABLES
+        if spec is not CUT_KEYS  # it reads messages without a bound
+    ]
     parts: list[Part] = [
         Facts(
             "As of",
@@ -44,6 +50,7 @@ def read_tables(console: Console, inputs: Mapping[str, Any]) -> Page:
             ],
         ),
         Table("Tables", ("table", "holds", "files", "rows in files", "size", "version"), rows),
+        Table("Live tables", ("table", "holds"), live, note="As of now: they are not stored."),
         Table(
             "Views", ("view",), views, note="A view answers a question over several tables. A link fills the SQL box."
         ),

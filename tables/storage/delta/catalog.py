@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _TYPES = {
     pa.int32(): "int",
     pa.int64(): "bigint",
+    pa.float64(): "double",
     pa.string(): "string",
     pa.binary(): "binary",
     pa.bool_(): "boolean",

@@ -9,9 +9,12 @@ from datetime import datetime
 import msgspec
 import pyarrow as pa
 
-from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.spans import Spans
-from lakemq.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from ..namespace.namespace import Namespace
+from ..protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
+from .groups.partition_lag import PartitionLag
+from .log_access import LogAccess
+from .spans import Spans
+from .sql.query import connect_duckdb
 
 _QUERY = """\
 SELECT "group", topic, partition, from_member, to_member, began_at, ended_at, took_ms, reason, redelivered,
@@ -47,22 +50,18 @@ class Handoff:
     to_acknowledged_ahead: str | None
 
 
-def read_handoffs(mq: Connection, group: str) -> list[Handoff]:
-    """Read the handoffs of a group from the tables, oldest first. Raises GroupIdNotFound."""
-    from lakemq.engine.client.sql.query import connect_duckdb
-
-    mq.groups.describe(group)
-    with connect_duckdb(mq.namespace) as tables:
+def read_handoffs(namespace: Namespace, group: str) -> list[Handoff]:
+    """Read the handoffs of a group from the tables, oldest first."""
+    with connect_duckdb(namespace) as tables:
         return [Handoff(*row) for row in tables.execute(_QUERY, {"group": group}).fetchall()]
 
 
-def count_cut_keys(mq: Connection, handoffs: Sequence[Handoff]) -> list[int | None]:
+def count_cut_keys(log: LogAccess, lags: Sequence[PartitionLag], handoffs: Sequence[Handoff]) -> list[int | None]:
     """Count for each handoff the keys of which both owners acknowledged messages.
 
-    handoffs: all handoffs of a group, oldest first. A count is None if the partition has no owner, or if messages of an
-    owner are deleted.
+    lags, handoffs: all of one group; handoffs by time. A count is None if the partition has no owner, or if messages of
+    an owner are deleted.
     """
-    lags = mq.groups.lag(handoffs[0].group) if handoffs else []
     # Where the next owner started, or how far the last owner has come. What that acknowledged ahead is not known.
     ends: dict[tuple[str, int], tuple[int, str | None]] = {
         (lag.topic, lag.partition): (lag.committed_offset or 0, None) for lag in lags
@@ -71,13 +70,13 @@ def count_cut_keys(mq: Connection, handoffs: Sequence[Handoff]) -> list[int | No
     for handoff in reversed(handoffs):
         tp = handoff.topic, handoff.partition
         end_offset, acknowledged_ahead = ends.get(tp, (0, None))
-        counts.append(_count(mq, handoff, end_offset, acknowledged_ahead))
+        counts.append(_count(log, handoff, end_offset, acknowledged_ahead))
         if handoff.to_offset is not None:
             ends[tp] = handoff.to_offset, handoff.to_acknowledged_ahead
     return counts[::-1]
 
 
-def _count(mq: Connection, handoff: Handoff, end_offset: int, acknowledged_ahead: str | None) -> int | None:
+def _count(log: LogAccess, handoff: Handoff, end_offset: int, acknowledged_ahead: str | None) -> int | None:
     """Count the keys that a handoff has cut. end_offset, acknowledged_ahead: of the new owner, at its own end."""
     if handoff.to_member is None or handoff.from_offset is None or handoff.to_offset is None:
         return None
@@ -86,7 +85,7 @@ def _count(mq: Connection, handoff: Handoff, end_offset: int, acknowledged_ahead
     )
     after = _find_acknowledged_spans(handoff.to_offset, handoff.to_acknowledged_ahead, end_offset, acknowledged_ahead)
     try:
-        return len(_read_keys(mq, handoff, before) & _read_keys(mq, handoff, after))
+        return len(_read_keys(log, handoff, before) & _read_keys(log, handoff, after))
     except (OffsetOutOfRange, UnknownTopicOrPartition):
         return None
 
@@ -101,11 +100,11 @@ def _find_acknowledged_spans(first: int, ahead_before: str | None, end: int, ahe
     return spans
 
 
-def _read_keys(mq: Connection, handoff: Handoff, spans: Spans) -> set[bytes]:
+def _read_keys(log: LogAccess, handoff: Handoff, spans: Spans) -> set[bytes]:
     keys: set[bytes] = set()
     partition = handoff.partition
     for first, end in spans:
-        fetched = mq.fetch(
+        fetched = log.fetch(
             handoff.topic, start={partition: first}, end={partition: end}, partitions=[partition], include_expired=True
         )
         for piece in fetched.pieces():

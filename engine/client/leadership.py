@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.observer import Observation
-from lakemq.engine.namespace.line_frames import decode_address
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.line_objects import line_name
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns
 from lakemq.tables.storage.coordination.step_objects import step_name
 from lakemq.tables.storage.object_stores.files import Files
+
+from ..namespace.line_frames import decode_address
+from ..protocol.values.state import State
 
 _SLACK_MS = 2_000
 """A leader renews its lease in time; more than this beyond the lease is no slow store and no coarse clock."""
@@ -50,21 +50,20 @@ class Leadership:
         return bool(self.leader) and self.silent_ms > self.lease_ms + _SLACK_MS
 
 
-def read_leadership(mq: Connection, observation: Observation) -> Leadership:
-    """Return who leads as of an observation, and who stands by now."""
-    state = observation.state
-    now_ms = store_now_ms(mq)
-    lines, missing_lines = _read_lines(mq.namespace.files, state.leader_epoch)
-    put_ms = mq.namespace.files.modified_ms(step_name(state.step)) or state.now_ms
+def read_leadership(files: Files, state: State) -> Leadership:
+    """Return who leads as of a state, and who stands by now."""
+    now_ms = find_store_now_ms(files)
+    lines, missing_lines = _read_lines(files, state.leader_epoch)
+    put_ms = files.modified_ms(step_name(state.step)) or state.now_ms
     return Leadership(
         leader=state.leader,
         epoch=state.leader_epoch,
         lease_ms=state.lease_ms,
-        has_died=bool(state.leader) and LeaderLocks(mq.namespace.files).is_dead(state.leader),
+        has_died=bool(state.leader) and LeaderLocks(files).is_dead(state.leader),
         step=state.step,
         put_ms=put_ms,
         silent_ms=max(0, now_ms - put_ms),
-        standbys=tuple(name for name in StandbySigns(mq.namespace.files).list_present(now_ms) if name != state.leader),
+        standbys=tuple(name for name in StandbySigns(files).list_present(now_ms) if name != state.leader),
         lines=lines,
         missing_lines=missing_lines,
     )
@@ -96,9 +95,9 @@ def describe_silence(leadership: Leadership) -> str:
     )
 
 
-def store_now_ms(mq: Connection) -> int:
+def find_store_now_ms(files: Files) -> int:
     """Return the store's time, which its objects' ages refer to; this machine's if this user may not write there."""
     try:
-        return mq.namespace.files.time_ms()
+        return files.time_ms()
     except OSError:
         return time.time_ns() // 1_000_000

@@ -1,0 +1,133 @@
+"""Build the live tables of SQL from the same facts as `mq.groups`, the command, the console and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+
+import pyarrow as pa
+
+from lakemq.tables.specs.live import (
+    CUT_KEYS,
+    GROUP_STATE,
+    GROUP_WAITS,
+    MEMBER_STATE,
+    SEQUENCERS,
+    CutKeysRow,
+    GroupStateRow,
+    GroupWaitRow,
+    MemberStateRow,
+    SequencerRow,
+)
+
+from ..namespace.namespace import Namespace
+from .handoffs import count_cut_keys, read_handoffs
+from .leadership import find_store_now_ms, read_leadership
+from .log_access import LogAccess
+from .observer import Observation, Observer
+from .sql.query import LiveReaders
+
+
+def make_live_readers(
+    namespace: Namespace, make_observer: Callable[[], Observer], log: LogAccess | None = None
+) -> LiveReaders:
+    """Return the readers of all live tables. log: reads messages; without it `cut_keys` is left out."""
+
+    def read(build: Callable[[Namespace, Observation], pa.Table]) -> pa.Table:
+        with make_observer().look() as observation:
+            return build(namespace, observation)
+
+    readers = {
+        GROUP_STATE.name: lambda: read(_build_group_state),
+        GROUP_WAITS.name: lambda: read(_build_group_waits),
+        MEMBER_STATE.name: lambda: read(_build_member_state),
+        SEQUENCERS.name: lambda: read(_build_sequencers),
+    }
+    if log is not None:
+        readers[CUT_KEYS.name] = lambda: CUT_KEYS.table(_read_cut_keys(namespace, make_observer(), log))
+    return readers
+
+
+def _read_cut_keys(namespace: Namespace, observer: Observer, log: LogAccess) -> Iterator[CutKeysRow]:
+    with observer.look() as observation:
+        lags = {name: observation.groups.lag(name) for name in observation.groups.list()}
+    for name in lags:
+        handoffs = read_handoffs(namespace, name)
+        for handoff, count in zip(handoffs, count_cut_keys(log, lags[name], handoffs), strict=True):
+            yield CutKeysRow(
+                group=name,
+                topic=handoff.topic,
+                partition=handoff.partition,
+                from_member=handoff.from_member,
+                to_member=handoff.to_member,
+                began_at=handoff.began_at,
+                cut_keys=count,
+            )
+
+
+def _build_group_state(namespace: Namespace, observation: Observation) -> pa.Table:
+    return GROUP_STATE.table(
+        GroupStateRow(
+            group=info.group,
+            protocol=info.protocol,
+            state=info.state,
+            members=info.members,
+            partitions=info.partitions,
+            lag=info.lag,
+            unacknowledged=info.unacknowledged,
+            delay_left_ms=info.delay_left_ms,
+            consumption_rate=info.consumption_rate,
+            waits_for=info.waits_for,
+        )
+        for info in observation.groups.all()
+    )
+
+
+def _build_group_waits(namespace: Namespace, observation: Observation) -> pa.Table:
+    now_ms = find_store_now_ms(namespace.files)
+    return GROUP_WAITS.table(
+        GroupWaitRow(
+            group=info.group,
+            cause=stall.kind,
+            member_id=stall.member_id or None,
+            topic=stall.topic,
+            partition=stall.partition,
+            offset=stall.offset,
+            since=_to_time(stall.since_ms),
+            overdue=stall.is_overdue(now_ms),
+            found=stall.found,
+            advice=stall.advice,
+        )
+        for info in observation.groups.all()
+        for stall in info.stalls
+    )
+
+
+def _build_member_state(namespace: Namespace, observation: Observation) -> pa.Table:
+    return MEMBER_STATE.table(
+        MemberStateRow(
+            group=name,
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            host=member.host,
+            process_id=member.process_id,
+            partitions=member.partitions,
+            last_heartbeat=None if member.late_heartbeat_at_ms is None else _to_time(member.late_heartbeat_at_ms),
+            last_poll=None if member.late_poll_at_ms is None else _to_time(member.late_poll_at_ms),
+        )
+        for name in sorted(observation.state.groups)
+        for member in observation.groups.members(name)
+    )
+
+
+def _build_sequencers(namespace: Namespace, observation: Observation) -> pa.Table:
+    leadership = read_leadership(namespace.files, observation.state)
+    rows = [SequencerRow(sequencer=name, role="standby") for name in leadership.standbys]
+    if leadership.leader:
+        role = "dead" if leadership.has_died else "leader"
+        rows.insert(0, SequencerRow(sequencer=leadership.leader, role=role, epoch=leadership.epoch))
+    return SEQUENCERS.table(rows)
+
+
+def _to_time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, timezone.utc)

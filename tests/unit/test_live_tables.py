@@ -1,0 +1,122 @@
+"""Command, console, metrics and SQL show the same facts of groups and sequencers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from prometheus_client.samples import Sample
+from typer.testing import CliRunner
+from unit.browsing import notices, open_browser, table_rows
+from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
+
+from lakemq.engine.client.sql.query import run_query
+from lakemq.engine.protocol.codec.overdue_member import OverdueMember, encode_overdue_members
+from lakemq.errors import InvalidRequest
+from lakemq.jobs.cli import app
+from lakemq.jobs.metrics.collector import NamespaceCollector
+from lakemq.tables.specs.live import LIVE_TABLES
+from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.tables.storage.coordination.standby_signs import StandbySigns
+
+pytestmark = pytest.mark.slow
+
+STANDBY = "standby-1"
+HEARD_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusyNamespace]:
+    """The namespace, with a sequencer that stands by, and a member whose heartbeats and polls are late."""
+    with open_busy_namespace(tmp_path_factory.mktemp("live")) as namespace:
+        files, state = namespace.mq.namespace.files, namespace.mq.state()
+        StandbySigns(files).put(STANDBY, 1)
+        late = [OverdueMember(WORKERS, namespace.member.member_id, HEARD_MS, None)]
+        OverdueNotes(files).put(state.leader_epoch, 9_999_999_999, encode_overdue_members(late))
+        yield namespace
+
+
+def read_command(busy: BusyNamespace, *arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["--path", busy.mq.namespace.path, "--output", "json", *arguments])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def read_samples(busy: BusyNamespace, name: str) -> list[Sample]:
+    collector = NamespaceCollector(busy.mq, busy.mq.observer())
+    try:
+        return [sample for family in collector.collect() for sample in family.samples if sample.name == name]
+    finally:
+        collector.close()
+
+
+def test_command_console_metrics_and_sql_agree_on_groups(busy: BusyNamespace) -> None:
+    described = {row["group"]: row for row in read_command(busy, "groups", "describe", "--all-groups")}
+    states = {row["group"]: row for row in busy.mq.sql("SELECT * FROM group_state").to_pylist()}
+    assert {*described} == {*states} == {WORKERS, READERS}
+    for group, row in states.items():
+        # the rate covers the minute before each look
+        shared = row.keys() - {"consumption_rate"}
+        assert {key: row[key] for key in shared} == {key: described[group][key] for key in shared}
+    lags = Counter[str]()
+    for sample in read_samples(busy, "lakemq_group_lag"):
+        lags[sample.labels["group"]] += int(sample.value)
+    assert lags == {group: row["lag"] for group, row in states.items()}
+    assert sum(lags.values()) > 0
+    waits = busy.mq.sql("SELECT group, cause, count(*) AS n FROM group_waits GROUP BY group, cause").to_pylist()
+    assert ("no heartbeat", 1) in {(row["cause"], row["n"]) for row in waits}
+    samples = read_samples(busy, "lakemq_group_waits")
+    assert {(s.labels["group"], s.labels["cause"], s.value) for s in samples} == {
+        (row["group"], row["cause"], row["n"]) for row in waits
+    }
+    with open_browser(busy.mq, busy.serving) as visitor:
+        rows = {row[0]: row for row in table_rows(visitor.get("/groups"), "Groups")}
+        page = visitor.get("/group", name=WORKERS)
+        shown = visitor.submit(visitor.get("/sql"), "/sql", text="SELECT group, cause FROM group_waits ORDER BY 1, 2")
+    for group, row in states.items():
+        expected = [row["protocol"] or "-", row["state"], str(row["members"]), str(row["partitions"]), str(row["lag"])]
+        assert rows[group][1:6] == expected
+        assert rows[group][-1] == "; ".join(row["waits_for"])
+    assert {*states[WORKERS]["waits_for"]} <= {*notices(page)}
+    assert table_rows(shown, "Result") == sorted([row["group"], row["cause"]] for row in waits)
+
+
+def test_command_and_sql_agree_on_members_and_sequencers(busy: BusyNamespace) -> None:
+    (member,) = busy.mq.sql("SELECT * FROM member_state").to_pylist()
+    (shown,) = read_command(busy, "groups", "members", WORKERS)
+    shared = member.keys() - {"last_heartbeat", "last_poll"}
+    assert {key: member[key] for key in shared} == {key: shown[key] for key in shared}
+    assert int(member["last_heartbeat"].timestamp() * 1000) == shown["late_heartbeat_at_ms"] == HEARD_MS
+    assert member["last_poll"] is shown["late_poll_at_ms"] is None
+    (status,) = read_command(busy, "status", "--once")
+    rows = busy.mq.sql("SELECT role, sequencer, epoch FROM sequencers").to_pylist()
+    assert [(row["role"], row["sequencer"], row["epoch"]) for row in rows] == [
+        ("leader", status["leader"], status["leader_epoch"]),
+        ("standby", STANDBY, None),
+    ]
+    assert status["standbys"] == [sample.labels["sequencer"] for sample in read_samples(busy, "lakemq_standby_present")]
+
+
+def test_live_tables_are_as_declared_and_have_no_past(busy: BusyNamespace) -> None:
+    for spec in LIVE_TABLES:
+        assert busy.mq.sql(f"SELECT * FROM {spec.name}").schema.names == spec.schema.names
+        spec.validate(busy.mq.sql(f"SELECT * FROM {spec.name}"))
+    with pytest.raises(InvalidRequest, match="group_waits does not exist"):
+        busy.mq.sql("SELECT * FROM group_waits", as_of=busy.mq.state().step - 1)
+
+
+def test_query_reads_only_the_live_tables_that_it_names(busy: BusyNamespace) -> None:
+    read: list[str] = []
+
+    def note(name: str) -> pa.Table:
+        read.append(name)
+        return pa.table({"n": [1]})
+
+    live = {spec.name: partial(note, spec.name) for spec in LIVE_TABLES}
+    assert list(run_query(busy.mq.namespace, "SELECT n FROM sequencers", live=live)[1]) == [(1,)]
+    assert read == ["sequencers"]
