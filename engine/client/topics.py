@@ -114,7 +114,7 @@ class Topics(ProcessBound):
         request = CreateTopic(
             parse_topic_name("topic", topic),
             parse_whole_number("partitions", partitions, error=InvalidPartitions),
-            _parse_settings(config),
+            parse_settings(config),
             parse_texts("subscriptions", subscriptions, InvalidTopic),
         )
         check_new_schema(request.config)
@@ -181,7 +181,7 @@ class Topics(ProcessBound):
         """
         new_subscriptions = None if subscriptions is None else parse_texts("subscriptions", subscriptions, InvalidTopic)
         number = None if partitions is None else parse_whole_number("partitions", partitions, error=InvalidPartitions)
-        name, changes, forced = parse_topic_name("topic", topic), _parse_settings(config), parse_flag("force", force)
+        name, changes, forced = parse_topic_name("topic", topic), parse_settings(config), parse_flag("force", force)
         for attempt in range(_ATTEMPTS):
             checked = self._check_schema(name, changes)
             try:
@@ -248,7 +248,7 @@ def _tuple_to_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _parse_settings(config: Mapping[str, Any] | None) -> dict[str, Any]:
+def parse_settings(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the settings with checked values as in JSON; None resets a setting. Raises InvalidConfig."""
     settings = {} if config is None else parse_mapping("config", config, InvalidConfig)
     return {

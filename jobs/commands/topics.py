@@ -138,7 +138,10 @@ def describe(
         note(warning)
 
 
-@topics.command(help=f"Change a topic's settings, number of partitions or subscriptions. {NEEDS_SEQUENCER}")
+@topics.command(
+    help="Change a topic's settings, number of partitions or subscriptions. If retention then deletes messages that a"
+    f" group has not read, it asks for confirmation first, unless --yes is given. {NEEDS_SEQUENCER}"
+)
 def alter(
     ctx: typer.Context,
     topic: Name,
@@ -159,6 +162,7 @@ def alter(
     ] = None,
     subscription: Subscription = None,
     no_subscriptions: Annotated[bool, typer.Option("--no-subscriptions", help="Remove all subscriptions.")] = False,
+    yes: Yes = False,
 ) -> None:
     from lakemq.engine.client.topics import parse_config
 
@@ -172,8 +176,13 @@ def alter(
     if not changes and not reset and partitions is None and subscriptions is None:
         raise typer.BadParameter("there is nothing to change", param_hint="lakemq topics alter")
     session = get_session(ctx)
-    with session.connect() as mq, ensure_sequencer(mq):
-        changed = mq.topics.alter(topic, {**changes, **dict.fromkeys(reset or ())}, partitions, subscriptions, force)
+    settings = {**changes, **dict.fromkeys(reset or ())}
+    with session.connect() as mq:
+        unread = "" if yes else _name_losers(mq, topic, settings)
+        if unread:
+            confirm(f"With these settings, retention of topic {topic!r} deletes unread messages of {unread}?", yes)
+        with ensure_sequencer(mq):
+            changed = mq.topics.alter(topic, settings, partitions, subscriptions, force)
     show([_summary(changed)], session.output, _COLUMNS)
 
 
@@ -247,6 +256,19 @@ def _name_readers(mq: Connection, topic: str) -> str:
     ]
     more = len(readers) - len(named)
     return (", read by " + ", ".join(named) if named else "") + (f" and {more} more groups" if more else "")
+
+
+def _name_losers(mq: Connection, topic: str, settings: dict[str, Any]) -> str:
+    """Return the groups with messages that retention deletes unread under these settings, as part of a question."""
+    if not any(name.startswith("retention.") for name in settings):
+        return ""
+    from lakemq.engine.client.topics import parse_settings
+    from lakemq.jobs.state.losses import count_losses
+
+    losses = sorted(count_losses(mq, topic, parse_settings(settings)).items(), key=lambda loss: -loss[1])
+    named = [f"{group} ({count:,})" for group, count in losses[:_MOST_READERS]]
+    more = len(losses) - len(named)
+    return ", ".join(named) + (f" and {more} more groups" if more else "")
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:

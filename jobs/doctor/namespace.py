@@ -293,6 +293,29 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     return Finding("groups", False, text, f"Consume with these groups, or keep their offsets: {keep}")
 
 
+def check_losses(mq: Connection, observer: Observer) -> Finding:
+    """Check that retention deletes no messages before a group reads them.
+
+    What was lost stays counted. It is a finding while the group still stands at the start of a log: it loses whatever
+    retention deletes next.
+    """
+    with observer.look() as observation:
+        state = observation.state
+        lags = [lag for info in observation.groups.all() for lag in observation.groups.lag(info.group) if lag.deleted]
+    lost: dict[tuple[str, str], int] = {}
+    for lag in lags:
+        if lag.lag and lag.next_offset <= state.topic(lag.topic).log_starts[lag.partition]:
+            lost[lag.group, lag.topic] = lost.get((lag.group, lag.topic), 0) + lag.deleted
+    if not lost:
+        return Finding("losses", True, f"offsets deleted before a group read them: {sum(lag.deleted for lag in lags)}")
+    named = [f"{group} has lost {count} of {topic}" for (group, topic), count in list(lost.items())[:_SOME]]
+    more = f"; and {len(lost) - _SOME} more" if len(lost) > _SOME else ""
+    topic = next(iter(lost))[1]
+    keep = f"lakemq --path {mq.namespace.path} topics alter {topic} --config retention.waits.for.groups=true"
+    mend = f"These groups read more slowly than retention deletes. Make them faster, or keep messages for them: {keep}"
+    return Finding("losses", False, one_line("; ".join(named) + more), mend)
+
+
 def check_spread(mq: Connection) -> Finding:
     """Report topics with a partition that has twice its fair share of recent offsets; this is only advice."""
     recent = count_recent_offsets(mq, find_store_now_ms(mq.namespace.files))
@@ -375,5 +398,6 @@ def make_checks(mq: Connection, observer: Observer) -> dict[str, Callable[[], Fi
         "data files": partial(check_data_files, mq),
         "spread": partial(check_spread, mq),
         "groups": partial(check_groups, mq, observer),
+        "losses": partial(check_losses, mq, observer),
         "delays": partial(check_delays, mq, observer),
     }

@@ -66,6 +66,12 @@ def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) 
         _GROUP_PLACE,
         (((lag.group, lag.topic, lag.partition), lag.lag) for lag in lags),
     )
+    yield build.counter(
+        "lakemq_group_deleted_offsets_total",
+        "Offsets that retention, or a request, deleted before the group had consumed them.",
+        _GROUP_PLACE,
+        (((lag.group, lag.topic, lag.partition), lag.deleted) for lag in lags),
+    )
     yield build.gauge(
         "lakemq_group_unacknowledged_messages",
         "Messages that the owner of the partition, in a queue group, has and has not acknowledged.",

@@ -28,8 +28,8 @@ VIEW_COLUMNS: dict[str, str] = {
     "open_transactions": _TRANSACTION,
     "transaction_history": _TRANSACTION,
     "consumer_lag": "`group` string, topic string, partition int, committed_offset bigint, next_offset bigint, "
-    "counted_from string, last_stable_offset bigint, high_watermark bigint, lag bigint, committed_at timestamp, "
-    "metadata string",
+    "counted_from string, last_stable_offset bigint, high_watermark bigint, lag bigint, deleted bigint, "
+    "committed_at timestamp, metadata string",
     "group_lag": "`group` string, topic string, partitions bigint, lag bigint, largest_lag bigint, "
     "committed_at timestamp",
     "group_members": "`group` string, member_id string, instance_id string, client_id string, host string, "

@@ -10,18 +10,20 @@ SELECT c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.count
        greatest(c.high_watermark - c.next_offset, 0)
          - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged' THEN c.stretch.record_count ELSE 0 END) AS BIGINT)
          AS lag,
-       timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
+       c.deleted, timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
 FROM (
   SELECT g.group, g.topic, g.partition, g.committed_offset,
          CASE WHEN g.committed_offset IS NOT NULL THEN g.committed_offset
               ELSE greatest(coalesce(g.start_offset, p.log_start_offset), p.log_start_offset) END AS next_offset,
          CASE WHEN g.committed_offset IS NOT NULL THEN 'committed'
               WHEN g.start_offset IS NOT NULL THEN 'start' ELSE 'log_start' END AS counted_from,
-         p.last_stable_offset, p.high_watermark, g.committed_at_ms, g.metadata, explode_outer(g.ranges) AS stretch
+         p.last_stable_offset, p.high_watermark, g.deleted, g.committed_at_ms, g.metadata,
+         explode_outer(g.ranges) AS stretch
   FROM (
     SELECT coalesce(o.group, a.group) AS group, coalesce(o.topic_id, a.topic_id) AS topic_id,
            coalesce(o.topic, a.topic) AS topic, coalesce(o.partition, a.partition) AS partition, o.committed_offset,
-           a.start_offset, o.committed_at_ms, o.metadata, o.ranges
+           a.start_offset, coalesce(o.deleted_count, 0) + coalesce(a.deleted_count, 0) AS deleted, o.committed_at_ms,
+           o.metadata, o.ranges
     FROM (
       SELECT *
       FROM (
@@ -48,7 +50,7 @@ FROM (
   WHERE p.age = 1 AND NOT p.removed
 ) c
 GROUP BY c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.counted_from, c.last_stable_offset,
-         c.high_watermark, c.committed_at_ms, c.metadata"""
+         c.high_watermark, c.deleted, c.committed_at_ms, c.metadata"""
 
 _GROUP_LAG = f"""\
 SELECT l.group, l.topic, CAST(count(*) AS BIGINT) AS partitions, CAST(sum(l.lag) AS BIGINT) AS lag,

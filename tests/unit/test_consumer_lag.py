@@ -13,11 +13,12 @@ from unit.test_protocol_projection import build_busy_namespace
 from lakemq.engine.client.groups.group_info import describe_group
 from lakemq.engine.client.groups.partition_lag import list_partition_lags
 
-Lag = tuple[str, str, int, int, str, int]
+Lag = tuple[str, str, int, int, str, int, int]
 
 
 def query_lags(mq: Harness) -> list[Lag]:
-    query = """SELECT l.group, topic, partition, next_offset, counted_from, lag FROM consumer_lag l ORDER BY ALL"""
+    columns = "l.group, topic, partition, next_offset, counted_from, lag, deleted"
+    query = f"SELECT {columns} FROM consumer_lag l ORDER BY ALL"
     return [tuple(row) for row in run_sql(project_tables(mq), query)]
 
 
@@ -27,7 +28,7 @@ def compute_lags(mq: Harness) -> list[Lag]:
     partitions = {(group, *tp) for group in groups for tp in state.list_group_partitions(group)}
     rows = [row for group in groups for row in list_partition_lags(state, group)]
     return sorted(
-        (row.group, row.topic, row.partition, row.next_offset, row.counted_from, row.lag)
+        (row.group, row.topic, row.partition, row.next_offset, row.counted_from, row.lag, row.deleted)
         for row in rows
         # the tables of offsets do not show offsets that only an open transaction holds
         if (row.group, state.topic_ids[row.topic], row.partition) in partitions
@@ -63,7 +64,7 @@ def test_lag_excludes_messages_acknowledged_past_the_committed_offset(
     assert (
         query_lags(story.mq)
         == compute_lags(story.mq)
-        == [("g", "t", 0, read_committed_offset(story), "committed", expected_lag)]
+        == [("g", "t", 0, read_committed_offset(story), "committed", expected_lag, 0)]
     )
 
 
@@ -71,9 +72,8 @@ def test_lag_includes_rejected_and_returned_messages(story: Story) -> None:
     story.tell({"ack": {"t-0": "2-9"}})
     story.tell({"reject": {"t-0": 0}})
     story.tell({"nack": {"t-0": 1}})
-    assert (
-        query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 2)]
-    )
+    expected_lag = ("g", "t", 0, read_committed_offset(story), "committed", 2, 0)
+    assert query_lags(story.mq) == compute_lags(story.mq) == [expected_lag]
 
 
 def test_offsets_behind_an_open_transaction_are_left_unless_they_are_acknowledged(story: Story) -> None:
@@ -81,18 +81,17 @@ def test_offsets_behind_an_open_transaction_are_left_unless_they_are_acknowledge
     story.tell({"who": "A", "publish": {"t-0": 6}})
     story.tell({"acquire": "C1"})
     story.tell({"ack": {"t-0": ["8-13"]}})
-    assert (
-        query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, read_committed_offset(story), "committed", 10)]
-    )
+    expected_lag = ("g", "t", 0, read_committed_offset(story), "committed", 10, 0)
+    assert query_lags(story.mq) == compute_lags(story.mq) == [expected_lag]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("reset", "next_offset", "counted_from"),
-    [("earliest", 3, "start"), ("latest", 10, "start"), ("none", 3, "log_start")],
+    ("reset", "next_offset", "counted_from", "deleted"),
+    [("earliest", 3, "start", 3), ("latest", 10, "start", 0), ("none", 3, "log_start", 0)],
 )
 def test_lag_before_the_first_commit_counts_from_where_the_group_begins(
-    reset: str, next_offset: int, counted_from: str
+    reset: str, next_offset: int, counted_from: str, deleted: int
 ) -> None:
     story = Story()
     for line in (
@@ -103,16 +102,16 @@ def test_lag_before_the_first_commit_counts_from_where_the_group_begins(
         {"delete_records": {"t-0": 3}},
     ):
         story.tell(line)
-    rest = ("g", "t", 1, 0, counted_from, 0)
+    rest = ("g", "t", 1, 0, counted_from, 0, 0)
     assert (
         query_lags(story.mq)
         == compute_lags(story.mq)
-        == [("g", "t", 0, next_offset, counted_from, 15 - next_offset), rest]
+        == [("g", "t", 0, next_offset, counted_from, 15 - next_offset, deleted), rest]
     )
     described = describe_group(story.mq.state, "g", -1, 0)
     assert (described.partitions, described.lag, described.lag_counted_from) == (2, 15 - next_offset, [counted_from])
     story.tell({"commit_offsets": {"t-0": 12}, "member": "C1"})
-    assert query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, 12, "committed", 3), rest]
+    assert query_lags(story.mq) == compute_lags(story.mq) == [("g", "t", 0, 12, "committed", 3, deleted), rest]
     assert describe_group(story.mq.state, "g", -1, 0).lag_counted_from == ["committed", counted_from]
 
 
