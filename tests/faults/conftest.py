@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,7 +54,14 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def clock_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_library("clock_shim", tmp_path_factory.mktemp("shim"))
+    folder = tmp_path_factory.mktemp("shim")
+    library = compile_library("clock_shim", folder)
+    clock = ShiftedClock(library, folder)
+    clock.shift(7_200_000)
+    command = [sys.executable, "-c", "import time; print(time.time())"]
+    completed = subprocess.run(command, env={**os.environ, **clock.environ}, capture_output=True, check=True)
+    assert float(completed.stdout) == pytest.approx(time.time() + 7200, abs=20)
+    return library
 
 
 @pytest.fixture

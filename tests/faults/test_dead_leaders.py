@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,27 +72,3 @@ def test_step_waits_out_the_lease_of_a_stopped_leader(path: Path, start: Callabl
     assert time.monotonic() - stopped_s > LEASE_MS / 1000
     serving.signal(signal.SIGCONT)
     serving.wait_for_line("leads with epoch 3")  # its process lives, so it leads again as soon as no other one does
-
-
-FORKS = """
-import multiprocessing, os, signal, sys, time, lakemq
-mq = lakemq.connect(sys.argv[1], config={"lease.ms": 300_000})
-serving = mq.serving()
-mq.topics.create("t")
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,))
-child.start()
-print(child.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.extended
-def test_a_worker_that_the_killed_process_forked_does_not_keep_the_lease(path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", FORKS, str(path)], stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stdout is not None
-        worker = int(serving.stdout.readline())
-        assert serving.wait(SOON_S) == -signal.SIGKILL
-        try:
-            assert lakemq(path, "step", "--wait-ms", "0") == [{"letters": 0}]
-        finally:
-            subprocess.run(["kill", "-9", str(worker)], check=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from faults.processes import until
 from targets import nightly_but
@@ -114,37 +112,3 @@ def test_waits_of_the_page_follow_from_the_defaults() -> None:
     assert [find_seconds(cell) for cell in elsewhere] == [[session_s], [session_s + delay_s]]
     assert [find_seconds(cell) for cell in stopped] == [[session_s, watch_s], [delay_s]]
     assert [find_seconds(cell) for cell in static] == [[0, session_s], [0, session_s + delay_s]]
-
-
-JOB = """
-import os, signal, sys, lakemq
-path, protocol, ends = sys.argv[1:]
-count = 0
-with lakemq.connect(path) as mq, mq.serving(), mq.consumer("g", topics=["t"], protocol=protocol) as consumer:
-    while batch := consumer.poll(max_records=100, timeout_ms=500):
-        count += len(batch)
-        consumer.commit(batch)
-        if ends == "killed" and count >= 200:
-            os.kill(os.getpid(), signal.SIGKILL)
-print(count)
-"""
-
-
-@pytest.mark.parametrize("protocol", nightly_but(["queue"], ["cooperative", "classic", "queue"]))
-def test_next_run_of_a_killed_job_reads_the_rest(tmp_path: Path, protocol: str) -> None:
-    """The job serves, too. So the next sequencer must learn of the killed member from the store alone."""
-    path = str(tmp_path / "namespace")
-    with lakemq.connect(path, create=True) as mq, mq.serving():
-        mq.topics.create("t", partitions=2)
-        mq.publish("t", pa.table({"value": [str(n) for n in range(500)]}))
-
-    def run(ends: str) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-c", JOB, path, protocol, ends]
-        return subprocess.run(arguments, stdout=subprocess.PIPE, text=True, timeout=200)
-
-    assert run("killed").returncode == -signal.SIGKILL
-    began_s = time.monotonic()
-    assert 300 <= int(run("by itself").stdout) <= 500  # an acknowledgement may have been on its way
-    assert time.monotonic() - began_s < CONSUMER["session_timeout_ms"].default / 1000
-    with lakemq.connect(path) as mq:
-        assert sum(row.lag for row in mq.groups.lag("g")) == 0

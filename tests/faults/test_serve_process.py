@@ -40,19 +40,6 @@ def test_serve_answers_until_a_signal_and_hands_the_lease_over(path: Path, start
     assert lakemq(path, "sql", "SELECT count(*) AS n FROM log_committed") == [{"n": 2}]
 
 
-def test_a_standby_takes_over_from_a_killed_leader(path: Path, start: Callable[..., Process]) -> None:
-    first = start("serve")
-    name = first.wait_for_line("leads with epoch 1").split()[2]
-    lakemq(path, "topics", "create", "t")
-    lakemq(path, "publish", "--topic", "t", stdin='"before"\n')
-    second = start("serve")
-    second.wait_for_line(f"stands by: {name} leads with epoch 1")
-    first.signal(signal.SIGKILL)
-    second.wait_for_line("leads with epoch 2")
-    lakemq(path, "publish", "--topic", "t", stdin='"after"\n')
-    assert values(path) == ['"before"', '"after"']
-
-
 @pytest.mark.parametrize("damage", ["unreadable", "lost"])
 def test_serve_ends_with_a_sentence_about_a_damaged_step(
     path: Path, start: Callable[..., Process], damage: str
@@ -95,37 +82,6 @@ def test_a_standby_that_never_led_does_not_say_that_it_hands_over_a_lease(
     second.wait_for_line("has stopped; it was a standby without a lease")
     assert not any("handed over" in line for line in second.err)
     assert leader(path).startswith(f"{name} leads with epoch 1")
-
-
-@pytest.mark.extended
-def test_a_stopped_leader_that_wakes_up_stands_by(path: Path, start: Callable[..., Process]) -> None:
-    first = start("serve")
-    first.wait_for_line("leads with epoch 1")
-    second = start("serve")
-    second.wait_for_line("stands by")
-    first.signal(signal.SIGSTOP)
-    second.wait_for_line("leads with epoch 2")
-    first.signal(signal.SIGCONT)
-    name = second.wait_for_line("leads with epoch 2").split()[2]
-    first.wait_for_line(f"stands by: {name} leads with epoch 2|stands by: NOT_LEADER")
-    lakemq(path, "topics", "create", "t")
-    assert leader(path).startswith(f"{name} leads with epoch 2")
-
-
-@pytest.mark.extended
-def test_command_gets_its_answer_after_the_leader_was_killed(path: Path, start: Callable[..., Process]) -> None:
-    serving = start("serve")
-    serving.wait_for_line("leads with epoch 1")
-    lakemq(path, "topics", "create", "t")
-    serving.signal(signal.SIGKILL)
-    serving.wait_for_exit()
-    publish = start("publish", "--topic", "t")
-    publish.stdin.write("1\n")
-    publish.stdin.close()
-    assert publish.wait_for_exit() == 0
-    assert all(line.startswith("no answer for ") for line in publish.err)
-    assert values(path) == ["1"]
-    assert leader(path).startswith("no sequencer leads")
 
 
 def test_tail_follows_until_interrupted(path: Path, start: Callable[..., Process]) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from decided import read_steps
 from faults.processes import PATIENCE_S, QUICK, TOPIC, Processes, stands_by, until
 from faults.shims import ShiftedClock
 from targets import nightly_but
 
 import lakemq
-from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.transactional import TransactionalProducer
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
@@ -79,49 +76,6 @@ def leaders(family: Processes, clock_shim: Path, tmp_path: Path) -> Leaders:
 def send(producer: TransactionalProducer, value: str) -> None:
     producer.send(TOPIC, value, key=value)
     producer.flush()
-
-
-@pytest.mark.parametrize("hours_off_ms", nightly_but([AHEAD_MS], [AHEAD_MS, BEHIND_MS]), ids=["ahead", "behind"])
-def test_active_client_is_kept_when_clocks_of_leaders_differ(hours_off_ms: int, family: Processes, leaders: Leaders):
-    """Clients, producers and transactional ids are kept when the lease changes hands, there and back."""
-    leaders.follow(0)
-    with lakemq.connect(family.path, config=CLIENT) as mq:
-        producer, transactional = mq.producer(linger_ms=0), mq.producer("p", linger_ms=0)
-        for number, ahead_ms in enumerate((hours_off_ms, 0, hours_off_ms)):
-            mq.topics.create(f"made-{number}")
-            send(producer, f"plain-{number}")
-            transactional.begin_transaction()
-            send(transactional, f"transactional-{number}")
-            transactional.commit_transaction()
-            leaders.follow(ahead_ms)
-            leaders.settle()
-        assert find_removals(mq) == []
-
-
-def find_removals(mq: Connection) -> list[object]:
-    records = [entry.record for step in read_steps(mq.namespace.store) for entry in step.entries]
-    kinds: dict[str, Callable[..., bool]] = {
-        "client_removed": lambda record: True,
-        "producer_expired": lambda record: True,
-        "transaction_moved": lambda record: record.status == "Dead",
-    }
-    return [record for record in records if record.kind in kinds and kinds[record.kind](record)]
-
-
-@pytest.mark.parametrize(("before_ms", "after_ms"), FAIL_OVERS)
-def test_an_open_transaction_is_committed_after_a_fail_over(
-    before_ms: int, after_ms: int, family: Processes, leaders: Leaders
-):
-    """Its timeout is a minute, and seconds have passed."""
-    leaders.follow(before_ms)
-    with lakemq.connect(family.path, config=CLIENT) as mq, mq.producer("p", linger_ms=0) as producer:
-        producer.begin_transaction()
-        send(producer, "before")
-        leaders.follow(after_ms)
-        leaders.settle()
-        send(producer, "after")
-        producer.commit_transaction()
-        assert mq.fetch(TOPIC).record_count == 2
 
 
 @pytest.mark.parametrize(("before_ms", "after_ms"), FAIL_OVERS)
