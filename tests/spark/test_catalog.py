@@ -188,38 +188,6 @@ def test_views_keep_rows_of_files_with_neighbouring_ids_apart(
         assert re.fullmatch(f"{first}, {second}|{second}, {first}", keys), keys
 
 
-@pytest.mark.extended
-def test_an_idempotent_producer_and_its_sequences_are_seen(
-    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
-) -> None:
-    mq.topics.create(topic, partitions=1, config={"message.timestamp.type": "LogAppendTime"})
-    with mq.producer() as producer:
-        for value in (b"a", b"b", b"c"):
-            producer.send(topic, value=value)
-    wait_for_projection()
-    rows_in_view = spark.table("mq.log").where(F.col("topic") == topic).orderBy("offset").collect()
-    assert [row.sequence for row in rows_in_view] == [0, 1, 2]
-    assert len({row.producer_id for row in rows_in_view}) == 1
-    assert [row.timestamp for row in rows_in_view] == [m.timestamp.replace(tzinfo=None) for m in mq.fetch(topic)]
-
-
-@pytest.mark.extended
-def test_deleted_records_and_topics_are_not_seen(
-    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
-) -> None:
-    mq.topics.create(topic, partitions=1)
-    mq.publish(topic, rows(100))
-    mq.topics.delete_records(topic, {0: 30})
-    wait_for_projection()
-    rows_in_view = spark.table("mq.log_committed").where(F.col("topic") == topic)
-    assert tuple(rows_in_view.agg(F.count("*"), F.min("offset")).first()) == (70, 30)
-    mq.topics.delete(topic)
-    mq.topics.create(topic, partitions=1)
-    mq.publish(topic, rows(5))
-    wait_for_projection()
-    assert spark.table("mq.log_committed").where(F.col("topic") == topic).count() == 5
-
-
 @pytest.mark.nightly
 def test_a_query_sees_no_segment_without_its_rows_while_projection_runs(spark: SparkSession, tmp_path: Path) -> None:
     name = f"busy_{tmp_path.parent.name.replace('-', '_')}"

@@ -17,16 +17,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.reading.arrow import FETCHED
 from lakemq.engine.client.fetch.reading.spark import FETCHED_DDL, cut_into_blocks
 from lakemq.engine.protocol.hashing import murmur2
-from lakemq.errors import (
-    FileTruncated,
-    InvalidRecord,
-    InvalidRequest,
-    InvalidTimestamp,
-    InvalidTopic,
-    MessageTooLarge,
-    StaleTopicMetadata,
-    UnknownTopicOrPartition,
-)
+from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge, StaleTopicMetadata
 
 SCHEMA = "key binary, value binary, headers array<struct<key:string,value:binary>>, timestamp timestamp"
 TIMES = [datetime(1970, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, 999999, timezone.utc)]
@@ -119,13 +110,6 @@ def test_a_fetch_whose_file_is_gone_is_an_error(spark: SparkSession, mq: Connect
     assert mq.fetch(topic).to_spark().count() == 10
 
 
-def test_keys_are_placed_as_spark_hashes_them(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=7)
-    mq.publish(topic, build_keyed_rows(spark, 300))
-    wrong = mq.fetch(topic).to_spark().where(F.pmod(F.xxhash64("key"), F.lit(7)) != F.col("partition"))
-    assert wrong.count() == 0
-
-
 @pytest.mark.extended
 def test_keys_are_placed_as_kafka_does_where_the_topic_says_so(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=5, config={"partitioner": "murmur2"})
@@ -136,19 +120,6 @@ def test_keys_are_placed_as_kafka_does_where_the_topic_says_so(spark: SparkSessi
     assert {key: murmur2(key) for key in vectors} == vectors
 
 
-def test_an_explicit_partition_wins_and_one_that_is_not_there_is_refused(
-    spark: SparkSession, mq: Connection, topic: str, path: Path
-) -> None:
-    mq.topics.create(topic, partitions=3)
-    rows = [("k", "a", 2), ("k", "b", 0), ("k", "c", None), ("k", "d", 3), ("k", "e", -1), ("k", "f", -2)]
-    published = mq.publish(topic, spark.createDataFrame(rows, "key string, value string, p int"), partition="p")
-    assert published.rejected_count == 2
-    partitions = {bytes(r.value).decode(): r.partition for r in mq.fetch(topic).to_spark().collect()}
-    assert (partitions["a"], partitions["b"]) == (2, 0)
-    assert partitions["c"] == partitions["e"]
-    assert set(partitions) == set("abce")
-
-
 @pytest.mark.extended
 def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, topic: str) -> None:
     mq.topics.create(topic, partitions=4)
@@ -156,21 +127,6 @@ def test_keyless_rows_are_spread_evenly(spark: SparkSession, mq: Connection, top
     counts = [row["count"] for row in mq.fetch(topic).to_spark().groupBy("partition").count().collect()]
     assert len(counts) == 4
     assert max(counts) - min(counts) <= 8
-
-
-@pytest.mark.extended
-def test_a_header_gives_the_key_where_there_is_none(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=4)
-    group, solace = ("JMSXGroupID", b"g"), ("QUEUE_PARTITION_KEY", b"s")
-    rows = [
-        (None, b"1", [("a", b"x"), group]),
-        (b"own", b"2", [solace, group]),
-        (None, b"3", [group, solace]),
-        (None, b"4", [("QUEUE_PARTITION_KEY", None), ("JMSXGroupID", b"only")]),
-    ]
-    mq.publish(topic, frame(spark, rows, "key binary, value binary, headers array<struct<key:string,value:binary>>"))
-    keys = {bytes(r.value): bytes(r.key) for r in mq.fetch(topic).to_spark().collect()}
-    assert keys == {b"1": b"g", b"2": b"own", b"3": b"s", b"4": b"only"}
 
 
 @pytest.mark.extended
@@ -249,23 +205,6 @@ def test_columns_that_are_not_there_are_refused(
     mq.topics.create(topic, partitions=1)
     with pytest.raises(InvalidRecord, match="nope"):
         mq.publish(topic, spark.range(3), **column_options)
-
-
-@pytest.mark.parametrize("name", ["../x", "a'; DROP TABLE y--", "a" * 250, "a\0b", "", "a//b", "."])
-def test_a_bad_topic_name_is_refused(spark: SparkSession, mq: Connection, name: str) -> None:
-    with pytest.raises(InvalidTopic):
-        mq.publish(name, build_keyed_rows(spark, 1))
-
-
-def test_an_unknown_topic_is_refused(spark: SparkSession, mq: Connection) -> None:
-    with pytest.raises(UnknownTopicOrPartition, match="nope"):
-        mq.publish("nope", build_keyed_rows(spark, 1))
-
-
-def test_txn_app_id_without_txn_version_is_refused(spark: SparkSession, mq: Connection, topic: str) -> None:
-    mq.topics.create(topic, partitions=1)
-    with pytest.raises(InvalidRequest, match="txn_version"):
-        mq.publish(topic, build_keyed_rows(spark, 1), txn_app_id="a")
 
 
 BAD = [
