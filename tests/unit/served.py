@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.processes.clock import Clock
 from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
+from lakemq.engine.sequencer.sequencer import Sequencer
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}
 _numbers = itertools.count(1)
@@ -90,3 +92,22 @@ def until(condition: Callable[[], bool]) -> None:
             return
         assert began_s < deadline_s
         time.sleep(max(0.005, time.monotonic() - began_s))
+
+
+@contextmanager
+def run_leader(mq: Connection) -> Iterator[Sequencer]:
+    """Run a leader that takes steps, and dies without a handover at the end of the block."""
+    sequencer, stop = mq.sequencer(), threading.Event()
+    until(sequencer.try_lead)
+
+    def run() -> None:
+        while not stop.wait(0.001):
+            sequencer.step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sequencer
+    finally:
+        stop.set()
+        thread.join()

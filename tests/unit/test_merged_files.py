@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pytest
 from clocks import ManualClock
 from protocol_harness import letter_bytes
-from unit.served import until, values
+from unit.served import run_leader, until, values
 from unit.test_bounded_files import ID, write_long_entry
 
 import lakemq
@@ -73,22 +72,9 @@ def connect(path: Path, **settings: Any) -> Connection:
 @contextmanager
 def lead_one_term(mq: Connection) -> Iterator[Sequencer]:
     """Lead for a term, and project at its end in two passes: all messages of the term are one data file."""
-    sequencer, stop = mq.sequencer(), threading.Event()
-    while not sequencer.try_lead():
-        time.sleep(0.01)
-
-    def run() -> None:
-        while not stop.wait(0.001):
-            sequencer.step()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with run_leader(mq) as sequencer:
         yield sequencer
-    finally:
-        stop.set()
-        thread.join()
-        sequencer.resign()
+    sequencer.resign()
 
 
 def lead_briefly(mq: Connection, terms: int = 1) -> None:

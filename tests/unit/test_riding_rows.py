@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from decided import read_steps
-from unit.served import until, values
+from unit.served import run_leader, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -25,7 +23,6 @@ from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import RowsJournaled
 from lakemq.engine.sequencer.projection import pending_file
 from lakemq.engine.sequencer.projection.journaled_rows import write_journaled_rows
-from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import MESSAGES
@@ -43,25 +40,6 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
     """A namespace that projects nothing until its leader hands over."""
     with lakemq.connect(str(tmp_path / "mq"), create=True, config=CONFIG) as connection:
         yield connection
-
-
-@contextmanager
-def run_leader(mq: Connection) -> Iterator[Sequencer]:
-    """Run a leader that takes steps, and dies without a handover at the end of the block."""
-    sequencer, stop = mq.sequencer(), threading.Event()
-    until(sequencer.try_lead)
-
-    def run() -> None:
-        while not stop.wait(0.001):
-            sequencer.step()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield sequencer
-    finally:
-        stop.set()
-        thread.join()
 
 
 def publish(mq: Connection, *texts: str, topic: str = "t") -> None:
