@@ -15,7 +15,7 @@ from targets import extended_but
 
 from lakemq.engine.namespace.processes import crash
 from lakemq.engine.protocol.errors import NotLeader
-from lakemq.engine.protocol.values.log import Produce, Published, Ranges
+from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.tables.specs.journal import JOURNAL
@@ -270,19 +270,6 @@ def test_leader_of_one_step_forgets_silent_clients(player: Player) -> None:
     player.step()
     assert len(player.leader.state.clients) == 1
     player.settle()
-
-
-def test_an_answer_tells_where_the_messages_are(player: Player) -> None:
-    player.step()
-    client = player.world.new_id()
-    ranges = Ranges([0, 0], [0, 0], [-1, -1], [1, 0], [1, 1], [0, 0], [0, 0])
-    request = Produce([TopicRef("t", 1, 1)], ranges, player.leader.state.step)
-    player.world.put(client, 1, [request], ["second", "first"])
-    player.step()
-    (result,) = player.world.take_reply(client, 1) or []
-    assert isinstance(result, Published)
-    assert [tuple(msg) for msg in player.read()] == [(0, "first"), (1, "second")]
-    assert (result.units[0].base_offset, result.units[0].record_count) == (0, 2)
 
 
 def test_client_is_not_forgotten_while_its_decided_letter_cannot_be_deleted() -> None:

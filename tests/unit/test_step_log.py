@@ -135,14 +135,6 @@ def test_a_new_leader_makes_the_step_durable_that_it_stands_on(disk: Disk, clock
     assert disk.synced == [step_name(1)]
 
 
-def test_one_of_two_leaders_puts_the_next_step(disk: Disk, clock: ManualClock) -> None:
-    anna, ben = make_log(disk, clock), make_log(disk, clock)
-    append(anna, "anna's")
-    with pytest.raises(NotLeader, match="Another sequencer has decided this step"):
-        append(ben, "ben's")
-    assert read_subject(disk, 1) == "anna's"
-
-
 def test_a_leader_that_slept_while_steps_were_removed_leads_no_more(disk: Disk, clock: ManualClock) -> None:
     asleep, awake = make_log(disk, clock), make_log(disk, clock)
     append(asleep, "early")
@@ -298,22 +290,6 @@ def make_later(path: Path, by_ms: int) -> None:
 def test_a_follower_without_its_step_must_load_again(disk: Disk, clock: ManualClock) -> None:
     with pytest.raises(StepsGone):
         StepFollower(disk, 1, clock.steady_ms)
-
-
-@pytest.mark.parametrize("litter", [False, True], ids=["nothing is there", "a leader without a term left one"])
-def test_a_follower_that_slept_while_steps_were_removed_must_load_again(
-    disk: Disk, clock: ManualClock, litter: bool
-) -> None:
-    log, follower = make_log(disk, clock), StepFollower(disk, 0, clock.steady_ms)
-    assert follower.read() == []
-    for _ in range(4):
-        append(log)
-    remove_up_to(disk, 2)
-    if litter:
-        disk.put(step_name(1), b"never decided")
-    clock.sleep(LOOK_MS)
-    with pytest.raises(StepsGone):
-        follower.read()
 
 
 def test_steps_that_are_removed_while_they_are_read_must_be_loaded_again(disk: Disk, clock: ManualClock) -> None:
