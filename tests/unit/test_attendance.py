@@ -44,12 +44,7 @@ class Scene:
         for member in members:
             self.mq.ask(
                 JoinGroup(
-                    "g",
-                    member,
-                    ["t"],
-                    session_timeout_ms=SESSION_MS,
-                    max_poll_interval_ms=poll_ms,
-                    process=process,
+                    "g", member, ["t"], session_timeout_ms=SESSION_MS, max_poll_interval_ms=poll_ms, process=process
                 )
             )
 

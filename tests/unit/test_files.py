@@ -222,25 +222,7 @@ def test_an_output_that_fails_leaves_nothing(files: Files, tmp_path: Path, piece
 # -- names ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "/",
-        "/etc/passwd",
-        "..",
-        "../x",
-        "a/../../x",
-        "a/..",
-        ".",
-        "./a",
-        "a//b",
-        "a/",
-        ".hidden",
-        "a/.b",
-        "a\0b",
-    ],
-)
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "..", "a/../../x", "a/..", ".", "a//b", "a/", "a/.b", "a\0b"])
 def test_names_do_not_leave_the_root(files: Files, tmp_path: Path, name: str):
     (tmp_path / "x").write_bytes(b"outside")
     calls = [

@@ -237,21 +237,12 @@ def without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_poll_ends_on_a_hint_of_the_leader(mq: lakemq.Connection, without_inotify: None) -> None:
-    topic = new_topic(mq)
-    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
-        consumer.poll()
-        sender = threading.Timer(0.2, lambda: send(mq, topic, "1"))
-        sender.start()
-        began_s = time.monotonic()
-        batch = consumer.poll(timeout_ms=FAR_MS, poll_ms=FAR_MS)
-        assert time.monotonic() - began_s < SOON_S
-        assert [message.value for message in batch] == [b"1"]
-        sender.join()
-
-
-def test_poll_ends_on_a_notification_of_the_file_system(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FollowLine, "open", lambda self: False)
+@pytest.mark.parametrize("ends_on", ["a hint of the leader", "a notification of the file system"])
+def test_poll_ends_at_once(mq: lakemq.Connection, monkeypatch: pytest.MonkeyPatch, ends_on: str) -> None:
+    if ends_on == "a hint of the leader":
+        monkeypatch.setattr(Fetcher, "watch_steps", lambda self: None)
+    else:
+        monkeypatch.setattr(FollowLine, "open", lambda self: False)
     topic = new_topic(mq)
     with mq.consumer(new_name("g"), assign=[topic]) as consumer:
         consumer.poll()

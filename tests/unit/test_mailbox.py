@@ -149,14 +149,7 @@ def test_a_letter_waits_until_it_is_discarded(files: Files):
 
 def test_letters_come_by_coarse_time_then_client_then_number(files: Files):
     mailbox = Mailbox(files)
-    order = [
-        ("b", 2, 5_999),
-        ("a", 10, 7_000),
-        ("a", 9, 7_900),
-        ("c", 1, 7_100),
-        ("b", 3, 6_000),
-        ("a", 8, 20_000),
-    ]
+    order = [("b", 2, 5_999), ("a", 10, 7_000), ("a", 9, 7_900), ("c", 1, 7_100), ("b", 3, 6_000), ("a", 8, 20_000)]
     for client_id, number, now_ms in order:
         mailbox.put(client_id, number, b"", now_ms)
     expected = [("b", 2), ("b", 3), ("a", 9), ("a", 10), ("c", 1), ("a", 8)]

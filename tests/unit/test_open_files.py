@@ -29,18 +29,7 @@ def test_a_relative_path_is_fixed_when_opened(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "root",
-    [
-        "",
-        "s3:/a/b",
-        "dbfs:/a",
-        "file:relative",
-        "file://host/a",
-        "hdfs://host/a",
-        "s3://",
-        "s3:///a",
-        *(f"/a{c}b" for c in "%#?*[{|^\\\n"),
-    ],
+    "root", ["", "s3:/a/b", "file:relative", "file://host/a", "s3://", *(f"/a{c}b" for c in "%#?*[{|^\\\n")]
 )
 def test_a_root_that_cannot_be_opened_is_refused(root: str):
     with pytest.raises(ValueError, match=r"root: found .* expected"):
@@ -74,8 +63,8 @@ def test_a_store_takes_delta_rs_options():
     ("root", "options", "kind", "base"),
     [
         ("s3a://bucket/mq", {"AWS_REGION": "us-east-1", "AWS_TOKEN": "token"}, "S3Store", "bucket"),
-        ("gs://bucket/mq", {"GOOGLE_SKIP_SIGNATURE": "true"}, "GCSStore", "bucket"),
         ("gcs://bucket/mq", {"GOOGLE_SKIP_SIGNATURE": "true"}, "GCSStore", "bucket"),
+        ("gs://bucket/mq", {"GOOGLE_SKIP_SIGNATURE": "true"}, "GCSStore", "bucket"),
         (
             "abfss://container@account.dfs.core.windows.net/mq",
             {"AZURE_STORAGE_ACCOUNT_KEY": "a2V5"},

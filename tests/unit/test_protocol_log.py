@@ -134,7 +134,6 @@ def test_rows_of_a_letter_are_in_the_sequencers_file(mq: Harness) -> None:
         {"producer": ProducerSequences(0, 0, [], [], [])},
         {"producer": ProducerSequences(0, 0, [0], [0], [])},
         {"producer": ProducerSequences(0, 0, [0], [1], [0])},
-        {"producer": ProducerSequences(0, 0, [0, 0], [0, 0], [0, 0])},
         {"producer": ProducerSequences(0, 0, [0, 0], [0, 1], [0, 0])},
         {"producer": ProducerSequences(0, 0, [1], [0], [0])},
         {"application": ApplicationVersion("app", 1, "a b")},

@@ -7,22 +7,11 @@ from typing import Any
 
 import pytest
 from queue_world import QueueWorld
-from unit.consuming import (
-    add,
-    join_queue_group,
-    list_partitions,
-    read_deliveries,
-    read_texts,
-    take_messages,
-    texts,
-)
+from unit.consuming import add, join_queue_group, list_partitions, read_deliveries, read_texts, take_messages, texts
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.errors import (
-    IllegalState,
-    NoOffsetForPartition,
-)
+from lakemq.errors import IllegalState, NoOffsetForPartition
 
 pytestmark = pytest.mark.slow
 

@@ -25,10 +25,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
-from lakemq.engine.protocol.values.queues.deliveries import (
-    Acquire,
-    WantedMessages,
-)
+from lakemq.engine.protocol.values.queues.deliveries import Acquire, WantedMessages
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,
@@ -87,9 +84,7 @@ def test_handoff_waits_for_the_messages_that_the_owner_has(mq: Connection) -> No
     assert ("lost", [1]) not in listener.events
 
 
-def test_unacknowledged_messages_go_to_the_next_owner_when_the_handoff_time_ends(
-    mq: Connection,
-) -> None:
+def test_unacknowledged_messages_go_to_the_next_owner_when_the_handoff_time_ends(mq: Connection) -> None:
     topic, group, listener = new_topic(mq, 2), create_queue_group(mq, max_handoff_ms=100), RecordingListener()
     add(mq, topic, {0: 2, 1: 2})
     with join_queue_group(mq, group, topic, listener=listener) as first:

@@ -201,7 +201,6 @@ def test_few_rows_become_lists_and_others_arrow(table: pa.Table, form: type) -> 
         pa.table({"key": ["k"]}),
         pa.table({"value": ["x"], "other": [1]}),
         pa.table({"value": [1]}),
-        pa.table({"value": ["x"], "timestamp": [1]}),
         pa.table({"value": ["x"], "partition": [1.5]}),
         pa.table({"value": ["x"], "headers": pa.array([["h"]], pa.list_(pa.string()))}),
         pa.table([["x"], ["y"]], names=["value", "value"]),

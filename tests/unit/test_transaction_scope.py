@@ -54,10 +54,7 @@ def test_columns_are_named_as_in_a_publish(mq: Connection, topic: str):
     with mq.transaction(f"{topic}-id") as transaction:
         transaction.publish(topic, table, key="k", value="text", order_by="text")
     assert values(mq, topic) == ["1", "2"]
-    with (
-        pytest.raises(InvalidRequest, match="on_error"),
-        mq.transaction(f"{topic}-id") as transaction,
-    ):
+    with pytest.raises(InvalidRequest, match="on_error"), mq.transaction(f"{topic}-id") as transaction:
         transaction.publish(topic, table, on_error="reject")
 
 
