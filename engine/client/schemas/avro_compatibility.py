@@ -34,6 +34,16 @@ def find_avro_obstacle(reader: Any, writer: Any) -> Obstacle | None:
     return _Comparison(_collect_named(reader, {}), _collect_named(writer, {})).compare(reader, writer, "$")
 
 
+def find_misread(reader: Any, writer: Any) -> Obstacle | None:
+    """Return where a value that can be read has another logical type in the reader's schema; None: nowhere.
+
+    A fingerprint does not cover logical types, and a number does not say what it counts. So a time in milliseconds
+    would become one in microseconds.
+    """
+    named = _collect_named(reader, {}), _collect_named(writer, {})
+    return _Comparison(*named, finds_misreads_only=True).compare(reader, writer, "$")
+
+
 def _collect_named(schema: Any, named: dict[str, Any]) -> dict[str, Any]:
     """Return full name -> definition of all named types within the schema."""
     if isinstance(schema, list):
@@ -50,8 +60,11 @@ def _collect_named(schema: Any, named: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Comparison:
-    def __init__(self, reader_types: Mapping[str, Any], writer_types: Mapping[str, Any]) -> None:
+    def __init__(
+        self, reader_types: Mapping[str, Any], writer_types: Mapping[str, Any], finds_misreads_only: bool = False
+    ) -> None:
         self._reader_types, self._writer_types = reader_types, writer_types
+        self._finds_misreads_only = finds_misreads_only
         self._compared: set[tuple[str, str]] = set()
         """Pairs of records that are compared, or were: a record may contain itself."""
 
@@ -59,19 +72,22 @@ class _Comparison:
         reader, writer = _look_up(reader, self._reader_types), _look_up(writer, self._writer_types)
         if isinstance(writer, list):  # each branch may have been written
             return next((o for branch in writer if (o := self.compare(reader, branch, place))), None)
+        obstacle = Obstacle(place, _show(writer), _show(reader))
         if isinstance(reader, list):
-            if any(self._fits(branch, writer, place) for branch in reader):
+            branches = [branch for branch in reader if _is_resolved(_look_up(branch, self._reader_types), writer)]
+            if any(self._fits(branch, writer, place) for branch in branches):
                 return None
-            return Obstacle(place, _show(writer), _show(reader))
+            return obstacle if branches else self._unless_misreads_only(obstacle)
+        if not _is_resolved(reader, writer):
+            return self._unless_misreads_only(obstacle)
         if find_logical_type(reader) != find_logical_type(writer):
-            # A fingerprint does not cover logical types. So milliseconds would be read as microseconds, for example.
-            return Obstacle(place, _show(writer), _show(reader))
-        kind, written = _kind(reader), _kind(writer)
-        if kind != written:
-            return None if (written, kind) in _PROMOTIONS else Obstacle(place, _show(writer), _show(reader))
-        if kind in ("record", "error", "enum", "fixed") and not _have_same_name(reader, writer):
-            return Obstacle(place, _show(writer), _show(reader))
-        return self._compare_same_kind(kind, reader, writer, place)
+            return obstacle
+        kind = _kind(reader)
+        return self._compare_same_kind(kind, reader, writer, place) if kind == _kind(writer) else None
+
+    def _unless_misreads_only(self, obstacle: Obstacle) -> Obstacle | None:
+        """Return the obstacle of values that cannot be read; None if only those count that are read wrongly."""
+        return None if self._finds_misreads_only else obstacle
 
     def _fits(self, branch: Any, writer: Any, place: str) -> bool:
         """Return whether a branch of a union fits. What a refused branch has assumed about records is forgotten."""
@@ -89,10 +105,11 @@ class _Comparison:
         if kind == "map":
             return self.compare(reader["values"], writer["values"], f"{place}.*")
         if kind == "enum" and "default" not in reader:
-            unknown = [symbol for symbol in writer["symbols"] if symbol not in reader["symbols"]]
-            return Obstacle(place, f"symbol {unknown[0]}", ", ".join(reader["symbols"])) if unknown else None
+            for symbol in writer["symbols"]:
+                if symbol not in reader["symbols"]:
+                    return self._unless_misreads_only(Obstacle(place, f"symbol {symbol}", ", ".join(reader["symbols"])))
         if kind == "fixed" and reader["size"] != writer["size"]:
-            return Obstacle(place, f"size {writer['size']}", f"size {reader['size']}")
+            return self._unless_misreads_only(Obstacle(place, f"size {writer['size']}", f"size {reader['size']}"))
         return None
 
     def _compare_records(self, reader: Any, writer: Any, place: str) -> Obstacle | None:
@@ -106,7 +123,7 @@ class _Comparison:
             names = (field["name"], *field.get("aliases", ()))
             other = next((written[name] for name in names if name in written), None)
             if other is None:
-                if "default" not in field:
+                if "default" not in field and not self._finds_misreads_only:
                     return Obstacle(at, "values without it", f"{_show(field['type'])} with a default")
             elif obstacle := self.compare(field["type"], other["type"], at):
                 return obstacle
@@ -123,6 +140,14 @@ def _look_up(schema: Any, named: Mapping[str, Any]) -> Any:
 
 def _kind(schema: Any) -> str:
     return str(schema["type"] if isinstance(schema, Mapping) else schema)
+
+
+def _is_resolved(reader: Any, writer: Any) -> bool:
+    """Return whether a value is read, by its kind and its name; parts of it may not be."""
+    kind, written = _kind(reader), _kind(writer)
+    if kind != written:
+        return (written, kind) in _PROMOTIONS
+    return kind not in ("record", "error", "enum", "fixed") or _have_same_name(reader, writer)
 
 
 def _have_same_name(reader: Any, writer: Any) -> bool:

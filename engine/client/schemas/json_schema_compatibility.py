@@ -27,14 +27,16 @@ _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _DESCRIBES_PARTS = {"properties", "items", "prefixItems", "additionalProperties", "unevaluatedProperties"}
 _SAYS_MORE = ("additionalProperties", "unevaluatedProperties")
 _DEFINITIONS = ("$defs", "definitions")
+_OTHER = "\ufffflakemq.other"
+"""Stands for all names of properties that a schema does not declare."""
 _MAX_SHOWN = 200
 
 
 def find_json_schema_obstacle(reader: Any, writer: Any) -> Obstacle | None:
     """Return what keeps values that fit the writer's schema from fitting the reader's; None if all of them fit.
 
-    A writer's values are taken to hold the properties that its schema declares, and no others, unless it says more
-    about them. Otherwise no property could ever be added: an open object may hold anything under the new name.
+    A writer's values are taken to hold the properties that its schema declares and, if it is open, others whose names
+    no schema declares. Otherwise no property could ever be added: an open object may hold anything under the new name.
     """
     closed = _close(writer, not _has_overlap(writer))
     if reader == writer or _covers(reader, closed):
@@ -73,7 +75,7 @@ def _overlaps(schema: Mapping[str, Any]) -> bool:
 
 
 def _close(schema: Any, closes_definitions: bool) -> Any:
-    """Return the schema with objects that hold the declared properties only.
+    """Return the schema with objects that hold the declared properties, and one of a name that no schema declares.
 
     A part that several schemas describe stays as it is, because its other properties are declared elsewhere.
     """
@@ -89,6 +91,7 @@ def _close(schema: Any, closes_definitions: bool) -> Any:
     if isinstance(schema.get("items"), Mapping):
         closed["items"] = _close(schema["items"], closes_definitions)
     if "properties" in schema and not any(keyword in schema for keyword in _SAYS_MORE):
+        closed["properties"] = {**closed["properties"], _OTHER: True}
         closed["additionalProperties"] = False
     return closed
 
@@ -100,6 +103,8 @@ def _find_place(reader: Any, writer: Any, place: str) -> Obstacle | None:
     if missing := sorted(set(reader.get("required", ())) - set(writer.get("required", ()))):
         return Obstacle(f"{place}.{missing[0]}", "values without it", f"required {json.dumps(reader['required'])}")
     written = writer.get("properties") or {}
+    if _OTHER in written and any(reader.get(keyword, True) is False for keyword in _SAYS_MORE):
+        return Obstacle(place, "values with other properties", "the declared properties only")
     parts = [(f"{place}.{name}", part, written.get(name)) for name, part in (reader.get("properties") or {}).items()]
     parts.append((f"{place}[...]", reader.get("items"), writer.get("items")))
     for at, read_part, written_part in parts:
@@ -121,5 +126,16 @@ def _with_definitions(part: Any, whole: Mapping[str, Any]) -> Any:
 def _show(schema: Any) -> str:
     if isinstance(schema, Mapping):
         schema = {key: part for key, part in schema.items() if key not in _DEFINITIONS}
-    text = json.dumps(schema)
+    text = json.dumps(_reopen(schema))
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _reopen(schema: Any) -> Any:
+    """Return a schema that `_close` has changed as it was."""
+    if isinstance(schema, list):
+        return [_reopen(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    is_closed = _OTHER in schema.get("properties", ())
+    parts = {key: _reopen(part) for key, part in schema.items() if key != _OTHER}
+    return {key: part for key, part in parts.items() if not (is_closed and key == "additionalProperties")}
