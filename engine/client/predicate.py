@@ -12,7 +12,10 @@ _NTH = "lakemq_nth_row"
 
 
 class Predicate:
-    """A condition on columns. It runs in a database of its own that can open no file, setting or other table."""
+    """A condition on columns. It runs in a database of its own that can open no file, setting or other table.
+
+    A condition that cannot be evaluated on bytes, such as LIKE, reads them as UTF-8; null where they are not.
+    """
 
     def __init__(self, text: str, columns: pa.Schema) -> None:
         """columns: those that the predicate may use. Raises InvalidRequest if it cannot be evaluated on them."""
@@ -25,13 +28,26 @@ class Predicate:
         self._connection.execute("SET temp_directory = ''")  # DuckDB may read files there in any case
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
-        self.select_rows(columns.empty_table())
+        self._reads_text = False
+        try:
+            self.select_rows(columns.empty_table())
+        except InvalidRequest:
+            self._reads_text = True  # LIKE and other functions of texts take no bytes
+            try:
+                self.select_rows(columns.empty_table())
+            except InvalidRequest:
+                self._reads_text = False
+            if not self._reads_text:
+                raise
 
     def select_rows(self, rows: pa.Table) -> pa.Table:
         """Return the rows for which the predicate is true, in order, with all columns. Raises InvalidRequest."""
         import duckdb
 
-        shown = rows.select(self._columns.names).append_column(_NTH, pa.array(np.arange(rows.num_rows)))
+        shown = rows.select(self._columns.names)
+        if self._reads_text:
+            shown = _decode_bytes(shown)
+        shown = shown.append_column(_NTH, pa.array(np.arange(rows.num_rows)))
         try:
             selected = self._connection.from_arrow(shown).filter(self._text).project(_NTH).to_arrow_table()
         except duckdb.Error as error:
@@ -41,3 +57,23 @@ class Predicate:
     def _refusal(self, error: Exception) -> LakeMQError:
         first_line, columns = str(error).partition("\n")[0], ", ".join(self._columns.names)
         return InvalidRequest("The predicate cannot be used.", found=first_line, expected=f"SQL over {columns}")
+
+
+def _decode_bytes(rows: pa.Table) -> pa.Table:
+    """Return the rows with columns of bytes as text; null for bytes that are not UTF-8."""
+    for index, field in enumerate(rows.schema):
+        if pa.types.is_binary(field.type):
+            column = rows.column(index)
+            try:
+                text = column.cast(pa.string())
+            except pa.ArrowInvalid:
+                text = pa.chunked_array([pa.array(map(_decode_utf8, column.to_pylist()), pa.string())])
+            rows = rows.set_column(index, field.name, text)
+    return rows
+
+
+def _decode_utf8(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None

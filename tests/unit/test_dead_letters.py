@@ -355,7 +355,7 @@ def test_dead_letters_command_lists_shows_redrives_and_purges(mq: Connection) ->
     assert run_command("list", dead) == [expected]
     assert expected in run_command("list")
     assert [row["value"] for row in run_command("show", dead, "--where", "source_offset > 0")] == ["b", "c"]
-    assert run_command("redrive", dead, "--where", "value = 'b'", "--dry-run")[0]["messages"] == 1
+    assert run_command("redrive", dead, "--where", "value LIKE 'b%'", "--dry-run")[0]["messages"] == 1
     assert run_command("redrive", dead, "--where", "value = 'b'") == [{"messages": 1, "waiting": 0, "without_topic": 0}]
     assert run_command("purge", dead, "--yes") == [{"messages": 2}]
     assert values(mq, topic)[3:] == ["b"]
@@ -422,3 +422,17 @@ def test_search_ends_after_so_many_segments_and_says_where(mq: Connection) -> No
 def _offsets(dying_found: DyingFound) -> tuple[list[int], list[int]]:
     rows = [offset for row in dying_found.rows for offset in range(row.first, row.first + row.length)]
     return rows, [offset for first, count in dying_found.empty for offset in range(first, first + count)]
+
+
+def test_predicate_reads_bytes_as_text_where_it_needs_text() -> None:
+    rows = pa.table({"value": [b"late: 1", b"\xff", None, b'{"n": 5}'], "key": [b"a", b"b", b"\xff", None]})
+    for condition, expected in (
+        ("value LIKE 'late%'", [b"late: 1"]),
+        ("value NOT LIKE 'late%'", [b'{"n": 5}']),
+        ("regexp_matches(value, '[0-9]$')", [b"late: 1"]),
+        ("upper(key) = 'B'", [b"\xff"]),
+        ("value = '\\xFF'::BLOB", [b"\xff"]),
+        ("octet_length(value) = 1", [b"\xff"]),
+    ):
+        selected = Predicate(condition, rows.schema).select_rows(rows)
+        assert selected.column("value").to_pylist() == expected, condition
