@@ -112,6 +112,9 @@ def test_bad_schemas_are_refused() -> None:
         "a DECIMAL(39,0)",
         "a INT; b INT",
         "INT",
+        "a INT DEFAULT 5",
+        "a INT NOT NULL PRIMARY KEY",
+        "a STRING COLLATE UTF8_LCASE",
         f"a DECIMAL({'9' * 5_000})",
     ):
         with pytest.raises(InvalidConfig, match="cannot be read as DDL"):
@@ -123,6 +126,25 @@ def test_bad_schemas_are_refused() -> None:
     for text in ("{", '{"type": "frob"}', '{"type": "record"}', "5", "[]x"):
         with pytest.raises(InvalidConfig, match=r"no Avro schema|no JSON"):
             compile_schema(SchemaRule("avro", text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"fields": [{"name": "a", "type": "int"}, {"name": "a", "type": "string"}]}, "two fields of one name"),
+        ({"fields": [{"name": "a", "type": ["int", "int"]}]}, "one type twice"),
+        ({"fields": [{"name": "a", "type": ["int", {"type": "int", "logicalType": "date"}]}]}, "one type twice"),
+        ({"fields": [{"name": "a", "type": ["null", "R", "R"]}]}, "one type twice"),
+        ({"fields": [{"name": "a", "type": {"type": "array", "items": ["null", ["int"]]}}]}, "contains a union"),
+    ],
+)
+def test_repetitions_of_avro_are_refused(schema: Any, text: str) -> None:
+    with pytest.raises(InvalidConfig, match=text):
+        compile_schema(SchemaRule("avro", json.dumps({"type": "record", "name": "R", **schema})))
+
+
+def test_ddl_field_that_may_be_null_is_not_required() -> None:
+    assert [field.nullable for field in parse_ddl("a INT NULL, b INT NOT NULL COMMENT 'x'")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +161,11 @@ def test_bad_schemas_are_refused() -> None:
         ),
         ({"additionalProperties": {"type": "null"}}, '{"secret": 1}', 'at $.*: found integer, expected type "null"'),
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "null"}}}, "1", "at $: found integer, expected type"),
+        (
+            {"items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"properties": {"a": {"maxLength": 2}}}}},
+            '[{"a": "secret"}]',
+            "at $[...].a: found string, expected maxLength 2",
+        ),
         ({}, "{", "found no JSON"),
     ],
 )

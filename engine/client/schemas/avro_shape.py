@@ -7,6 +7,7 @@ nulls.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ class AvroShape:
         self.repeated_defaults = self._defaults if self._has_repeats or self.is_recursive else 0
 
     def _collect(self, schema: Any) -> None:
+        _refuse_repetitions(schema)
         if isinstance(schema, Mapping):
             self._has_repeats |= schema["type"] in ("array", "map")
             self.has_decimals |= schema.get("logicalType") == "decimal"
@@ -189,6 +191,35 @@ class AvroShape:
         else:
             _skip_leaf(kind, schema, body)
         return None
+
+
+def _refuse_repetitions(schema: Any) -> None:
+    """Refuse what Avro's specification does not allow and fastavro takes: it would read one of the two."""
+    if isinstance(schema, list):
+        kinds = Counter(map(_name_branch, schema))
+        if repeated := sorted(kind for kind, count in kinds.items() if count > 1):
+            raise InvalidConfig(
+                "A union of the Avro schema has one type twice.",
+                found=repeated[0],
+                expected="each type once; records, enums and fixed types by different names",
+            )
+        if "union" in kinds:
+            raise InvalidConfig("A union of the Avro schema contains a union.", found="union", expected="its types")
+    elif isinstance(schema, Mapping):
+        names = Counter(field["name"] for field in schema.get("fields", ()))
+        if repeated := sorted(name for name, count in names.items() if count > 1):
+            raise InvalidConfig(
+                f"The Avro record {schema['name']} has two fields of one name.",
+                found=repeated[0],
+                expected="each name once",
+            )
+
+
+def _name_branch(branch: Any) -> str:
+    """Return what must differ between the branches of a union: the name of a named type, or the type."""
+    if isinstance(branch, list):
+        return "union"
+    return str(branch.get("name", branch["type"]) if isinstance(branch, Mapping) else branch)
 
 
 def _skip_leaf(kind: str, schema: Any, body: io.BytesIO) -> None:

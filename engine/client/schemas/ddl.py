@@ -45,7 +45,7 @@ _SPARK_NAMES = {
 _EXPECTED = (
     "the DDL of a struct, such as 'id BIGINT NOT NULL, tags ARRAY<STRING>', of BOOLEAN, TINYINT, SMALLINT, INT, "
     "BIGINT, FLOAT, DOUBLE, DECIMAL(p,s), STRING, BINARY, DATE, TIMESTAMP, TIMESTAMP_NTZ, ARRAY, MAP<STRING,...> "
-    "and STRUCT"
+    "and STRUCT; a field may have NOT NULL and COMMENT"
 )
 
 
@@ -110,6 +110,8 @@ def _to_fields(columns: list[exp.Expression], text: str) -> list[pa.Field]:
 
     if not all(isinstance(column, exp.ColumnDef) for column in columns):
         raise _refuse(text)
+    for column in columns:
+        _refuse_constraints(column, text)
     fields = [pa.field(c.name, _to_arrow(c.args.get("kind"), text), not _is_required(c)) for c in columns]
     counts = Counter(field.name.lower() for field in fields)  # Spark ignores the case of column names
     if repeated := sorted(name for name, count in counts.items() if count > 1):
@@ -120,7 +122,17 @@ def _to_fields(columns: list[exp.Expression], text: str) -> list[pa.Field]:
 def _is_required(column: exp.Expression) -> bool:
     from sqlglot import exp
 
-    return any(isinstance(constraint.kind, exp.NotNullColumnConstraint) for constraint in column.args["constraints"])
+    kinds = [constraint.kind for constraint in column.args["constraints"]]
+    return any(isinstance(kind, exp.NotNullColumnConstraint) and not kind.args.get("allow_null") for kind in kinds)
+
+
+def _refuse_constraints(column: exp.Expression, text: str) -> None:
+    """Refuse what would have no effect, such as a default."""
+    from sqlglot import exp
+
+    for constraint in column.args["constraints"]:
+        if not isinstance(constraint.kind, exp.NotNullColumnConstraint | exp.CommentColumnConstraint):
+            raise _refuse(text, constraint.sql(dialect="spark"))
 
 
 def _refuse(text: str, part: str = "") -> InvalidConfig:

@@ -99,7 +99,8 @@ def describe_error(schema: Any, error: Any) -> str:
         type_name += f" without {getattr(error.kind, 'property', 'it')}"
     elif keyword in _EXCLUDES_NAMES:
         type_name = "an undeclared property"
-    return f"at {_format_place(path)}: found {type_name}, expected {keyword}{bound}"
+    # behind a $ref, only this path leads from the root of the value
+    return f"at {_format_place(list(error.evaluation_path))}: found {type_name}, expected {keyword}{bound}"
 
 
 def _find_part(schema: Any, path: list[Any]) -> Any:
@@ -108,7 +109,7 @@ def _find_part(schema: Any, path: list[Any]) -> Any:
             return None
         try:
             schema = schema[step]
-        except (LookupError, TypeError):  # behind a $ref, where the path continues in another part
+        except (LookupError, TypeError):  # it continues in another document
             return None
     return schema
 
