@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
-from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
+from lakemq.jobs.commands.shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
 from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.batch import ConsumerBatch
     from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-    from lakemq.jobs.commands.shared.message_format import FormatPrinter
-    from lakemq.jobs.output import MessagePrinter
 
 _WAIT_MS = 500
 
@@ -60,6 +59,7 @@ def consume(
     ] = False,
     print_format: PrintFormat = None,
     key_separator: KeySeparator = None,
+    decode: Decode = False,
 ) -> None:
     """Consume messages as a member of a group, and print them.
 
@@ -82,17 +82,22 @@ def consume(
         end_with_reader(),
     ):
         assert isinstance(consumer, MemberConsumer)
+        to_text = build_decoder(mq, decode)
+
+        def write(batch: ConsumerBatch) -> None:
+            printer.write(to_text(batch.to_arrow()))
+
         if until_end and not follow:
-            _print_until_end(consumer, printer, limit)
+            _print_until_end(consumer, write, limit)
         else:
-            _print(consumer, printer, limit, None if follow else timeout_ms)
+            _print(consumer, write, limit, None if follow else timeout_ms)
     printer.close()
 
 
-def _print_until_end(consumer: MemberConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None) -> None:
+def _print_until_end(consumer: MemberConsumer, write: Callable[[ConsumerBatch], None], limit: int | None) -> None:
     if limit is None:
         for batch in consumer.until_end():
-            printer.write(batch.to_arrow())
+            write(batch)
             consumer.commit(batch)
         return
     remaining = limit
@@ -101,7 +106,7 @@ def _print_until_end(consumer: MemberConsumer, printer: MessagePrinter | FormatP
         next_batch = next(consumer.until_end(min(remaining, 10_000)), None)
         if next_batch is None:
             return
-        printer.write(next_batch.to_arrow())
+        write(next_batch)
         consumer.commit(next_batch)
         remaining -= next_batch.record_count
 
@@ -122,14 +127,14 @@ def _warn_of_unread_messages(consumer: MemberConsumer, last_batch: ConsumerBatch
 
 
 def _print(
-    consumer: MemberConsumer, printer: MessagePrinter | FormatPrinter, limit: int | None, timeout_ms: int | None
+    consumer: MemberConsumer, write: Callable[[ConsumerBatch], None], limit: int | None, timeout_ms: int | None
 ) -> None:
     """Print until `limit` or `timeout_ms` is reached; None is no bound."""
     remaining, last_message_s = limit, time.monotonic()
     while remaining is None or remaining > 0:
         batch = consumer.poll(10_000 if remaining is None else min(remaining, 10_000), timeout_ms=_WAIT_MS)
         if batch:
-            printer.write(batch.to_arrow())
+            write(batch)
             consumer.commit(batch)
             last_message_s = time.monotonic()
             remaining = None if remaining is None else remaining - batch.record_count

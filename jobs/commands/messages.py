@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakemq.jobs.commands.shared.context import get_session
-from lakemq.jobs.commands.shared.printing import KeySeparator, PrintFormat, open_printer
+from lakemq.jobs.commands.shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
 from lakemq.jobs.commands.shared.progress import show_progress
 from lakemq.jobs.commands.shared.times import parse_position
 from lakemq.jobs.process.streams import end_with_reader
@@ -54,6 +54,7 @@ def fetch(
     include_expired: Annotated[bool, typer.Option("--include-expired", help="Also print expired messages.")] = False,
     print_format: PrintFormat = None,
     key_separator: KeySeparator = None,
+    decode: Decode = False,
 ) -> None:
     """Print messages by partition and offset.
 
@@ -66,6 +67,7 @@ def fetch(
     session = get_session(ctx)
     printer = open_printer(session, print_format, key_separator)
     with session.connect() as mq:
+        to_text = build_decoder(mq, decode)
         how = {
             "isolation": parse_isolation(isolation),
             "partitions": partition or None,
@@ -79,7 +81,7 @@ def fetch(
         done = 0
         with _quiet_progress(lambda: done / max(total, 1)) as tell:
             for table in fetched.pieces(total):
-                printer.write(table)
+                printer.write(to_text(table))
                 done += table.num_rows
                 tell(done)
     printer.close()
@@ -101,6 +103,7 @@ def tail(
     isolation: Isolation = "read_committed",
     print_format: PrintFormat = None,
     key_separator: KeySeparator = None,
+    decode: Decode = False,
 ) -> None:
     """Print the newest messages, and with --follow also new ones as they arrive."""
     counted = _LAST.fullmatch(start or "")
@@ -109,17 +112,18 @@ def tail(
     session = get_session(ctx)
     printer = open_printer(session, print_format, key_separator)
     with session.connect() as mq:
+        to_text = build_decoder(mq, decode)
         level = parse_isolation(isolation)
         ends = mq.end_offsets(topic, level)
         begin = find_last_offsets(mq, topic, level, ends, lines) if first is None else first
         fetched = mq.fetch(topic, isolation=level, start=begin, end=ends)
         for table in fetched.pieces():
-            printer.write(table)
+            printer.write(to_text(table))
         printer.close()
         if follow:
             with end_with_reader(), suppress(KeyboardInterrupt):
                 for table in mq.tail(topic, start=ends, isolation=level):
-                    printer.write(table)
+                    printer.write(to_text(table))
 
 
 def find_last_offsets(mq: Connection, topic: str, isolation: Any, ends: dict[int, int], lines: int) -> dict[int, int]:

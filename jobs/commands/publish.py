@@ -67,6 +67,13 @@ def publish(
             "A line without it is a value without a key.",
         ),
     ] = None,
+    encode: Annotated[
+        bool,
+        typer.Option(
+            "--encode",
+            help="Encode values, which are JSON, by the newest version of the topic's schema. Bytes are base64.",
+        ),
+    ] = False,
     deliver_at: DeliverAt = None,
     delay_ms: DelayMs = None,
     ttl_ms: TtlMs = None,
@@ -99,8 +106,9 @@ def publish(
         stack.enter_context(ensure_sequencer(mq))
         tell = stack.enter_context(show_progress("published", fraction))
         stack.enter_context(_note_published_on_error(mq, producer, sent))
+        to_values = _build_encoder(mq, topic, encode)
         tables = (
-            select_message_columns(table, {**_AS_READ, **times})
+            select_message_columns(to_values(table), {**_AS_READ, **times})
             for table in read(stream, file_format, columns, counts, separator)
         )
         _send_all(producer, topic, tables, sent, tell)
@@ -112,6 +120,21 @@ def publish(
     if sent.rejected_count:
         note(f"rows rejected: {sent.rejected_count}; the table rejected_rows has the reasons")
         raise typer.Exit(Exit.DATA_REFUSED)
+
+
+def _build_encoder(mq: Connection, topic: str, encodes: bool) -> Callable[[pa.Table], pa.Table]:
+    """Return a function that encodes the values of a table by the topic's schema."""
+    if not encodes:
+        return lambda table: table
+    import pyarrow as pa
+
+    schema = mq.topics.schema(topic)
+
+    def encode(table: pa.Table) -> pa.Table:
+        values = schema.encode_json(table["value"].to_pylist())
+        return table.set_column(table.column_names.index("value"), "value", pa.array(values, pa.binary()))
+
+    return encode
 
 
 def _format(name: str | None, file: str) -> Any:

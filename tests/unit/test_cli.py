@@ -183,6 +183,18 @@ def test_fields_of_json_lines_become_the_parts_of_a_message(lake: Lakemq, mq: Co
     assert base64.b64decode(coded["value_base64"]) == NOT_UTF8
 
 
+def test_command_encodes_and_decodes_by_the_schema(lake: Lakemq, mq: Connection) -> None:
+    fields = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}, {"name": "n", "type": "int"}]
+    schema = {"type": "record", "name": "R", "fields": fields}
+    mq.topics.create("coded", config={"schema": schema, "schema.type": "avro"})
+    line = b'{"at":"2024-05-01T12:00:00Z","n":1}'
+    lake("publish", "--topic", "coded", "--encode", stdin=line)
+    for command in (["fetch", "coded"], ["tail", "coded"], ["consume", "coded", "--group", "g", "--limit", "1"]):
+        assert lake(*command, "--decode", "--print", "%s").stdout.encode() == line
+    result = lake("publish", "--topic", "coded", "--encode", stdin=b'{"at": 0, "n": 1, "more": 2}', code=5)
+    assert result.stderr.startswith("SCHEMA_MISMATCH: Row 0 does not fit version 1 of the schema of coded")
+
+
 def test_delay_of_old_rows_counts_from_now(lake: Lakemq, mq: Connection) -> None:
     mq.topics.create("old")
     line = json.dumps({"v": "old", "t": "2024-05-01T12:00:00Z"}).encode()

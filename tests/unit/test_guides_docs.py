@@ -53,9 +53,11 @@ def check_commands_of_the_tutorial(script: str, folder: Path) -> None:
 def check_commands_of_schemas(script: str, folder: Path) -> None:
     fields = [{"name": "order", "type": "long"}, {"name": "amount", "type": "double"}]
     (folder / "payment.avsc").write_text(json.dumps({"type": "record", "name": "Payment", "fields": fields}))
+    (folder / "refunds.jsonl").write_text('{"order": 7, "amount": 1.5}')
     output = "".join(run_commands(script, folder))
     assert re.search(r"\bavro\b", output), output
     assert "Payment" in output
+    assert '{"order":7,"amount":1.5}' in output
 
 
 def check_query_of_delays(script: str, folder: Path) -> None:

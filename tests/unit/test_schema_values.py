@@ -17,8 +17,10 @@ from lakemq.engine.client.schemas.avro_shape import AvroShape
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.schema_rule import SchemaRule
+from lakemq.engine.client.schemas.topic_schema import open_topic_schema
 from lakemq.engine.client.schemas.value_schema import ValueSchema, compile_schema
-from lakemq.errors import InvalidConfig
+from lakemq.engine.protocol.values.schemas import SchemaVersion
+from lakemq.errors import InvalidConfig, SchemaMismatch
 
 ALL_DDL = (
     "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT, f FLOAT, g DOUBLE, h DECIMAL(5,2), i STRING, j BINARY, k DATE, "
@@ -299,6 +301,37 @@ def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None
     for row in ({"a": 1, "d": [], "bb": 4}, {"a": 1, "d": [], "c": {"y": 1}}, {"a": 1, "d": [{"y": 1}]}, {"d": []}):
         with pytest.raises(ValueError, match="a field that is missing or undeclared"):
             schema.encode(row)
+
+
+def test_avro_values_are_written_and_read_as_json() -> None:
+    types = {
+        "at": {"type": "long", "logicalType": "timestamp-micros"},
+        "day": {"type": "int", "logicalType": "date"},
+        "price": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2},
+        "raw": "bytes",
+        "any": ["null", "string", "long"],
+        "many": {"type": "array", "items": {"type": "map", "values": "bytes"}},
+    }
+    schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in types.items()]}
+    topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(schema), 1)], None)
+    row = {
+        "at": "2024-05-01T12:00:00.000001Z",
+        "day": "2024-05-01",
+        "price": 12.3,
+        "raw": "/w==",
+        "any": 7,
+        "many": [{"k": "AA=="}],
+    }
+    values = topic.encode_json([json.dumps(row).encode(), None])
+    assert topic.find_misfits(values) == {}
+    text, null, foreign = topic.decode_json([*values, b"no avro"])
+    assert null is None
+    assert foreign == b"no avro"
+    assert topic.encode_json([text, null]) == values
+    assert json.loads(text or b"") == {**row, "price": 12.30}
+    for wrong in (row | {"more": 1}, row | {"at": "soon"}, row | {"raw": "?"}, row | {"price": "much"}):
+        with pytest.raises(SchemaMismatch, match="Row 0 does not fit"):
+            topic.encode_json([json.dumps(wrong).encode()])
 
 
 def test_avro_fingerprint_is_that_of_the_specification() -> None:

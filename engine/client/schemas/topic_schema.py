@@ -11,6 +11,8 @@ import pyarrow as pa
 from ...protocol.errors import InvalidRequest, SchemaMismatch
 from ...protocol.values.schemas import AVRO, SchemaVersion
 from .avro import find_unknown_writers
+from .columns import to_json_text
+from .json_rows import read_json_row
 from .reading_rule import add_schemas, build_missing_schema_error
 from .value_schema import ValueSchema, build_schema_rule, compile_schema
 
@@ -58,6 +60,32 @@ class TopicSchema:
                 ) from None
         return pa.array(encoded, pa.binary())
 
+    def encode_json(self, texts: Sequence[bytes | None]) -> list[bytes | None]:
+        """Return JSON texts as values of messages; null stays null.
+
+        Times and decimals may be text, and bytes are base64, as `decode_json` writes them.
+
+        Raises:
+            SchemaMismatch: a text does not fit. The error names its index.
+        """
+        values: list[bytes | None] = []
+        for number, text in enumerate(texts):
+            try:
+                row = None if text is None else read_json_row(text, self._schema.field)
+                values.append(None if text is None else self._schema.encode(row))
+            except ValueError as error:
+                raise SchemaMismatch(
+                    f"Row {number} does not fit version {self.version} of the schema of {self.topic}: {error}."
+                ) from None
+        return values
+
+    def decode_json(self, values: Sequence[bytes | None]) -> list[bytes | None]:
+        """Return values of messages as JSON texts; those that are JSON, or do not fit, as they are."""
+        if self.type != AVRO:
+            return list(values)
+        decode = (self._find_newer(values) or self._schema).decode
+        return [None if value is None else _to_json_or_same(decode, value) for value in values]
+
     def parse(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> pa.Array:
         """Return values of messages as an array of `arrow_type`; null for values that do not fit.
 
@@ -70,6 +98,13 @@ class TopicSchema:
         """Return index -> reason for all values that do not fit."""
         listed = _to_list(values)
         return (self._find_newer(listed) or self._schema).find_misfits(listed)
+
+
+def _to_json_or_same(decode: Callable[[bytes], Any], value: bytes) -> bytes:
+    try:
+        return to_json_text(decode(value)).encode()
+    except ValueError:
+        return value
 
 
 def _to_list(values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Sequence[bytes | None]:

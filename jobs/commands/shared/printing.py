@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,10 @@ from lakemq.jobs.commands.shared.context import Session
 from lakemq.jobs.output import MessagePrinter, Output
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.schemas.topic_schema import TopicSchema
     from lakemq.jobs.commands.shared.message_format import FormatPrinter
 
 PrintFormat = Annotated[
@@ -25,6 +30,36 @@ KeySeparator = Annotated[
     str | None,
     typer.Option(metavar="TEXT", help="Print lines of key, this text and value; may have \\t, \\xNN and the like."),
 ]
+
+
+Decode = Annotated[
+    bool,
+    typer.Option(
+        "--decode",
+        help="Print values of topics with an Avro schema as JSON, by its newest version. Values that do not fit are "
+        "printed as they are.",
+    ),
+]
+
+
+def build_decoder(mq: Connection, decodes: bool) -> Callable[[pa.Table], pa.Table]:
+    """Return a function that makes the values of fetched messages JSON, by the schema of their topic."""
+    schemas: dict[str, TopicSchema] = {}
+
+    def decode(messages: pa.Table) -> pa.Table:
+        import pyarrow as pa
+
+        values = messages["value"].to_pylist()
+        topics = messages["topic"].to_pylist()
+        for topic in set(topics):
+            if topic not in schemas:
+                schemas[topic] = mq.topics.schema(topic)
+            rows = [index for index, name in enumerate(topics) if name == topic]
+            for index, text in zip(rows, schemas[topic].decode_json([values[index] for index in rows]), strict=True):
+                values[index] = text
+        return messages.set_column(messages.column_names.index("value"), "value", pa.array(values, pa.binary()))
+
+    return decode if decodes else lambda messages: messages
 
 
 def open_printer(
