@@ -164,6 +164,28 @@ def test_older_avro_schema_reads_values_of_newer_versions(mq: Connection) -> Non
     assert "no version of the topic's schema" in unknown
 
 
+@pytest.mark.parametrize("protocol", ["cooperative", "queue"])
+def test_batch_of_a_group_has_parsed_values(mq: Connection, protocol: str) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, table(FITS))
+    with mq.consumer(topic, topics=[topic], protocol=protocol) as consumer:
+        batch = consumer.poll(timeout_ms=20_000)
+        assert batch.to_arrow(parse=True).select(["value", "parsed"]).to_pylist() == [
+            {"value": FITS, "parsed": {"id": 1, "amount": None}}
+        ]
+        assert "parsed" not in batch.to_arrow().column_names
+
+
+def test_batch_of_a_topic_without_a_schema_is_not_parsed(mq: Connection) -> None:
+    topic = new_name("s")
+    mq.topics.create(topic)
+    mq.publish(topic, table(FITS))
+    with mq.consumer(topic, assign=[topic]) as consumer:
+        batch = consumer.poll(timeout_ms=20_000)
+    with pytest.raises(InvalidRequest, match="has no schema"):
+        batch.to_arrow(parse=True)
+
+
 def test_value_older_than_the_schema_is_fetched_unparsed(mq: Connection) -> None:
     topic = new_name("s")
     mq.topics.create(topic)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ...namespace.processes.process import ProcessBound
 from ...protocol.errors import IllegalState
 from ...protocol.values.consuming.assignments import TopicIdPartition
+from ..arguments import parse_flag
 from ..fetch.fetch_result import FetchResult, Message
 from ..fetch.reading.arrow import FETCHED
 from ..offsets import ConsumedOffsets, TopicPartition
@@ -101,19 +102,43 @@ class ConsumerBatch(ProcessBound):
         """The number of messages."""
         return sum(part.record_count for part in self._parts)
 
-    def to_arrow(self) -> pa.Table:
-        """Return all messages by topic, partition and offset, with the columns of Spark's Kafka source."""
-        return pa.concat_tables([FETCHED.empty_table(), *(part.to_arrow() for part in self._parts)])
+    def to_arrow(self, parse: bool = False) -> pa.Table:
+        """Return all messages by topic, partition and offset, with the columns of Spark's Kafka source.
 
-    def to_spark(self) -> DataFrame:
+        Args:
+            parse: add a column `parsed`, as `mq.fetch` does. The topics of the batch must have the same schema.
+
+        Raises:
+            InvalidRequest: values are to be parsed, and a topic has no schema, or they have several.
+            IllegalState: values are to be parsed, and the consumer had no partitions.
+        """
+        tables = [part.to_arrow() for part in self._list_parts(parse)]
+        return pa.concat_tables(tables if parse else [FETCHED.empty_table(), *tables])
+
+    def to_spark(self, parse: bool = False) -> DataFrame:
         """Return all messages as a DataFrame with the columns of Spark's Kafka source, in no particular order.
+
+        Args:
+            parse: as in `to_arrow`.
 
         Raises:
             IllegalState: there is no Spark session, or the consumer had no partitions.
+            InvalidRequest: as in `to_arrow`.
         """
         if not self._parts:
             raise IllegalState("The consumer had no partitions, so its batch cannot be a DataFrame.")
-        return reduce(lambda left, right: left.unionAll(right), [part.to_spark() for part in self._parts])
+        frames = [part.to_spark() for part in self._list_parts(parse)]
+        return reduce(lambda left, right: left.unionAll(right), frames)
+
+    def _list_parts(self, parse: bool) -> list[FetchResult]:
+        if not parse_flag("parse", parse):
+            return self._parts
+        if not self._parts:
+            raise IllegalState("The consumer had no partitions, so no schema is known for its batch.")
+        find_schema = self._parts[0].find_schema
+        assert find_schema is not None
+        schema = find_schema(*(part.plan.topic for part in self._parts))
+        return [part.with_schema(schema) for part in self._parts]
 
     def __iter__(self) -> Iterator[Message]:
         return chain.from_iterable(self._parts)

@@ -68,6 +68,7 @@ class FetchResult(ProcessBound):
         replan: Callable[[FetchPlan], FetchPlan | None],
         cache: RowGroupCache | None = None,
         schema: SchemaRule | None = None,
+        find_schema: Callable[..., SchemaRule] | None = None,
     ) -> None:
         """A result of a plan.
 
@@ -78,10 +79,16 @@ class FetchResult(ProcessBound):
             replan: returns a plan that reads the same messages where they are now; None if they have not moved.
             cache: row groups of a consumer, which reads on in them.
             schema: the schema that parses values; None: they are not parsed.
+            find_schema: returns the newest schema of topics.
         """
-        self._schema = schema
+        self._schema, self.find_schema = schema, find_schema
         self._namespace, self.plan, self._spark, self._replan = namespace, plan, spark, replan
         self._cache = cache
+
+    def with_schema(self, schema: SchemaRule) -> FetchResult:
+        """Return the same result, with values that are parsed by the schema."""
+        parts = self._namespace, self.plan, self._spark, self._replan, self._cache
+        return FetchResult(*parts, schema, self.find_schema)
 
     @property
     def record_count(self) -> int:

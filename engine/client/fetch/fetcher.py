@@ -184,11 +184,14 @@ class Fetcher:
             cache: row groups of a consumer, which reads on in them.
             schema: the schema that parses values.
         """
-        return FetchResult(self._namespace, plan, self._spark, self._replan, cache, schema)
+        return FetchResult(self._namespace, plan, self._spark, self._replan, cache, schema, self.find_schema)
 
-    def find_schema(self, topic: str) -> SchemaRule:
-        """Return the newest schema of a topic. Raises UnknownTopicOrPartition, InvalidRequest (it has none)."""
-        return self.query(lambda state: find_reading_rule([state.topic(topic)]))
+    def find_schema(self, *topics: str) -> SchemaRule:
+        """Return the newest schema of the topics.
+
+        Raises UnknownTopicOrPartition, InvalidRequest (one has none, or they have several).
+        """
+        return self.query(lambda state: find_reading_rule(map(state.topic, topics)))
 
     def _replan(self, plan: FetchPlan) -> FetchPlan | None:
         reader = self._new_reader()

@@ -51,9 +51,9 @@ class QueueBatch(ConsumerBatch):
         super().__init__(group, parts, offsets)
         self.shown = dict(shown)
 
-    def to_arrow(self) -> pa.Table:
+    def to_arrow(self, parse: bool = False) -> pa.Table:
         """Return all messages as any batch does, and a column `delivery_count` (int32), which is 1 for new messages."""
-        table = super().to_arrow()
+        table = super().to_arrow(parse)
         counts = np.ones(len(table), np.int32)
         redelivered = {tp: stretches for tp, shown in self.shown.items() if (stretches := _find_redeliveries(shown))}
         if redelivered:
