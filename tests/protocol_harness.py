@@ -26,7 +26,7 @@ from lakemq.engine.protocol.rules import leader
 from lakemq.engine.protocol.rules.observed_waits import ObservedWaits
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.consuming.groups import MemberSilent, TargetComputed
+from lakemq.engine.protocol.values.consuming.groups import TargetComputed
 from lakemq.engine.protocol.values.decision import DecisionInputs, InlineRows, Limits
 from lakemq.engine.protocol.values.delayed.delays import DelayedRange
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
@@ -49,10 +49,11 @@ from lakemq.engine.protocol.values.producers import (
 )
 from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, RowLocation
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.protocol.values.topics import CreateTopic, LogOutgrown, TopicRef
+from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.engine.sequencer.assignments.assignor_runs import PlugInThreads
 from lakemq.engine.sequencer.assignments.target_assignments import TargetAssignments
 from lakemq.engine.sequencer.delay_queue import DelayQueue
+from lakemq.engine.sequencer.step_decider import Observation
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
@@ -178,7 +179,7 @@ class Harness:
             dict(zip(SEGMENT_SCHEMA.names, row, strict=True)) for segments in all_segments for row in segments.rows()
         ]
 
-    def see(self, *observations: MemberSilent | TargetComputed | LogOutgrown | DyingFound) -> list[str]:
+    def see(self, *observations: Observation) -> list[str]:
         """Put a step with what the leader has noticed or computed by itself, and return the kinds of its decisions."""
         machine.begin_step(self.state, self.now_ms)
         entries = machine.decide_observations(self.state, observations)
@@ -363,6 +364,7 @@ def plain(state: State) -> dict[str, Any]:
             **vars(t),
             "high_watermarks": list(map(int, t.high_watermarks)),
             "log_starts": list(map(int, t.log_starts)),
+            "final_offsets": list(map(int, t.final_offsets)),
             "open_transactions": {p: dict(firsts) for p, firsts in t.open_transactions.items()},
         }
     producers = {i: {**vars(p), "units": dict(p.units)} for i, p in state.producers.items()}

@@ -156,6 +156,13 @@ ENGINE = Parameters(
             _DAY_MS,
         ),
         Parameter(
+            "final.interval.ms",
+            0,
+            "Time between two looks for messages to write to `final_messages`. 0: that table stays empty.",
+            0,
+            _DAY_MS,
+        ),
+        Parameter(
             "journal.retention.ms",
             3_600_000,
             "How long decisions stay in the journal once projected.",

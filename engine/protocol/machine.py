@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, ThrottlingQuotaExceeded, UnknownServerError
-from .rules import clients, leader, log, producers, topics, transactions
+from .rules import clients, finals, leader, log, producers, topics, transactions
 from .rules.consuming import groups, offsets, reconciling
 from .rules.delayed import delays
 from .rules.queues import dead_letters, deliveries
@@ -28,7 +28,20 @@ from .values.segments import NO_SEGMENTS, Segments
 from .values.state import State
 
 # Timers run in this order: transactions time out before silent clients and producers are forgotten.
-SUBJECTS = (topics, log, delays, transactions, offsets, groups, deliveries, dead_letters, clients, producers, leader)
+SUBJECTS = (
+    topics,
+    log,
+    finals,
+    delays,
+    transactions,
+    offsets,
+    groups,
+    deliveries,
+    dead_letters,
+    clients,
+    producers,
+    leader,
+)
 
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}
 EVOLVE: Folds = {kind: fold for subject in SUBJECTS for kind, fold in subject.EVOLVE.items()}

@@ -144,7 +144,10 @@ class Sequencer(ProcessBound):
         self._answers = Answers(self._intake, self._replies, crash_point)
         # threads that read heartbeats, search tables and compute assignments, while steps go on
         self._observers = background or Workers(2, "lakemq-watch")
-        self._term_factory = TermFactory(namespace, clock, new_file_id, self._executor, self._observers, crash_point)
+        self._finalizer = background or Workers(1, "lakemq-final")
+        self._term_factory = TermFactory(
+            namespace, clock, new_file_id, self._executor, self._observers, self._finalizer, crash_point
+        )
         self._limits = build_limits(namespace.config)
         quarantine = Quarantine(namespace.files, self._mailbox)
         self._decider = StepDecider(self._preparer, quarantine, self._limits, clock, crash_point)
@@ -277,7 +280,7 @@ class Sequencer(ProcessBound):
             self._locks.release()
             self._preparer.close()
             if self._owns_executor:
-                for executor in (self._executor, self._sweeper, self._observers):
+                for executor in (self._executor, self._sweeper, self._observers, self._finalizer):
                     executor.shutdown(wait=False, cancel_futures=True)
 
     def _hand_over(self, term: Term) -> None:
@@ -337,6 +340,7 @@ class Sequencer(ProcessBound):
             *term.attendance.find_silent_members(term.state),
             *outgrown,
             *findings,
+            *term.finalizing.take_written(term.state),
         ]
         term.delay_queue.read_ahead(term.state.delays, now_ms)
         has_work = letters.taken or renewal or due or observations or term.state.list_moving_groups()

@@ -18,6 +18,7 @@ from ..protocol.rules.timers import Time
 from ..protocol.values.consuming.groups import MemberSilent, TargetComputed
 from ..protocol.values.decision import DecisionInputs, InlineRows, Limits
 from ..protocol.values.delayed.delays import RangeKey
+from ..protocol.values.finals import RangesWritten
 from ..protocol.values.journal import JournalEntry, Step, is_renewal
 from ..protocol.values.log import FilesAdded
 from ..protocol.values.queues.dead_letters import DyingFound
@@ -33,7 +34,7 @@ log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")
 
-Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound
+Observation = MemberSilent | TargetComputed | LogOutgrown | DyingFound | RangesWritten
 """A fact that the leader has found out in another thread, between its steps. The next step decides what follows."""
 
 

@@ -22,6 +22,7 @@ from lakemq.tables.storage.workers import Workers
 
 from ..maintenance.data_file_merger import DataFileMerger
 from ..maintenance.dying_messages import find_dying
+from ..maintenance.final_files import FinalFileWriter
 from ..maintenance.housekeeping import Housekeeping
 from ..maintenance.retention import find_outgrown
 from ..maintenance.row_trimming import read_live_state
@@ -44,6 +45,7 @@ from .attendance import Attendance
 from .delay_queue import DelayQueue
 from .dying_search import DyingSearch
 from .event_log import EventLog
+from .finalizing import Finalizing
 from .letters.lines import LineServer
 from .overdue_members import OverdueMembers
 from .projection.background_projection import BackgroundProjection
@@ -83,6 +85,7 @@ class Term:
     later_ranges: LaterRanges
     retention: RetentionSearch
     dying_search: DyingSearch
+    finalizing: Finalizing
     current_at_ms: int
     expire_at_ms: int
     all_seen_at_ms: int
@@ -94,7 +97,7 @@ class Term:
     @property
     def is_working(self) -> bool:
         """Whether the next step has work without a letter, or work in another thread is unfinished."""
-        looks = self.retention.is_working or self.dying_search.is_working(self.state)
+        looks = self.retention.is_working or self.dying_search.is_working(self.state) or self.finalizing.is_working
         is_computing = self.targets.is_working or looks or self.delay_queue.is_working(self.time.store_ms())
         return is_computing or bool(self.state.list_moving_groups())
 
@@ -133,6 +136,7 @@ class Term:
             self.delay_queue.due_in_ms(self.time.store_ms()),
             self.retention.due_in_ms(),
             self.dying_search.due_in_ms(self.state),
+            self.finalizing.due_in_ms(),
         )
         return min((delay for delay in (*looks, *deadlines) if delay is not None), default=None)
 
@@ -147,11 +151,14 @@ class TermFactory:
         new_file_id: Callable[[], int],
         projecting: Executor,
         watching: Executor,
+        finalizing: Executor,
         crash_point: crash.CrashPoint,
     ) -> None:
-        """projecting: executor that writes projections; watching: executor that reads and computes for the leader."""
+        """Take executors: projecting writes projections, watching reads and computes for the leader, finalizing writes
+        files of final messages.
+        """
         self._ns, self._clock, self._new_file_id, self._crash_point = namespace, clock, new_file_id, crash_point
-        self._projecting, self._watching = projecting, watching
+        self._projecting, self._watching, self._finalizing = projecting, watching, finalizing
         self._plug_ins = PlugInThreads()
 
     def begin(self, step: int | None) -> Term | None:
@@ -221,6 +228,7 @@ class TermFactory:
             later,
             self._make_retention_search(),
             DyingSearch(partial(find_dying, ns.store), self._watching, clock, removing),
+            self._make_finalizing(),
             current_at_ms=steady_ms,
             expire_at_ms=steady_ms,
             all_seen_at_ms=steady_ms,
@@ -237,6 +245,10 @@ class TermFactory:
             max_released=config.number("release.max.ranges"),
             max_held_runs=config.number("delay.load.max.ranges"),
         )
+
+    def _make_finalizing(self) -> Finalizing:
+        writer = FinalFileWriter(self._ns.store, self._new_file_id, self._crash_point)
+        return Finalizing(writer.write, self._finalizing, self._clock, self._ns.config.ms("final.interval.ms"))
 
     def _make_retention_search(self) -> RetentionSearch:
         interval_ms = self._ns.config.ms("retention.check.interval.ms")

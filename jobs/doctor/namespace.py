@@ -22,10 +22,12 @@ from lakemq.engine.client.fetch.lookup.reader import Reader
 from lakemq.engine.client.fetch.planning.plan import beginning_offsets
 from lakemq.engine.client.leadership import find_store_now_ms, read_leadership
 from lakemq.engine.client.observer import Observation, Observer
+from lakemq.engine.maintenance.row_trimming import read_live_state
 from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.sequencer.letters.quarantine import FOLDER as ASIDE
+from lakemq.engine.sequencer.projection.final_sync import find_damaged_files
 from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.output import one_line, to_iso
 from lakemq.jobs.process.probe import probe
@@ -33,6 +35,7 @@ from lakemq.jobs.state.free_space import describe_free_space, read_free_space
 from lakemq.jobs.state.key_spread import count_recent_offsets, describe_fullest_partition
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import SCHEMA_VERSION
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 from lakemq.tables.storage.delta.foreign import find_foreign_commits
@@ -265,6 +268,21 @@ def check_data_files(mq: Connection) -> Finding:
     return Finding("data files", False, found, mend)
 
 
+def check_final_messages(mq: Connection, observer: Observer) -> Finding:
+    """Check that all files of `final_messages` exist unchanged. Fetches and consumers do not need them."""
+    with observer.look() as observation:
+        live = read_live_state(observation.state)
+    store = mq.namespace.store
+    damaged = find_damaged_files(store.files, store.open(SEGMENTS), live)
+    if not damaged:
+        return Finding("final messages", True, "all files exist and are unchanged")
+    name, flaw = next(iter(damaged.items()))
+    text = one_line(f"{len(damaged)} files of final_messages are missing or damaged: {name} ({flaw})")
+    return Finding(
+        "final messages", False, text, "Restore them from a backup. Fetches and consumers have all messages."
+    )
+
+
 def check_groups(mq: Connection, observer: Observer) -> Finding:
     """Check that no group's offsets expire soon, and that no group with members is stuck."""
     now_ms = find_store_now_ms(mq.namespace.files)
@@ -396,6 +414,7 @@ def make_checks(mq: Connection, observer: Observer) -> dict[str, Callable[[], Fi
         "aliens": partial(check_aliens, mq),
         "foreign commits": partial(check_foreign_commits, mq),
         "data files": partial(check_data_files, mq),
+        "final messages": partial(check_final_messages, mq, observer),
         "spread": partial(check_spread, mq),
         "groups": partial(check_groups, mq, observer),
         "losses": partial(check_losses, mq, observer),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .applications import APPLICATIONS
 from .clients import CLIENTS
 from .delayed import DELAYED
+from .final_messages import FINAL_MESSAGES
 from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, GROUPS, MEMBERS
 from .inbox import INBOX
 from .journal import JOURNAL
@@ -37,6 +38,7 @@ TABLES: tuple[TableSpec, ...] = (
     ASSIGNMENT_MOVES,
     DELAYED,
     REJECTED_ROWS,
+    FINAL_MESSAGES,
     WATERMARKS,
     JOURNAL,
 )

@@ -12,6 +12,9 @@ import pyarrow as pa
 
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
+FINAL_PENDING = "final_pending"
+"""The kind of rows that name files of `final_messages`. Fetches and views do not read them yet."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentRow:
@@ -19,13 +22,13 @@ class SegmentRow:
     kind: str = column(
         TEXT,
         "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"
-        " are deleted; topic_deleted: the topic is deleted.",
+        " are deleted; topic_deleted: the topic is deleted; final_pending: offsets in a file of final_messages.",
     )
     topic_id: int = column(INT64, "Id of the topic, never reused.")
     topic: str = column(TEXT, "Name of the topic.")
     partition: int = column(INT32, "Partition within the topic.")
     base_offset: int = column(INT64, "Offset of the first row.")
-    record_count: int = column(INT64, "Number of offsets of the segment.")
+    record_count: int = column(INT64, "Number of offsets of the segment; with final_pending of messages.")
     last_offset: int = column(INT64, "Offset of the last row; lets readers skip files at both ends.")
     file_id: int | None = column(INT64, "The data file, as in its column file_id.", nullable=True)
     footer_hash: int | None = column(

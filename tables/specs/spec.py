@@ -45,6 +45,7 @@ class TableSpec:
     keys: tuple[str, ...]
     comment: str
     sort_by: tuple[str, ...] = ()
+    partitioned_by: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     log_retention_ms: int = 600_000
     """How long the leader keeps log entries after a checkpoint covers them, by the store's clock."""

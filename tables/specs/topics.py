@@ -50,6 +50,7 @@ class PartitionRow:
     log_start_offset: int = column(INT64, "First offset that is not deleted.")
     high_watermark: int = column(INT64, "Offset of the next message.")
     last_stable_offset: int = column(INT64, "End of read_committed: the start of the first open transaction.")
+    final_offset: int = column(INT64, "End of what is in final_messages.")
     redrives: list[Any] | None = column(
         RANGES,
         "Dead letters of a dead-letter topic: to be sent back (dying), or sent back or purged (acknowledged).",

@@ -32,6 +32,7 @@ CONFIG: dict[str, Any] = {
     "lease.ms": LEASE_MS,
     "engine.tick.ms": 5,
     "project.interval.ms": 50,
+    "final.interval.ms": 300,
     "checkpoint.interval": 10,
     "compact.min.files": 8,
     "reader.grace.ms": 10_000,

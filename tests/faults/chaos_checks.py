@@ -11,6 +11,8 @@ import pyarrow as pa
 from faults.chaos_children import CLASSIC, GROUP, INPUT, OUTPUT, read_notes, tail_notes
 from faults.chaos_schedule import MEMBERS, PIPELINE, PRODUCERS
 from faults.checks import check_projections
+from finals import are_all_final, check_final_messages
+from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -29,6 +31,10 @@ class StoredMessage(NamedTuple):
 
 def check(path: str, folder: Path) -> None:
     """Check all invariants after the last sequencer has ended, and that the run did something."""
+    with lakemq.connect(path, config={"final.interval.ms": 300}) as mq:
+        with mq.serving():
+            until(lambda: are_all_final(mq))
+        assert check_final_messages(mq)
     with lakemq.connect(path) as mq:
         mq.step_until_idle(wait_ms=60_000)
         assert mq.namespace.mailbox.list_waiting(10) == []

@@ -54,6 +54,8 @@ def settings_that_reach(point: str) -> dict[str, Any]:
     """Return settings with which a sequencer reaches a crash point."""
     if point.startswith(MERGING_POINTS):
         return {"merge.grace.ms": 100}
+    if point.startswith(("finalizing.", "projector.final")):
+        return {"final.interval.ms": 100}
     return {"journal.rows.max.bytes": 0} if point.startswith("sequencer.rows_written") else {}
 
 

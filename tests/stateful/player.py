@@ -54,4 +54,6 @@ class Player:
         self.leader.resign()
         self.world.remember_steps()
         assert self.read() == self.all_published()
+        self.world.finalize()
+        self.world.check_final_messages()
         assert_projections_are_the_replay(self.world.namespace.store, self.world.history)

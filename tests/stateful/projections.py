@@ -32,7 +32,7 @@ def plain(state: State) -> dict[str, Any]:
     omitted = ("shared_topics", "touched_groups", "changes")
     fields = {part.name: getattr(state, part.name) for part in dataclasses.fields(state) if part.name not in omitted}
     fields["topics"] = {
-        topic_id: {**vars(t), "high_watermarks": t.high_watermarks.tolist(), "log_starts": t.log_starts.tolist()}
+        topic_id: {name: part.tolist() if isinstance(part, np.ndarray) else part for name, part in vars(t).items()}
         for topic_id, t in state.topics.items()
     }
     return fields
@@ -69,7 +69,7 @@ def assert_files_are_there(store: Store) -> None:
         assert facts is not None
         assert (facts.record_count, facts.flaw) == (count, ""), path
     for name in PLACES:
-        rows = store.open(BY_NAME[name]).read(where=pc.field("file_id").is_valid())
+        rows = store.open(BY_NAME[name]).read(where=pc.field("first_row").is_valid())
         for file_id, first_row, count in zip(*(rows.column(c).to_pylist() for c in _RANGE), strict=True):
             assert first_row + count <= registered[f"{file_stem(file_id)}.parquet"]
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from faults.processes import MERGING_POINTS
 from faulty_files import FaultyFiles
 from stateful.player import Player
-from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GRACE_MS, Background, Killed, World
+from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, FINAL_MS, GRACE_MS, Background, Killed, World
 from targets import extended_but
 
 from lakemq.engine.namespace.processes import crash
@@ -89,16 +90,17 @@ def go_on(player: Player, point: str) -> None:
         player.new_leader()
     elif point == "sequencer.resigned":
         player.leader.resign()
-    for _ in range(3):
+    for _ in range(5):
         player.step()
         player.background.run()
+        player.world.clock.sleep(FINAL_MS)
 
 
 @pytest.mark.parametrize(
     "point",
     extended_but(
-        ["sequencer.step_landed", "projector.table_appended"],
-        [p for p in crash.POINTS if p.startswith(("sequencer.", "projector."))],
+        ["sequencer.step_landed", "projector.table_appended", "projector.final_messages_synced"],
+        [p for p in crash.POINTS if p.startswith(("sequencer.", "projector.", "finalizing."))],
     ),
 )
 def test_sequencer_killed_at_a_point_loses_nothing(player: Player, point: str) -> None:
@@ -130,7 +132,8 @@ def test_sequencer_killed_at_a_point_loses_nothing(player: Player, point: str) -
 def assert_segments_find_their_files(player: Player) -> None:
     """A reader of tables only, such as SQL, finds the rows of every segment: files are registered first."""
     store = player.world.namespace.store
-    named_files = {file_stem(i) for i in store.open(SEGMENTS).read().column("file_id").to_pylist() if i is not None}
+    named = store.open(SEGMENTS).read(["file_id"], pc.field("first_row").is_valid()).column("file_id")
+    named_files = {file_stem(file_id) for file_id in named.to_pylist()}
     assert named_files <= {Path(file.path).stem for file in store.open(MESSAGES).files()}
 
 

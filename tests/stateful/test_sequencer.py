@@ -39,7 +39,9 @@ from lakemq.engine.protocol.values.topics import CreateTopic
 
 pytestmark = pytest.mark.slow
 
-POINTS = [point for point in crash.POINTS if point.startswith(("sequencer.", "projector.", "housekeeping."))]
+POINTS = [
+    point for point in crash.POINTS if point.startswith(("sequencer.", "projector.", "housekeeping.", "finalizing."))
+]
 CLIENTS = 3
 clients = st.integers(0, CLIENTS - 1)
 
@@ -342,6 +344,8 @@ class SequencerMachine(RuleBasedStateMachine):
                 self.leader.resign()
                 self.settle()
                 self.read_everything()
+                self.world.finalize()
+                self.world.check_final_messages()
                 assert_projections_are_the_replay(self.world.namespace.store, self.world.history)
         finally:
             self.world.close()

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from clocks import ManualClock
+from deltalake import DeltaTable
 from protocol_harness import letter_bytes
 from stateful.model import Model
 from stateful.side_by_side import ISOLATIONS, Shown, SideBySide
@@ -36,6 +38,7 @@ from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import DataFile
 from lakemq.engine.protocol.values.topics import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.tables.specs.final_messages import FINAL_MESSAGES
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.storage.coordination.mailbox import Mailbox
@@ -48,6 +51,7 @@ EXPIRATION_MS = 60_000
 EXPIRY_INTERVAL_MS = 10_000
 GAP_MS = 200
 GRACE_MS = 400
+FINAL_MS = 100
 
 CONFIG = {
     "lease.ms": LEASE_MS,
@@ -59,6 +63,7 @@ CONFIG = {
     "reader.grace.ms": 1000,
     "merge.grace.ms": GRACE_MS,
     "retention.check.interval.ms": 86_400_000,  # the timestamps of messages are old
+    "final.interval.ms": FINAL_MS,
     "checkpoint.interval": 5,
     "compact.min.files": 2,
     "journal.rows.max.bytes": 400,
@@ -257,6 +262,37 @@ class World(SideBySide):
         """Check that a reader sees what the model says, after it has looked."""
         state = reader.refresh()
         self.check_visible_messages(state, lambda topic, isolation: self.logs(reader, topic, isolation), isolations)
+
+    def finalize(self) -> None:
+        """Let a sequencer lead until all messages with a known outcome are final."""
+        sequencer, background = self.sequencer()
+        self.lead(sequencer)
+        for _ in range(3):  # what it projects, what it writes, and what it decides of that
+            self.clock.sleep(FINAL_MS)
+            sequencer.step()
+            background.run()
+        sequencer.step()
+        sequencer.resign()
+        self.remember_steps()
+
+    def check_final_messages(self) -> None:
+        """Check that `final_messages`, read without LakeMQ, has the committed messages, once, and no other.
+
+        Call it when everything is projected.
+        """
+        rows = DeltaTable(f"{self.folder}/{FINAL_MESSAGES.name}").to_pyarrow_table().sort_by("offset")
+        reader = self.new_reader()
+        topics = reader.refresh().topics
+        assert set(rows.column("topic_id").to_pylist()) <= set(topics)
+        for topic in topics.values():
+            of_topic = rows.filter(pc.field("topic_id") == topic.topic_id)
+            assert set(of_topic.column("topic").to_pylist()) <= {topic.topic}
+            assert topic.final_offsets.tolist() == topic.last_stable_offsets.tolist()
+            for partition, messages in self.logs(reader, topic).items():
+                start = int(topic.log_starts[partition])  # a file that begins before it may stay
+                found = of_topic.filter((pc.field("partition") == partition) & (pc.field("offset") >= start))
+                columns = (found.column(name).to_pylist() for name in ("offset", "value"))
+                assert [(offset, value.decode()) for offset, value in zip(*columns, strict=True)] == messages
 
     def new_reader(self) -> Reader:
         """Return a reader that has just started."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from examples import examples
 from hypothesis import given
-from protocol_harness import HOUR_MS, Harness, plain, riding
+from protocol_harness import HOUR_MS, F, Harness, plain, riding
 from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
@@ -32,6 +32,7 @@ from lakemq.engine.protocol.values.consuming.groups import (
 )
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
 from lakemq.engine.protocol.values.delayed.delays import CancelDelays, RescheduleDelays
+from lakemq.engine.protocol.values.finals import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.queues.dead_letters import SettleDeadLetters
@@ -220,6 +221,16 @@ def happen_to_dead_letters(mq: Harness, chance: random.Random, part: Acknowledge
 def find_dying(mq: Harness) -> None:
     for group, topic_id, partition in sorted(mq.state.dying):
         mq.see(mq.dying(group, (topic_id, partition)))
+    finalize(mq)
+
+
+def finalize(mq: Harness) -> None:
+    """Let half of what may become final in each partition do so."""
+    for topic in list(mq.state.topics.values()):
+        for partition, (first, end) in enumerate(zip(topic.final_offsets, topic.last_stable_offsets, strict=True)):
+            if last := (int(end) - int(first)) // 2:
+                range_ = FinalRange(partition, int(first), int(first) + last, last, 0, 1_000, 2_000)
+                mq.see(RangesWritten(topic.topic_id, [FinalFile(F, 1)], [range_]))
 
 
 def happen_in_transaction(mq: Harness, chance: random.Random, kind: int, topic: Topic) -> None:

@@ -85,7 +85,7 @@ def make_log(topic_id: int, partition: int, shapes: list[SegmentShape]) -> list[
 
 def make_topic(topic_id: int, ends: list[int], starts: list[int], **config: int) -> Topic:
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    return Topic(topic_id, f"t{topic_id}", settings, [], np.array(ends), np.array(starts))
+    return Topic(topic_id, f"t{topic_id}", settings, [], np.array(ends), np.array(starts), np.array(starts))
 
 
 @pytest.fixture

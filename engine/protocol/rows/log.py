@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from lakemq.tables.specs.applications import APPLICATIONS, ApplicationRow
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS, RejectionRow
-from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.tables.specs.segments import FINAL_PENDING, SEGMENTS, SegmentRow
 
 from ..values.base import Record
 from ..values.delayed.delays import Delayed
+from ..values.finals import FinalRange, RangesFinalized
 from ..values.journal import Step, StepBatch, batch_steps
 from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
 from ..values.state import State
@@ -65,18 +66,20 @@ def _project_segments(state: State, steps: StepBatch) -> pa.Table:
     counts = list(map(sum, steps.segment_counts))
     numbers = np.repeat(np.array([step.step for step in steps], np.int64), counts)
     segments = steps.segments.add_column(0, "step", pa.array(numbers))
-    cuts: dict[int, list[SegmentRow]] = {}
-    for step, _, entry in steps.find_entries(RecordsDeleted, TopicDeleted):
-        cuts.setdefault(step.step, []).extend(_build_cut_rows(step.step, entry.record))
+    others: dict[int, list[SegmentRow]] = {}
+    for step, _, entry in steps.find_entries(RecordsDeleted, TopicDeleted, RangesFinalized):
+        others.setdefault(step.step, []).extend(_build_other_rows(step.step, entry.record))
     tables, begin = [SEGMENTS.empty()], 0
     for step, end in zip(steps, accumulate(counts), strict=True):
-        if rows := cuts.get(step.step):  # they come after the segments of their step
+        if rows := others.get(step.step):  # they come after the segments of their step
             tables += [segments.slice(begin, end - begin), SEGMENTS.table(rows)]
             begin = end
     return pa.concat_tables([*tables, segments.slice(begin)])
 
 
-def _build_cut_rows(step: int, record: Record) -> list[SegmentRow]:
+def _build_other_rows(step: int, record: Record) -> list[SegmentRow]:
+    """Return the rows of a record without segments."""
+
     def cut(kind: str, partition: int, offset: int, topic_id: int, topic: str) -> SegmentRow:
         return SegmentRow(
             step=step,
@@ -95,7 +98,29 @@ def _build_cut_rows(step: int, record: Record) -> list[SegmentRow]:
         return [cut("log_start", p, o, record.topic_id, record.topic) for p, o in record.log_starts.items()]
     if isinstance(record, TopicDeleted):
         return [cut("topic_deleted", -1, 0, record.topic_id, record.topic)]
+    if isinstance(record, RangesFinalized):
+        return [_build_final_row(step, record, range_) for range_ in record.ranges]
     return []
+
+
+def _build_final_row(step: int, record: RangesFinalized, range_: FinalRange) -> SegmentRow:
+    file = None if range_.file is None else record.files[range_.file]
+    return SegmentRow(
+        step=step,
+        kind=FINAL_PENDING,
+        topic_id=record.topic_id,
+        topic=record.topic,
+        partition=range_.partition,
+        base_offset=range_.base_offset,
+        record_count=range_.record_count,
+        last_offset=range_.last_offset,
+        file_id=None if file is None else file.file_id,
+        footer_hash=None if file is None else file.footer_hash,
+        min_timestamp_ms=range_.min_timestamp_ms,
+        max_timestamp_ms=range_.max_timestamp_ms,
+        transactional=False,
+        origin="publish",
+    )
 
 
 def _project_rejections(state: State, steps: StepBatch) -> pa.Table:

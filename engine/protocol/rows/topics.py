@@ -103,7 +103,7 @@ def _find_changed_partitions(changes: Changes, steps: StepBatch) -> dict[int, se
 
 def _empty_topic(topic_id: int, deleted: DeletedTopic) -> tuple[Topic, Sequence[int]]:
     zeros = np.zeros(deleted.log_count, np.int64)
-    return Topic(topic_id, deleted.topic, {}, [], zeros, zeros), range(deleted.log_count)
+    return Topic(topic_id, deleted.topic, {}, [], zeros, zeros, zeros), range(deleted.log_count)
 
 
 def _build_partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int]]], removed: bool) -> pa.Table:
@@ -121,6 +121,7 @@ def _build_partition_rows(step: int, touched: Sequence[tuple[Topic, Sequence[int
         np.concatenate([topic.log_starts[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.high_watermarks[partitions] for topic, partitions in chosen]),
         np.concatenate([topic.last_stable_offsets[partitions] for topic, partitions in chosen]),
+        np.concatenate([topic.final_offsets[partitions] for topic, partitions in chosen]),
         _build_redrives(touched, n),
         pa.array(
             [topic.status(partition).value for topic, partitions in touched for partition in partitions], pa.string()
@@ -166,7 +167,7 @@ def _restore_topics(state: State, rows: pa.Table) -> None:
             raise ValueError(f"{TOPICS.name} has two topics {row.topic}")
         zeros = np.zeros(sum(counts), np.int64)
         config, subscriptions = _configs.decode(row.config), list(row.subscriptions)
-        topic = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy())
+        topic = Topic(row.topic_id, row.topic, config, subscriptions, zeros, zeros.copy(), zeros.copy())
         topic.draining_count, topic.ended_count = row.draining_count, row.ended_count
         topic.schemas = tuple(SchemaVersion(**version) for version in row.schemas)
         state.add_topic(topic)
@@ -174,8 +175,8 @@ def _restore_topics(state: State, rows: pa.Table) -> None:
 
 def _restore_partitions(state: State, partitions: pa.Table) -> None:
     partitions = partitions.sort_by("topic_id")
-    names = ("topic_id", "partition", "high_watermark", "log_start_offset")
-    topic_ids, numbers, ends, starts = (partitions.column(name).to_numpy() for name in names)
+    names = ("topic_id", "partition", "high_watermark", "log_start_offset", "final_offset")
+    topic_ids, numbers, ends, starts, finals = (partitions.column(name).to_numpy() for name in names)
     distinct, counts = np.unique(topic_ids, return_counts=True)
     topics = [state.topics[topic_id] for topic_id in distinct.tolist()]
     beyond = numbers >= np.repeat(np.array([topic.log_count for topic in topics], np.int64), counts)
@@ -185,12 +186,14 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
     if len(wrong := np.flatnonzero((starts < 0) | (starts > ends))):
         topic = state.topics[int(topic_ids[wrong[0]])]
         raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that ends before it starts")
+    if len(wrong := np.flatnonzero((finals < 0) | (finals > ends))):
+        topic = state.topics[int(topic_ids[wrong[0]])]
+        raise ValueError(f"{PARTITIONS.name} has a log of {topic.topic} that is final beyond its end")
     for topic, count, end in zip(topics, counts.tolist(), np.cumsum(counts).tolist(), strict=True):
         rows_of_topic = slice(end - count, end)
-        topic.high_watermarks[numbers[rows_of_topic]], topic.log_starts[numbers[rows_of_topic]] = (
-            ends[rows_of_topic],
-            starts[rows_of_topic],
-        )
+        restored = (topic.high_watermarks, ends), (topic.log_starts, starts), (topic.final_offsets, finals)
+        for offsets, column in restored:
+            offsets[numbers[rows_of_topic]] = column[rows_of_topic]
     has_open = partitions.filter(pc.greater(pc.list_value_length(partitions.column("open_transactions")), 0))
     for row in has_open.select(["topic_id", "partition", "open_transactions"]).to_pylist():
         opened = {entry["producer_id"]: entry["first_offset"] for entry in row["open_transactions"]}

@@ -259,7 +259,7 @@ def _check_partition_count(partitions: int) -> None:
 
 def add_topic(state: State, record: TopicCreated, segments: Segments) -> None:
     zeros = np.zeros(record.partitions, np.int64)
-    topic = Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy())
+    topic = Topic(record.topic_id, record.topic, record.config, record.subscriptions, zeros, zeros.copy(), zeros.copy())
     topic.schemas = append_schema((), record.config, state.step)
     state.add_topic(topic)
     state.next_topic_id = max(state.next_topic_id, record.topic_id + 1)
@@ -307,6 +307,7 @@ def delete_records(state: State, record: RecordsDeleted, segments: Segments) -> 
     for partition, offset in further.items():
         topic = state.change_partition(record.topic_id, partition)
         topic.log_starts[partition] = offset
+        topic.final_offsets[partition] = max(topic.final_offsets[partition], offset)
         if (redrive := topic.redrives.get(partition)) is not None:
             redrive.advance_start(offset)
             state.note_deliveries(REDRIVE, (record.topic_id, partition))

@@ -15,12 +15,14 @@ import pyarrow as pa
 
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
-from . import clients, leader
+from . import clients, finals, leader
 from .base import Record
 from .kinds import SUBJECTS
 from .segments import NO_SEGMENTS, Segments, segments_to_table
 
-RECORDS: tuple[type[Record], ...] = tuple(kind for subject in (*SUBJECTS, clients, leader) for kind in subject.RECORDS)
+RECORDS: tuple[type[Record], ...] = tuple(
+    kind for subject in (*SUBJECTS, finals, clients, leader) for kind in subject.RECORDS
+)
 
 if TYPE_CHECKING:
     AnyRecord = Record

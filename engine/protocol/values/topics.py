@@ -157,7 +157,8 @@ those that have none of their own (None: unlimited).
 
 @dataclass
 class Topic:
-    """A topic and its partitions. `high_watermarks[p]` is the offset that the next message of partition p gets.
+    """A topic and its partitions. `high_watermarks[p]` is the offset that the next message of partition p gets, and
+    `final_offsets[p]` the end of what is in `final_messages`.
 
     open_transactions: partition -> producer_id -> first offset of that producer's open transaction. redrives: partition
     -> its dead letters that are to go back (dying) or are finished (acknowledged). ended_count: the last partitions,
@@ -170,6 +171,7 @@ class Topic:
     subscriptions: list[str]
     high_watermarks: Offsets
     log_starts: Offsets
+    final_offsets: Offsets
     open_transactions: dict[int, dict[int, int]] = field(default_factory=dict)
     redrives: dict[int, Deliveries] = field(default_factory=dict)
     draining_count: int = 0
@@ -183,6 +185,7 @@ class Topic:
             self,
             high_watermarks=self.high_watermarks.copy(),
             log_starts=self.log_starts.copy(),
+            final_offsets=self.final_offsets.copy(),
             open_transactions=open_transactions,
             redrives={p: deliveries.copy() for p, deliveries in self.redrives.items()},
         )
@@ -216,6 +219,7 @@ class Topic:
         consumed = max(self.consumed_count, count)
         self.high_watermarks = np.concatenate([self.high_watermarks, added])
         self.log_starts = np.concatenate([self.log_starts, added])
+        self.final_offsets = np.concatenate([self.final_offsets, added])
         self.ended_count, self.draining_count = self.log_count - consumed, consumed - count
         return list(ended)
 

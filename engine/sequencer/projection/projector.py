@@ -22,9 +22,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.final_messages import FINAL_MESSAGES
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.watermarks import VERSIONS, WATERMARKS, WatermarkRow
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
@@ -39,10 +41,13 @@ from ...namespace.processes import crash
 from ...protocol.codec.journal import encode_steps
 from ...protocol.errors import NotLeader
 from ...protocol.projection import JournaledRows, build_watermark, collect_journaled_rows, find_added_files, project
+from ...protocol.values.finals import RangesFinalized
 from ...protocol.values.journal import Step, StepBatch
 from ...protocol.values.log import DataFile
 from ...protocol.values.state import State
+from ...protocol.values.topics import RecordsDeleted, TopicDeleted
 from ..step_log import LOOK_BEFORE_MS
+from .final_sync import needs_sync, sync_final_messages
 from .journaled_rows import write_journaled_rows
 
 
@@ -56,6 +61,7 @@ class Projection:
     tables: dict[str, pa.Table]
     watermark: pa.Table
     live_state: LiveState
+    changes_finals: bool
 
 
 def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projection:
@@ -68,6 +74,7 @@ def plan_projection(state: State, steps: Sequence[Step], floor: int) -> Projecti
         {**project(state, batch), JOURNAL.name: encode_steps(batch)},
         mark,
         read_live_state(state),
+        any(batch.find_entries(RangesFinalized, RecordsDeleted, TopicDeleted)),
     )
     state.changes.clear()  # the rows are computed; if they cannot be written, the term ends
     return projection
@@ -94,6 +101,7 @@ class Projector:
         self._steady_ms, self._crash_point = steady_ms, crash_point
         self._handles: dict[str, TableHandle] = {}
         self._checked_at_ms = 0
+        self._is_first = True
 
     def write(self, work: Projection, check_continuity: Callable[[], None]) -> None:
         """Write one pass, then maintain the tables written so far. Raises NotLeader.
@@ -103,7 +111,8 @@ class Projector:
         try:
             data = [MESSAGES.name] if work.files or work.journaled else []
             looked_at = self._housekeeping.list_tables_to_open()
-            self._open([*data, *work.tables, WATERMARKS.name, *looked_at], check_continuity)
+            final = [FINAL_MESSAGES.name, SEGMENTS.name] if self._needs_sync(work) else []
+            self._open([*data, *work.tables, WATERMARKS.name, *looked_at, *final], check_continuity)
             files = [*map(to_table_file, work.files), *map(self._write_rows_of_steps, work.journaled)]
             if files:
                 self._register(files, work.step, check_continuity)
@@ -114,6 +123,11 @@ class Projector:
             self._crash_point("projector.tables_appended")
             self._append(WATERMARKS.name, self._add_versions(work.watermark), work.step, check_continuity)
             self._crash_point("projector.watermark_written")
+            if final:
+                handles = self._handles[FINAL_MESSAGES.name], self._handles[SEGMENTS.name]
+                sync_final_messages(self._store.files, *handles, work.live_state)
+                self._crash_point("projector.final_messages_synced")
+            self._is_first = False
             self._housekeeping.note_watermark(work.step, work.live_state)
             for handle in self._handles.values():
                 self._housekeeping.maintain(handle)
@@ -122,6 +136,12 @@ class Projector:
             self._housekeeping.remove_steps()
         except (CommitConflict, StepsGone) as conflict:
             raise NotLeader(f"Projecting up to step {work.step} was overtaken: {conflict}") from conflict
+
+    def _needs_sync(self, work: Projection) -> bool:
+        """Return whether files of `final_messages` may have to come or go: also what an earlier leader has left."""
+        if not self._is_first:
+            return work.changes_finals and (needs_sync(work.live_state) or FINAL_MESSAGES.name in self._handles)
+        return needs_sync(work.live_state) or least_versions(self._watermark).get(FINAL_MESSAGES.name, 0) > 0
 
     def _append(self, name: str, rows: pa.Table, step: int, check_continuity: Callable[[], None]) -> None:
         handle = self._handles[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ class StoredFile:
     size_bytes: int
     record_count: int
     statistics: Mapping[str, Any]
+    partition_values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class NewFile:
     size_bytes: int
     modified_ms: int
     statistics: Mapping[str, Any]
+    partition_values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_rows(files: Files, table: str, rows: pa.Table, now_ms: int) -> NewFile:

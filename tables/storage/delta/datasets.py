@@ -28,9 +28,18 @@ class DamagedFile(ValueError):
     """The bytes of a file can be read, but are not what was written."""
 
 
-def open_dataset(names: Sequence[str], schema: pa.Schema, filesystem: object) -> ds.Dataset:
-    """Return a dataset of these files. Its reads raise OSError or ArrowException if they meet a damaged page."""
-    return ds.dataset(names, schema=schema, format=_VERIFYING, filesystem=filesystem)
+def open_dataset(files: Mapping[str, Mapping[str, Any]], schema: pa.Schema, filesystem: object) -> ds.Dataset:
+    """Return a dataset of these files. Its reads raise OSError or ArrowException if they meet a damaged page.
+
+    files: name -> values of the columns that the file lacks, since its table is partitioned by them.
+    """
+    if not any(files.values()):
+        return ds.dataset(list(files), schema=schema, format=_VERIFYING, filesystem=filesystem)
+    fragments = [
+        _VERIFYING.make_fragment(name, filesystem, reduce(and_, (pc.field(n) == value for n, value in values.items())))
+        for name, values in files.items()
+    ]
+    return ds.FileSystemDataset(fragments, schema, _VERIFYING)
 
 
 def make_filter(bounds: Bounds, where: pc.Expression | None = None) -> pc.Expression | None:

@@ -87,7 +87,7 @@ def encode_creation(spec: TableSpec, configuration: Mapping[str, str], now_ms: i
         "description": spec.comment,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": Schema.from_arrow(spec.stored_schema).to_json(),
-        "partitionColumns": [],
+        "partitionColumns": list(spec.partitioned_by),
         "configuration": dict(configuration),
         "createdTime": now_ms,
     }
@@ -117,8 +117,8 @@ def _build_commit_info(
 
 def _build_add(file: NewFile, is_change: bool) -> dict[str, Any]:
     return {
-        "path": quote(file.path),
-        "partitionValues": {},
+        "path": quote(file.path, safe="/="),
+        "partitionValues": _name_partition(file),
         "size": file.size_bytes,
         "modificationTime": file.modified_ms,
         "dataChange": is_change,
@@ -133,9 +133,13 @@ def _build_remove(file: StoredFile, now_ms: int) -> dict[str, Any]:
         "deletionTimestamp": now_ms,
         "dataChange": False,
         "extendedFileMetadata": True,
-        "partitionValues": {},
+        "partitionValues": _name_partition(file),
         "size": file.size_bytes,
     }
+
+
+def _name_partition(file: NewFile | StoredFile) -> dict[str, str]:
+    return {name: str(value) for name, value in file.partition_values.items()}
 
 
 def _join_lines(actions: Iterable[Mapping[str, Any]]) -> bytes:

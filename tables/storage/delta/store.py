@@ -228,8 +228,15 @@ class TableHandle:
             if high is not None:
                 actions = actions.filter(pc.fill_null(pc.less_equal(actions.column(least), high), True))
         names = [n for n in actions.column_names if n.startswith(("min.", "max."))]
+        within = {name: f"partition.{name}" for name in self.spec.partitioned_by if actions.num_rows}
         return [
-            StoredFile(r["path"], r["size_bytes"], r["num_records"] or 0, {n: r[n] for n in names})
+            StoredFile(
+                r["path"],
+                r["size_bytes"],
+                r["num_records"] or 0,
+                {n: r[n] for n in names},
+                {name: r[column] for name, column in within.items()},
+            )
             for r in actions.to_pylist()
         ]
 
@@ -265,9 +272,13 @@ class TableHandle:
         self._call_delta(self._load_own_commits().create_checkpoint)
         self.log.sync_checkpoint(self.version)
 
-    def expire_log(self) -> int:
-        """Delete log entries that a checkpoint has covered for the spec's `log_retention_ms`. Returns their number."""
-        return self.log.expire(self.spec.log_retention_ms, self._store.files.time_ms())
+    def expire_log(self, retention_ms: int | None = None) -> int:
+        """Delete log entries that a checkpoint has covered for so long; by default for the spec's `log_retention_ms`.
+
+        Returns their number.
+        """
+        log_retention_ms = self.spec.log_retention_ms if retention_ms is None else retention_ms
+        return self.log.expire(log_retention_ms, self._store.files.time_ms())
 
     @NATIVE_CALLS.guard
     def commits_after(self, version: int) -> list[dict[str, Any]]:
@@ -385,7 +396,7 @@ class Store:
         """Return a dataset of these files of the table, with the columns of `stored_schema`."""
         if not files:
             return ds.dataset(spec.empty())
-        paths = [f"{spec.name}/{unquote(f.path)}" for f in files]
+        paths = {f"{spec.name}/{unquote(f.path)}": f.partition_values for f in files}
         return open_dataset(paths, spec.stored_schema, self.filesystem)
 
 

@@ -1,0 +1,322 @@
+"""Write messages that become final to files of `final_messages`. A step decides afterwards that they are final.
+
+The visible messages of a range are found by `segments` alone: rows of aborted transactions, markers and rejected rows
+are left out. A range ends where the tables do not know yet how a transaction has ended, so a later run goes on there.
+A written file is announced as left over. It is in use once a step and then `sync_final_messages` name it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakemq.tables.specs.final_messages import FILE_SCHEMA, FINAL_MESSAGES, final_file_path
+from lakemq.tables.specs.messages import MAX_TTL_MS
+from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.storage.delta.leftovers import Leftovers
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.object_stores.files import Files
+from lakemq.tables.storage.parquet import open_bounded_parquet
+from lakemq.tables.storage.parquet_pages import BASE_BYTES
+
+from ..namespace.data_file import file_name, is_expected_file, read_footer, read_journaled_digest
+from ..namespace.processes import crash
+from ..protocol.values.finals import FinalFile, FinalRange, RangesWritten
+from ..protocol.values.topics import Topic
+
+log = logging.getLogger("lakemq.serve")
+
+FILE_BYTES = 64 << 20
+"""Unpacked bytes of the rows of a file, about. They are in memory while it is written."""
+MOST_FILES = 256
+"""Files of one run. With ten thousand quiet topics a run takes some of them, those of the longest wait first."""
+_GROUP_BYTES = 8 << 20
+_UNPACKED = 4
+"""Unpacked bytes for each byte of a data file, by which the rows of a file are chosen."""
+_MARKERS = ("commit", "abort")
+_BODY = ("key", "value", "headers", "timestamp", "ttl_ms")
+_COLUMNS = (
+    "kind",
+    "topic_id",
+    "partition",
+    "base_offset",
+    "last_offset",
+    "file_id",
+    "footer_hash",
+    "first_row",
+    "append_time_ms",
+    "decided_at_ms",
+    "ttl_from_ms",
+    "ttl_ms",
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+    "transactional",
+    "origin",
+    "dead_letter",
+    "source_offset",
+)
+
+Numbers = npt.NDArray[np.int64]
+
+
+class FinalFileWriter:
+    """Writes the files of one term, in a thread of its own."""
+
+    def __init__(self, store: Store, new_file_id: Callable[[], int], crash_point: crash.CrashPoint) -> None:
+        """new_file_id: returns a random id."""
+        self._store, self._new_file_id, self._crash_point = store, new_file_id, crash_point
+        self._leftovers = Leftovers(store.files)
+        self._turns: dict[int, int] = {}
+        self._turn = 0
+
+    def write(self, topics: Mapping[int, Topic]) -> list[RangesWritten]:
+        """Write the messages between the final and the last stable offsets, as far as `segments` has them.
+
+        A topic whose files cannot be read is logged, and left to the next run.
+
+        topics: as of a step; they do not change meanwhile.
+
+        Raises OSError: the store failed.
+        """
+        self._turn += 1
+        waiting = [topic for topic in topics.values() if (topic.final_offsets < topic.last_stable_offsets).any()]
+        waiting.sort(key=lambda topic: self._turns.get(topic.topic_id, 0))
+        self._turns = {topic_id: turn for topic_id, turn in self._turns.items() if topic_id in topics}
+        written: list[RangesWritten] = []
+        segments = _read_segments(self._store, waiting[:MOST_FILES])
+        for topic in waiting[:MOST_FILES]:
+            if len(written) >= MOST_FILES:
+                break
+            self._turns[topic.topic_id] = self._turn
+            try:
+                for ranges in self._write_topic(topic, segments):
+                    written.append(ranges)
+                    if len(written) >= MOST_FILES:
+                        break
+            except (FileNotFoundError, ValueError, pa.ArrowException) as error:
+                log.warning("Messages of %s do not become final: %s", topic.topic, error)
+        return written
+
+    def _write_topic(self, topic: Topic, segments: pa.Table) -> Iterator[RangesWritten]:
+        chosen = _choose_segments(topic, segments.filter(pc.field("topic_id") == topic.topic_id))
+        for batch in _cut_into_files(chosen, self._store.files):
+            visible = batch.filter(pc.field("is_visible"))
+            rows = _read_rows(self._store.files, visible) if visible.num_rows else None
+            files = [] if rows is None else [self._write_file(topic, rows)]
+            self._crash_point("finalizing.file_written")
+            yield RangesWritten(topic.topic_id, files, _describe_ranges(batch, rows))
+
+    def _write_file(self, topic: Topic, rows: pa.Table) -> FinalFile:
+        file_id = self._new_file_id()
+        path = final_file_path(topic.topic, file_id)
+        name = f"{FINAL_MESSAGES.name}/{path}"
+        rows = rows.append_column("topic_id", pa.repeat(topic.topic_id, rows.num_rows)).select(FILE_SCHEMA.names)
+        self._leftovers.announce(FINAL_MESSAGES.name, [path])
+        self._crash_point("finalizing.announced")
+        with (
+            self._store.files.open_output(name) as sink,
+            pq.ParquetWriter(sink, FILE_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            writer.write_table(rows, max(1, _GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
+            writer.add_key_value_metadata({"lakemq.written": uuid.uuid4().hex})
+        with self._store.files.open_input(name) as source:
+            return FinalFile(file_id, read_footer(source).hash)
+
+
+def _read_segments(store: Store, topics: Sequence[Topic]) -> pa.Table:
+    """Return the segments and markers of the topics from their final offsets on, by partition and offset.
+
+    Markers after the last stable offset say how earlier messages have ended.
+    """
+    handle = store.open(SEGMENTS)
+    ids = [topic.topic_id for topic in topics]
+    if not ids:
+        return SEGMENTS.empty().select(_COLUMNS)
+    first = min(int(topic.final_offsets.min()) for topic in topics)
+    where = pc.field("topic_id").isin(ids) & pc.field("kind").isin(["data", *_MARKERS])
+    rows = handle.read(_COLUMNS, where, last_offset=(first, None), topic_id=(min(ids), max(ids)))
+    return rows.sort_by([("partition", "ascending"), ("base_offset", "ascending")])
+
+
+def _choose_segments(topic: Topic, segments: pa.Table) -> pa.Table:
+    """Return the segments that become final, cut to the final offset, with a column `is_visible`.
+
+    In each partition these have no gap, and end before the last stable offset and before an unknown outcome.
+    """
+    finals, stable = topic.final_offsets, topic.last_stable_offsets
+    segments = segments.filter(pc.field("partition") < len(finals))  # later ones are newer than the topic given
+    partition, base, last = (segments.column(name).to_numpy() for name in ("partition", "base_offset", "last_offset"))
+    is_message, ended_as = _find_outcomes(segments)
+    chosen = np.zeros(segments.num_rows, np.bool_)
+    for number in np.unique(partition).tolist():
+        rows = np.flatnonzero((partition == number) & (last >= finals[number]))
+        if len(rows):
+            follows = np.concatenate([[base[rows[0]] <= finals[number]], base[rows][1:] == last[rows][:-1] + 1])
+            goes = follows & (last[rows] < stable[number]) & (ended_as[rows] != None)  # noqa: E711
+            chosen[rows[: len(rows) if goes.all() else int(np.argmin(goes))]] = True
+    is_visible = pa.array(is_message & (ended_as == "commit"))
+    cut = np.maximum(finals[partition] - base, 0)[chosen]
+    result = segments.append_column("is_visible", is_visible).filter(pa.array(chosen))
+    for name in ("base_offset", "first_row", "base_sequence", "source_offset"):
+        at = result.schema.get_field_index(name)
+        result = result.set_column(at, name, pc.add(result.column(name), pa.array(cut)))
+    return result
+
+
+def _find_outcomes(segments: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.object_]]:
+    """Return which segments are messages, and how each has ended: commit, abort, or None if it is not known yet."""
+    kind = segments.column("kind").to_numpy(zero_copy_only=False)
+    is_message: npt.NDArray[np.bool_] = kind == "data"
+    is_open = segments.column("transactional").to_numpy(zero_copy_only=False) & is_message
+    ended_as = np.full(len(kind), "commit", object)
+    ended_as[is_open] = None
+    if is_open.any():
+        columns = (segments.column(name).to_pylist() for name in ("partition", "producer_id", "producer_epoch"))
+        authors = list(zip(*columns, strict=True))
+        outcomes = {authors[i]: kind[i] for i in np.flatnonzero(~is_message).tolist()}
+        for i in np.flatnonzero(is_open).tolist():
+            ended_as[i] = outcomes.get(authors[i])
+    return is_message, ended_as
+
+
+def _cut_into_files(segments: pa.Table, files: Files) -> Iterator[pa.Table]:
+    """Yield neighbouring segments, for a file each."""
+    if not segments.num_rows:
+        return
+    bytes_per_row: dict[int, float] = {}
+    for file_id, footer_hash in _list_files(segments):
+        with files.open_input(file_name(file_id)) as source:
+            footer = read_footer(source)
+        metadata = footer.parse()
+        if not is_expected_file(footer_hash, footer.hash, read_journaled_digest(metadata) is not None):
+            raise ValueError(f"{file_name(file_id)} is not the file that was published")
+        bytes_per_row[file_id] = _UNPACKED * footer.size_bytes / max(1, metadata.num_rows)
+    counts = _count_offsets(segments)
+    weights = [bytes_per_row.get(file_id, 0.0) for file_id in segments.column("file_id").to_pylist()]
+    ends = np.cumsum(counts * np.array(weights))
+    begin = 0
+    while begin < len(ends):
+        before = ends[begin - 1] if begin else 0.0
+        end = max(begin + 1, int(np.searchsorted(ends, before + FILE_BYTES, side="right")))
+        yield segments.slice(begin, end - begin)
+        begin = end
+
+
+def _list_files(segments: pa.Table) -> Iterable[tuple[int, int | None]]:
+    named = segments.filter(pc.field("is_visible")).select(["file_id", "footer_hash"])
+    return dict(zip(*(named.column(name).to_pylist() for name in named.column_names), strict=True)).items()
+
+
+def _count_offsets(segments: pa.Table) -> Numbers:
+    counts: Numbers = segments.column("last_offset").to_numpy() - segments.column("base_offset").to_numpy() + 1
+    return counts
+
+
+class _Bodies(NamedTuple):
+    """Rows of several data files. groups: by file, of each row group its first row in the file and its number here."""
+
+    rows: pa.Table
+    groups: Mapping[int, tuple[Numbers, Numbers]]
+
+    def find(self, file_id: int, row: int) -> int:
+        firsts, numbers = self.groups[file_id]
+        group = int(np.searchsorted(firsts, row, side="right")) - 1
+        return int(numbers[group] + row - firsts[group])
+
+
+def _read_rows(files: Files, segments: pa.Table) -> pa.Table:
+    """Return the rows of visible segments, by partition and offset, in the columns of FILE_SCHEMA but topic_id."""
+    counts = _count_offsets(segments)
+    places = [segments.column(name).to_pylist() for name in ("file_id", "first_row")]
+    bodies = _read_bodies(files, list(zip(*places, counts.tolist(), strict=True)))
+    starts = np.array([bodies.find(file_id, row) for file_id, row in zip(*places, strict=True)], np.int64)
+    segment = np.repeat(np.arange(len(counts)), counts)
+    nth = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
+    body = bodies.rows.take(pa.array(starts[segment] + nth))
+    facts, within = segments.take(pa.array(segment)), pa.array(nth)
+    append_time = _to_time(facts.column("append_time_ms"))
+    ttl_ms = pc.coalesce(body.column("ttl_ms"), facts.column("ttl_ms"))
+    is_limited = pc.and_(pc.greater_equal(ttl_ms, 0), pc.less_equal(ttl_ms, MAX_TTL_MS))
+    expires_ms = pc.if_else(is_limited, pc.add(facts.column("ttl_from_ms"), ttl_ms), pa.scalar(None, pa.int64()))
+    types = pc.if_else(append_time.is_null(), "CreateTime", "LogAppendTime")
+    columns = {
+        "partition": facts.column("partition"),
+        "offset": pc.add(facts.column("base_offset"), within),
+        "timestamp": pc.coalesce(append_time, body.column("timestamp")),
+        "timestamp_type": types,
+        "key": body.column("key"),
+        "value": body.column("value"),
+        "headers": body.column("headers"),
+        "producer_id": facts.column("producer_id"),
+        "producer_epoch": facts.column("producer_epoch"),
+        "sequence": pc.add(facts.column("base_sequence"), within),
+        "transactional": facts.column("transactional"),
+        "origin": facts.column("origin"),
+        "dead_letter": facts.column("dead_letter"),
+        "source_offset": pc.add(facts.column("source_offset"), within),
+        "decided_at": _to_time(facts.column("decided_at_ms")),
+        "expires_at": _to_time(expires_ms),
+        "ttl_ms": ttl_ms,
+    }
+    return pa.table({name: column.cast(FILE_SCHEMA.field(name).type) for name, column in columns.items()})
+
+
+def _to_time(column_ms: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column_ms.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+
+
+def _read_bodies(files: Files, places: Sequence[tuple[int, int, int]]) -> _Bodies:
+    """Read the row groups that hold these rows. places: file_id, first row and number of rows of each segment."""
+    parts: list[pa.Table] = []
+    groups: dict[int, tuple[Numbers, Numbers]] = {}
+    count = 0
+    for file_id in dict.fromkeys(place[0] for place in places):
+        with files.open_input(file_name(file_id)) as source:
+            metadata = read_footer(source).parse()
+            sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            firsts = np.cumsum([0, *sizes])
+            needed = sorted({i for id_, row, n in places if id_ == file_id for i in _find_groups(firsts, row, n)})
+            parquet = open_bounded_parquet(source, metadata, BASE_BYTES)
+            part = parquet.read_row_groups(needed, [*_BODY])
+        taken = np.array([sizes[i] for i in needed], np.int64)
+        groups[file_id] = firsts[needed], count + np.cumsum(taken) - taken
+        parts.append(_decode(part))
+        count += part.num_rows
+    return _Bodies(pa.concat_tables(parts).combine_chunks(), groups)
+
+
+def _find_groups(firsts: Numbers, row: int, count: int) -> range:
+    begin, end = np.searchsorted(firsts, [row, row + count - 1], side="right") - 1
+    return range(int(begin), int(end) + 1)
+
+
+def _decode(part: pa.Table) -> pa.Table:
+    """Return the rows without dictionaries."""
+    schema = pa.schema([FILE_SCHEMA.field(name) for name in _BODY])
+    return part.select(_BODY).cast(schema)
+
+
+def _describe_ranges(batch: pa.Table, rows: pa.Table | None) -> list[FinalRange]:
+    """Return one range per partition. batch: its segments; rows: the visible messages."""
+    partitions, base, last = (batch.column(name).to_numpy() for name in ("partition", "base_offset", "last_offset"))
+    ranges = []
+    for partition in np.unique(partitions).tolist():
+        own = np.flatnonzero(partitions == partition)
+        first, end = int(base[own[0]]), int(last[own[-1]])
+        messages = None if rows is None else rows.filter(pc.field("partition") == partition)
+        if messages is None or not messages.num_rows:
+            ranges.append(FinalRange(partition, first, end, 0, None, None, None))
+            continue
+        times_us = pc.min_max(messages.column("timestamp").cast(pa.int64())).as_py()
+        bounds_ms = times_us["min"] // 1000, times_us["max"] // 1000
+        ranges.append(FinalRange(partition, first, end, messages.num_rows, 0, *bounds_ms))
+    return ranges

@@ -1,0 +1,72 @@
+"""Schedule the writing of final messages. A step decides what was written."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+
+from ..namespace.processes.clock import Clock
+from ..protocol.values.finals import RangesWritten
+from ..protocol.values.state import State
+from ..protocol.values.topics import Topic
+
+log = logging.getLogger("lakemq.serve")
+
+_SOON_MS = 20
+_MANY_FILES = 50
+"""Files that one step decides."""
+STALE_MS = 300_000
+"""Age at which written files are given up. Later they may be deleted as left over."""
+
+
+class Finalizing:
+    """The runs of one term. The sequencer's thread calls it; a run writes files in `executor`."""
+
+    def __init__(
+        self,
+        write: Callable[[Mapping[int, Topic]], list[RangesWritten]],
+        executor: Executor,
+        clock: Clock,
+        interval_ms: int,
+    ) -> None:
+        """interval_ms: from the beginning of a run to the next. 0: there are none."""
+        self._write, self._executor, self._clock, self._interval_ms = write, executor, clock, interval_ms
+        self._begun_ms = self._due_ms = clock.steady_ms()
+        self._running: Future[list[RangesWritten]] | None = None
+        self._written: deque[RangesWritten] = deque()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a run has files that are not decided yet."""
+        return bool(self._written) or (
+            self._running is not None and self._clock.steady_ms() < self._begun_ms + STALE_MS
+        )
+
+    def due_in_ms(self) -> float | None:
+        """Return in how many ms there is work. None: never."""
+        if self.is_working:
+            return _SOON_MS
+        return max(_SOON_MS, self._due_ms - self._clock.steady_ms()) if self._interval_ms else None
+
+    def take_written(self, state: State) -> list[RangesWritten]:
+        """Return what the next step must decide, and begin a run when one is due."""
+        now_ms = self._clock.steady_ms()
+        if self._running is not None and self._running.done():
+            self._take_result(self._running)
+            self._running = None
+        if now_ms >= self._begun_ms + STALE_MS:
+            self._written.clear()
+        if self._interval_ms and self._running is None and not self._written and now_ms >= self._due_ms:
+            self._begun_ms, self._due_ms = now_ms, now_ms + self._interval_ms
+            self._running = self._executor.submit(self._write, state.snapshot().topics)
+        return [self._written.popleft() for _ in range(min(_MANY_FILES, len(self._written)))]
+
+    def _take_result(self, running: Future[list[RangesWritten]]) -> None:
+        error = running.exception()
+        if error is None:
+            self._written.extend(running.result())
+        else:  # whatever the store raises: publishing goes on
+            is_known = isinstance(error, OSError)
+            log.warning("Messages do not become final: %s", error, exc_info=None if is_known else error)

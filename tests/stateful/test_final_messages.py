@@ -1,0 +1,131 @@
+"""Whatever happens to messages, `final_messages` ends with those that a fetch shows, each once.
+
+Real time and a real leader, which is replaced at random. Kills between two writes: `test_sequencer.py`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import suppress
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from finals import are_all_final, check_final_messages
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from stateful.runs import runs
+from unit.served import until
+
+import lakemq
+from lakemq.errors import LakeMQError
+
+pytestmark = pytest.mark.slow
+
+CONFIG = {
+    "engine.tick.ms": 1,
+    "project.interval.ms": 20,
+    "final.interval.ms": 50,
+    "compact.min.files": 2,
+    "merge.grace.ms": 200,
+    "checkpoint.interval": 5,
+    "journal.rows.max.bytes": 400,
+}
+TOPICS = ("a", "b.c")
+topics = st.sampled_from(TOPICS)
+
+
+class FinalMessages(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="lakemq-finals-")
+        self.mq = lakemq.connect(f"{self.folder.name}/mq", create=True, config=CONFIG)
+        self.serving = self.mq.serving()
+        self.count = 0
+        self.producers: dict[str, Any] = {}
+        self.mq.groups.create("g", {"group.protocol": "queue"})
+        for topic in TOPICS:
+            self.mq.topics.create(topic, 2, config={"ttl.ms": 600_000} if topic == "a" else {})
+
+    def next_values(self, count: int) -> list[str]:
+        self.count += count
+        return [f"m{self.count - i}" for i in range(count)]
+
+    @rule(topic=topics, count=st.integers(1, 5), inline=st.booleans())
+    def publish(self, topic: str, count: int, inline: bool) -> None:
+        values = self.next_values(count)
+        if inline:
+            with self.mq.producer() as producer:
+                for value in values:
+                    producer.send(topic, value, key=value[:2])
+        else:
+            self.mq.publish(topic, pa.table({"value": values, "key": [value[:2] for value in values]}))
+
+    @rule(topic=topics, name=st.sampled_from(["x", "y"]))
+    def send_in_transaction(self, topic: str, name: str) -> None:
+        if name not in self.producers:
+            self.producers[name] = self.mq.producer(name)
+            self.producers[name].begin_transaction()
+        self.producers[name].send(topic, *self.next_values(1))
+        self.producers[name].flush()
+
+    @rule(commits=st.booleans())
+    @precondition(lambda self: self.producers)
+    def end_transaction(self, commits: bool) -> None:
+        _, producer = self.producers.popitem()
+        with producer, suppress(LakeMQError):  # its topic may be gone
+            producer.commit_transaction() if commits else producer.abort_transaction()
+
+    @rule(topic=topics)
+    def delay(self, topic: str) -> None:
+        self.mq.publish(topic, pa.table({"value": self.next_values(2), "delay_ms": [30, 60]}))
+
+    @rule(topic=topics, partition=st.integers(0, 1))
+    def delete_records(self, topic: str, partition: int) -> None:
+        end = self.mq.end_offsets(topic)[partition]
+        self.mq.topics.delete_records(topic, {partition: end // 2})
+
+    @rule(topic=topics)
+    @precondition(lambda self: not self.producers)
+    def replace_topic(self, topic: str) -> None:
+        self.mq.topics.delete(topic)
+        self.mq.topics.create(topic, 2)
+
+    @rule()
+    def add_partition(self) -> None:
+        count = self.mq.topics.describe("b.c").partitions
+        self.mq.topics.alter("b.c", partitions=min(count + 1, 4))
+
+    @rule()
+    def reject_and_redrive(self) -> None:
+        with self.mq.consumer("g", topics=["a"], auto_offset_reset="earliest") as consumer:
+            consumer.reject(list(consumer.poll(timeout_ms=500)), error="no good")
+            consumer.flush()
+        with suppress(LakeMQError):
+            self.mq.dead_letters.redrive("a.dlq")
+
+    @rule()
+    def wait(self) -> None:
+        until(lambda: are_all_final(self.mq))
+        check_final_messages(self.mq)
+
+    @rule()
+    def replace_leader(self) -> None:
+        self.serving.close()
+        self.serving = self.mq.serving()
+
+    def teardown(self) -> None:
+        try:
+            while self.producers:
+                self.end_transaction(True)
+            until(lambda: are_all_final(self.mq))
+            self.serving.close()
+            check_final_messages(self.mq)
+        finally:
+            self.mq.close()
+            self.folder.cleanup()
+
+
+@pytest.mark.hypothesis
+def test_final_messages_are_what_a_fetch_shows() -> None:
+    run_state_machine_as_test(FinalMessages, settings=runs(4, 20))

@@ -1,0 +1,111 @@
+"""`final_messages`: committed messages become rows of a Delta table that needs no LakeMQ to be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from finals import are_all_final
+from protocol_harness import Harness
+from unit.served import until
+
+import lakemq
+from lakemq.engine.protocol.values.finals import FinalFile, FinalRange, RangesWritten
+from lakemq.engine.protocol.values.topics import DeleteRecords
+from lakemq.jobs.doctor.namespace import make_checks
+
+CONFIG = {"engine.tick.ms": 10, "project.interval.ms": 50, "final.interval.ms": 100}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    rows = DeltaTable(str(path / "final_messages")).to_pyarrow_table()
+    return rows.sort_by([("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]).to_pylist()
+
+
+def read_places(path: Path) -> list[tuple[str, int, bytes]]:
+    return [(row["topic"], row["offset"], row["value"]) for row in read_rows(path)]
+
+
+def test_committed_messages_become_final(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq, mq.serving():
+        mq.topics.create("a")
+        mq.topics.create("b")
+        mq.publish("a", pa.table({"value": ["1", "2"], "key": ["k", None]}))
+        with mq.producer("tx") as producer:
+            producer.begin_transaction()
+            producer.send("a", "aborted")
+            producer.flush()
+            producer.abort_transaction()
+            producer.begin_transaction()
+            producer.send("a", "committed")
+            producer.send("b", "committed")
+            producer.commit_transaction()
+        until(lambda: len(read_places(path)) == 4)
+        assert read_places(path) == [("a", 0, b"1"), ("a", 1, b"2"), ("a", 4, b"committed"), ("b", 0, b"committed")]
+        columns = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+        committed = mq.sql("SELECT * FROM log_committed ORDER BY topic, offset", wait_ms=9_000).select(columns)
+        table = mq.sql("SELECT * FROM final_messages ORDER BY topic, offset", wait_ms=9_000)
+        assert table.select(columns).to_pylist() == committed.to_pylist()
+
+
+def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    with lakemq.connect(str(path), create=True, config=CONFIG) as mq:
+        with mq.serving():
+            mq.topics.create("a")
+            mq.publish("a", pa.table({"value": ["1"]}))
+            until(lambda: are_all_final(mq))
+        checks = make_checks(mq, mq.observer())
+        assert checks["final messages"]().ok
+        (file,) = (path / "final_messages" / "topic=a").iterdir()
+        file.unlink()
+        finding = checks["final messages"]()
+        assert not finding.ok
+        assert file.name in finding.found
+        assert [message.value for message in mq.fetch("a")] == [b"1"]
+
+
+# -- the rule ---------------------------------------------------------------------------------------------
+
+FILE = FinalFile(1, 2)
+
+
+def range_of(first: int, last: int, partition: int = 0) -> FinalRange:
+    return FinalRange(partition, first, last, last - first + 1, 0, 0, 0)
+
+
+@pytest.fixture
+def core() -> Harness:
+    """A topic with six messages in partition 0, of which an open transaction has the last one."""
+    core = Harness()
+    core.create("t", 2)
+    core.one(core.produce({0: 5}))
+    core.one(core.produce({0: 1}, transaction=core.begin("tx")))
+    return core
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[range_of(1, 2)], [range_of(0, 5)], [range_of(0, 2), range_of(0, 0, partition=1)]],
+    ids=["begins later", "ends beyond the last stable offset", "of an empty partition"],
+)
+def test_ranges_that_do_not_follow_are_refused(core: Harness, ranges: list[FinalRange]) -> None:
+    assert core.see(RangesWritten(1, [FILE], ranges)) == []
+    assert core.state.topics[1].final_offsets.tolist() == [0, 0]
+
+
+def test_second_writer_of_a_range_is_refused(core: Harness) -> None:
+    written = RangesWritten(1, [FILE], [range_of(0, 2)])
+    assert core.see(written, written) == ["ranges_finalized"]
+    assert core.see(RangesWritten(1, [FILE], [range_of(3, 4)])) == ["ranges_finalized"]
+    assert core.state.topics[1].final_offsets.tolist() == [5, 0]
+
+
+def test_deleted_offsets_need_no_file(core: Harness) -> None:
+    core.one(DeleteRecords("t", {0: 4}))
+    assert core.see(RangesWritten(1, [FILE], [range_of(0, 4)])) == []
+    assert core.see(RangesWritten(1, [FILE], [range_of(4, 4)])) == ["ranges_finalized"]
