@@ -95,6 +95,26 @@ def refuse_large_patterns() -> None:
     refuse("json", {"patternProperties": patterns}, "no valid JSON Schema")
 
 
+def find_long_texts_unfit_for_large_patterns() -> None:
+    heavy, text = "[ab]*a[ab]{5000}c", "ab" * 50_000
+    string = {"type": "string", "pattern": heavy}
+    for schema, value in (
+        (string, text),
+        ({"not": string}, text),
+        ({"anyOf": [{"type": "null"}, {"pattern": "((a{10}){10}|[()]b){50}$"}]}, text),
+        ({"items": {"not": string}}, [text[:2_000]] * 50),
+        ({"patternProperties": {heavy: True}}, {text: 1}),
+        ({"propertyNames": {"pattern": heavy}}, {text: 1}),
+    ):
+        schema_ = open_schema("json", schema)
+        assert "too long for the patterns" in schema_.find_misfits([json.dumps(value).encode()])[0]
+    free = open_schema("json", {"properties": {"name": {"pattern": r"^\p{L}{1,50}$"}, "code": {"pattern": heavy}}})
+    for fields in ({"name": "Zoë"}, {"name": "x", "code": "a" * 5_001 + "c"}):
+        assert not free.find_misfits([json.dumps({"text": "ab" * 5_000_000, **fields}).encode()])
+    assert free.find_misfits([json.dumps({"text": text, "code": text[:9_000]}).encode()])[0].startswith("at $.code:")
+    refuse("json", {"pattern": "(?x)a # {"}, "flag x")
+
+
 def refuse_to_compare_many_alternatives() -> None:
     alternatives = [[{"required": [f"p{nth}_{member}"]} for member in range(20)] for nth in range(20)]
     schema = {"allOf": [{"anyOf": branches} for branches in alternatives]}
@@ -163,6 +183,7 @@ CASES: list[Callable[[], None]] = [
     refuse_deep_schemas,
     refuse_patterns_that_look_around,
     refuse_large_patterns,
+    find_long_texts_unfit_for_large_patterns,
     refuse_to_compare_many_alternatives,
     find_deep_avro_values_unfit,
     find_long_decimals_unfit,

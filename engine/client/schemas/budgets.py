@@ -74,14 +74,14 @@ def count_items(value: Any) -> int:
     return items
 
 
-def count_patterns(schema: Any) -> int:
-    """Return how many regular expressions a JSON Schema has at most."""
-    if isinstance(schema, list):
-        return sum(map(count_patterns, schema))
-    if not isinstance(schema, Mapping):
-        return 0
-    own = len(schema.get("patternProperties") or ()) + ("pattern" in schema)
-    return own + sum(map(count_patterns, schema.values()))
+def count_name_bytes(value: Any) -> int:
+    """Return how many bytes the names of properties of a value have, inner ones included. It takes no recursion."""
+    size_bytes, level = 0, [value]
+    while level:
+        size_bytes += sum(len(name.encode()) for part in level if isinstance(part, Mapping) for name in part)
+        inner = [part.values() if isinstance(part, Mapping) else part for part in level if _is_container(part)]
+        level = [child for children in inner for child in children]
+    return size_bytes
 
 
 def refuse_depth(depth: int | None = None) -> InvalidConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -16,11 +17,12 @@ from .budgets import (
     JsonSchemaExpansion,
     PartBudget,
     count_items,
-    count_patterns,
+    count_name_bytes,
     measure_depth,
     parse_json,
 )
 from .columns import json_text_field
+from .json_patterns import MAX_STEPS, PatternBudget, build_keyword, count_letters, list_patterns
 from .json_values import TOO_DEEP
 
 _LEAVES = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
@@ -47,16 +49,27 @@ def parse_json_schema(text: str) -> Any:
     return schema
 
 
-def build_validator(schema: Any) -> Any:
-    """Return a validator of jsonschema-rs. Raises InvalidConfig, MissingExtra."""
+def build_validator(schema: Any, budget: PatternBudget | None = None) -> Any:
+    """Return a validator of jsonschema-rs. Raises InvalidConfig, MissingExtra.
+
+    Args:
+        schema: the schema.
+        budget: counts what its patterns take; None: nothing counts it, which is faster.
+    """
     with needs("schemas"):
         import jsonschema_rs
     # Patterns that take a time in proportion to the text. With look-around, one small value could take seconds.
-    patterns = jsonschema_rs.RegexOptions(
-        size_limit=_MOST_PATTERN_BYTES // max(_LEAST_PATTERNS, count_patterns(schema))
-    )
+    count = sum(1 for _ in list_patterns(schema))
+    patterns = jsonschema_rs.RegexOptions(size_limit=_MOST_PATTERN_BYTES // max(_LEAST_PATTERNS, count))
+
+    def build_matcher(pattern: str) -> Any:
+        return jsonschema_rs.validator_for({"pattern": pattern}, pattern_options=patterns)
+
+    keywords = None if budget is None else {"pattern": build_keyword(budget, build_matcher)}
     try:
-        return jsonschema_rs.validator_for(schema, retriever=_refuse_to_retrieve, pattern_options=patterns)
+        return jsonschema_rs.validator_for(
+            schema, retriever=_refuse_to_retrieve, pattern_options=patterns, keywords=keywords
+        )
     except (ValueError, jsonschema_rs.ReferencingError) as error:  # ValidationError is a ValueError
         text = str(error).partition("\n")[0]
         raise InvalidConfig(
@@ -71,19 +84,57 @@ def _refuse_to_retrieve(uri: str) -> Any:
     raise ValueError("A schema may refer to its own parts only.")
 
 
-def explain_misfit(schema: Any, validator: Any, expansion: JsonSchemaExpansion, value: Any) -> str:
-    """Return why a value does not fit. Where branches differ at too many places, the text does not say where."""
-    import jsonschema_rs
+class JsonSchemaCheck:
+    """Checks values by one JSON Schema, within the budgets of its patterns and of its reasons."""
 
-    if expansion.has_branches:
-        branching = max(1, expansion.loops) ** min(measure_depth(value), _MOST_DEPTH) if expansion.loops > 1 else 1
-        if expansion.parts * branching * count_items(value) > MAX_CHECKS:
-            return "at $: found a value that fits no branch of the schema, and is too large to say where"
-    try:
-        validator.validate(value)
-    except jsonschema_rs.ValidationError as error:
-        return describe_error(schema, error)
-    raise AssertionError("a value fits and does not fit")  # is_valid and validate are the same validator
+    def __init__(self, schema: Any) -> None:
+        """Compile the schema. Raises InvalidConfig, MissingExtra."""
+        self._schema = schema
+        self._expansion = JsonSchemaExpansion(schema)
+        self._validator = build_validator(schema)
+        self._budget = PatternBudget()
+        patterns = [(keyword, count_letters(pattern)) for keyword, pattern in list_patterns(schema)]
+        self._most_letters = self._expansion.parts * max((letters for _, letters in patterns), default=0)
+        """Letters of all patterns that one text may meet at most."""
+        self._letters_of_names = sum(letters for keyword, letters in patterns if keyword == "patternProperties")
+
+    @cached_property
+    def _counting_validator(self) -> Any:
+        return build_validator(self._schema, self._budget)
+
+    def check(self, value: Any, size_bytes: int) -> None:
+        """Check a decoded value. Raises ValueError, whose text holds nothing of the value."""
+        if self._most_letters * size_bytes <= MAX_STEPS:
+            return self._check_by(self._validator, value)
+        self._budget.restart()
+        if self._letters_of_names:
+            self._budget.spend(self._letters_of_names, count_name_bytes(value))
+        try:
+            self._check_by(self._counting_validator, value)
+        finally:
+            self._budget.check()  # a value may seem to fit, or not to fit, because the budget ended
+
+    def _check_by(self, validator: Any, value: Any) -> None:
+        try:
+            misfit = "" if validator.is_valid(value) else self._explain_misfit(validator, value)
+        except ValueError:  # jsonschema-rs goes down 255 levels
+            raise ValueError(TOO_DEEP) from None
+        if misfit:
+            raise ValueError(misfit)
+
+    def _explain_misfit(self, validator: Any, value: Any) -> str:
+        """Return why a value does not fit. Where branches differ at too many places, the text does not say where."""
+        import jsonschema_rs
+
+        if (expansion := self._expansion).has_branches:
+            branching = max(1, expansion.loops) ** min(measure_depth(value), _MOST_DEPTH) if expansion.loops > 1 else 1
+            if expansion.parts * branching * count_items(value) > MAX_CHECKS:
+                return "at $: found a value that fits no branch of the schema, and is too large to say where"
+        try:
+            validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return describe_error(self._schema, error)
+        raise AssertionError("a value fits and does not fit")  # is_valid and validate are the same validator
 
 
 def describe_error(schema: Any, error: Any) -> str:
