@@ -106,6 +106,8 @@ class EventLog:
         if member in self._members:
             return None
         self._members.add(member)
+        if joined.replaces is not None:
+            self._members.discard((joined.group, joined.replaces))
         place = "" if joined.host is None else f", process {joined.process_id} of {joined.host}"
         replaced = "" if joined.replaces is None else f", in place of {joined.replaces}"
         return f"Group {joined.group}: {joined.member_id} is a member{place}{replaced}"

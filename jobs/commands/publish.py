@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
 The value of a message is the column --value-column. Without it, it is the JSON line, or the CSV or Parquet row as a
-JSON object. Text is sent as UTF-8, anything else as JSON. If column x is missing, x_base64 is decoded instead.
-The file is read and sent in pieces. Each piece is published as a whole or not at all, and only once.
+JSON object, in which NaN and infinity are null. Text is sent as UTF-8, anything else as JSON. If column x is
+missing, x_base64 is decoded instead. The file is read and sent in pieces. Each piece is published as a whole or not
+at all, and only once.
 
 A column that the file lacks is refused, and so is a JSON field that no line so far has. A line without a field that
 other lines have is published without it; stderr shows how many. If rows were rejected, the exit code is

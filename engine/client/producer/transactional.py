@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ...namespace.processes.clock import Clock
-from ...namespace.processes.process import end_block
+from ...namespace.processes.process import close_after
 from ...protocol.errors import LakeMQError
 from ..publish.arrow import ArrowPublisher
 from ..transactions.manager import TransactionManager
@@ -126,19 +126,15 @@ class TransactionalProducer(RecordProducer):
         """Close the producer, and abort an open transaction. Without an answer, its timeout aborts it later."""
         self._monitor.check_can_wait()
         self.stop_accepting()
-        kind = None
-        try:
-            self._transactions.wait_while_ending()
-            if self._transactions.is_open:
-                with suppress(LakeMQError):
-                    self._batches.abort()
-        except BaseException as error:
-            kind = type(error)
-            raise
-        finally:
-            self._batches.drop_all()
-            self._failures.clear()
-            end_block(kind, self._finish)
+        with close_after(self._finish):
+            try:
+                self._transactions.wait_while_ending()
+                if self._transactions.is_open:
+                    with suppress(LakeMQError):
+                        self._batches.abort()
+            finally:
+                self._batches.drop_all()
+                self._failures.clear()
 
     # -- at exit ----------------------------------------------------------------------------------------
 

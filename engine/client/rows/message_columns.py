@@ -80,7 +80,7 @@ def _read_column(name: str, column: pa.ChunkedArray, type_: pa.DataType) -> pa.C
         return column
     expected = "string or binary" if pa.types.is_binary(type_) else str(type_)
     try:
-        if not _may_be(type_, column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
+        if not _can_convert(type_, column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
             raise pa.ArrowTypeError(_OTHER_KINDS[type_.id])
         return _decode(column).cast(type_)
     except pa.ArrowInvalid:
@@ -119,7 +119,7 @@ def _find_misfit(column: pa.ChunkedArray, type_: pa.DataType) -> tuple[int, str 
     return first, column[first].cast(pa.string()).as_py() if pa.types.is_primitive(column.type) else None
 
 
-def _may_be(type_: pa.DataType, kind: pa.DataType) -> bool:
+def _can_convert(type_: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether values of this kind may become values of the type."""
     if pa.types.is_null(kind):
         return True

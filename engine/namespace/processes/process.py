@@ -98,6 +98,19 @@ def end_block(kind: type[BaseException] | None, close: Callable[[], object]) -> 
     return not thread.is_alive()
 
 
+@contextmanager
+def close_after(close: Callable[[], object]) -> Iterator[None]:
+    """Close something when the block ends, as `end_block` does."""
+    kind = None
+    try:
+        yield
+    except BaseException as error:
+        kind = type(error)
+        raise
+    finally:
+        end_block(kind, close)
+
+
 class ProcessBound:
     """A base of objects with threads, locks or sockets, which cannot be sent to another process."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from ....namespace.processes.process import end_block
+from ....namespace.processes.process import close_after
 from ....protocol.errors import IllegalState, LakeMQError
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...offsets import ConsumedOffsets, TopicPartition
@@ -148,17 +148,13 @@ class Member:
 
     def _leave(self, holder: PartitionHolder, for_good: bool) -> None:
         """Give up all partitions, and leave the group, also if the listener fails; after Ctrl-C without an answer."""
-        kind = None
-        try:
-            self._report_all_revoked()
-        except BaseException as error:
-            kind = type(error)
-            raise
-        finally:
-            self._drop_all(holder)
-            if not for_good:
-                self._release_partitions()
-            end_block(kind, lambda: self.membership.leave(for_good))
+        with close_after(lambda: self.membership.leave(for_good)):
+            try:
+                self._report_all_revoked()
+            finally:
+                self._drop_all(holder)
+                if not for_good:
+                    self._release_partitions()
 
     def _report_all_revoked(self) -> None:
         if self.partitions:
