@@ -131,6 +131,40 @@ def test_a_dataframe_keeps_its_messages_and_the_next_load_sees_new_ones(
     assert (read_topic(spark, path, subscribe=topic).count(), spark.table(view).count()) == (4, 4)
 
 
+def test_rows_inserted_into_a_view_are_published(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
+    mq.topics.create(topic)
+    options = f"OPTIONS (path '{path}', subscribe '{topic}', topic '{topic}')"
+    spark.sql(f"CREATE TEMPORARY VIEW view_{topic} USING lakemq {options}")
+    spark.sql(f"INSERT INTO view_{topic} (key, value) VALUES (X'01', CAST('a' AS BINARY))")
+    spark.sql(f"INSERT INTO view_{topic} BY NAME SELECT CAST('b' AS BINARY) AS value")
+    assert {m.value: m.key for m in mq.fetch(topic)} == {b"a": b"\x01", b"b": None}
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE table_{topic} USING lakemq {options}")
+
+
+def test_totals_of_a_stream_in_mode_update_are_published_by_foreach_batch(
+    spark: SparkSession, mq: Connection, path: Path, topic: str, tmp_path: Path
+) -> None:
+    """As the page says, because Spark refuses the mode for sinks in Python."""
+    for name in (topic, totals := f"{topic}_totals"):
+        mq.topics.create(name)
+    mq.publish(topic, numbers(3))
+    stream = spark.readStream.format("lakemq").option("path", str(path)).option("subscribe", topic)
+    counts = stream.option("startingOffsets", "earliest").load().groupBy("topic").count()
+
+    def publish(batch: DataFrame, number: int) -> None:
+        rows = batch.selectExpr("topic AS key", "CAST(count AS STRING) AS value")
+        writer = rows.write.format("lakemq").mode("append").option("path", str(path)).option("topic", totals)
+        writer.option("txnAppId", totals).option("txnVersion", str(number)).save()
+
+    query = counts.writeStream.outputMode("update").queryName(totals).trigger(availableNow=True)
+    query.foreachBatch(publish).option("checkpointLocation", str(tmp_path / "a")).start().awaitTermination()
+    assert values(mq, totals) == ["3"]
+    sink = query.format("lakemq").option("path", str(path)).option("topic", totals)
+    with pytest.raises(PySparkException, match="lakemq does not support Update mode"):
+        sink.option("checkpointLocation", str(tmp_path / "b")).start().awaitTermination()
+
+
 @pytest.mark.extended
 def test_error_of_a_wrong_read_reaches_the_user(spark: SparkSession, mq: Connection, path: Path, topic: str) -> None:
     with pytest.raises(PySparkException, match="did you mean subscribe"):

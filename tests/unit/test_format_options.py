@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lakemq.engine.client.format.options import OffsetBound, parse_batch_options, parse_stream_options
+from lakemq.engine.client.format.write_task import parse_batch_write_options, parse_stream_write_options
 from lakemq.errors import InvalidConfig, InvalidGroupId, LakeMQError
 
 READ = {"path": "data/mq", "subscribe": "orders"}
@@ -69,6 +70,20 @@ def test_limits_of_a_stream_are_numbers_and_a_duration() -> None:
         {**READ, "maxOffsetsPerTrigger": "100", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "30s"}
     )
     assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms) == (100, 10, 30_000)
+
+
+def test_view_is_read_and_written_with_the_same_options() -> None:
+    view = {**READ, "topic": "orders", "onError": "reject", "minPartitions": "2"}
+    assert parse_batch_options(view).selection.topics == ("orders",)
+    assert parse_batch_write_options(view).topic == "orders"
+    for parse in (parse_batch_options, parse_batch_write_options):
+        with pytest.raises(InvalidConfig, match="Unknown option"):
+            parse({**view, "topik": "orders"})
+
+
+def test_name_of_a_query_is_no_option() -> None:
+    options = {"path": "data/mq", "topic": "orders", "checkpointLocation": "c", "queryName": "copies"}
+    assert parse_stream_write_options(options).topic == "orders"
 
 
 def test_credentials_reach_the_store_and_are_not_shown() -> None:

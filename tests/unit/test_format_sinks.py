@@ -183,7 +183,7 @@ def test_topic_that_changed_during_the_write_fails_it(mq: Connection, topic: str
         ({"value": ["v"], "topic": [1]}, {}, InvalidRecord),
         ({"value": ["v"], "partition": ["0"]}, {"topic": "TOPIC"}, InvalidRecord),
         ({"value": ["v"]}, {"topic": "nobody"}, UnknownTopicOrPartition),
-        ({"value": ["v"]}, {"topic": "TOPIC", "subscribe": "TOPIC"}, InvalidConfig),
+        ({"value": ["v"]}, {"topic": "TOPIC", "subscrbe": "TOPIC"}, InvalidConfig),
         ({"value": ["v"]}, {"topic": "TOPIC", "kafka.bootstrap.servers": "x"}, InvalidConfig),
         ({"value": ["v"]}, {"topic": "TOPIC", "txnVersion": "1"}, InvalidConfig),
         ({"value": ["v"]}, {"topic": "TOPIC", "onError": "ignore"}, InvalidConfig),

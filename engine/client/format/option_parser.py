@@ -21,22 +21,35 @@ KAFKAS = "kafka."
 STORAGE = "storage."
 """Prefix of options for the object store, as `storage_options` of lakemq.connect."""
 
+NO_TABLES = (
+    "Spark passes none of a table's options to a source in Python: instead of CREATE TABLE ... USING lakemq use CREATE"
+    " TEMPORARY VIEW, from which you SELECT and into which you INSERT."
+)
+
+_QUERY_NAME = "queryname"
+"""Spark adds this to the options of a stream that has a name."""
+
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"\s*(\d{1,12})\s*(ms|s|min|m|h|d)\s*")
 
 
 class OptionParser:
-    """The options of one read or write. names: the options that exist, as the docs spell them."""
+    """The options of one read or write.
 
-    def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
+    names: the options that exist, as the docs spell them. others: those of other reads and writes, which are ignored: a
+    view is read and written with the same options.
+    """
+
+    def __init__(self, options: Mapping[str, str], names: Iterable[str], others: Iterable[str]) -> None:
         self._names = {name.lower(): name for name in names}
         self._values: dict[str, str] = {}
         self.storage_options: dict[str, str] = {}
+        ignored = {_QUERY_NAME, *(name.lower() for name in others)} - self._names.keys()
         for name, value in options.items():
             key = name.lower()
             if key.startswith(STORAGE):
                 self.storage_options[key.removeprefix(STORAGE).upper()] = value
-            else:
+            elif key not in ignored:
                 self._add(key, value)
 
     def _add(self, key: str, value: str) -> None:
@@ -63,7 +76,8 @@ class OptionParser:
     def path(self) -> str:
         """Return the path or URI of the namespace."""
         if not self.get("path"):
-            raise InvalidConfig("The format lakemq needs an option path.", expected="the path or URI of a namespace")
+            text = f"The format lakemq needs an option path. {NO_TABLES}"
+            raise InvalidConfig(text, expected="the path or URI of a namespace")
         return parse_path("path", self.get("path"), InvalidConfig)
 
     def word(self, name: str, choices: tuple[str, ...]) -> str:

@@ -40,6 +40,8 @@ READ_OPTIONS = (
     "isolation.level",
 )
 
+WRITE_OPTIONS = ("path", "topic", "includeHeaders", "onError", "txnAppId", "txnVersion")
+
 _TRIGGER_DELAY_MS = 15 * 60_000
 
 
@@ -101,32 +103,36 @@ class ReadOptions:
     group: str | None = None
 
 
+def _make_parser(options: Mapping[str, str]) -> OptionParser:
+    return OptionParser(options, READ_OPTIONS, others=WRITE_OPTIONS)
+
+
 def includes_headers(options: Mapping[str, str]) -> bool:
     """Return whether rows have headers. Other options are checked later, when the data is read."""
-    return OptionParser(options, (*READ_OPTIONS,)).flag("includeHeaders", False)
+    return _make_parser(options).flag("includeHeaders", False)
 
 
 def parses_values(options: Mapping[str, str]) -> bool:
     """Return whether rows have a column of typed values."""
-    return OptionParser(options, (*READ_OPTIONS,)).flag("parseValues", False)
+    return _make_parser(options).flag("parseValues", False)
 
 
 def parse_selection_options(options: Mapping[str, str]) -> tuple[NamespaceLocation, TopicSelection]:
     """Return the namespace and the topics of a batch or a stream. Raises InvalidConfig."""
-    parser = OptionParser(options, READ_OPTIONS)
+    parser = _make_parser(options)
     return NamespaceLocation(parser.path(), parser.storage_options), _parse_selection(parser)
 
 
 def parse_batch_options(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a batch. Raises InvalidConfig."""
-    parser = OptionParser(options, READ_OPTIONS)
+    parser = _make_parser(options)
     parser.refuse(_STREAMS, "This option is for streams.")
     return ReadOptions(start=_parse_start(parser, "earliest"), end=_parse_end(parser), **_parse_common(parser))
 
 
 def parse_stream_options(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a stream. Raises InvalidConfig, InvalidGroupId."""
-    parser = OptionParser(options, READ_OPTIONS)
+    parser = _make_parser(options)
     parser.refuse(_BATCHES, "A stream has no end.")
     most, least = parser.count("maxOffsetsPerTrigger"), parser.count("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:

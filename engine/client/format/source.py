@@ -18,6 +18,7 @@ from pyspark.sql.types import ArrayType, StructField, StructType
 from ...protocol.errors import InvalidRequest
 from ..schemas.schema_rule import SchemaRule
 from .batch import BatchReader
+from .option_parser import NO_TABLES
 from .options import includes_headers, parses_values
 from .stream import StreamReader
 from .writers import BatchWriter, StreamWriter
@@ -49,6 +50,8 @@ class LakeMQDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of Spark's Kafka source, with headers and typed values if the options ask for them."""
+        if "provider" in self.options:  # a table of the catalog is created
+            raise InvalidRequest("The format lakemq has no tables.", found="CREATE TABLE", expected=NO_TABLES)
         fields = [*_SCHEMA]
         if includes_headers(self.options):
             fields.append(StructField("headers", _HEADERS))

@@ -25,9 +25,8 @@ from ..rows.placing import Copy
 from ..rows.publication import OnError
 from ..rows.routing import Route, find_route
 from .option_parser import OptionParser
-from .options import NamespaceLocation
+from .options import READ_OPTIONS, WRITE_OPTIONS, NamespaceLocation
 
-BATCH_OPTIONS = ("path", "topic", "includeHeaders", "onError", "txnAppId", "txnVersion")
 STREAM_OPTIONS = ("path", "topic", "includeHeaders", "onError", "checkpointLocation")
 
 TOPIC = "topic"
@@ -54,7 +53,7 @@ class WriteOptions:
 
 def parse_batch_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a batch write. Raises InvalidConfig."""
-    parser = OptionParser(options, BATCH_OPTIONS)
+    parser = OptionParser(options, WRITE_OPTIONS, others=READ_OPTIONS)
     app_id, version = parser.get("txnAppId"), parser.count("txnVersion", 0)
     if (app_id is None) != (version is None):
         raise InvalidConfig("txnAppId and txnVersion go together.", expected="both, or none")
@@ -64,7 +63,7 @@ def parse_batch_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def parse_stream_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a stream write. Raises InvalidConfig."""
-    parser = OptionParser(options, STREAM_OPTIONS)
+    parser = OptionParser(options, STREAM_OPTIONS, others=READ_OPTIONS)
     if not parser.get("checkpointLocation"):
         raise InvalidConfig(
             "A stream's batches are known by its checkpoint.", found="no option", expected="checkpointLocation"
