@@ -33,6 +33,7 @@ from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
 from lakemq.jobs.commands.shared.page import command_page
+from lakemq.jobs.output import format_setting
 from lakemq.tables.specs.live import LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
@@ -211,10 +212,7 @@ def _code(text: str) -> str:
 
 def _default(parameter: Parameter) -> str:
     """Return the range or the kind of values that a parameter takes."""
-    default = parameter.default
-    if isinstance(default, bool):
-        return str(default).lower()
-    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return format_setting(parameter.default)
 
 
 def _range(parameter: Parameter) -> str:

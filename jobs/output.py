@@ -115,6 +115,17 @@ def to_iso(time: datetime) -> str:
     return utc.replace(tzinfo=None).isoformat(timespec=precision) + "Z"
 
 
+def format_setting(value: Any) -> str:
+    """Return the value of a setting as a user writes it: `true`, a list with commas, nothing for no value."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(format_setting, value))
+    return to_json(value) if isinstance(value, Mapping) else str(value)
+
+
 def format_size(size_bytes: int | None) -> str:
     """Return a number of bytes in a unit that suits it; a dash for None."""
     if size_bytes is None:

@@ -50,6 +50,7 @@ class TopicDescription:
             have ended come after them.
         config: the settings that were set.
         settings: all settings, with defaults.
+        last_stable_offsets: up to which committed messages are readable; at most the end offset.
         partition_states: state of each partition.
         schemas: all versions of the schema, with type, text and the step that decided each. The last one is in force,
             unless the setting `schema` is empty.
@@ -62,6 +63,7 @@ class TopicDescription:
     settings: dict[str, Any]
     subscriptions: list[str]
     beginning_offsets: list[int]
+    last_stable_offsets: list[int]
     end_offsets: list[int]
     partition_states: list[str]
     schemas: list[SchemaVersion] = field(default_factory=list)
@@ -285,6 +287,7 @@ def _describe_topic(topic: Topic) -> TopicDescription:
         settings={**TOPIC.defaults(), **topic.config},
         subscriptions=list(topic.subscriptions),
         beginning_offsets=topic.log_starts.tolist(),
+        last_stable_offsets=topic.last_stable_offsets.tolist(),
         end_offsets=topic.high_watermarks.tolist(),
         partition_states=[topic.status(partition).value for partition in range(topic.log_count)],
         schemas=list(topic.schemas),

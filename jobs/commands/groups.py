@@ -9,7 +9,7 @@ import typer
 from lakemq.jobs.commands import group_operations
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.times import parse_past_option, to_record
-from lakemq.jobs.output import note, show
+from lakemq.jobs.output import format_setting, note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -338,6 +338,11 @@ ORDER BY topic, partition"""
 def list_settings(info: GroupInfo) -> list[dict[str, Any]]:
     """Return all settings of a group by name: group, setting, value, and whether it is set."""
     return [
-        {"group": info.group, "setting": key, "value": str(value), "set": "yes" if key in info.config else "default"}
+        {
+            "group": info.group,
+            "setting": key,
+            "value": format_setting(value),
+            "set": "yes" if key in info.config else "default",
+        }
         for key, value in sorted(info.settings.items())
     ]

@@ -13,7 +13,7 @@ from lakemq.jobs.commands.shared.confirm import ASKS, Yes, confirm
 from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
 from lakemq.jobs.commands.shared.progress import show_activity
 from lakemq.jobs.commands.shared.schema_files import SchemaFile, read_schema_settings
-from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.output import Output, format_setting, note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -319,7 +319,7 @@ def _whole(topic: TopicDescription) -> dict[str, Any]:
 def list_settings(topic: TopicDescription) -> list[dict[str, Any]]:
     """Return all settings of a topic by name: setting, value, and whether it is set."""
     return [
-        {"setting": key, "value": _shorten(str(value)), "set": "yes" if key in topic.config else "default"}
+        {"setting": key, "value": _shorten(format_setting(value)), "set": "yes" if key in topic.config else "default"}
         for key, value in sorted(topic.settings.items())
     ]
 

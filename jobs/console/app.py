@@ -99,6 +99,9 @@ POSTED_PAGES: dict[str, PageReader] = {
 """Pages that read much, so that no other site may make a browser ask for them."""
 
 REFRESH_S = (5, 15, 60)
+_REFRESH_COOKIE = "lakemq_refresh"
+_NEVER_REFRESHED = ("/sql", guard.LOGIN)
+"""Pages that a visitor types into."""
 _NOT_FOUND = (UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
 _WRONG_TOKEN_S = 0.5
 """How long a wrong token at the login page takes, so that guessing is slow."""
@@ -160,7 +163,7 @@ class WebApplication:
 
     def _render(self, request: Request, page: Page, status: int = 200) -> Response:
         nonce = self._tokens.choose_nonce(request.cookies.get(csrf.COOKIE))
-        refresh = request.query_params.get("refresh", "")
+        refresh_s = _find_refresh_s(request)
         done = CHANGES.get(request.query_params.get("done", ""))
         html = self._templates.get_template("page.html").render(
             page=page,
@@ -169,23 +172,17 @@ class WebApplication:
             silence="" if request.url.path == guard.LOGIN else self._console.describe_silence(),
             namespace=self._console.mq.namespace.path,
             allow_changes=self._console.settings.allow_changes,
-            refresh=next((seconds for seconds in REFRESH_S if refresh == str(seconds)), None),
-            refresh_links=self._list_refresh_links(request),
+            refresh=refresh_s,
+            refresh_links=_list_refresh_links(request),
             done=done.done if done and status == 200 else "",
             csrf_field=csrf.FIELD,
             make_csrf=lambda action: self._tokens.make(nonce, action),
         )
         response = HTMLResponse(html, status)
         response.set_cookie(csrf.COOKIE, nonce, httponly=True, samesite="strict")
+        if "refresh" in request.query_params:  # the next pages do the same
+            response.set_cookie(_REFRESH_COOKIE, str(refresh_s or 0), httponly=True, samesite="strict")
         return response
-
-    def _list_refresh_links(self, request: Request) -> list[Link]:
-        if request.method != "GET":
-            return []
-        url = request.url.remove_query_params(["refresh", "done"])
-        links = [(f"{seconds} s", url.include_query_params(refresh=seconds)) for seconds in REFRESH_S]
-        # without the host, so that a wrong Host header leads nowhere
-        return [Link(text, f"{target.path}?{target.query}") for text, target in (("off", url), *links)]
 
     def _show_metrics(self, request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -283,6 +280,25 @@ def build_app(console: Console, registry: CollectorRegistry) -> guard.Guard:
         exception_handlers={HTTPException: application.explain_http_error},
     )
     return guard.Guard(app, console.settings)
+
+
+def _find_refresh_s(request: Request) -> int | None:
+    """Return how often the page refreshes itself: as its address says, else as was chosen on a page before."""
+    path = request.url.path
+    if request.method != "GET" or path in _NEVER_REFRESHED or path.startswith("/change/"):
+        return None
+    chosen = request.query_params.get("refresh", request.cookies.get(_REFRESH_COOKIE, ""))
+    return next((seconds for seconds in REFRESH_S if chosen == str(seconds)), None)
+
+
+def _list_refresh_links(request: Request) -> list[Link]:
+    if request.method != "GET":
+        return []
+    url = request.url.remove_query_params(["refresh", "done"])
+    choices = [("off", 0), *((f"{seconds} s", seconds) for seconds in REFRESH_S)]
+    links = [(text, url.include_query_params(refresh=seconds)) for text, seconds in choices]
+    # without the host, so that a wrong Host header leads nowhere
+    return [Link(text, f"{target.path}?{target.query}") for text, target in links]
 
 
 def _read_static(name: str) -> str:

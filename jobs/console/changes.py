@@ -10,6 +10,7 @@ from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.inputs import BadInput, read_position, read_text
 from lakemq.jobs.console.parts import Notice, Part, Table
 from lakemq.jobs.console.rendering import make_link
+from lakemq.jobs.output import format_setting
 
 Inputs = Mapping[str, Any]
 
@@ -134,6 +135,23 @@ def _apply_abort(console: Console, inputs: Inputs) -> None:
     console.mq.transactions.abort(read_text(inputs, "id", 1_000))
 
 
+# -- members --------------------------------------------------------------------------------------------
+
+
+def _preview_removal(console: Console, inputs: Inputs) -> list[Part]:
+    group, member_id = read_text(inputs, "group"), read_text(inputs, "member", 1_000)
+    for member in console.mq.groups.members(group):
+        if member.member_id == member_id:
+            has = ", ".join(member.partitions) or "no partition"
+            text = f"The member {member_id} of {group} will be removed. It has {has}: other members get that at once."
+            return [Notice(text), Notice("A member that lives joins again with its next poll.")]
+    return [Notice(f"{member_id} is no member of {group} now.")]
+
+
+def _apply_removal(console: Console, inputs: Inputs) -> None:
+    console.mq.groups.remove_members(read_text(inputs, "group"), [read_text(inputs, "member", 1_000)])
+
+
 # -- settings -------------------------------------------------------------------------------------------
 
 
@@ -145,7 +163,7 @@ def _preview_setting(subject: str, current: Mapping[str, Any], inputs: Inputs) -
     ((name, value),) = _read_setting(inputs).items()
     if name not in current:
         raise BadInput(f"There is no setting {name!r}. Expected one of: {', '.join(sorted(current))}.")
-    rows = [[name, str(current[name]), "its default" if value is None else value]]
+    rows = [[name, format_setting(current[name]), "its default" if value is None else value]]
     return [Notice(f"This setting of {subject} will change."), Table("Change", ("setting", "now", "new"), rows)]
 
 
@@ -213,6 +231,15 @@ CHANGES: dict[str, Change] = {
         lambda inputs: "/transactions",
         "The transaction is aborted.",
         {"id": 1_000},
+    ),
+    "remove-member": Change(
+        "Remove a member",
+        ("group", "member"),
+        _preview_removal,
+        _apply_removal,
+        lambda inputs: make_link("/group", name=inputs["group"]),
+        "The member is removed.",
+        {"member": 1_000},
     ),
     "alter-topic": Change(
         "Change a topic",

@@ -38,8 +38,8 @@ class Chart:
     labels: list[tuple[float, float, str, str]]
 
 
-def draw_bars(title: str, values: Sequence[tuple[str, float]], unit: str) -> Chart:
-    """Return a chart with one bar per value. values: (label, value), in order."""
+def draw_bars(title: str, values: Sequence[tuple[str, float]], unit: str, are_rates: bool = False) -> Chart:
+    """Return a chart with one bar per value. values: (label, value), in order. are_rates: their sum means nothing."""
     most = max((value for _, value in values), default=0)
     step = WIDTH / max(1, len(values))
     bars = [
@@ -55,7 +55,9 @@ def draw_bars(title: str, values: Sequence[tuple[str, float]], unit: str) -> Cha
     ]
     bottom = HEIGHT + 14.0
     labels = [(0.0, bottom, values[0][0], "start"), (float(WIDTH), bottom, values[-1][0], "end")] if values else []
-    description = f"{title}: at most {most:,g} {unit}, {sum(value for _, value in values):,g} in all"
+    total = sum(value for _, value in values)
+    summary = f"{total / max(1, len(values)):,.4g} on average" if are_rates else f"{total:,.10g} in all"
+    description = f"{title}: at most {most:,g} {unit}, {summary}"
     return Chart(title, description, bars, WIDTH, HEIGHT + 20, labels)
 
 

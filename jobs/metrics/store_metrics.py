@@ -22,5 +22,7 @@ def read_store(mq: Connection, observation: Observation, build: FamilyBuilder) -
     space = read_free_space(mq.namespace.files)
     sizes = [] if space is None else [((), space.size_bytes)]
     free = [] if space is None else [((), space.free_bytes)]
-    yield build.gauge("lakemq_store_size_bytes", "Size of the disk; missing for an object store.", (), sizes)
+    yield build.gauge(
+        "lakemq_store_size_bytes", "Bytes of the disk that are taken or free; missing for an object store.", (), sizes
+    )
     yield build.gauge("lakemq_store_free_bytes", "Free bytes of the disk; missing for an object store.", (), free)

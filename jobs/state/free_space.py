@@ -20,6 +20,7 @@ class FreeSpace:
     """Room of the file system that holds a namespace, as its user may take it.
 
     Attributes:
+        size_bytes: what is taken and what is free, as `df` counts it: without blocks that are kept for root.
         inodes: how many files the file system can hold; 0 if it sets no limit.
     """
 
@@ -46,7 +47,7 @@ def read_free_space(files: Files) -> FreeSpace | None:
         return None
     disk = os.statvfs(files.root)
     return FreeSpace(
-        size_bytes=disk.f_blocks * disk.f_frsize,
+        size_bytes=(disk.f_blocks - disk.f_bfree + disk.f_bavail) * disk.f_frsize,
         free_bytes=disk.f_bavail * disk.f_frsize,
         inodes=disk.f_files,
         free_inodes=disk.f_favail,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow.dataset import Dataset
 from unit.browsing import Browser, facts, notices, open_browser, table_rows
-from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
+from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -169,6 +169,25 @@ def test_a_topic_shows_its_partitions_and_readers(busy: BusyNamespace, browser: 
     readers = {row[0]: row[2] for row in table_rows(page, "Groups that read it")}
     assert readers == {group: str(row["lag"]) for group, row in lags.items()}
     assert {row[0] for row in table_rows(page, "Settings")} == {*described.settings}
+
+
+def test_a_last_stable_offset_stands_before_the_open_transaction(busy: BusyNamespace, browser: Browser) -> None:
+    """It comes from the same step as the end offset, so that it is never above it."""
+    described = busy.mq.topics.describe(SHIPPED)
+    assert (described.last_stable_offsets, described.end_offsets) == ([0], [1])
+    (row,) = table_rows(browser.get("/topic", name=SHIPPED), "Partitions")
+    assert row[2:4] == ["1", "0"]
+
+
+def test_settings_are_shown_as_they_are_set(busy: BusyNamespace, browser: Browser) -> None:
+    busy.mq.topics.create("spoken", config={"retention.waits.for.groups": True})
+    page = browser.get("/topic", name="spoken")
+    shown = {row[0]: row[1] for row in table_rows(page, "Settings")}
+    assert shown["retention.waits.for.groups"] == "true"
+    assert {*shown.values()}.isdisjoint({"True", "False", "None"})
+    (row,) = (row for row in table_rows(browser.get("/topics"), "Topics") if row[0] == "spoken")
+    assert "retention.waits.for.groups=true" in row[4]
+    assert {row[1] for row in table_rows(browser.get("/group", name=WORKERS), "Settings")}.isdisjoint({"True", "False"})
 
 
 def test_a_topic_shows_the_versions_of_its_schema(busy: BusyNamespace, browser: Browser) -> None:
@@ -339,6 +358,17 @@ def test_a_page_refreshes_only_as_often_as_offered(browser: Browser) -> None:
     assert '<meta http-equiv="refresh" content="15">' in browser.get("/", refresh="15")
     for text in ("0", "1", "15;url=//x", "²"):
         assert "http-equiv" not in browser.get("/", refresh=text)
+
+
+def test_pages_refresh_as_was_chosen_on_one_of_them(browser: Browser) -> None:
+    browser.get("/", refresh="15")
+    for path in ("/groups", "/topics", "/"):
+        page = browser.get(path)
+        assert '<meta http-equiv="refresh" content="15">' in page
+        assert re.findall(r'<a href="[^"]*" aria-current="true">(.*?)</a>', page) == ["15 s"]
+    assert "http-equiv" not in browser.get("/sql"), "what is typed there would be lost"
+    browser.get("/groups", refresh="0")
+    assert "http-equiv" not in browser.get("/")
 
 
 def test_pages_of_missing_topics_and_groups_are_not_found(browser: Browser) -> None:

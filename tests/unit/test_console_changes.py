@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,10 @@ from unit.browsing import Browser, form_fields, notices, open_browser, table_row
 from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
 from unit.served import served, until, values
 
+from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.protocol.codec.overdue_member import OverdueMember, encode_overdue_members
 from lakemq.jobs.console.changes import CHANGES
+from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +26,7 @@ INPUTS = {
     "purge": {"topic": f"{ORDERS}.dlq", "group": WORKERS},
     "cancel-delayed": {"topic": ORDERS},
     "abort": {"id": "shipper"},
+    "remove-member": {"group": WORKERS, "member": "nobody"},
     "alter-topic": {"topic": ORDERS, "setting": "retention.ms", "value": "1234567"},
     "alter-group": {"group": WORKERS, "setting": "max.redelivery.count", "value": "9"},
 }
@@ -164,6 +170,24 @@ def test_a_transaction_is_aborted(busy: BusyNamespace, browser: Browser) -> None
         browser.confirm("abort", id="doomed")
         assert busy.mq.transactions.describe("doomed").state == "CompleteAbort"
     assert "never" not in values(busy.mq, SHIPPED)
+
+
+def test_a_group_offers_the_changes_that_end_its_waits(busy: BusyNamespace, browser: Browser) -> None:
+    mq = busy.mq
+    with mq.consumer("idlers", topics=[SHIPPED], protocol="cooperative") as idler:
+        assert isinstance(idler, GroupConsumer)
+        until(lambda: bool(not idler.poll(timeout_ms=100) and mq.groups.members("idlers")))
+        (info,) = mq.groups.members("idlers")
+        late = encode_overdue_members([OverdueMember("idlers", info.member_id, None, 1_700_000_000_000)])
+        OverdueNotes(mq.namespace.files).put(mq.state().leader_epoch, 9_999_999_999, late)
+        page = browser.get("/group", name="idlers")
+        assert any("has not polled since" in text for text in notices(page))
+        (href,) = re.findall(r'href="(/change/remove-member[^"]*)"', page)
+        confirmation = browser.get(html.unescape(href))
+        assert notices(confirmation)[0].startswith(f"The member {info.member_id} of idlers will be removed.")
+        assert notices(browser.submit(confirmation, "/change/remove-member"))[0] == "The member is removed."
+        assert mq.groups.members("idlers") == []
+        OverdueNotes(mq.namespace.files).clear()
 
 
 def test_bad_inputs_of_changes_are_refused(browser: Browser) -> None:

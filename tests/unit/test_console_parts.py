@@ -114,6 +114,8 @@ def test_bars_are_as_high_as_their_values() -> None:
     assert [bar.title for bar in chart.bars] == ["a: 1 things", "c: 4 things"]
     assert chart.description == "T: at most 4 things, 5 in all"
     assert draw_bars("T", [], "things").bars == []
+    rates = draw_bars("T", [("a", 1), ("b", 0), ("c", 4)], "per second", are_rates=True)
+    assert rates.description == "T: at most 4 per second, 1.667 on average", "a sum of rates means nothing"
 
 
 def test_owners_are_drawn_from_when_to_when_they_had_a_partition() -> None:

@@ -43,6 +43,7 @@ class Stall:
         since_ms: in ms since 1970, when the member last acknowledged or got messages of the partition, sent a heartbeat
             or polled, when it was to give up partitions or took over an instance id, or when the transaction began.
         patience_ms: how long such a stall may last before it is overdue; None: it ends by itself.
+        transactional_id: of the open transaction.
     """
 
     kind: StallKind
@@ -54,6 +55,7 @@ class Stall:
     advice: str
     since_ms: int
     patience_ms: int | None
+    transactional_id: str | None = None
 
     def __str__(self) -> str:
         return f"{self.found} {self.advice}"

@@ -215,4 +215,5 @@ def _describe_transaction(
         advice,
         began_ms,
         _TRANSACTION_PATIENCE_MS,
+        name,
     )

@@ -11,7 +11,7 @@ from lakemq.jobs.console.charts import OwnershipPeriod, draw_ownership
 from lakemq.jobs.console.console import Console, quote_sql
 from lakemq.jobs.console.inputs import read_number, read_text
 from lakemq.jobs.console.pages.queries import draw_or_explain
-from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
+from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.rendering import format_length, format_time, make_link
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
         assignments = groups.assignments(name) if is_known else []
     parts: list[Part] = [
         *_warn(info),
+        *(_offer_cures(info) if console.settings.allow_changes else []),
         _describe(info),
         _list_partitions(lags, assignments),
         _list_members(members),
@@ -99,6 +100,21 @@ def _warn(info: GroupInfo) -> list[Part]:
     if info.deleted:
         notices.append(Notice(f"{info.deleted:,} offsets were deleted before the group had consumed them.", "bad"))
     return notices
+
+
+def _offer_cures(info: GroupInfo) -> list[Part]:
+    """Return links to the changes that end what holds the group up."""
+    cures: dict[str, Link] = {}
+    for stall in info.stalls:
+        if stall.transactional_id is not None:
+            link = Link(f"Abort {stall.transactional_id}", make_link("/change/abort", id=stall.transactional_id))
+        elif stall.kind in ("no heartbeat", "no poll", "silent", "handover"):
+            href = make_link("/change/remove-member", group=info.group, member=stall.member_id)
+            link = Link(f"Remove {stall.member_id}", href)
+        else:
+            continue  # only its program can end it
+        cures[link.href] = link
+    return [Actions([*cures.values()])] if cures else []
 
 
 def _describe(info: GroupInfo) -> Facts:

@@ -136,4 +136,4 @@ def _list_handoffs(history: History) -> Table:
 def _draw_rate(title: str, history: History, rates: Sequence[float]) -> Picture:
     labels = [from_millis(int(end_ms)) for end_ms in history.timeline.ends_ms]
     bars = [(f"{label:%H:%M:%S} UTC", rate) for label, rate in zip(labels, rates, strict=True)]
-    return Picture(draw_bars(title, bars, "per second"))
+    return Picture(draw_bars(title, bars, "per second", are_rates=True))

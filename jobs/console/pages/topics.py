@@ -12,7 +12,7 @@ from lakemq.jobs.console.inputs import read_choice, read_text
 from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
 from lakemq.jobs.console.payloads import show_payload
 from lakemq.jobs.console.rendering import make_link
-from lakemq.jobs.output import format_size
+from lakemq.jobs.output import format_setting, format_size
 
 if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription
@@ -31,7 +31,7 @@ def read_topics(console: Console, inputs: Mapping[str, Any]) -> Page:
             topic.partitions,
             topic.offset_count,
             format_size(sizes.get(topic.topic)),
-            ", ".join(f"{key}={value}" for key, value in topic.config.items()),
+            ", ".join(f"{key}={format_setting(value)}" for key, value in topic.config.items()),
             ", ".join(topic.subscriptions),
             Link("messages", make_link("/messages", topic=topic.topic)),
         ]
@@ -74,7 +74,7 @@ def read_topic(console: Console, inputs: Mapping[str, Any]) -> Page:
                 "Offsets per partition", [(f"partition {p}", n) for p, n in enumerate(offsets[:_MOST_BARS])], "offsets"
             )
         ),
-        _list_partitions(console, topic),
+        _list_partitions(topic),
         _list_readers(console, name),
     ]
     if read_choice(inputs, "keys", ("no", "yes")) == "yes":
@@ -96,19 +96,24 @@ def _list_actions(console: Console, name: str) -> Actions:
     )
 
 
-def _list_partitions(console: Console, topic: TopicDescription) -> Table:
-    stable = console.mq.end_offsets(topic.topic)
+def _list_partitions(topic: TopicDescription) -> Table:
     rows = [
         [
             Link(str(partition), make_link("/messages", topic=topic.topic, partition=partition)),
             first,
             end,
-            stable.get(partition, end),
+            stable,
             end - first,
             state,
         ]
-        for partition, (first, end, state) in enumerate(
-            zip(topic.beginning_offsets, topic.end_offsets, topic.partition_states, strict=True)
+        for partition, (first, stable, end, state) in enumerate(
+            zip(
+                topic.beginning_offsets,
+                topic.last_stable_offsets,
+                topic.end_offsets,
+                topic.partition_states,
+                strict=True,
+            )
         )
     ]
     columns = ("partition", "log start", "end offset", "last stable offset", "offsets", "state")
