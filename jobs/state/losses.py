@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lakemq.engine.client.leadership import find_store_now_ms
 from lakemq.engine.maintenance.retention import find_outgrown
-from lakemq.jobs.state.leadership import store_now_ms
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -28,7 +28,7 @@ def count_losses(mq: Connection, name: str, settings: Mapping[str, Any]) -> dict
     if changed.setting("retention.waits.for.groups"):
         return {}
     cuts: dict[int, int] = {}
-    for outgrown in find_outgrown(mq.namespace.store, {topic.topic_id: changed}, store_now_ms(mq)):
+    for outgrown in find_outgrown(mq.namespace.store, {topic.topic_id: changed}, find_store_now_ms(mq.namespace.files)):
         for kept in (outgrown.by_age, outgrown.by_size):
             cuts |= {partition: max(first, cuts.get(partition, 0)) for partition, first in kept.items()}
     losses: dict[str, int] = {}
