@@ -1,4 +1,4 @@
-"""Handoffs of a group's partitions, and the keys that they cut: keys of which both owners acknowledged messages."""
+"""Handoffs of a group's partitions, and the keys that they cut: both owners acknowledged messages with them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read_handoffs(namespace: Namespace, group: str) -> list[Handoff]:
 
 
 def count_cut_keys(log: LogAccess, lags: Sequence[PartitionLag], handoffs: Sequence[Handoff]) -> list[int | None]:
-    """Count for each handoff the keys of which both owners acknowledged messages.
+    """Count the keys that each handoff cut: both owners acknowledged messages with them.
 
     lags, handoffs: all of one group; handoffs by time. A count is None if the partition has no owner, or if messages of
     an owner are deleted.

@@ -26,7 +26,7 @@ class Leadership:
         leader: its name; empty if none leads.
         has_died: it ended without handing over its lease.
         step, put_ms: the last step, and when it was put by the store's clock.
-        silent_ms: the age of that step.
+        silent_ms: the age of the last step.
         standbys: the other sequencers that `lakemq serve` has standing by. A leader that cannot write, for example to
             a full disk, stands by itself: it would not help, so it is not named.
         lines: where clients connect to it directly.
@@ -70,7 +70,7 @@ def read_leadership(files: Files, state: State) -> Leadership:
 
 
 def _read_lines(files: Files, epoch: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return where the leader of this epoch listens, and what is missing."""
+    """Return where the leader of this epoch listens, and where it cannot although it should."""
     try:
         address = decode_address(files.get(line_name(epoch)))
     except (OSError, ValueError):  # it has no line, or this user may not read where it is

@@ -143,7 +143,7 @@ class WebApplication:
         return endpoint
 
     def _answer(self, request: Request, read: Callable[[], Page]) -> Response:
-        """Return a page, or the page that explains why there is none."""
+        """Return a page, or one that explains why it cannot be shown."""
         try:
             return self._render(request, read())
         except BadInput as error:

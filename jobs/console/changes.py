@@ -145,7 +145,7 @@ def _preview_removal(console: Console, inputs: Inputs) -> list[Part]:
             has = ", ".join(member.partitions) or "no partition"
             text = f"The member {member_id} of {group} will be removed. It has {has}: other members get that at once."
             return [Notice(text), Notice("A member that lives joins again with its next poll.")]
-    return [Notice(f"{member_id} is no member of {group} now.")]
+    return [Notice(f"{member_id} has left {group} already.")]
 
 
 def _apply_removal(console: Console, inputs: Inputs) -> None:

@@ -43,7 +43,7 @@ def _escape_text(value: Any) -> Any:
 
 
 def make_link(path: str, **inputs: Any) -> str:
-    """Return the address of a page with its inputs; those that are None are left out."""
+    """Return the address of a page with its inputs, without those of value None."""
     query = urlencode({name: value for name, value in inputs.items() if value is not None})
     return f"{path}?{query}" if query else path
 

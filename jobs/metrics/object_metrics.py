@@ -86,7 +86,7 @@ def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) 
     )
     yield build.gauge(
         "lakemq_group_waits",
-        "Things that hold the group up, as `waits_for` of `groups describe` names them; missing where there is none.",
+        "Things that hold the group up, as `waits_for` of `groups describe` names them; missing without one.",
         ("group", "cause"),
         (
             ((info.group, cause), count)

@@ -20,7 +20,7 @@ class FreeSpace:
     """Room of the file system that holds a namespace, as its user may take it.
 
     Attributes:
-        size_bytes: what is taken and what is free, as `df` counts it: without blocks that are kept for root.
+        size_bytes: taken and free bytes, as `df` counts them: without blocks that are kept for root.
         inodes: how many files the file system can hold; 0 if it sets no limit.
     """
 
@@ -36,7 +36,7 @@ class FreeSpace:
 
     @property
     def is_low(self) -> bool:
-        """Whether somebody should make room soon."""
+        """Whether to make room soon."""
         few_bytes = self.free_bytes < min(_LOW_SHARE * self.size_bytes, _LOW_BYTES)
         return few_bytes or self.free_inodes < _LOW_INODES_SHARE * self.inodes
 

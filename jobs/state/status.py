@@ -29,7 +29,7 @@ QUICK_CHECKS = ("writable", "space", "sequencer", "mailbox", "letters", "aside",
 
 @dataclass(frozen=True)
 class Sample:
-    """Counts at one moment, of which two give rates. end_offsets: topic -> sum over its partitions."""
+    """Counts at one moment. Two samples give rates. end_offsets: topic -> sum over its partitions."""
 
     monotonic_s: float
     step: int

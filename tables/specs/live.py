@@ -75,7 +75,7 @@ class CutKeysRow:
     to_member: str | None = column(TEXT, "The next owner; null: none yet.", nullable=True)
     began_at: datetime = column(TIME, "When the partition left the former owner.")
     cut_keys: int | None = column(
-        INT64, "Keys of which both acknowledged messages; null: no next owner, or messages are deleted.", nullable=True
+        INT64, "Keys with messages that both acknowledged; null: no next owner, or messages are deleted.", nullable=True
     )
 
 

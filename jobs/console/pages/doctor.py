@@ -1,4 +1,4 @@
-"""The doctor's findings: what is wrong with this machine and the namespace, and how to mend it."""
+"""The doctor's findings: problems of this machine and of the namespace, and how to mend them."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def read_group(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 
 def _warn(info: GroupInfo) -> list[Part]:
-    # what ends by itself is no trouble
+    # a wait that ends by itself needs no cure
     notices: list[Part] = [Notice(str(stall), "info" if stall.patience_ms is None else "bad") for stall in info.stalls]
     if info.problem:
         notices.append(Notice(info.problem, "bad"))

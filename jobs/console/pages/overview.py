@@ -175,7 +175,7 @@ def _draw_last_hour(console: Console) -> list[Part]:
 def count_by_minute(store: Store, since_ms: int) -> dict[int, tuple[int, int]]:
     """Return minute since `since_ms` -> how many steps were decided in it, and how many messages they added.
 
-    It reads five columns of two tables, and of these only the files of that time. SQL opens all tables and makes all
+    It reads five columns of two tables, and only the files of the last hour. SQL opens all tables and makes all
     views, which takes several times longer on every refresh.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shared by pages that show results of SQL: what to show if there is none."""
+"""Shared by pages that show results of SQL: what to show without one."""
 
 from __future__ import annotations
 
