@@ -17,7 +17,7 @@ from ..namespace.namespace import Namespace
 from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock, SystemClock
 from ..namespace.processes.process import end_block
-from ..namespace.processes.process_identity import new_id
+from ..namespace.processes.process_identity import new_client_id, new_id
 from ..namespace.removed_namespace import find_removal
 from ..protocol.errors import IllegalState
 from ..protocol.values.state import State
@@ -85,7 +85,7 @@ class Connection(LogAccess):
         self.requester = Requester(
             namespace.mailbox,
             clock,
-            new_id,
+            new_client_id,
             timeout_ms,
             self._crash_point,
             namespace_id,

@@ -19,6 +19,8 @@ VIEW_COLUMNS: dict[str, str] = {
     "topic_stats": "topic string, partitions int, records bigint, committed_records bigint, records_per_s double, "
     "first_timestamp timestamp, last_timestamp timestamp, config string",
     "topic_schemas": "topic string, version int, type string, schema string, step bigint, in_force boolean",
+    "admin_changes": "changed_at timestamp, kind string, subject string, client string, decision string, step bigint, "
+    "position int",
     "live_producers": "producer_id bigint, producer_epoch int, transactional_id string, state string, "
     "seen_at timestamp, recent_batches int",
     "log": _LOG,

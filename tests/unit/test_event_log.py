@@ -35,7 +35,7 @@ def test_log_of_the_sequencer_names_what_was_decided(mq: Connection, caplog: pyt
     mq.groups.delete(group)
     mq.topics.delete(topic)
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "lakemq.serve")
-    client = "by client [0-9a-f]{32}"
+    client = r"by client \S+-[0-9a-f]{16}"
     for line in (
         f"Topic {topic} is created with 2 partitions, {client}",
         f"Topic {topic} is altered: 2 partitions, settings {{'retention.ms': 1000000000}}, {client}",

@@ -14,17 +14,37 @@ is empty.
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
+import socket
 import uuid
 from contextlib import suppress
 
 _STATE, _THREADS, _STARTED = 0, 17, 19
 """Places of these fields in `/proc/<pid>/stat`, after the command, which is in brackets and may contain spaces."""
 
+_NO_NAME = re.compile(r"[^A-Za-z0-9.]+")
+_MAX_NAME = 40
+"""Characters of a user's or host's name in the id of a client, which is part of file names."""
+
 
 def new_id() -> str:
     """Return 32 random hexadecimal digits."""
     return uuid.uuid4().hex
+
+
+def new_client_id() -> str:
+    """Return an id of a client that names its user, host and process, and is random after that.
+
+    The journal keeps it with each decision, so it says who asked.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        user = f"uid{os.getuid()}"
+    names = [_NO_NAME.sub("_", name).strip("_.")[:_MAX_NAME] for name in (user, socket.gethostname())]
+    return "-".join([*filter(None, names), str(os.getpid()), new_id()[:16]])
 
 
 def read_own_identity() -> str:
