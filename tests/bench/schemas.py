@@ -32,7 +32,7 @@ AVRO = {
     ],
 }
 
-TARGETS = {"ddl": (1_500_000, 300_000), "json": (700_000, 250_000), "avro": (225_000, 150_000)}
+TARGETS = {"ddl": (1_250_000, 285_000), "json": (550_000, 175_000), "avro": (150_000, 110_000)}
 """Language -> least values per second that are checked and parsed: half of the figures in docs/schemas.md."""
 
 
