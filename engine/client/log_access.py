@@ -91,7 +91,7 @@ class LogAccess(ProcessBound):
 
         Raises:
             UnknownTopicOrPartition, OffsetOutOfRange, InvalidRequest: an argument is not valid, or there is no schema.
-            MissingExtra: values are to be parsed, and the extra `schemas` is not installed.
+            MissingExtra: with parse, the extra `schemas` is not installed.
         """
         self._check_open()
         topic, start, end = (

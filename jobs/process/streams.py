@@ -48,7 +48,7 @@ def _named_errors(stream: str, verb: str) -> Iterator[None]:
 
 
 def open_standard_streams() -> None:
-    """Let stdin and stdout raise StreamError, and write UTF-8 everywhere, whatever the locale is.
+    """Let stdin and stdout raise StreamError, and write UTF-8 in every locale.
 
     Descriptors of streams that the parent process closed are taken. Otherwise the next file that is opened, perhaps a
     table's, would get what is printed. Reading a closed stdin or writing a closed stdout fails; what is written to a

@@ -109,8 +109,8 @@ class ConsumerBatch(ProcessBound):
             parse: add a column `parsed`, as `mq.fetch` does. The topics of the batch must have the same schema.
 
         Raises:
-            InvalidRequest: values are to be parsed, and a topic has no schema, or they have several.
-            IllegalState: values are to be parsed, and the consumer had no partitions.
+            InvalidRequest: with parse, a topic has no schema, or they have several.
+            IllegalState: with parse, the consumer had no partitions.
         """
         tables = [part.to_arrow() for part in self._list_parts(parse)]
         return pa.concat_tables(tables if parse else [FETCHED.empty_table(), *tables])

@@ -189,7 +189,7 @@ class Fetcher:
     def find_schema(self, *topics: str) -> SchemaRule:
         """Return the newest schema of the topics.
 
-        Raises UnknownTopicOrPartition, InvalidRequest (one has none, or they have several).
+        Raises UnknownTopicOrPartition, InvalidRequest (a topic lacks a schema, or they differ).
         """
         return self.query(lambda state: find_reading_rule(map(state.topic, topics)))
 

@@ -123,7 +123,7 @@ def request_delays(at_us: Numbers, delay_ms: Numbers, now_us: int) -> RequestedD
     Args:
         at_us: the requested time of delivery, NO_DUE without one.
         delay_ms: the requested delay, NO_DUE without one; negative ones are -1.
-        now_us: time of the call. A delay starts there, whatever the timestamps are.
+        now_us: time of the call. A delay starts there, not at the timestamp.
     """
     has_at, has_delay = at_us != NO_DUE, delay_ms != NO_DUE
     if not has_at.any() and not has_delay.any():

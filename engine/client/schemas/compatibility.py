@@ -57,7 +57,7 @@ def _check_backward(topic: str, versions: Sequence[SchemaVersion], new: SchemaRu
 
 
 def _check_logical_types(topic: str, versions: Sequence[SchemaVersion], new: SchemaRule) -> None:
-    """Refuse another logical type of an Avro field, whatever the compatibility is: values would be read wrongly."""
+    """Refuse another logical type of an Avro field, with any compatibility: values would be read wrongly."""
     for version in versions if new.type == AVRO else ():
         if version.type == AVRO and (obstacle := find_misread(parse_avro(new.text), parse_avro(version.schema))):
             text = (
