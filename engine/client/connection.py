@@ -139,9 +139,12 @@ class Connection(LogAccess):
         self._check_open()
         return self._fetcher.read_state()
 
-    def _look(self, what: Callable[[State], T]) -> T:
+    def _open_fetcher(self) -> Fetcher:
         self._check_open()
-        return self._fetcher.query(what)
+        return self._fetcher
+
+    def _look(self, what: Callable[[State], T]) -> T:
+        return self._open_fetcher().query(what)
 
     # -- publishing -------------------------------------------------------------------------------------
 
@@ -303,7 +306,7 @@ class Connection(LogAccess):
     @cached_property
     def dead_letters(self) -> DeadLetters:
         """Read dead letters of groups, send them back to their topics, or purge them."""
-        return self._tools.make_dead_letters(self._look)
+        return self._tools.make_dead_letters(self._open_fetcher)
 
     def _whole_state(self) -> State:
         self._check_open()

@@ -29,7 +29,6 @@ from .fetch.reading.rows import segment_index_per_row
 from .predicate import Predicate
 from .requests.requester import Requester
 from .spans import Spans, group_into_spans
-from .topics import QueryNewestState
 
 COLUMNS = pa.schema(
     {
@@ -104,11 +103,10 @@ class DeadLetters(ProcessBound):
         self,
         requester: Requester,
         fetcher: Callable[[], Fetcher],
-        query: QueryNewestState,
         clock: Clock,
         timeout_ms: int,
     ) -> None:
-        self._requester, self._fetcher, self._query = requester, fetcher, query
+        self._requester, self._fetcher = requester, fetcher
         self._clock, self._timeout_ms = clock, timeout_ms
 
     def counts(self, topic: str | None = None) -> list[DeadLetterCount]:
@@ -226,7 +224,7 @@ class DeadLetters(ProcessBound):
             stored = {state.topics[topic_id].topic for topic_id in topic_ids if topic_id in state.topics}
             return sorted(name for name in named | stored if name in state.topic_ids)
 
-        return self._query(find)
+        return self._fetcher().query(find)
 
     # -- selecting --------------------------------------------------------------------------------------
 
@@ -253,7 +251,7 @@ class DeadLetters(ProcessBound):
                 ]
             ]
 
-        for partition, first, end in self._query(find_closed_spans):
+        for partition, first, end in self._fetcher().query(find_closed_spans):
             if partition in spans_by_partition:
                 spans_by_partition[partition].remove(first, end)
         return spans_by_partition
@@ -268,7 +266,7 @@ class DeadLetters(ProcessBound):
             return _Selection(plan.topic, plan.topic_id, spans, 0)
         count = _count(spans)
         sources = {cause.topic for *_, cause in _dead_segments(plan)}
-        existing = self._query(lambda state: {name for name in sources if name in state.topic_ids})
+        existing = self._fetcher().query(lambda state: {name for name in sources if name in state.topic_ids})
         for partition, first, end, cause in _dead_segments(plan):
             if cause.topic not in existing and partition in spans:
                 spans[partition].remove(first, end)
@@ -336,7 +334,7 @@ class DeadLetters(ProcessBound):
             )
 
         deadline_ms = self._clock.steady_ms() + self._timeout_ms
-        while (count := self._query(count_dying)) and self._clock.steady_ms() < deadline_ms:
+        while (count := self._fetcher().query(count_dying)) and self._clock.steady_ms() < deadline_ms:
             self._clock.sleep(_LOOK_MS)
         return count
 

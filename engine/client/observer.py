@@ -6,7 +6,6 @@ follows the steps from then on, so that a look of a metrics endpoint or a consol
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ from ..namespace.processes.process import ProcessBound
 from ..protocol.values.state import State
 from .dead_letters import DeadLetters
 from .delayed.delayed import DelayedMessages
-from .fetch.lookup.reader import Reader
+from .fetch.fetcher import Fetcher
 from .groups.groups import Groups
-from .topics import QueryNewestState
 from .transactions.operations import Transactions
 
 T = TypeVar("T")
@@ -48,26 +46,25 @@ class Observer(ProcessBound):
     """Looks of one process at a namespace. Thread-safe: one thread looks at a time.
 
     Attributes:
-        dead_letters: the same object as that of the connection, which reads this state. It also reads tables and data
-            files, so nobody should call it inside a look.
+        dead_letters: the same object as that of the connection, which reads this state, and tables. Do not call it
+            inside a look: it may move the state on.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        fetcher: Fetcher,
         make_groups: Callable[[ReadState], Groups],
         make_transactions: Callable[[ReadState], Transactions],
         make_delayed: Callable[[ReadState], DelayedMessages],
-        make_dead_letters: Callable[[QueryNewestState], DeadLetters],
+        dead_letters: DeadLetters,
     ) -> None:
-        """reader: of the whole state; nothing else may use it."""
-        self._reader = reader
-        self._lock = threading.RLock()
+        """fetcher: of the whole state. dead_letters: read with it."""
+        self._fetcher = fetcher
         self._state = State()
         self._groups = make_groups(self._read_state)
         self._transactions = make_transactions(self._read_state)
         self._delayed = make_delayed(self._read_state)
-        self.dead_letters = make_dead_letters(self.query)
+        self.dead_letters = dead_letters
 
     @contextmanager
     def look(self) -> Iterator[Observation]:
@@ -76,9 +73,9 @@ class Observer(ProcessBound):
         Raises:
             StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
         """
-        with self._lock:
-            self._state = self._reader.refresh()
-            yield Observation(self._state, self._reader.decided_step, self._groups, self._transactions, self._delayed)
+        with self._fetcher.look() as reader:
+            self._state = reader.state
+            yield Observation(reader.state, reader.decided_step, self._groups, self._transactions, self._delayed)
 
     def query(self, read: Callable[[State], T]) -> T:
         """Return what `read` makes of the state as of the newest step. Raises as `look`.

@@ -24,7 +24,6 @@ from .groups.stall import MemberNotes
 from .observer import Observer
 from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
-from .topics import QueryNewestState
 from .transactions.operations import Transactions
 
 T = TypeVar("T")
@@ -112,24 +111,26 @@ class OperatorTools:
         except OSError:
             return self._clock.now_ms()
 
-    def make_dead_letters(self, query: QueryNewestState) -> DeadLetters:
+    def make_dead_letters(self, fetcher: Callable[[], Fetcher]) -> DeadLetters:
         """Return the operations on dead letters."""
         timeout_ms = self._namespace.config.ms("request.timeout.ms")
-        return DeadLetters(self._requester, self._open_fetcher, query, self._clock, timeout_ms)
-
-    def _open_fetcher(self) -> Fetcher:
-        self._check_open()
-        return self._fetcher
+        return DeadLetters(self._requester, fetcher, self._clock, timeout_ms)
 
     def make_observer(self) -> Observer:
         """Return an observer, whose objects read the state that it follows."""
         self._check_open()
+        fetcher = self._fetcher.make_whole_fetcher()
+
+        def open_fetcher() -> Fetcher:
+            self._check_open()
+            return fetcher
+
         return Observer(
-            self._fetcher.make_whole_reader(),
+            fetcher,
             self.make_groups,
             self.make_transactions,
             self.make_delayed,
-            self.make_dead_letters,
+            self.make_dead_letters(open_fetcher),
         )
 
     def _look(self, read: Callable[[State], T]) -> T:

@@ -287,7 +287,7 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     """Check that no group's offsets expire soon, and that no group with members is stuck."""
     now_ms = find_store_now_ms(mq.namespace.files)
     with observer.look() as observation:
-        groups = observation.groups.all()
+        groups = observation.groups.all(rates=False)
     in_use = [group for group in groups if group.members]
     stalls = [(group.group, stall) for group in in_use for stall in group.stalls if stall.is_overdue(now_ms)]
     if stalls:

@@ -57,7 +57,7 @@ def read_topics(mq: Connection, observation: Observation, build: FamilyBuilder) 
 
 def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
     """Yield lag, members and states of groups, as `groups lag` and `groups describe` show them."""
-    infos = observation.groups.all()
+    infos = observation.groups.all(rates=False)
     lags = [lag for info in infos for lag in observation.groups.lag(info.group)]
     queues = {info.group for info in infos if info.protocol == "queue"}
     yield build.gauge(

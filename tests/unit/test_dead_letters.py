@@ -19,6 +19,7 @@ from unit.served import new_name, new_topic, run_sql, served, until, values
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
+from lakemq.engine.client.fetch.lookup import reader
 from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
 from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, SettleDeadLetters
@@ -82,6 +83,27 @@ def test_rejected_message_becomes_a_dead_letter_with_its_cause(mq: Connection) -
     assert [key for key, _ in dead[0].headers[2:]] == [f"dead-letter.{name}" for name in CAUSE]
     # nothing was said about its neighbours, and no row was written again
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
+
+
+@pytest.mark.slow
+def test_observer_loads_the_namespace_once_for_groups_and_dead_letters(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    mq.publish(topic, pa.table({"value": ["bad"]}))
+    with member(mq, topic, group) as consumer:
+        consumer.reject(take_messages(consumer, 1), error="no such customer")
+        consumer.flush()
+        wait_until_done(mq, consumer)
+    until(lambda: mq.dead_letters.counts(f"{topic}.dlq"))
+    loads, load_state = list[object](), reader.load_state
+    monkeypatch.setattr(reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
+    observer = mq.observer()
+    with observer.look() as observation:
+        assert group in {info.group for info in observation.groups.all(rates=False)}
+    expected = DeadLetterCount(f"{topic}.dlq", group, "rejected", topic, 1)
+    assert expected in observer.dead_letters.counts()
+    assert len(loads) == 1
 
 
 @pytest.mark.slow

@@ -224,8 +224,9 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
         yield mq
 
 
+@pytest.mark.parametrize("between_looks_ms", [2 * REBASE_MS // 3, 2 * REBASE_MS])
 def test_follower_moves_to_newer_watermarks_without_loading_again(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, between_looks_ms: int
 ) -> None:
     clock = AheadClock()
     follower = Reader(mq.namespace.store, clock)
@@ -238,7 +239,7 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
         mq.publish("t", pa.table({"value": [f"{turn}-{n}" for n in range(5)], "partition": [0, 0, 0, 1, 1]}))
         step = mq.state().step
         until(lambda step=step: reader.read_watermark(mq.namespace.store).step >= step)  # type: ignore[misc]
-        clock.ahead_ms += 2 * REBASE_MS // 3
+        clock.ahead_ms += between_looks_ms
         with monkeypatch.context() as patched:
             patched.setattr(reader, "load_state", load_state)
             state = follower.refresh()
@@ -252,6 +253,22 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
     part_counts = [len(parts) for parts in follower._view.tail_rows._parts.values()]
     assert sum(part_counts) <= 2, "what is in its file by the last watermark is let go"
     assert follower.state.clients == fresh.state.clients
+
+
+@pytest.mark.parametrize(("most_followed", "load_count"), [(1, 1), (1_000, 0)])
+def test_reader_that_looks_rarely_loads_if_too_many_steps_have_come(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch, most_followed: int, load_count: int
+) -> None:
+    clock, loads, load_state = AheadClock(), list[object](), reader.load_state
+    follower = Reader(mq.namespace.store, clock)
+    follower.refresh()
+    for _ in range(3):
+        mq.publish("t", pa.table({"value": ["0"]}))
+    monkeypatch.setattr(reader, "_MOST_FOLLOWED", most_followed)
+    monkeypatch.setattr(reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
+    clock.ahead_ms += REBASE_MS + 1
+    state = follower.refresh()
+    assert (len(loads), int(state.topic("t").high_watermarks.sum())) == (load_count, 3)
 
 
 def test_offsets_of_open_committed_and_aborted_transactions_are_all_found(mq: Connection) -> None:

@@ -83,9 +83,12 @@ def test_rate_counts_only_progress_inside_the_window(mq: Connection) -> None:
         assert 0 < described.rate_window_ms <= WINDOW_MS
         if described.rate_window_ms < WINDOW_MS:  # all messages were consumed in the last minute
             assert described.consumption_rate == round(1000 * 80 / described.rate_window_ms, 3)
-        assert [group_info.rate_window_ms is not None for group_info in mq.groups.all()] == [True] * len(
-            mq.groups.list()
-        )
+        for rates in (True, False):
+            infos = mq.groups.all(rates=rates)
+            assert len(infos) == len(mq.groups.list())
+            assert {(info.rate_window_ms is None, info.consumption_rate is None) for info in infos} == {
+                (not rates, not rates)
+            }
 
 
 @pytestmark_served

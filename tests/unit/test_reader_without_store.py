@@ -12,6 +12,7 @@ from unit.served import CONFIG
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.fetch.lookup import reader as reader_module
 from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import LakeMQError, StorageError, TableDamaged
 
@@ -29,8 +30,9 @@ def mq(tmp_path: Path) -> Iterator[Connection]:
 
 @pytest.mark.parametrize(("missing", "error"), [("segments", StorageError), ("steps", TableDamaged)])
 def test_a_load_that_fails_half_way_is_done_again_at_once(
-    tmp_path: Path, mq: Connection, missing: str, error: type[LakeMQError]
+    tmp_path: Path, mq: Connection, monkeypatch: pytest.MonkeyPatch, missing: str, error: type[LakeMQError]
 ) -> None:
+    monkeypatch.setattr(reader_module, "_MOST_FOLLOWED", 0)
     clock = HastyClock()
     reader = Reader(mq.namespace.store, clock)
     assert reader.refresh().topic("t").high_watermarks.tolist() == [1]

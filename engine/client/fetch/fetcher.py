@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
@@ -49,14 +50,18 @@ class Fetcher:
     """Reads the state and messages of a namespace. Thread-safe. Its arguments were checked by the caller."""
 
     def __init__(
-        self, namespace: Namespace, clock: Clock, spark: SparkSession | None, new_line: Callable[[], FollowLine]
+        self,
+        namespace: Namespace,
+        clock: Clock,
+        spark: SparkSession | None,
+        new_line: Callable[[], FollowLine],
+        tables: Sequence[str] = READERS,
     ) -> None:
-        """new_line: returns a new line to the leader, for one waiter."""
+        """new_line: returns a new line to the leader, for one waiter. tables: from which the state is loaded."""
         self._new_line = new_line
         self._namespace, self._clock, self._spark = namespace, clock, spark
-        self._lock = OwnLock("This connection")
-        self._reader = self._new_reader()
-        self._knows_groups = False
+        self._lock = OwnLock("This connection", threading.RLock())
+        self._reader, self._tables = self._new_reader(tables), tables
 
     def _new_reader(self, tables: Sequence[str] = READERS) -> Reader:
         """Return a reader of this namespace, and of none that was created again at its path."""
@@ -82,8 +87,8 @@ class Fetcher:
         newest: whether to read newer steps first. False: as of the step that was read last.
         """
         with self._lock.own:
-            if not self._knows_groups:
-                self._reader, self._knows_groups = self._new_reader(MEMBERS), True
+            if self._tables is READERS:
+                self._reader, self._tables = self._new_reader(MEMBERS), MEMBERS
             return read(self._find_state(newest))
 
     def _find_state(self, newest: bool) -> State:
@@ -101,6 +106,17 @@ class Fetcher:
         Each refresh changes the state that the one before returned. So keep no part of it, and share it with no thread.
         """
         return self._new_reader(WHOLE)
+
+    def make_whole_fetcher(self) -> Fetcher:
+        """Return another fetcher of this namespace, whose state has producers, transactions and groups."""
+        return Fetcher(self._namespace, self._clock, self._spark, self._new_line, WHOLE)
+
+    @contextmanager
+    def look(self) -> Iterator[Reader]:
+        """Yield the reader, which stands on the newest step. Other threads wait until the block ends."""
+        with self._lock.own:
+            self._reader.refresh()
+            yield self._reader
 
     def read_dead_letter_topic_ids(self) -> list[int]:
         """Return the ids of topics that have dead letters in the tables. Some may be deleted."""

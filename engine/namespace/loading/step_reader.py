@@ -54,6 +54,10 @@ class StepReader:
         """The identity of that step's object."""
         return self._follower.identity
 
+    def is_behind(self, count: int) -> bool:
+        """Return whether there are more than so many newer steps, for one request."""
+        return self._store.files.identity(step_name(self.step + count + 1)) is not None
+
     def read(self, checks_end: bool = False) -> list[Step]:
         """Return all newer steps, in order; none if there is no newer one yet.
 
