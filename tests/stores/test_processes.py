@@ -23,6 +23,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.processes import crash
 from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.tables.storage.coordination.line_objects import list_lines
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"
@@ -196,3 +197,41 @@ def test_a_bad_network_loses_and_doubles_nothing(object_server: ObjectServer, pa
         check_each_once(mq, sending.acknowledged)
     with lakemq.connect(path, storage_options=object_server.options) as mq:
         check_each_once(mq, sending.acknowledged)
+
+
+# -- clients with lines over TCP ------------------------------------------------------------------------------
+
+
+LISTENING = {"plain": "line.listen: 127.0.0.1:0\n", "TLS": "line.listen: 0.0.0.0:0\nline.advertise: 127.0.0.1\n"}
+
+
+@pytest.mark.parametrize("listen", nightly_but([LISTENING["TLS"]], LISTENING.values()), ids=LISTENING)
+def test_a_killed_leader_loses_and_doubles_nothing_of_clients_with_lines(
+    object_server: ObjectServer, path: str, children: Children, listen: str
+) -> None:
+    with lakemq.connect(path, storage_options=object_server.options, create=True) as mq:
+        first = children.serve(path, object_server.options, CONFIG + listen)
+        files = mq.namespace.files
+        until(lambda: bool(list_lines(files)), "a leader listens")
+        mq.topics.create(TOPIC)
+        children.serve(path, object_server.options, CONFIG + listen)
+        sending = Sending(mq)
+        sending.start()
+        sending.wait_for_more(20)
+        assert files.folders("replies") == [], "all answers came on the line"
+        first.send_signal(signal.SIGKILL)
+        sending.wait_for_more(20)
+        sending.end()
+        check_each_once(mq, sending.acknowledged)
+        assert [epoch for epoch, _ in terms(mq)] == [1, 2]
+        names = files.list("line")
+        assert len(names) == 1, "the new leader has removed the object of the killed one"
+        until(lambda: sends_on_line(mq), "the client connects to the new leader")
+
+
+def sends_on_line(mq: lakemq.Connection) -> bool:
+    """Send a message, and return whether it went on a line."""
+    with mq.producer() as producer:
+        producer.send(TOPIC, value="again").result(60)
+    assert mq.requester._line is not None
+    return mq.requester._line._connection is not None
