@@ -9,7 +9,6 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import core_memory
 import far_delays
 import followers
 import groups
@@ -35,7 +34,6 @@ GROUPS: dict[str, Callable[[bool], Iterator[Figure]]] = {
     "followers": lambda quick: followers.run(*((20, 1) if quick else (200, 5))),
     "take-over": lambda quick: take_over.run(*((1, 100) if quick else (5, 10_000))),
     "groups": lambda quick: groups.run(100_000 if quick else 5_000_000),
-    "core-memory": lambda quick: core_memory.run(2_000 if quick else 1_000_000),
     "far-delays": lambda quick: far_delays.run(100_000 if quick else 10_000_000),
     "structured-streaming": lambda quick: structured_streaming.run(*((100_000, 1, 6) if quick else (1_000_000, 3, 30))),
     "merging": lambda quick: merging.run(500 if quick else 20_000),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("core-memory", "groups", "schemas", "take-over")
+GROUPS = ("groups", "schemas", "take-over")
 
 
 @pytest.mark.nightly
