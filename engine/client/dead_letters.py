@@ -17,7 +17,7 @@ from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
 
 from ..namespace.processes.clock import Clock
 from ..namespace.processes.process import ProcessBound
-from ..protocol.errors import UnknownTopicOrPartition
+from ..protocol.errors import InvalidRequest, UnknownTopicOrPartition
 from ..protocol.values.queues.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
 from ..protocol.values.queues.stretches import DeliveryStatus, Range
 from ..protocol.values.state import State
@@ -226,6 +226,17 @@ class DeadLetters(ProcessBound):
 
         return self._fetcher().query(find)
 
+    def _check_kind(self, topic: str) -> None:
+        """Raise InvalidRequest if this is no dead-letter topic."""
+        topics = self._find_topics()
+        if topic not in topics and not topic.endswith(SUFFIX):
+            near = topic + SUFFIX
+            raise InvalidRequest(
+                f"Topic {topic!r} is no dead-letter topic.",
+                found=topic,
+                expected=near if near in topics else ", ".join(topics) or "a topic that a queue group has filled",
+            )
+
     # -- selecting --------------------------------------------------------------------------------------
 
     def _plan(self, topic: str) -> FetchPlan:
@@ -260,6 +271,8 @@ class DeadLetters(ProcessBound):
         """Select open dead letters for which the condition holds; needs_source: whose source topic exists."""
         plan = self._plan(topic)
         spans = self._find_open(plan)
+        if not spans:
+            self._check_kind(topic)
         if condition is not None:
             spans = _find_spans(self._read_rows(plan, spans, condition))
         if not needs_source:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from ..namespace.processes.extras import needs
 from ..protocol.errors import InvalidRequest, LakeMQError
+from .sql.query import hint_at_quotes
 
 _NTH = "lakemq_nth_row"
 
@@ -55,7 +56,8 @@ class Predicate:
         return rows.take(pa.array(np.sort(selected.column(_NTH).to_numpy())))
 
     def _refusal(self, error: Exception) -> LakeMQError:
-        first_line, columns = str(error).partition("\n")[0], ", ".join(self._columns.names)
+        first_line = f"{str(error).partition(chr(10))[0]}{hint_at_quotes(self._text)}"
+        columns = ", ".join(self._columns.names)
         return InvalidRequest("The predicate cannot be used.", found=first_line, expected=f"SQL over {columns}")
 
 

@@ -340,6 +340,8 @@ def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
     for where in ("no_such_column = 1", "valu", "1; DROP TABLE x", "value = (SELECT 1 FROM 'x.csv')", "'", ""):
         with pytest.raises(InvalidRequest):
             mq.dead_letters.redrive(dead, where)
+    with pytest.raises(InvalidRequest, match='reserved word "offset"'):
+        mq.dead_letters.redrive(dead, "offset < 2")
     for where in (5, b"x", ["value"]):
         with pytest.raises(InvalidRequest, match="where"):
             mq.dead_letters.all(dead, where)  # type: ignore[arg-type]

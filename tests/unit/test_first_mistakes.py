@@ -50,6 +50,13 @@ MISTAKES: list[tuple[Callable[[Connection, str], object], str]] = [
     ),
     (lambda mq, topic: mq.consumer("g", assign=[(topic, 9)]).poll(), "no such partition. Found 9. Expected 0 to 1."),
     (lambda mq, topic: mq.topics.create("new", config={"ttl.ms": None}), "ttl.ms is not valid. Found 'None'. Exp"),
+    (lambda mq, topic: mq.fetch(topic, start=9), "does not hold this offset. Found 9. Expected 0 to 1."),
+    (lambda mq, topic: mq.fetch(topic, start={0: 0, 1: 9}), "does not hold this offset. Found 9. Expected 0 to "),
+    (lambda mq, topic: mq.dead_letters.redrive(topic), "' is no dead-letter topic. Found"),
+    (
+        lambda mq, topic: mq.sql(f"SELECT * FROM `{topic}`", wait_ms=20_000),
+        "is a topic. Read it with: FROM log_committed WHERE topic = '",
+    ),
     (lambda mq, topic: mq.sql("SELECT 1", as_of="yesterday"), "Found 'yesterday'. Expected the number of a step, or a"),  # type: ignore[arg-type]
     (lambda mq, topic: mq.topics.create(topic, 7, exist_ok=True), r"topics\.alter\.$"),
 ]

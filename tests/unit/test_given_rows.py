@@ -127,6 +127,19 @@ def test_bad_names_of_columns_and_options_are_refused(
     assert mq.end_offsets(topic) == {0: 0}
 
 
+def test_columns_are_found_in_any_case_and_misspelt_ones_are_named(
+    mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic(mq)
+    mq.publish(topic, pa.table({"Value": ["v"], "KEY": ["k"], "row_kind": ["x"]}))
+    assert not caplog.records
+    mq.publish(topic, pa.table({"v": ["v"], "keyes": ["k"]}), value="V")
+    assert "The column keyes is not published. If it is the key of the messages" in caplog.text
+    assert [(message.key, message.value) for message in mq.fetch(topic)] == [(b"k", b"v"), (None, b"v")]
+    with pytest.raises(InvalidRecord, match="in other cases"):
+        mq.publish(topic, pa.table({"value": ["v"], "Key": ["k"], "KEY": ["k"]}))
+
+
 def test_a_column_that_is_there_twice_is_refused(mq: Connection) -> None:
     twice = pa.table([pa.array(["v"]), pa.array(["w"])], names=["value", "value"])
     with pytest.raises(InvalidRecord, match="a column twice"):

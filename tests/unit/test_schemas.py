@@ -40,6 +40,27 @@ AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 WIDER = {**AVRO, "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": "string", "default": "x"}]}
 
 
+def test_encode_names_row_and_field_and_gives_values_to_send(mq: Connection) -> None:
+    cents = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    fields = [{"name": "id", "type": "int"}, {"name": "cents", "type": ["null", cents]}]
+    topic = new_topic(mq, {"type": "record", "name": "R", "fields": fields}, schema_type="avro")
+    schema = mq.topics.schema(topic)
+    for row, reason in (
+        ({"id": "secret"}, "at R.id: found str, expected int"),
+        ({"id": 2**40}, "at R.id: found a number out of range, expected int"),
+        ({"id": 1, "cents": 1.5}, r"at R.cents: found float, expected null or decimal\(4,2\)"),
+        ({"id": 1, "cent": None}, "fields that the schema does not declare: cent"),
+        ({}, "found no field id"),
+    ):
+        with pytest.raises(SchemaMismatch, match=f"Row 1 does not fit .*: {reason}") as raised:
+            schema.encode([{"id": 1}, row])
+        assert "secret" not in str(raised.value)
+    with mq.producer() as producer:
+        for value in schema.encode([{"id": 7}]):
+            producer.send(topic, value)
+    assert mq.fetch(topic, parse=True).to_arrow()["parsed"].to_pylist() == [{"id": 7, "cents": None}]
+
+
 @pytest.fixture(scope="module")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     with served(tmp_path_factory.mktemp("schemas"), **{"project.interval.ms": 50}) as connection:

@@ -23,7 +23,7 @@ from ..arguments import parse_text
 from ..quality.spark_gate import SparkGate
 from ..rows.arrow_body import COLUMN_TYPES, KEY_HEADERS
 from ..rows.delay_rule import FAR_MS, TWO_TIMES
-from ..rows.input_rows import DELAY_COLUMNS, constant_delay
+from ..rows.input_rows import DELAY_COLUMNS, constant_delay, warn_of_misspelt_columns
 from ..rows.record import parse_ttl
 from .executor import FAILED, TOPIC
 
@@ -73,6 +73,8 @@ def select_message_rows(
     named = [column for column in chosen.values() if isinstance(column, str) and column.isidentifier()]
     if missing := [name for name in named if name.lower() not in existing]:
         raise InvalidRecord("The DataFrame lacks columns.", found=df.columns, expected=", ".join(missing))
+    used = {column for column in df.columns if column.lower() in {str(name).lower() for name in chosen.values()}}
+    warn_of_misspelt_columns(df.columns, used, [name for name in columns if name not in chosen])
     try:
         picked = [_to_column(name, column).alias(name) for name, column in chosen.items()]
         ordering = [] if order_by is None else order_by if isinstance(order_by, list | tuple) else [order_by]

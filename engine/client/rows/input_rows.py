@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +16,8 @@ from ...protocol.errors import InvalidRecord
 from ..arguments import invalid_argument, parse_list, parse_text
 from .delay_rule import TWO_TIMES
 from .record import parse_delay, parse_ttl
+
+log = logging.getLogger("lakemq.publish")
 
 
 def to_arrow_table(data: Any) -> pa.Table | None:
@@ -63,9 +68,11 @@ def select_message_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Ta
     """Return a table of message columns: those that the call names, else those with the message's column names."""
     constants, existing = constant_columns(columns), table.column_names
     chosen = {
-        name: name if column is None else parse_text(name, column)
+        name: source
         for name, column in columns.items()
-        if name not in constants and (column is not None or name in existing)
+        if name not in constants
+        for source in [_find_column(existing, name) if column is None else _find_named(existing, name, column)]
+        if source is not None
     }
     if any(
         columns.get(name) is not None for name in DELAY_COLUMNS
@@ -76,10 +83,41 @@ def select_message_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Ta
     if "value" not in chosen:
         raise InvalidRecord("The table has no column for the value.", found=existing, expected="value, or value=")
     _check_columns(table, list(chosen.values()))
+    warn_of_misspelt_columns(existing, chosen.values(), [name for name in columns if name not in {*chosen, *constants}])
     if not constants and list(chosen) == list(chosen.values()) and set(chosen) == set(existing):
         return table
     picked = {name: table.column(column) for name, column in chosen.items()}
     return pa.table({**picked, **{name: pa.repeat(value, table.num_rows) for name, value in constants.items()}})
+
+
+def _find_column(existing: list[str], name: str) -> str | None:
+    """Return the column with this name, in any case as in Spark; None if there is none."""
+    if name in existing:
+        return name
+    alike = [column for column in existing if column.lower() == name.lower()]
+    if len(alike) > 1:
+        raise InvalidRecord("The table has a column twice, in other cases.", found=alike, expected=name)
+    return alike[0] if alike else None
+
+
+def _find_named(existing: list[str], name: str, column: Any) -> str:
+    wanted = parse_text(name, column)
+    return _find_column(existing, wanted) or wanted
+
+
+def warn_of_misspelt_columns(existing: Iterable[str], used: Iterable[str], missing: Iterable[str]) -> None:
+    """Log once which columns are not published, although their names are like those of missing message columns."""
+    _warn_of_misspelt(tuple(sorted({*existing} - {*used})), tuple(missing))
+
+
+@lru_cache(maxsize=256)
+def _warn_of_misspelt(others: tuple[str, ...], missing: tuple[str, ...]) -> None:
+    for name in others:
+        for near in difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75):
+            log.warning(
+                "The column %s is not published. If it is the %s of the messages, name it so, or publish with %s=%r.",
+                *(name, near, near, name),
+            )
 
 
 DELAY_COLUMNS = ("deliver_at", "delay_ms")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
+
 from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
@@ -37,6 +39,8 @@ def parse_bytes(name: str, part: object) -> bytes | None:
         return part
     if isinstance(part, str):
         return _encode(f"The {name}", part)
+    if isinstance(part, pa.Scalar):  # such as what `TopicSchema.encode` returns
+        return parse_bytes(name, part.as_py())
     if not isinstance(part, bytes | bytearray | memoryview):
         raise InvalidRecord(
             f"The {name} is neither bytes nor text.", found=type(part).__name__, expected="bytes, str or None"

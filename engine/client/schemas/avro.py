@@ -7,8 +7,10 @@ that schema among the topic's versions, and fastavro resolves it against the new
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -75,7 +77,12 @@ def fingerprint(parsed: Any) -> bytes:
 def find_unknown_writers(values: Sequence[bytes | None], schemas: Iterable[str]) -> set[bytes]:
     """Return the fingerprints of schemas, other than these, under which values were written."""
     found = {value[2:_HEADER_BYTES] for value in values if value is not None and value[:2] == MARKER}
-    return found - {fingerprint(parse_avro(schema)) for schema in schemas}
+    return found - set(map(_fingerprint_text, schemas))
+
+
+@lru_cache(maxsize=256)
+def _fingerprint_text(text: str) -> bytes:
+    return fingerprint(parse_avro(text))
 
 
 class AvroDecoder:
@@ -137,15 +144,48 @@ class AvroEncoder:
         """Return the value in the single-object encoding. Raises ValueError, without parts of the value."""
         if self._is_recursive and measure_depth(value) > MAX_DEPTH:
             raise BeyondBudgetError("found a value that is nested too deeply")
-        self._shape.check_ints(value)
         body = io.BytesIO()
         body.write(self._header)
         try:
+            self._shape.check_ints(value)
             # Without this option fastavro drops fields that the schema does not declare, such as a misspelled one.
             self._write(body, self._schema, value, strict_allow_default=True)
-        except Exception:  # fastavro raises whatever its code meets in a value of another type
-            raise ValueError("found a value of another type, or a field that is missing or undeclared") from None
+        except Exception as error:  # fastavro raises whatever its code meets in a value of another type
+            raise ValueError(self._explain_misfit(value, str(error))) from None
         return body.getvalue()
+
+    def _explain_misfit(self, value: Any, error: str) -> str:
+        """Return which field does not fit, and what was expected. error: fastavro's text, which may hold values."""
+        from fastavro import validation
+
+        if missing := _MISSING.fullmatch(error):
+            return f"found no field {missing[1]}, expected one, because it has no default"
+        if undeclared := _UNDECLARED.fullmatch(error):
+            return f"found fields that the schema does not declare: {undeclared[1]}"
+        try:
+            # Of a recursive record each level would try each branch for each branch of the level above.
+            if not self._is_recursive:
+                validation.validate(value, self._schema)
+        except validation.ValidationError as misfit:
+            deepest = max(misfit.errors, key=lambda part: (part.field or "").count("."))
+            parts = [part for part in misfit.errors if part.field == deepest.field]
+            expected = " or ".join(dict.fromkeys(_name_type(part.schema) for part in parts))
+            is_large = isinstance(deepest.datum, int) and any(part.schema in ("int", "long") for part in parts)
+            type_name = "a number out of range" if is_large else type(deepest.datum).__name__
+            return f"at {deepest.field or '$'}: found {type_name}, expected {expected}"
+        except Exception:  # as above
+            pass
+        return "found a value of another type, or a field that is missing or undeclared"
+
+
+_MISSING = re.compile(r"Field (.*) is specified in the schema but missing from the record")
+_UNDECLARED = re.compile(r"record contains more fields than the schema specifies: (.*)")
+
+
+def _name_type(schema: Any) -> str:
+    if not isinstance(schema, Mapping):
+        return str(schema)
+    return find_logical_type(schema) or f"{schema['type']} {schema.get('name', '')}".rstrip()
 
 
 def _default_to_null(schema: Any) -> None:

@@ -99,7 +99,7 @@ def run_query(
 
     snapshot = snapshot or take_snapshot(namespace.store, as_of)
     connection, text = _prepare(namespace, text, allow_files, dialect, snapshot, live)
-    with _explain_merges(namespace, snapshot), _explain_errors(text, allow_files):
+    with _explain_merges(namespace, snapshot), _explain_errors(text, allow_files, connection):
         result = connection.execute(text)
     if result is None:
         raise _build_no_statement_error(text)
@@ -116,7 +116,7 @@ def query_table(
     Raises duckdb.Error, InvalidRequest, StorageError, TableDamaged.
     """
     connection, text = _prepare(namespace, text, False, dialect, snapshot, live)
-    with _explain_merges(namespace, snapshot), _explain_errors(text, False):
+    with _explain_merges(namespace, snapshot), _explain_errors(text, False, connection):
         result = connection.sql(text)
         if result is None:
             raise _build_no_statement_error(text)
@@ -162,7 +162,7 @@ def run_bounded_query(
         timer.daemon = True
         timer.start()
         try:
-            with _explain_merges(namespace, snapshot), _explain_errors(text, False):
+            with _explain_merges(namespace, snapshot), _explain_errors(text, False, connection):
                 result = connection.execute(text)
                 if result is None:
                     raise _build_no_statement_error(text)
@@ -201,7 +201,7 @@ def _prepare(
     for name in find_live_names(text, live):
         connection.from_arrow(live[name]()).create_view(name)
     if not allow_files:
-        with _explain_errors(text, allow_files):
+        with _explain_errors(text, allow_files, connection):
             _refuse_copies(connection, text)
     return connection, text
 
@@ -249,7 +249,7 @@ def _list_files(handle: TableHandle) -> set[str]:
 
 
 @contextmanager
-def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
+def _explain_errors(text: str, allow_files: bool, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Add to an error of DuckDB what a user of LakeMQ can do about it.
 
     Raises StorageError or TableDamaged if a file of a table cannot be read.
@@ -259,7 +259,9 @@ def _explain_errors(text: str, allow_files: bool) -> Iterator[None]:
     try:
         yield
     except duckdb.ParserException as error:
-        raise duckdb.ParserException(f"{error}{_hint_at_quotes(text)}") from None
+        raise duckdb.ParserException(f"{error}{hint_at_quotes(text)}") from None
+    except duckdb.CatalogException as error:
+        raise duckdb.CatalogException(f"{error}{_hint_at_topic(str(error), connection)}") from None
     except duckdb.Error as error:
         if unreadable := _UNREADABLE.search(str(error)):
             raise _build_read_error(unreadable[1]) from error
@@ -315,8 +317,16 @@ def _add_range(
     connection.execute(f'CREATE VIEW "{log_range.schema}"."{log_range.view}" AS {view}')
 
 
-def _hint_at_quotes(text: str) -> str:
+def hint_at_quotes(text: str) -> str:
+    """Return a sentence if a text holds a reserved word that is a column; empty if not."""
     return ' (Is it the reserved word "offset"? Quote it.)' if re.search(r"(?<!\")\boffset\b", text, re.I) else ""
+
+
+def _hint_at_topic(error: str, connection: duckdb.DuckDBPyConnection) -> str:
+    name = _UNKNOWN_TABLE.search(error)
+    if name is None or not connection.execute("SELECT 1 FROM topics WHERE topic = ?", [name[1]]).fetchall():
+        return ""
+    return f"\n{name[1]} is a topic. Read it with: FROM log_committed WHERE topic = '{name[1]}'"
 
 
 def _first_line(error: Exception) -> str:
@@ -386,6 +396,8 @@ def _restrict(connection: duckdb.DuckDBPyConnection, spill_mb: int | None) -> No
 _NOT_PERMITTED = re.compile(r"disabled by configuration|disabled through configuration|configuration has been locked")
 
 
+_UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
+
 _UNREADABLE = re.compile(r"reading the Arrow source failed: (.*)", re.DOTALL)
 """DuckDB's message about an error of the datasets that it reads."""
 _GONE = re.compile(r"No such file|FileNotFoundError")
@@ -396,7 +408,7 @@ _DAMAGE = re.compile(r"page integrity|parquet|corrupt|deserializ|decompress|unex
 def _fetch_rows(
     result: duckdb.DuckDBPyConnection, text: str, namespace: Namespace, snapshot: Snapshot
 ) -> Iterator[tuple[Any, ...]]:
-    with _explain_merges(namespace, snapshot), _explain_errors(text, allow_files=True):
+    with _explain_merges(namespace, snapshot), _explain_errors(text, True, result):
         while rows := result.fetchmany(_BATCH_ROWS):
             yield from rows
 

@@ -208,7 +208,24 @@ def plan_positions(
         if lacking := [partition for partition in partitions if partition not in starts]:
             raise InvalidRequest("start names no offset of a partition that is asked for.", found=lacking[0])
         starts = {partition: starts[partition] for partition in partitions}
+    _check_start(topic, start, list(starts))
     return plan_fetch(reader, topic, isolation, starts, ends, include_expired)
+
+
+def _check_start(topic: Topic, start: FetchPosition, partitions: Sequence[int]) -> None:
+    """Raise OffsetOutOfRange if a start is beyond the end. One number for all partitions need not be in all of them."""
+    if not isinstance(start, int | Mapping):
+        return
+    ends = {partition: int(topic.high_watermarks[partition]) for partition in partitions}
+    offsets = start if isinstance(start, Mapping) else dict.fromkeys(ends, start)
+    beyond = [partition for partition, end in ends.items() if offsets[partition] > end]
+    if beyond and (isinstance(start, Mapping) or len(beyond) == len(ends)):
+        partition = beyond[0]
+        raise OffsetOutOfRange(
+            f"{topic.topic}-{partition} does not hold this offset.",
+            found=offsets[partition],
+            expected=f"{int(topic.log_starts[partition])} to {ends[partition]}",
+        )
 
 
 def _resolve(
