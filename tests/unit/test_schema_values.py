@@ -272,7 +272,7 @@ def test_avro_int_has_32_bits() -> None:
     fits: dict[str, Any] = {"a": 2**31 - 1, "m": {"k": -(2**31)}, "l": [{"x": None}], "u": 2**40}
     assert schema.find_misfits([schema.encode(fits)]) == {}
     for misfit in ({"a": 2**31}, {"m": {"k": -(2**31) - 1}}, {"l": [{"x": 1}, {"x": 2**31}]}):
-        with pytest.raises(ValueError, match="too large for Avro's int"):
+        with pytest.raises(ValueError, match="a number out of range"):
             schema.encode(fits | misfit)
     whole = avro("int")
     assert whole.find_misfits([whole.encode(1)[:10] + b"\x80\x80\x80\x80\x10"])
@@ -299,7 +299,7 @@ def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None
         {"a": 1, "b": 3, "c": None, "d": [{"x": None}]}
     ]
     for row in ({"a": 1, "d": [], "bb": 4}, {"a": 1, "d": [], "c": {"y": 1}}, {"a": 1, "d": [{"y": 1}]}, {"d": []}):
-        with pytest.raises(ValueError, match="a field that is missing or undeclared"):
+        with pytest.raises(ValueError, match=r"fields that the schema does not declare: |found no field "):
             schema.encode(row)
 
 
