@@ -31,7 +31,7 @@ from .storage_error import is_unreachable
 from .store_errors import store_errors
 
 _STORE_FAILED = "The sequencer cannot read or write what it must."
-_SIGNS = (NotLeader, StepTooOld, StepsGone, StorageError, TableDamaged)
+_SIGNS = (NotLeader, StepTooOld, StepsGone, StorageError, TableDamaged, NamespaceError)
 """Errors that a deleted namespace can cause."""
 
 

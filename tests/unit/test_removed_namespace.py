@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from clocks import HastyClock
 from s3_server import S3Server
@@ -141,11 +142,27 @@ def test_a_commit_to_a_deleted_table_leaves_no_log_there(leader: Led) -> None:
     assert leader.files.list(log_folder(WATERMARKS.name)) == []
 
 
-def test_client_without_answer_says_that_namespace_is_gone(tmp_path: Path) -> None:
+def test_client_says_that_its_namespace_is_gone_and_creates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with lakemq.connect(str(path), create=True, config={"request.timeout.ms": 200}) as mq:
         with pytest.raises(RequestTimedOut, match="Is a sequencer running"):
             mq.topics.create("t")
-        shutil.rmtree(path)
-        with pytest.raises(RequestTimedOut, match="none of its tables is there"):
+        with mq.serving():
             mq.topics.create("t")
+            mq.publish("t", pa.table({"value": ["a"]}))
+        other = lakemq.connect(str(path))  # it has read nothing yet
+        shutil.rmtree(path)
+        calls: list[Callable[[], object]] = [
+            lambda: mq.topics.create("u"),
+            lambda: mq.publish("t", pa.table({"value": ["a"]})),
+            lambda: mq.publish("t", pa.table({"value": ["a" * 1_000_000]})),
+            lambda: mq.groups.lag("g"),
+            lambda: mq.sql("SELECT 1"),
+            lambda: other.fetch("t"),
+            lambda: next(other.tail("t")),
+        ]
+        for call in calls:
+            with pytest.raises(NamespaceError, match="is gone"):
+                call()
+        other.close()
+        assert not path.exists()

@@ -23,13 +23,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES, LetterExists, LetterName, Mailbox, MailboxFull
-from lakemq.tables.storage.object_stores.objects import MaybeThere
+from lakemq.tables.storage.object_stores.objects import MaybeThere, RootGone
 
 from ...namespace.processes import crash, process
 from ...namespace.processes.clock import Clock, Stopwatch
 from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
 from ...namespace.processes.process import start_thread
 from ...namespace.storage_error import storage_error
+from ...namespace.store_errors import build_removal_error
 from ...protocol.codec.few_rows import Rows, concatenate_rows
 from ...protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter, encode_request
 from ...protocol.errors import (
@@ -306,6 +307,8 @@ class Requester:
             if was_sent:
                 raise self._lose_sent_letter(f"the mailbox does not take the request ({error})") from error
             self._start_over()
+            if isinstance(error, RootGone):
+                raise build_removal_error(error.filename) from error
             raise storage_error("The request could not be put into the mailbox: nothing was sent.", error) from error
         except BaseException:
             self._start_over()

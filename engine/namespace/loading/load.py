@@ -13,12 +13,14 @@ from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.topics import PARTITIONS, TOPICS
 from lakemq.tables.specs.watermarks import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS, WatermarkRow
 from lakemq.tables.storage.delta.changelog import select_newest
-from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle
 
 from ...protocol.errors import StepTooOld
 from ...protocol.projection import RESTORED, restore, restore_delays
 from ...protocol.values.shards import Shards
 from ...protocol.values.state import State
+from ..removed_namespace import find_removal
+from ..store_errors import build_removal_error
 from .damage import make_damage_error
 from .later_ranges import LaterRanges
 from .waiting_rows import WaitingRows
@@ -40,8 +42,13 @@ BEGINNING = WatermarkRow(
 
 
 def read_watermark(store: Store) -> WatermarkRow:
-    """Return the newest watermark."""
-    handle = store.open(WATERMARKS)
+    """Return the newest watermark. Raises NamespaceError: the namespace is gone."""
+    try:
+        handle = store.open(WATERMARKS)
+    except NotATable as error:
+        if find_removal(store.files):
+            raise build_removal_error(store.files.root) from error
+        raise
     files = handle.files()
     last = max((f.statistics["max.step"] or 0 for f in files), default=0)
     if last != handle.last_step():

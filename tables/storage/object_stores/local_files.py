@@ -13,7 +13,17 @@ from typing import TypeVar
 import pyarrow as pa
 
 from .inotify import Watch, watch
-from .objects import Data, IdentifiedObject, MaybeThere, Names, check_folder, check_name, hidden_name, too_large
+from .objects import (
+    Data,
+    IdentifiedObject,
+    MaybeThere,
+    Names,
+    RootGone,
+    check_folder,
+    check_name,
+    hidden_name,
+    too_large,
+)
 
 _NO_UNNAMED_FILES = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 
@@ -27,6 +37,7 @@ class LocalFiles:
         A killed process then leaves that file behind.
         """
         self.root = os.path.abspath(root)
+        self.had_root = os.path.isdir(self.root)
         self._unnamed = hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd") and not named_temporaries
 
     def __repr__(self) -> str:
@@ -73,7 +84,7 @@ class LocalFiles:
 
     def time_ms(self) -> int:
         # the file system's time, which may come from another machine
-        file, temporary, named = self._open_temporary(_Folder(self.root))
+        file, temporary, named = self._open_temporary(_Folder(self.root, self))
         try:
             os.write(file, b".")
             return _modified_ms_of(os.fstat(file))
@@ -172,7 +183,7 @@ class LocalFiles:
 
         Raises MaybeThere if the disk fails after other processes could see the file.
         """
-        folder = _Folder(os.path.dirname(path))
+        folder = _Folder(os.path.dirname(path), self)
         file, temporary, named = self._open_temporary(folder)
         linked = False
         try:
@@ -239,10 +250,13 @@ _NO_FOLDER = {errno.ENOENT, errno.EPERM}
 
 
 class _Folder:
-    """A folder to write into. It is created when it turns out to be missing, and synced with its new parents."""
+    """A folder to write into. It is created when it turns out to be missing, and synced with its new parents.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    A root that was there is never created again: it was deleted, or its disk is not mounted.
+    """
+
+    def __init__(self, path: str, files: LocalFiles) -> None:
+        self.path, self._files = path, files
         self._changed = [path]
 
     def with_folder(self, act: Callable[[], _T]) -> _T:
@@ -250,7 +264,9 @@ class _Folder:
         # several tries, because `delete_folder` of another process may remove the empty folder again
         for _ in range(_TRIES):
             try:
-                return act()
+                result = act()
+                self._files.had_root = True
+                return result
             except OSError as error:
                 if error.errno not in _NO_FOLDER:
                     raise
@@ -263,6 +279,8 @@ class _Folder:
             _sync_folder(path)
 
     def _make(self, path: str) -> None:
+        if path == self._files.root and self._files.had_root:
+            raise RootGone(errno.ENOENT, "The folder is gone", path)
         parent = os.path.dirname(path)
         with suppress(FileExistsError):
             try:

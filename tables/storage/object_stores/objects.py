@@ -23,6 +23,10 @@ Names: TypeAlias = list[str]
 Data: TypeAlias = bytes | pa.Buffer | memoryview
 
 
+class RootGone(FileNotFoundError):
+    """The root of the objects was there, and is not any more: it was deleted, or its disk is not mounted."""
+
+
 class MaybeThere(OSError):
     """The store failed after the object may have appeared: it may exist, and may have been read, or not."""
 
