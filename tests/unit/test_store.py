@@ -323,6 +323,15 @@ def test_damaged_checkpoint_hint_is_ignored(handle: TableHandle, folder: Path) -
         assert handle.log.checkpointed_version() == 4, hint
 
 
+def test_hint_at_a_checkpoint_that_is_gone_does_not_close_the_table(
+    handle: TableHandle, folder: Path, store: Store
+) -> None:
+    for version in range(3):
+        handle.append_at(version, make_notes(version))
+    (folder / "_delta_log" / "_last_checkpoint").write_text('{"version":2,"size":3}')
+    assert list_steps(store.open(NOTES).read()) == [0, 1, 2]
+
+
 def test_a_checkpoint_counts_when_all_its_parts_are_there(handle: TableHandle, folder: Path) -> None:
     log = folder / "_delta_log"
     for name in (f"{7:020d}.checkpoint.{1:010d}.{2:010d}", f"{8:020d}.checkpoint.{1:010d}.{2:010d}"):

@@ -128,6 +128,15 @@ class DeltaLog:
             return None
         return version if type(version) is int and 0 <= version < 10**20 else None
 
+    def drop_stale_pointer(self) -> None:
+        """Delete `_last_checkpoint` if its checkpoint is not there: delta-rs reads no log with such a hint.
+
+        A reader without the hint lists the log, as Delta's protocol says.
+        """
+        hinted = self._hinted_version()
+        if hinted is not None and hinted not in _complete_checkpoints(self._names()):
+            self._files.delete([self._pointer])
+
     def expire(self, keep_ms: int, now_ms: int) -> int:
         """Delete entries and checkpoints that a newer checkpoint has covered for `keep_ms`, and return how many.
 

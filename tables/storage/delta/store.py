@@ -388,6 +388,8 @@ class Store:
                 raise NotATable(f"{spec.name}: {text}") from cause
             except (DeltaError, OSError) as error:
                 failed = error
+                with suppress(OSError):
+                    DeltaLog(self.files, spec.name).drop_stale_pointer()
         assert failed is not None
         text, cause = self.explain(failed)
         raise NotATable(f"{spec.name}: {text}") from cause
