@@ -103,8 +103,6 @@ _REFRESH_COOKIE = "lakemq_refresh"
 _NEVER_REFRESHED = ("/sql", guard.LOGIN)
 """Pages that a visitor types into."""
 _NOT_FOUND = (UnknownTopicOrPartition, GroupIdNotFound, TransactionalIdNotFound)
-_WRONG_TOKEN_S = 0.5
-"""How long a wrong token at the login page takes, so that guessing is slow."""
 
 
 class WebApplication:
@@ -264,7 +262,7 @@ class WebApplication:
         if token is None:
             return RedirectResponse("/", 303)
         if not guard.are_equal(inputs.get("token", ""), token):
-            time.sleep(_WRONG_TOKEN_S)
+            time.sleep(guard.WRONG_TOKEN_S)
             return self._explain(request, "Open the console", "This is not the token of this console.", 403)
         response = RedirectResponse("/", 303)
         session = guard.make_session(token, time.time())
