@@ -23,7 +23,8 @@ from stateful.model import Model
 from stateful.side_by_side import ISOLATIONS, Shown, SideBySide
 
 from lakemq.engine.client.fetch.lookup.reader import Reader
-from lakemq.engine.client.fetch.planning.plan import Isolation, beginning_offsets, end_offsets, plan_fetch
+from lakemq.engine.client.fetch.planning.fetch_plan import FetchPlan
+from lakemq.engine.client.fetch.planning.plan import Isolation, beginning_offsets, end_offsets, plan_fetch, replan
 from lakemq.engine.client.fetch.reading.arrow import fetch_arrow
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
@@ -38,6 +39,7 @@ from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import DataFile
 from lakemq.engine.protocol.values.topics import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
+from lakemq.errors import FileTruncated
 from lakemq.tables.specs.final_messages import FINAL_MESSAGES
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA
@@ -254,9 +256,21 @@ class World(SideBySide):
         """Return partition -> (offset, value) of all that can be read."""
         logs: Shown = {p: [] for p in range(topic.log_count)}
         plan = plan_fetch(reader, topic, isolation, beginning_offsets(topic), end_offsets(topic, isolation))
-        for row in fetch_arrow(self.namespace.files, plan).to_pylist():
+        for row in self._read(plan).to_pylist():
             logs[row["partition"]].append((row["offset"], row["value"].decode()))
         return logs
+
+    def _read(self, plan: FetchPlan) -> pa.Table:
+        """Read what was planned; plan once more if a file has been merged and is gone, as a fetch does."""
+        try:
+            return fetch_arrow(self.namespace.files, plan)
+        except FileTruncated:
+            reader = self.new_reader()
+            reader.refresh()
+            new_plan = replan(reader, plan)
+            if new_plan is None:
+                raise
+            return fetch_arrow(self.namespace.files, new_plan)
 
     def check_reader(self, reader: Reader, isolations: Sequence[Isolation] = ISOLATIONS) -> None:
         """Check that a reader sees what the model says, after it has looked."""

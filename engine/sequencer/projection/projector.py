@@ -28,7 +28,7 @@ from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.watermarks import VERSIONS, WATERMARKS, WatermarkRow
-from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.coordination.step_objects import StepsGone, step_name
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 
@@ -36,7 +36,7 @@ from ...maintenance.housekeeping import Housekeeping
 from ...maintenance.row_trimming import LiveState, read_live_state
 from ...namespace.data_file import to_table_file
 from ...namespace.loading.damage import make_damage_error
-from ...namespace.loading.load import check_versions, least_versions
+from ...namespace.loading.load import check_versions, least_versions, read_watermark
 from ...namespace.processes import crash
 from ...protocol.codec.journal import encode_steps
 from ...protocol.errors import NotLeader
@@ -146,7 +146,7 @@ class Projector:
     def _append(self, name: str, rows: pa.Table, step: int, check_continuity: Callable[[], None]) -> None:
         handle = self._handles[name]
         if handle.last_step() > step:
-            raise make_damage_error(self._store, f"{name} has steps up to {handle.last_step()}, the log up to {step}")
+            self._refuse_later_steps(name, handle.last_step(), step)
         # Drop what a killed pass has written. Rows of a changelog have the last step of their pass: if the repeated
         # pass goes further, they are written once more, and readers take the newest row of a key.
         rows = rows.filter(pc.field("step") > handle.last_step())
@@ -154,6 +154,16 @@ class Projector:
             self._check_continuity_if_long_ago(check_continuity)
             order = [(key, "ascending") for key in handle.spec.sort_by]
             handle.append_at(handle.version, rows.sort_by(order) if order else rows, step, self._reach_rows_point)
+
+    def _refuse_later_steps(self, name: str, last_step: int, step: int) -> None:
+        """Raise CommitConflict if another leader has projected later steps, and otherwise TableDamaged.
+
+        The object of a step stays until a watermark holds the step.
+        """
+        is_decided = self._store.files.size(step_name(last_step)) is not None
+        if is_decided or read_watermark(self._store).step >= last_step:
+            raise CommitConflict(f"{name} has steps up to {last_step}")
+        raise make_damage_error(self._store, f"{name} has steps up to {last_step}, the log up to {step}")
 
     def _add_versions(self, watermark: pa.Table) -> pa.Table:
         """Return the watermark with the versions of the tables. One that was not opened keeps its version."""
