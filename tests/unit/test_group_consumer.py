@@ -476,3 +476,14 @@ def test_members_of_two_connections_share_the_partitions(mq: Connection) -> None
         )
         second.close()
         settle(first, on=lambda: list_partitions(first) == [0, 1])
+
+
+@pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])
+def test_empty_poll_names_a_topic_that_is_deleted(mq: Connection, protocol: str) -> None:
+    topic, group = new_topic(mq), new_name("g")
+    with mq.consumer(group, topics=[topic], protocol=protocol) as consumer:
+        until(lambda: list_partitions(consumer) or consumer.poll(timeout_ms=50))
+        mq.topics.delete(topic)
+        until(lambda: not consumer.poll(timeout_ms=50) and not list_partitions(consumer))
+        (reason,) = consumer.poll(timeout_ms=50).waits_for
+        assert reason.startswith(f"Topic {topic}, to which the consumer subscribes, does not exist.")

@@ -286,7 +286,8 @@ class Member:
         has_all = len(view.owned) == view.partition_count
         return PollOutcome.AT_END if has_all else PollOutcome.OTHERS_HOLD_THE_REST
 
-    def describe_holders(self, outcome: PollOutcome) -> list[str]:
-        """Return a sentence for each consumer of this process that may be why a poll brought nothing."""
+    def explain_outcome(self, outcome: PollOutcome) -> list[str]:
+        """Return sentences that say why a poll brought nothing: missing topics, and consumers of this process."""
         is_elsewhere = outcome in (PollOutcome.NOT_ASSIGNED, PollOutcome.OTHERS_HOLD_THE_REST)
-        return self.membership.describe_holders() if is_elsewhere else []
+        holders = self.membership.describe_holders() if is_elsewhere else []
+        return [*self.membership.describe_missing_topics(), *holders]

@@ -59,8 +59,8 @@ class MemberPartitions:
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         return self._member.find_outcome(is_behind)
 
-    def describe_holders(self, outcome: PollOutcome) -> Sequence[str]:
-        return self._member.describe_holders(outcome)
+    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
+        return self._member.explain_outcome(outcome)
 
 
 class PositionHolder:

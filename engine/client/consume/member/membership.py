@@ -206,6 +206,20 @@ class Membership:
         """Return a sentence for each other consumer of this process that has partitions of the group."""
         return self._query_groups(lambda state: describe_holders(state, self.group, self.member_id), newest=False)
 
+    def describe_missing_topics(self) -> list[str]:
+        """Return a sentence for each topic that the user named and that is not there."""
+        if self._subscription.pattern is not None:
+            return []
+        names = self._subscription.topics
+        missing = self._query_groups(
+            lambda state: [name for name in names if name not in state.topic_ids], newest=False
+        )
+        return [
+            f"Topic {name}, to which the consumer subscribes, does not exist. If it was deleted, the view"
+            " admin_changes says when and by whom."
+            for name in missing
+        ]
+
     def note_poll(self) -> None:
         """Show the group with the next heartbeat that the consumer polls."""
         if self._heartbeat is not None:

@@ -98,5 +98,5 @@ class AssignedPartitions:
     def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
         return PollOutcome.NOT_YET if is_behind() else PollOutcome.AT_END
 
-    def describe_holders(self, outcome: PollOutcome) -> Sequence[str]:
+    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
         return ()

@@ -67,8 +67,8 @@ class Partitions(Protocol):
         """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
         ...
 
-    def describe_holders(self, outcome: PollOutcome) -> Sequence[str]:
-        """Return a sentence for each consumer of this process that may be why a poll brought nothing."""
+    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
+        """Return sentences that say why a poll brought nothing: missing topics, and consumers of this process."""
         ...
 
 
@@ -183,7 +183,7 @@ class PositionReader:
         batch.outcome = self._partitions.find_outcome(
             lambda: any(offset is None or offset < bounds[tp].high_watermark for tp, offset in offsets.items())
         )
-        reasons = self._partitions.describe_holders(batch.outcome)
+        reasons = self._partitions.explain_outcome(batch.outcome)
         batch.explain(reasons, self._explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:

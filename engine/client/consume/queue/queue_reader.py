@@ -285,7 +285,7 @@ class QueueReader:
         reasons += [str(stall) for stall in stalls if stall.kind != "bound"]
         owned = self._holder.read_owned(newest=False)
         batch.outcome = self._member.find_outcome(lambda: any(partition.left_count for partition in owned.values()))
-        reasons += self._member.describe_holders(batch.outcome)
+        reasons += self._member.explain_outcome(batch.outcome)
         bounds = {tp: partition.bounds for tp, partition in owned.items()}
         offsets = {tp: partition.deliveries.next_offset for tp, partition in owned.items() if partition.deliveries}
         batch.explain(reasons, self._explain_transactions, find_held_back(bounds, offsets))
