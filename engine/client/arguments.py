@@ -197,14 +197,16 @@ def to_microseconds(time: int | datetime) -> int:
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
-def check_unit(name: str, time: int | datetime, error: type[LakeMQError] = InvalidRequest) -> None:
-    """Refuse a time that looks like seconds. name: what the error calls the time."""
+def check_unit(
+    name: str, time: int | datetime, error: type[LakeMQError] = InvalidRequest, like_seconds: range = LIKE_SECONDS_US
+) -> None:
+    """Refuse a time that looks like seconds. name: what the error calls the time. like_seconds: such times, in us."""
     time_us = to_microseconds(time)
-    if time_us in LIKE_SECONDS_US:  # seconds in milliseconds are the same number as milliseconds in microseconds
+    if time_us in like_seconds:  # seconds in milliseconds are the same number as milliseconds in microseconds
         raise error(
             f"{name} looks like seconds.",
             found=time if isinstance(time, int) else str(time),
-            expected=f"epoch milliseconds, such as {time_us}",
+            expected="epoch milliseconds" + (f", such as {time_us}" if time_us in LIKE_SECONDS_US else ""),
         )
 
 

@@ -17,6 +17,10 @@ LIKE_SECONDS_US = range(10**11, 10**14)
 """Times from 2 January 1970 to 3 March 1973. A time of our centuries in seconds lies there if it is taken for
 milliseconds. Such a message would be delivered at once, or deleted at the next look of retention, so it is refused.
 """
+DUE_LIKE_SECONDS_US = range(10**6, LIKE_SECONDS_US.stop)
+"""As above, for times of delivery, of which no old one is meant: also seconds that are taken for microseconds or
+nanoseconds. A time of our centuries in seconds is 1.8 s after 1970 in nanoseconds.
+"""
 MAX_TTL_MS = 100 * 365 * 86_400_000
 """A hundred years, so that the time of expiry is always a valid timestamp."""
 

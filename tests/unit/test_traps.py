@@ -72,6 +72,10 @@ def test_a_time_in_seconds_is_refused(mq: Connection, topic: str) -> None:
     for table in tables:
         with pytest.raises(InvalidTimestamp, match="looks like seconds"):
             mq.publish(topic, table, on_error="fail")
+    for unit in ("us", "ns"):  # as pd.to_datetime(seconds) reads them
+        read_so = pa.array([seconds if unit == "ns" else seconds // 1000], pa.int64()).cast(pa.timestamp(unit, "UTC"))
+        with pytest.raises(InvalidTimestamp, match="looks like seconds"):
+            mq.publish(topic, rows.append_column("deliver_at", read_so), on_error="fail")
     mq.publish(topic, rows, deliver_at=0)  # at once
     assert values(mq, topic) == ["v"]
 

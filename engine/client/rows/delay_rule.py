@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
-from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import DUE_LIKE_SECONDS_US, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
 
 Numbers = npt.NDArray[np.int64]
 
@@ -167,7 +167,7 @@ def compute_due_ms(rule: DelayRule, delays: RequestedDelays) -> Numbers:
     due_ms = np.where(in_range, due_us // 1000, _OUT_OF_RANGE)
     if not rule.clamps:
         due_ms = np.where(too_long, _TOO_LONG, due_ms)
-    is_like_seconds = (requested >= LIKE_SECONDS_US.start) & (requested < LIKE_SECONDS_US.stop)
+    is_like_seconds = (requested >= DUE_LIKE_SECONDS_US.start) & (requested < DUE_LIKE_SECONDS_US.stop)
     due_ms = np.where(is_like_seconds, _IN_SECONDS, due_ms)
     for request, bad in ((NEGATIVE, _NEGATIVE), (BOTH, _BOTH), (UNREADABLE, _UNREADABLE)):
         due_ms = np.where(requested == request, bad, due_ms)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakemq.tables.specs.messages import MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import DUE_LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US
 
 from ...protocol.errors import InvalidRecord, InvalidTimestamp, InvalidTopic, MessageTooLarge
 from ...protocol.names import check_destination
@@ -84,7 +84,7 @@ def parse_delay(deliver_at: object, delay_ms: object) -> tuple[int | None, int |
             expected="a time with a zone, such as datetime.now(timezone.utc), or epoch milliseconds",
         )
     at_us = to_microseconds(at)
-    check_unit("The time of delivery", at, InvalidTimestamp)
+    check_unit("The time of delivery", at, InvalidTimestamp, DUE_LIKE_SECONDS_US)
     if not MIN_TIMESTAMP_US <= at_us <= MAX_TIMESTAMP_US:
         raise InvalidTimestamp(
             "The time of delivery is before 1970 or after 9999.", found=str(deliver_at)[:40], expected="a time"
