@@ -187,6 +187,11 @@ class Sequencer(ProcessBound):
         """Return a watch on new letters. None: the mailbox has no folder yet, or the system cannot watch it."""
         return self._mailbox.watch_letters()
 
+    @property
+    def lease_left_ms(self) -> int:
+        """How long the lease of the leader still runs if it puts no step."""
+        return self._standby.lease_left_ms
+
     def try_lead(self) -> bool:
         """Take the lease if it is free, or its own, or its holder has died or has put no step for a whole lease.
 

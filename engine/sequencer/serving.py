@@ -215,11 +215,18 @@ def wait_to_lead(sequencer: Sequencer, clock: Clock, deadline_ms: float | None) 
         NotLeader: another one leads.
         StorageError: the store cannot be read or written.
     """
+    is_reported = False
     while not sequencer.try_lead():
         waited_enough = sequencer.has_seen_life if deadline_ms is None else clock.steady_ms() >= deadline_ms
         if waited_enough:
             raise NotLeader("Another sequencer leads.", found=sequencer.state.leader)
         left_ms = math.inf if deadline_ms is None else deadline_ms - clock.steady_ms()
+        if not is_reported:
+            is_reported = True
+            log.warning(
+                "%s waits for %s, which leads: until that decides or renews something, and for at most %d ms",
+                *(sequencer.name, sequencer.state.leader, min(left_ms, sequencer.lease_left_ms)),
+            )
         clock.sleep(max(1.0, min(STANDBY_MS, left_ms)))
 
 

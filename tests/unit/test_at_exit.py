@@ -219,3 +219,26 @@ def test_program_ends_in_order_while_daemon_threads_read(tmp_path: Path) -> None
             ]
             outputs = [child.communicate(timeout=120)[1] for child in children]
             assert [child.returncode for child in children] == [0] * 4, outputs
+
+
+LATE = """
+import atexit, sys
+def publish():
+    try:
+        mq.topics.create("late")
+    except Exception as error:
+        print(type(error).__name__)
+atexit.register(publish)
+import lakemq
+mq = lakemq.connect(sys.argv[1], create=True, config={"request.timeout.ms": 200})
+serving = mq.serving()
+mq.topics.create("t")
+"""
+
+
+def test_call_after_the_end_of_its_own_sequencer_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, str(tmp_path / "mq")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "RequestTimedOut\n"
+    assert "after the sequencer of this process has ended with the interpreter" in done.stderr

@@ -207,7 +207,10 @@ def test_step_unless_led_succeeds_while_another_sequencer_leads(
         mq.topics.create("t")
         assert step.main(["--path", path, "--until-idle", "--wait-ms", "100"]) == 4
         assert step.main(["--path", path, "--until-idle", "--unless-led"]) == 0
-    assert last_line(capsys.readouterr().out)["letters"] == 0
+        leader = mq.state().leader
+    out, err = capsys.readouterr()
+    assert last_line(out)["letters"] == 0
+    assert f"waits for {leader}, which leads" in err
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES, LetterE
 from lakemq.tables.storage.object_stores.objects import MaybeThere, RootGone
 
 from ...namespace.processes import crash, process
+from ...namespace.processes.at_exit import HOOKS
 from ...namespace.processes.clock import Clock, Stopwatch
 from ...namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
 from ...namespace.processes.process import start_thread
@@ -68,6 +69,10 @@ _UNSEEN_SHARE = 0.75
 """Share of the expected time to an answer before the first poll for it, where each poll is a request to a store."""
 
 _NOT_SENT = "The request was not sent."
+_AFTER_SERVING = (
+    "This call comes after the sequencer of this process has ended with the interpreter, so nobody may answer."
+    " Register an atexit handler that uses LakeMQ after lakemq.connect(...): then it runs before that end."
+)
 _NO_SEQUENCER = "Requests wait until a sequencer runs: start one with `lakemq serve`, or call mq.serving()."
 _UNKNOWN = "The outcome is unknown: the request may still take effect."
 
@@ -183,6 +188,8 @@ class Requester:
         with self._wake:
             if self._closed:
                 raise IllegalState("This connection is closed.")
+            if HOOKS.has_ended_serving:
+                log.warning(_AFTER_SERVING)
             if self._thread is None:
                 self._thread = start_thread(self._run, "lakemq-requester")
             now_ms = self._clock.steady_ms()

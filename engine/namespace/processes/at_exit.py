@@ -64,6 +64,8 @@ class ExitHooks:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hooks: list[ExitHook] = []
+        self.has_ended_serving = False
+        """Whether a sequencer of this process has ended with the interpreter."""
         self._has_finalizer = False
         os.register_at_fork(after_in_child=self._forget_all)
 
@@ -127,6 +129,7 @@ class ExitHooks:
             hooks = [hook for hook in self._hooks if hook.stage == stage]
             self._hooks = [hook for hook in self._hooks if hook.stage != stage]
         begun_s = time.monotonic()
+        self.has_ended_serving |= stage is Stage.SERVING and bool(hooks)
         running = [(hook, thread) for hook in hooks if (thread := _start(hook)) is not None]
         for hook, thread in running:
             # they began together, so each is given its time from the same moment
@@ -138,7 +141,7 @@ class ExitHooks:
         # in a forked child the lock may be held by a thread that does not exist there
         self._lock = threading.Lock()
         self._hooks = []
-        self._has_finalizer = False
+        self.has_ended_serving = self._has_finalizer = False
 
 
 def _is_child_of_multiprocessing() -> bool:
