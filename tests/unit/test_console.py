@@ -274,6 +274,15 @@ def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: B
     assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
 
 
+def test_delayed_page_reads_files_within_the_limits_of_a_query(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_module, "QUERY_LIMITS", QueryLimits(timeout_s=0.001, max_rows=10, memory_mb=256))
+    page = browser.get("/delayed")
+    assert table_rows(page, "Topics")[0][0] == ORDERS
+    assert "The query was stopped after 0.001 s" in " ".join(notices(page))
+
+
 def test_an_open_transaction_is_shown_with_what_it_holds_up(browser: Browser) -> None:
     (row,) = table_rows(browser.get("/transactions", state="Ongoing"), "Transactional ids")
     assert (row[0], row[1], row[5]) == ("shipper", "Ongoing", "shipped-0")
