@@ -249,6 +249,56 @@ def test_avro_types_become_columns() -> None:
     assert parsed == {**row, **texts, "m": [("k", "A")]}
 
 
+def test_avro_default_is_the_value_that_its_encoding_decodes_to() -> None:
+    """In a schema, bytes are text of the code points 0 to 255, and a logical type is what it annotates."""
+    state = {"type": "enum", "name": "State", "symbols": ["IDLE", "LOST"]}
+    part = {"name": "b", "type": {"type": "map", "values": "bytes"}, "default": {"k": "\u00fe"}}
+    local = {"type": "long", "logicalType": "local-timestamp-micros"}
+    defaults: dict[str, tuple[Any, Any, Any]] = {
+        "raw": ("bytes", "\u00ff\u0001", b"\xff\x01"),
+        "code": ({"type": "fixed", "name": "Code", "size": 2}, "\u00ff\u0001", b"\xff\x01"),
+        "cost": ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, "\u00ff", Decimal("-0.01")),
+        "day": ({"type": "int", "logicalType": "date"}, 1, dt.date(1970, 1, 2)),
+        "at": (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            1000,
+            dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.timezone.utc),
+        ),
+        "local": (["null", local], 7, dt.datetime(1970, 1, 1, 0, 0, 0, 7)),
+        "of_day": ({"type": "int", "logicalType": "time-millis"}, 1000, "00:00:01"),
+        "state": (state, "LOST", "LOST"),
+        "states": ({"type": "array", "items": ["null", "State"]}, ["LOST", None], ["LOST", None]),
+        "ratio": (["boolean", "double"], 2, "2.0"),
+        "inner": ({"type": "record", "name": "Inner", "fields": [part]}, {}, {"b": [("k", b"\xfe")]}),
+        "again": ({"type": "array", "items": "Inner"}, [{}], [{"b": [("k", b"\xfe")]}]),
+    }
+    id = {"name": "id", "type": "int"}
+    old = {"type": "record", "name": "R", "fields": [id]}
+    fields = [{"name": name, "type": type, "default": text} for name, (type, text, _) in defaults.items()]
+    new = avro({**old, "fields": [id, *fields]}, old)
+    expected = {"id": 1, **{name: value for name, (_, _, value) in defaults.items()}}
+    assert new.parse([avro(old).encode({"id": 1}), new.encode({"id": 1})]).to_pylist() == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("type", "default"),
+    [
+        ("bytes", "\u0100"),
+        ({"type": "array", "items": "bytes"}, [5]),
+        ({"type": "array", "items": ["null", "int"]}, ["t"]),
+        ({"type": "array", "items": {"type": "map", "values": "int"}}, [[]]),
+        ({"type": "int", "logicalType": "date"}, 2**31 - 1),
+        ({"type": "record", "name": "Inner", "fields": [{"name": "x", "type": "int"}]}, {}),
+    ],
+)
+def test_avro_default_that_is_no_value_of_its_type_counts_as_none(type: Any, default: Any) -> None:
+    old = {"type": "record", "name": "R", "fields": []}
+    new = avro({**old, "fields": [{"name": "b", "type": type, "default": default}]}, old)
+    assert new.parse([avro(old).encode({})]).to_pylist() == [None]
+    with pytest.raises(ValueError, match="found no field b, expected one"):
+        new.encode({})
+
+
 def test_misfit_of_avro_has_a_reason() -> None:
     old, new = ({"type": "record", "name": "R", "fields": [{"name": "a", "type": t}]} for t in ("int", "long"))
     schema, value = avro(new, old), avro(old).encode({"a": 300})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from lakemq.tables.specs.spec import TIME
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
+from .avro_defaults import decode_defaults
 from .avro_shape import AvroShape
 from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
@@ -93,7 +93,7 @@ class AvroDecoder:
         from fastavro import schemaless_reader
 
         self._read = schemaless_reader
-        self._reader = schemas[-1]
+        self._reader = decode_defaults(schemas[-1])
         self._writers = {fingerprint(schema): schema for schema in schemas}
         self._newest = fingerprint(schemas[-1])
         self._shapes = {fingerprint(shape.schema): shape for shape in shapes}
@@ -137,7 +137,7 @@ class AvroEncoder:
 
         self._shape, self._is_recursive = shape, shape.is_recursive
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
-        self._schema = deepcopy(schema)
+        self._schema = decode_defaults(schema)
         _default_to_null(self._schema)
 
     def encode(self, value: Any) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .avro import find_logical_type
+from .avro_defaults import collect_named
 from .ddl_compatibility import Obstacle
 
 _PROMOTIONS = {
@@ -31,7 +32,7 @@ def find_avro_obstacle(reader: Any, writer: Any) -> Obstacle | None:
         reader: a schema, as `parse_avro` returns it.
         writer: the schema of the values.
     """
-    return _Comparison(_collect_named(reader, {}), _collect_named(writer, {})).compare(reader, writer, "$")
+    return _Comparison(collect_named(reader), collect_named(writer)).compare(reader, writer, "$")
 
 
 def find_misread(reader: Any, writer: Any) -> Obstacle | None:
@@ -40,23 +41,8 @@ def find_misread(reader: Any, writer: Any) -> Obstacle | None:
     A fingerprint does not cover logical types, and a number does not say what it counts. So a time in milliseconds
     would become one in microseconds.
     """
-    named = _collect_named(reader, {}), _collect_named(writer, {})
+    named = collect_named(reader), collect_named(writer)
     return _Comparison(*named, finds_misreads_only=True).compare(reader, writer, "$")
-
-
-def _collect_named(schema: Any, named: dict[str, Any]) -> dict[str, Any]:
-    """Return full name -> definition of all named types within the schema."""
-    if isinstance(schema, list):
-        for branch in schema:
-            _collect_named(branch, named)
-    elif isinstance(schema, Mapping):
-        if "name" in schema:
-            named[schema["name"]] = schema
-        for field in schema.get("fields", ()):
-            _collect_named(field["type"], named)
-        for key in ("type", "items", "values"):
-            _collect_named(schema.get(key), named)
-    return named
 
 
 class _Comparison:
