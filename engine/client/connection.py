@@ -90,7 +90,7 @@ class Connection(LogAccess):
             self._crash_point,
             namespace_id,
             line,
-            partial(find_removal, namespace.files),
+            partial(find_removal, namespace.files, namespace_id),
         )
         fetcher, open_objects = (
             Fetcher(namespace, clock, spark, self._new_follow_line),

@@ -89,12 +89,24 @@ class RemovedNamespace:
         return (head.namespace_id, head.leader_epoch) == self._term
 
 
-def find_removal(files: Files) -> str | None:
-    """Return a sentence if the namespace is gone. None: it is there, or the store gives no answer."""
+def find_removal(files: Files, namespace_id: str = "") -> str | None:
+    """Return a sentence if the namespace is gone, or another one is there. None: it is there, or no answer comes."""
     try:
-        return _describe_removal(files) if _has_no_table(files) else None
+        return _describe_removal(files) if _has_no_table(files) else _find_other(files, namespace_id)
     except OSError:
         return None
+
+
+def _find_other(files: Files, namespace_id: str) -> str | None:
+    """Return a sentence if the newest step is one of another namespace. Without an id nothing is compared."""
+    try:
+        steps = list_steps(files) if namespace_id else []
+        found = decode_head(files.get(step_name(max(steps)))).namespace_id if steps else ""
+    except (OSError, NewerFormat, ValueError):
+        return None
+    if found in ("", namespace_id):  # step 0 is put before the namespace has its id
+        return None
+    return f"Another namespace is at {files.root} now: found {found}, expected {namespace_id}. Connect to it anew."
 
 
 def _describe_removal(files: Files) -> str:

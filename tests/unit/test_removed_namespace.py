@@ -18,7 +18,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.projection.background_projection import RENEWALS_INTERVAL_MS
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import NamespaceError, NotLeader, RequestTimedOut, TableDamaged
+from lakemq.errors import LakeMQError, NamespaceError, NotLeader, RequestTimedOut, TableDamaged
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
@@ -166,3 +166,18 @@ def test_client_says_that_its_namespace_is_gone_and_creates_nothing(tmp_path: Pa
                 call()
         other.close()
         assert not path.exists()
+
+
+def test_client_says_that_another_namespace_is_in_its_place(tmp_path: Path) -> None:
+    path, other = tmp_path / "mq", tmp_path / "other"
+    with lakemq.connect(str(other), create=True) as mq, mq.serving():
+        mq.topics.create("t")
+    with lakemq.connect(str(path), create=True, config={"request.timeout.ms": 200}) as mq:
+        with mq.serving():
+            mq.topics.create("t")
+        path.rename(tmp_path / "moved")
+        other.rename(path)
+        with pytest.raises(LakeMQError, match="Another namespace is at"):
+            mq.topics.create("u")
+    with lakemq.connect(str(path)) as mq, mq.serving():
+        assert [topic.topic for topic in mq.topics.list()] == ["t"]
