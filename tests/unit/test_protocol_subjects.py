@@ -13,6 +13,7 @@ import pytest
 from lakemq.engine.client.transactions.phase import PHASE_TRANSITIONS, Phase, PhaseEvent
 from lakemq.engine.protocol import machine, projection, rows, rules
 from lakemq.engine.protocol.values import clients as client_values
+from lakemq.engine.protocol.values import finals as final_values
 from lakemq.engine.protocol.values import leader as leader_values
 from lakemq.engine.protocol.values.base import (
     Done,
@@ -34,6 +35,7 @@ from lakemq.engine.protocol.values.delayed.delays import (
     DelayStatus,
     ranges_to_columns,
 )
+from lakemq.engine.protocol.values.finals import RangesFinalized
 from lakemq.engine.protocol.values.kinds import SUBJECTS
 from lakemq.engine.protocol.values.queues.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
 from lakemq.engine.protocol.values.queues.deliveries import (
@@ -93,7 +95,7 @@ def test_every_result_is_listed() -> None:
 
 
 def test_every_record_is_listed_and_has_a_fold() -> None:
-    subjects = (*SUBJECTS, client_values, leader_values)
+    subjects = (*SUBJECTS, final_values, client_values, leader_values)
     assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
 
 
@@ -107,6 +109,7 @@ def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
 SHOWN_BY_LOGS = {
     ("log", TopicDeleted): "segments lists where logs end",
     ("log", RecordsDeleted): "segments lists where logs start",
+    ("log", RangesFinalized): "segments names the files of final_messages",
     ("log", Delayed): "the files of delayed rows are registered as all others",
     ("groups", MessagesSettled): "assignment_moves counts the messages that a move delivers again",
 }
@@ -125,7 +128,7 @@ def test_a_projection_names_no_record_of_another_subject() -> None:
 
 def test_every_table_but_a_few_is_projected() -> None:
     """Other parts of the system write the remaining tables."""
-    not_projected = {"messages", "inbox", "journal", "watermarks"}
+    not_projected = {"messages", "final_messages", "inbox", "journal", "watermarks"}
     assert projection.PROJECT.keys() | not_projected == {spec.name for spec in TABLES}
     assert projection.RESTORE.keys() < projection.PROJECT.keys()
 
