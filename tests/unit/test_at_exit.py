@@ -230,9 +230,8 @@ def publish():
         print(type(error).__name__)
 atexit.register(publish)
 import lakemq
-mq = lakemq.connect(sys.argv[1], create=True, config={"request.timeout.ms": 200})
-serving = mq.serving()
-mq.topics.create("t")
+serving = lakemq.connect(sys.argv[1], create=True).serving()
+mq = lakemq.connect(sys.argv[1], config={"request.timeout.ms": 200})
 """
 
 

@@ -144,12 +144,12 @@ def test_a_commit_to_a_deleted_table_leaves_no_log_there(leader: Led) -> None:
 
 def test_client_says_that_its_namespace_is_gone_and_creates_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mq"
-    with lakemq.connect(str(path), create=True, config={"request.timeout.ms": 200}) as mq:
+    with lakemq.connect(str(path), create=True) as mq, mq.serving():
+        mq.topics.create("t")
+        mq.publish("t", pa.table({"value": ["a"]}))
+    with lakemq.connect(str(path), config={"request.timeout.ms": 200}) as mq:
         with pytest.raises(RequestTimedOut, match="Is a sequencer running"):
-            mq.topics.create("t")
-        with mq.serving():
-            mq.topics.create("t")
-            mq.publish("t", pa.table({"value": ["a"]}))
+            mq.topics.create("u")
         other = lakemq.connect(str(path))  # it has read nothing yet
         shutil.rmtree(path)
         calls: list[Callable[[], object]] = [
@@ -173,8 +173,6 @@ def test_client_says_that_another_namespace_is_in_its_place(tmp_path: Path) -> N
     with lakemq.connect(str(other), create=True) as mq, mq.serving():
         mq.topics.create("t")
     with lakemq.connect(str(path), create=True, config={"request.timeout.ms": 200}) as mq:
-        with mq.serving():
-            mq.topics.create("t")
         path.rename(tmp_path / "moved")
         other.rename(path)
         with pytest.raises(LakeMQError, match="Another namespace is at"):
