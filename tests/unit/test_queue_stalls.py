@@ -26,9 +26,9 @@ def find_stalls(world: QueueWorld) -> list[Stall]:
     return make_groups(world).stalls("g")
 
 
-def examine(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(doctor, "find_store_now_ms", lambda _: world.clock.ms)
-    connection = SimpleNamespace(namespace=SimpleNamespace(path="p"))
+def examine(world: QueueWorld) -> Any:
+    files = SimpleNamespace(time_ms=lambda: world.clock.ms)
+    connection = SimpleNamespace(namespace=SimpleNamespace(path="p", files=files))
     observer = SimpleNamespace(look=lambda: nullcontext(SimpleNamespace(groups=make_groups(world))))
     return doctor.check_groups(connection, observer)  # type: ignore[arg-type]
 
@@ -69,9 +69,9 @@ def test_waiting_last_delivery_names_the_member_and_its_message(monkeypatch: pyt
     assert f"member {consumer.member_id}" in stall.found
     assert "1 message that it has not acknowledged, the first is t-0, offset 0." in stall.found
     assert make_groups(world).describe("g").waits_for == [str(stall)] == batch.waits_for
-    assert examine(world, monkeypatch).ok
+    assert examine(world).ok
     world.pass_time(61_000)
-    finding = examine(world, monkeypatch)
+    finding = examine(world)
     assert not finding.ok
     assert "t-1, offset 0 waits for its last delivery" in finding.found
     consumer.ack(messages[0])
@@ -106,7 +106,7 @@ def test_member_that_never_acknowledges_is_named_after_its_poll_interval(monkeyp
     (stall,) = find_stalls(world)
     assert (stall.kind, stall.offset) == ("silent", 1)
     assert "it has 2 messages of it, the first is offset 1." in stall.found
-    assert "remove-members" in examine(world, monkeypatch).mend
+    assert "remove-members" in examine(world).mend
     consumer.nack(second)
     assert not find_stalls(world)
 
@@ -122,7 +122,7 @@ def test_returned_message_with_a_delay_says_when_it_comes_again(monkeypatch: pyt
     assert (stall.kind, stall.offset) == ("waiting", 0)
     assert "comes again at 2023-11-14T22:23:2" in stall.found
     assert consumer.poll(timeout_ms=20).waits_for == [str(stall)]
-    assert examine(world, monkeypatch).ok, "it ends by itself"
+    assert examine(world).ok, "it ends by itself"
     world.pass_time(600_000)
     assert not find_stalls(world)
 
