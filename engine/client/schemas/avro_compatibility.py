@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .avro import find_logical_type
-from .avro_defaults import collect_named
+from .avro_defaults import collect_named_types
 from .ddl_compatibility import Obstacle
 
 _PROMOTIONS = {
@@ -32,7 +32,7 @@ def find_avro_obstacle(reader: Any, writer: Any) -> Obstacle | None:
         reader: a schema, as `parse_avro` returns it.
         writer: the schema of the values.
     """
-    return _Comparison(collect_named(reader), collect_named(writer)).compare(reader, writer, "$")
+    return _Comparison(collect_named_types(reader), collect_named_types(writer)).compare(reader, writer, "$")
 
 
 def find_misread(reader: Any, writer: Any) -> Obstacle | None:
@@ -41,7 +41,7 @@ def find_misread(reader: Any, writer: Any) -> Obstacle | None:
     A fingerprint does not cover logical types, and a number does not say what it counts. So a time in milliseconds
     would become one in microseconds.
     """
-    named = collect_named(reader), collect_named(writer)
+    named = collect_named_types(reader), collect_named_types(writer)
     return _Comparison(*named, finds_misreads_only=True).compare(reader, writer, "$")
 
 

@@ -37,24 +37,24 @@ def decode_defaults(schema: Any) -> Any:
     return decoded
 
 
-def collect_named(schema: Any) -> dict[str, Any]:
+def collect_named_types(schema: Any) -> dict[str, Any]:
     """Return full name -> definition of all named types within the schema."""
     named: dict[str, Any] = {}
-    _add_named(schema, named)
+    _add_named_type(schema, named)
     return named
 
 
-def _add_named(schema: Any, named: dict[str, Any]) -> None:
+def _add_named_type(schema: Any, named: dict[str, Any]) -> None:
     if isinstance(schema, list):
         for branch in schema:
-            _add_named(branch, named)
+            _add_named_type(branch, named)
     elif isinstance(schema, Mapping):
         if "name" in schema:
             named[schema["name"]] = schema
         for field in schema.get("fields", ()):
-            _add_named(field["type"], named)
+            _add_named_type(field["type"], named)
         for key in ("type", "items", "values"):
-            _add_named(schema.get(key), named)
+            _add_named_type(schema.get(key), named)
 
 
 class _DefaultsDecoder:
@@ -62,7 +62,7 @@ class _DefaultsDecoder:
         from fastavro.read import LOGICAL_READERS
 
         self._logical_readers = LOGICAL_READERS
-        self._named = collect_named(schema)
+        self._named = collect_named_types(schema)
         self._budget = PartBudget()
         self._replaced: set[int] = set()
 

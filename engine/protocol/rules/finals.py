@@ -16,7 +16,7 @@ from ..values.state import State
 from .registries import Folds, Rules
 
 
-def decide_ranges_written(state: State, written: RangesWritten, inputs: DecisionInputs) -> Decision:
+def decide_final_ranges(state: State, written: RangesWritten, inputs: DecisionInputs) -> Decision:
     """Accept the files. If the topic or its log has changed meanwhile, they are left over.
 
     Raises InvalidRequest: a range does not begin at the final offset, or ends beyond the last stable offset.
@@ -43,6 +43,6 @@ def advance_final_offsets(state: State, record: RangesFinalized, segments: Segme
         state.change_partition(record.topic_id, partition).final_offsets[partition] = end
 
 
-DECIDE: Rules = {RangesWritten: decide_ranges_written}
+DECIDE: Rules = {RangesWritten: decide_final_ranges}
 EVOLVE: Folds = {RangesFinalized: advance_final_offsets}
 TIMERS = ()
