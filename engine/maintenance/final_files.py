@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,8 @@ _GROUP_BYTES = 8 << 20
 _UNPACKED = 4
 """Unpacked bytes for each byte of a data file, by which the rows of a file are chosen."""
 _MARKERS = ("commit", "abort")
+_NO_MESSAGES = 0, None, None, None
+"""Number of messages, file and bounds of timestamps of a range without messages."""
 _BODY = ("key", "value", "headers", "timestamp", "ttl_ms")
 _COLUMNS = (
     "kind",
@@ -91,20 +94,19 @@ class FinalFileWriter:
         waiting = [topic for topic in topics.values() if (topic.final_offsets < topic.last_stable_offsets).any()]
         waiting.sort(key=lambda topic: self._turns.get(topic.topic_id, 0))
         self._turns = {topic_id: turn for topic_id, turn in self._turns.items() if topic_id in topics}
-        written: list[RangesWritten] = []
-        segments = _read_segments(self._store, waiting[:MOST_FILES])
-        for topic in waiting[:MOST_FILES]:
-            if len(written) >= MOST_FILES:
-                break
-            self._turns[topic.topic_id] = self._turn
-            try:
-                for ranges in self._write_topic(topic, segments):
-                    written.append(ranges)
-                    if len(written) >= MOST_FILES:
-                        break
-            except (FileNotFoundError, ValueError, pa.ArrowException) as error:
-                log.warning("Messages of %s do not become final: %s", topic.topic, error)
-        return written
+        chosen = waiting[:MOST_FILES]
+        segments = _read_segments(self._store, chosen)
+        return list(islice(chain.from_iterable(self._try_topic(topic, segments) for topic in chosen), MOST_FILES))
+
+    def _try_topic(self, topic: Topic, segments: pa.Table) -> Iterator[RangesWritten]:
+        """Write the files of a topic until one cannot be read."""
+        self._turns[topic.topic_id] = self._turn
+        try:
+            yield from self._write_topic(topic, segments)
+        except (FileNotFoundError, ValueError, pa.ArrowException) as error:
+            log.warning(
+                "Messages of %s do not become final: %s. `lakemq doctor` names damaged files.", topic.topic, error
+            )
 
     def _write_topic(self, topic: Topic, segments: pa.Table) -> Iterator[RangesWritten]:
         chosen = _choose_segments(topic, segments.filter(pc.field("topic_id") == topic.topic_id))
@@ -276,15 +278,18 @@ def _to_time(column_ms: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _read_bodies(files: Files, places: Sequence[tuple[int, int, int]]) -> _Bodies:
     """Read the row groups that hold these rows. places: file_id, first row and number of rows of each segment."""
+    places_by_file: dict[int, list[tuple[int, int]]] = {}
+    for file_id, row, length in places:
+        places_by_file.setdefault(file_id, []).append((row, length))
     parts: list[pa.Table] = []
     groups: dict[int, tuple[Numbers, Numbers]] = {}
     count = 0
-    for file_id in dict.fromkeys(place[0] for place in places):
+    for file_id, of_file in places_by_file.items():
         with files.open_input(file_name(file_id)) as source:
             metadata = read_footer(source).parse()
             sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             firsts = np.cumsum([0, *sizes])
-            needed = sorted({i for id_, row, n in places if id_ == file_id for i in _find_groups(firsts, row, n)})
+            needed = sorted({group for row, length in of_file for group in _find_groups(firsts, row, length)})
             parquet = open_bounded_parquet(source, metadata, BASE_BYTES)
             part = parquet.read_row_groups(needed, [*_BODY])
         taken = np.array([sizes[i] for i in needed], np.int64)
@@ -307,16 +312,19 @@ def _decode(part: pa.Table) -> pa.Table:
 
 def _describe_ranges(batch: pa.Table, rows: pa.Table | None) -> list[FinalRange]:
     """Return one range per partition. batch: its segments; rows: the visible messages."""
-    partitions, base, last = (batch.column(name).to_numpy() for name in ("partition", "base_offset", "last_offset"))
-    ranges = []
-    for partition in np.unique(partitions).tolist():
-        own = np.flatnonzero(partitions == partition)
-        first, end = int(base[own[0]]), int(last[own[-1]])
-        messages = None if rows is None else rows.filter(pc.field("partition") == partition)
-        if messages is None or not messages.num_rows:
-            ranges.append(FinalRange(partition, first, end, 0, None, None, None))
-            continue
-        times_us = pc.min_max(messages.column("timestamp").cast(pa.int64())).as_py()
-        bounds_ms = times_us["min"] // 1000, times_us["max"] // 1000
-        ranges.append(FinalRange(partition, first, end, messages.num_rows, 0, *bounds_ms))
-    return ranges
+    found = {} if rows is None else _count_messages(rows)
+    extents = batch.group_by("partition").aggregate([("base_offset", "min"), ("last_offset", "max")])
+    return [
+        FinalRange(
+            row["partition"], row["base_offset_min"], row["last_offset_max"], *found.get(row["partition"], _NO_MESSAGES)
+        )
+        for row in extents.sort_by("partition").to_pylist()
+    ]
+
+
+def _count_messages(rows: pa.Table) -> dict[int, tuple[int, int, int, int]]:
+    """Return by partition the number of messages, the number of the file, and the bounds of timestamps in ms."""
+    times_us = rows.column("timestamp").cast(pa.int64())
+    counted = pa.table({"partition": rows.column("partition"), "us": times_us}).group_by("partition")
+    counts = counted.aggregate([("us", "count"), ("us", "min"), ("us", "max")]).to_pylist()
+    return {row["partition"]: (row["us_count"], 0, row["us_min"] // 1000, row["us_max"] // 1000) for row in counts}

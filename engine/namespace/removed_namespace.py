@@ -92,12 +92,12 @@ class RemovedNamespace:
 def find_removal(files: Files, namespace_id: str = "") -> str | None:
     """Return a sentence if the namespace is gone, or another one is there. None: it is there, or no answer comes."""
     try:
-        return _describe_removal(files) if _has_no_table(files) else _find_other(files, namespace_id)
+        return _describe_removal(files) if _has_no_table(files) else _describe_replacement(files, namespace_id)
     except OSError:
         return None
 
 
-def _find_other(files: Files, namespace_id: str) -> str | None:
+def _describe_replacement(files: Files, namespace_id: str) -> str | None:
     """Return a sentence if the newest step is one of another namespace. Without an id nothing is compared."""
     try:
         steps = list_steps(files) if namespace_id else []

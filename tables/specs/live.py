@@ -79,15 +79,15 @@ class CutKeysRow:
     )
 
 
-def _live(name: str, row: type[Any], keys: tuple[str, ...], comment: str) -> TableSpec:
+def _specify(name: str, row: type[Any], keys: tuple[str, ...], comment: str) -> TableSpec:
     return TableSpec(name=name, row=row, shape="live", keys=keys, comment=comment)
 
 
-GROUP_STATE = _live("group_state", GroupStateRow, ("group",), "The groups: state, lag, delay, rate.")
-GROUP_WAITS = _live("group_waits", GroupWaitRow, (), "What holds groups up, since when, and what to do.")
-MEMBER_STATE = _live("member_state", MemberStateRow, ("group", "member_id"), "The members, and which are overdue.")
-SEQUENCERS = _live("sequencers", SequencerRow, ("sequencer",), "Who leads, and who stands by.")
-CUT_KEYS = _live(
+GROUP_STATE = _specify("group_state", GroupStateRow, ("group",), "The groups: state, lag, delay, rate.")
+GROUP_WAITS = _specify("group_waits", GroupWaitRow, (), "What holds groups up, since when, and what to do.")
+MEMBER_STATE = _specify("member_state", MemberStateRow, ("group", "member_id"), "The members, and which are overdue.")
+SEQUENCERS = _specify("sequencers", SequencerRow, ("sequencer",), "Who leads, and who stands by.")
+CUT_KEYS = _specify(
     "cut_keys", CutKeysRow, (), "Handoffs and the keys that they cut. A query reads the keys of all their messages."
 )
 

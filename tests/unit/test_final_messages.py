@@ -35,6 +35,7 @@ def test_committed_messages_become_final(tmp_path: Path) -> None:
         mq.topics.create("a")
         mq.topics.create("b")
         mq.publish("a", pa.table({"value": ["1", "2"], "key": ["k", None]}))
+        mq.publish("b", pa.table({"value": ["expired"], "ttl_ms": [1]}))
         with mq.producer("tx") as producer:
             producer.begin_transaction()
             producer.send("a", "aborted")
@@ -44,8 +45,9 @@ def test_committed_messages_become_final(tmp_path: Path) -> None:
             producer.send("a", "committed")
             producer.send("b", "committed")
             producer.commit_transaction()
-        until(lambda: len(read_places(path)) == 4)
-        assert read_places(path) == [("a", 0, b"1"), ("a", 1, b"2"), ("a", 4, b"committed"), ("b", 0, b"committed")]
+        until(lambda: len(read_places(path)) == 5)
+        of_b = [("b", 0, b"expired"), ("b", 1, b"committed")]
+        assert read_places(path) == [("a", 0, b"1"), ("a", 1, b"2"), ("a", 4, b"committed"), *of_b]
         columns = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
         committed = mq.sql("SELECT * FROM log_committed ORDER BY topic, offset", wait_ms=9_000).select(columns)
         table = mq.sql("SELECT * FROM final_messages ORDER BY topic, offset", wait_ms=9_000)

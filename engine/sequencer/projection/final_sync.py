@@ -74,7 +74,12 @@ def _find_file(files: Files, file_id: int, row: Mapping[str, Any]) -> NewFile | 
     try:
         size_bytes, metadata = _read_metadata(files, name, row)
     except (FileNotFoundError, ValueError) as error:
-        log.error("TABLE_DAMAGED: %s cannot be read, and its messages are missing in the table: %s", name, error)
+        log.error(
+            "TABLE_DAMAGED: %s cannot be read: %s. Its messages are missing in final_messages, and fetches have them."
+            " Restore the file from a backup.",
+            name,
+            error,
+        )
         return None
     partition = {"topic": row["topic"], "step": row["step"]}
     path = final_file_path(row["topic"], file_id)
