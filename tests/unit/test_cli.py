@@ -396,5 +396,8 @@ def test_the_path_may_come_from_the_environment(mq: Connection, monkeypatch: pyt
 
 @pytest.mark.extended
 def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
-    assert lake("step", code=4).stderr.startswith("NOT_LEADER: Another sequencer leads.")
+    """It says first for whom it waits, and how long, unless that is short."""
+    waiting, refused = lake("step", code=4).stderr.splitlines()
+    assert ", which leads: until that decides or" in waiting
+    assert refused.startswith("NOT_LEADER: Another sequencer leads.")
     assert lake("step", "--until-idle", "--wait-ms", "1", code=4).stderr.startswith("NOT_LEADER: ")
