@@ -127,6 +127,7 @@ def connect(
     )
     connection = Connection(namespace, spark)
     if spark is not None:
+        from lakemq.engine.client.live_tables import register_live_tables
         from lakemq.errors import NamespaceError
         from lakemq.tables.storage.delta.catalog import DatabaseTaken, register
 
@@ -134,4 +135,5 @@ def connect(
             register(spark, namespace.path, namespace.store)
         except DatabaseTaken as taken:
             raise NamespaceError(str(taken)) from None
+        register_live_tables(spark, namespace)
     return connection

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+import lakemq
 from lakemq.tables.specs.live import (
     CUT_KEYS,
     GROUP_STATE,
     GROUP_WAITS,
+    LIVE_TABLES,
     MEMBER_STATE,
     SEQUENCERS,
     CutKeysRow,
@@ -19,6 +22,7 @@ from lakemq.tables.specs.live import (
     MemberStateRow,
     SequencerRow,
 )
+from lakemq.tables.storage.delta.catalog import columns_ddl, live_function_name
 
 from ..namespace.namespace import Namespace
 from .handoffs import count_cut_keys, read_handoffs
@@ -26,6 +30,9 @@ from .leadership import find_store_now_ms, read_leadership
 from .log_access import LogAccess
 from .observer import Observation, Observer
 from .sql.query import LiveReaders
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def make_live_readers(
@@ -46,6 +53,29 @@ def make_live_readers(
     if log is not None:
         readers[CUT_KEYS.name] = lambda: CUT_KEYS.table(_read_cut_keys(namespace, make_observer(), log))
     return readers
+
+
+class _LiveTableFunction:
+    """A table function of Spark. Its subclasses name the namespace and the table; a task reads it with each query."""
+
+    path: ClassVar[str]
+    storage_options: ClassVar[Mapping[str, str]]
+    table: ClassVar[str]
+
+    def eval(self) -> Iterator[tuple[Any, ...]]:
+        with lakemq.connect(self.path, storage_options=self.storage_options) as mq:
+            rows = make_live_readers(mq.namespace, mq.observer, mq)[self.table]()
+        yield from zip(*(column.to_pylist() for column in rows.columns), strict=True)
+
+
+def register_live_tables(spark: SparkSession, namespace: Namespace) -> None:
+    """Register a table function with a session for each live table: the database's views call them."""
+    from pyspark.sql.functions import udtf  # pyspark is heavy, and not every client has it
+
+    options = {"path": namespace.path, "storage_options": namespace.storage_options}
+    for spec in LIVE_TABLES:
+        handler = type("LiveTable", (_LiveTableFunction,), {**options, "table": spec.name})
+        spark.udtf.register(live_function_name(namespace.path, spec), udtf(handler, returnType=columns_ddl(spec)))  # type: ignore[arg-type]
 
 
 def _read_cut_keys(namespace: Namespace, observer: Observer, log: LogAccess) -> Iterator[CutKeysRow]:

@@ -25,6 +25,7 @@ from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Rang
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
+from lakemq.tables.specs.live import LIVE_TABLES
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta import catalog
@@ -54,7 +55,30 @@ def rows(count: int, first: int = 0) -> pa.Table:
 
 def test_every_table_and_view_is_registered(spark: SparkSession, mq: Connection) -> None:
     names = {table.name for table in spark.catalog.listTables("mq")}
-    assert names == {spec.name for spec in TABLES} | set(VIEWS)
+    assert names == {spec.name for spec in (*TABLES, *LIVE_TABLES)} | set(VIEWS)
+
+
+def test_live_tables_in_spark_are_those_of_sql_and_as_of_each_query(
+    spark: SparkSession, mq: Connection, topic: str
+) -> None:
+    mq.topics.create(topic, partitions=2)
+    with mq.consumer(topic, topics=[topic], protocol="cooperative") as first:
+        while not first.assignment():
+            first.poll(timeout_ms=100)
+        second = mq.consumer(topic, topics=[topic], protocol="cooperative")
+        members = spark.table("mq.member_state").where(F.col("group") == topic)
+        while not mq.sql(f"SELECT 1 FROM group_waits WHERE group = '{topic}'").num_rows:
+            second.poll(timeout_ms=100)  # the first is to give up a partition, and does not poll
+        for spec in LIVE_TABLES:
+            columns = ", ".join(name for name in spec.schema.names if name != "consumption_rate")
+            shown = spark.sql(f"SELECT {columns} FROM mq.{spec.name}").toArrow()
+            expected = mq.sql(f"SELECT {columns} FROM {spec.name}")
+            assert shown.cast(expected.schema).to_pylist() == expected.to_pylist(), spec.name
+            assert spec.name == "cut_keys" or shown.num_rows
+            assert spark.table(f"mq.{spec.name}").schema.names == spec.schema.names
+        assert members.count() == 2
+        second.close()
+        assert members.count() == 1
 
 
 def test_connecting_reads_no_table(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ...specs.live import LIVE_TABLES
 from ...specs.registry import TABLES
 from ...specs.spec import TableSpec
 from ...views import VIEW_COLUMNS, VIEWS
@@ -46,6 +47,11 @@ def database_name(path: str, moment: Moment | None = None) -> str:
     name = re.sub(r"[^a-z0-9_]+", "_", last).strip("_")
     name = name if name and not name[0].isdigit() else f"mq_{name}".rstrip("_")
     return name if moment is None else f"{name}_at_{moment.step}"
+
+
+def live_function_name(path: str, spec: TableSpec) -> str:
+    """Return the name of the session's table function that reads a live table of a namespace."""
+    return f"{database_name(path)}_{spec.name}"
 
 
 def ddl_type(type: pa.DataType) -> str:
@@ -129,13 +135,14 @@ def register(spark: SparkSession, path: str, store: Store) -> str:
             )
     else:
         spark.sql(statements[0])
-    if not _put_entries(spark, database, store):
+    if not _put_entries(spark, path, store):
         _run_statements(spark, statements[1:])
     return database
 
 
-def _put_entries(spark: SparkSession, database: str, store: Store) -> bool:
+def _put_entries(spark: SparkSession, path: str, store: Store) -> bool:
     """Put the entries into the session's catalog; False where this Spark has another catalog, or other classes."""
+    database = database_name(path)
     if not has_delta_session_catalog(spark):
         return False
     from py4j.protocol import Py4JError  # comes with pyspark, which not every process has
@@ -146,6 +153,9 @@ def _put_entries(spark: SparkSession, database: str, store: Store) -> bool:
             catalog.add_table(spec.name, store.uri(spec))
         for name, query in VIEWS.items():
             catalog.put_view(name, VIEW_COLUMNS[name], query.format(database=f"`{database}`"))
+        for spec in LIVE_TABLES:
+            function = live_function_name(path, spec)
+            catalog.put_view(spec.name, columns_ddl(spec), f"SELECT * FROM {function}()", function)
     except Py4JError as error:
         log.info("Spark's session catalog takes no entries; SQL statements register the tables: %s", error)
         return False

@@ -8,6 +8,7 @@ classes are internal to Spark: `catalog.register` runs the statements where a Sp
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,13 +51,19 @@ class SessionCatalog:
         table = _copy(table, provider=self._some("delta"), tracksPartitionsInCatalog=True)
         self._catalog.createTable(table, True, False)
 
-    def put_view(self, name: str, columns: str, query: str) -> None:
-        """Add a view, or replace it. columns: the query's columns as a Spark schema string."""
+    def put_view(self, name: str, columns: str, query: str, function: str | None = None) -> None:
+        """Add a view, or replace it.
+
+        columns: the query's columns as a Spark schema string. function: a function of the session that the query calls.
+        CREATE VIEW takes none, because another session lacks it; there the view fails as one whose table is gone.
+        """
         empty = self._classes.catalog.CatalogStorageFormat.empty()
         view = self._entry(name, "VIEW", empty, columns)
         properties = self._settings
         for key, value in self._view_properties([*view.schema().fieldNames()]).items():
             properties = properties.updated(key, value)
+        if function is not None:
+            properties = properties.updated("view.referredTempFunctionsNames", json.dumps([function]))
         text = self._some(query)
         view = _copy(view, createVersion=self._version, viewText=text, viewOriginalText=text, properties=properties)
         if self._catalog.tableExists(view.identifier()):
