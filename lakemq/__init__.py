@@ -17,6 +17,7 @@ For users: `connect`, what it leads to (`Connection`, consumers, producers, `Reb
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -135,5 +136,6 @@ def connect(
             register(spark, namespace.path, namespace.store)
         except DatabaseTaken as taken:
             raise NamespaceError(str(taken)) from None
-        register_live_tables(spark, namespace)
+        again = partial(connect, namespace.path, storage_options=namespace.storage_options)
+        register_live_tables(spark, namespace.path, again)
     return connection

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-import lakemq
 from lakemq.tables.specs.live import (
     CUT_KEYS,
     GROUP_STATE,
@@ -56,26 +55,28 @@ def make_live_readers(
 
 
 class _LiveTableFunction:
-    """A table function of Spark. Its subclasses name the namespace and the table; a task reads it with each query."""
+    """A table function of Spark. Its subclasses name a table of a namespace; a task reads it with each query."""
 
-    path: ClassVar[str]
-    storage_options: ClassVar[Mapping[str, str]]
+    connect: ClassVar[Callable[[], Any]]
     table: ClassVar[str]
 
     def eval(self) -> Iterator[tuple[Any, ...]]:
-        with lakemq.connect(self.path, storage_options=self.storage_options) as mq:
+        with type(self).connect() as mq:
             rows = make_live_readers(mq.namespace, mq.observer, mq)[self.table]()
         yield from zip(*(column.to_pylist() for column in rows.columns), strict=True)
 
 
-def register_live_tables(spark: SparkSession, namespace: Namespace) -> None:
-    """Register a table function with a session for each live table: the database's views call them."""
+def register_live_tables(spark: SparkSession, path: str, connect: Callable[[], Any]) -> None:
+    """Register a table function with a session for each live table: the database's views call them.
+
+    path: of the namespace. connect: connects to it from a task.
+    """
     from pyspark.sql.functions import udtf  # pyspark is heavy, and not every client has it
 
-    options = {"path": namespace.path, "storage_options": namespace.storage_options}
     for spec in LIVE_TABLES:
-        handler = type("LiveTable", (_LiveTableFunction,), {**options, "table": spec.name})
-        spark.udtf.register(live_function_name(namespace.path, spec), udtf(handler, returnType=columns_ddl(spec)))  # type: ignore[arg-type]
+        handler = type("LiveTable", (_LiveTableFunction,), {"connect": staticmethod(connect), "table": spec.name})
+        function = udtf(handler, returnType=columns_ddl(spec))
+        spark.udtf.register(live_function_name(path, spec), function)  # type: ignore[arg-type]
 
 
 def _read_cut_keys(namespace: Namespace, observer: Observer, log: LogAccess) -> Iterator[CutKeysRow]:
