@@ -244,3 +244,8 @@ def describe_value(value: Any) -> Any:
     if isinstance(value, int):
         return value if abs(value) < 10**30 else f"a number of {value.bit_length()} bits"
     return f"an object of type {type(value).__name__}"
+
+
+def format_time(ms: int) -> str:
+    """Return a time in ISO 8601, in whole seconds of UTC."""
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -21,6 +21,7 @@ from .groups.groups import Groups
 from .groups.rates import read_consumption
 from .groups.resets import OffsetResets
 from .groups.stall import MemberNotes
+from .groups.stalls import list_missing_topics
 from .observer import Observer
 from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
@@ -80,8 +81,12 @@ class OperatorTools:
         )
 
     def _read_notes(self, state: State) -> MemberNotes:
-        """Return what processes have noted of members."""
-        return MemberNotes(self._read_overdue(state), self._read_fence_notes(state))
+        """Return what processes have noted of members, and how their missing topics were deleted."""
+        groups = [state.groups[name] for name in state.groups_with_members]
+        missing = {topic for group in groups for topic in list_missing_topics(state, group)}
+        count = state.deleted_topic_count
+        deletions = {topic: self._fetcher.describe_deletion(topic, count) for topic in missing}
+        return MemberNotes(self._read_overdue(state), self._read_fence_notes(state), deletions)
 
     def _read_fence_notes(self, state: State) -> list[FencedMember]:
         """Return the members that were fenced while they lived; those whose note can be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -486,4 +487,35 @@ def test_empty_poll_names_a_topic_that_is_deleted(mq: Connection, protocol: str)
         mq.topics.delete(topic)
         until(lambda: not consumer.poll(timeout_ms=50) and not list_partitions(consumer))
         (reason,) = consumer.poll(timeout_ms=50).waits_for
-        assert reason.startswith(f"Topic {topic}, to which the consumer subscribes, does not exist.")
+        assert re.fullmatch(
+            f"Topic {topic}, to which the consumer subscribes, does not exist. The topic was deleted at"
+            rf" [0-9-]+T[0-9:]+Z by [^ ]+-{os.getpid()}-[0-9a-f]+\.",
+            reason,
+        )
+        (stall,) = mq.groups.stalls(group)
+        assert (stall.kind, stall.topic, stall.member_id) == ("missing topic", topic, consumer.member_id)
+        assert stall.found.endswith(reason.partition(". ")[2])
+        assert f"lakemq topics create {topic}" in stall.advice
+        mq.topics.create(topic)
+        until(lambda: not consumer.poll(timeout_ms=50).waits_for and list_partitions(consumer))
+        assert mq.groups.stalls(group) == []
+
+
+def test_errors_of_a_deleted_topic_say_when_and_by_whom(mq: Connection) -> None:
+    topic, deleted = (
+        new_topic(mq),
+        rf"does not exist.*was deleted at [0-9-]+T[0-9:]+Z by [^ ]+-{os.getpid()}-[0-9a-f]+\.",
+    )
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
+        consumer.poll(timeout_ms=20)
+        mq.topics.delete(topic)
+        for call in (
+            lambda: consumer.poll(timeout_ms=20),
+            lambda: mq.fetch(topic),
+            lambda: mq.topics.describe(topic),
+            lambda: mq.consumer(new_name("g"), topics=[topic]),
+        ):
+            with pytest.raises(UnknownTopicOrPartition, match=deleted):
+                call()
+        with pytest.raises(UnknownTopicOrPartition, match=deleted.replace("does not exist", "No topic has this name")):
+            add(mq, topic, {0: 1})

@@ -11,9 +11,10 @@ from golden.story import Story
 from unit.projected import project_tables, run_sql
 from unit.served import new_name, new_topic
 
+from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stall import NO_NOTES, format_time
+from lakemq.engine.client.groups.stall import NO_NOTES
 from lakemq.engine.protocol.rules.consuming.joining import decide_join
 from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits

@@ -142,6 +142,7 @@ class ConsumerFactory:
             group,
             isolation,
             member_options,
+            self._fetcher.describe_deletion,
         )
         joined = partial(self._note_joined, register)
         if config["group.protocol"] == "queue":

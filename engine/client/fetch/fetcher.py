@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENTS
-from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
+from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER, StepsGone
 from lakemq.tables.storage.object_stores.inotify import Watch
 
+from ...namespace.loading.step_reader import follow_from_watermark
 from ...namespace.namespace import Namespace
 from ...namespace.processes.clock import Clock
 from ...namespace.processes.folder_waiter import LOOK_MS
 from ...namespace.processes.process import OwnLock
+from ...protocol.errors import LakeMQError, UnknownTopicOrPartition
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
+from ...protocol.values.topics import TopicDeleted
+from ..arguments import format_time
 from ..requests.follow_line import FollowLine
 from ..schemas.reading_rule import find_reading_rule
 from ..schemas.schema_rule import SchemaRule
@@ -62,6 +67,8 @@ class Fetcher:
         self._namespace, self._clock, self._spark = namespace, clock, spark
         self._lock = OwnLock("This connection", threading.RLock())
         self._reader, self._tables = self._new_reader(tables), tables
+        self._deletions: tuple[int, Mapping[str, str]] = 0, {}
+        """Of how many deleted topics these are the sentences, by topic."""
 
     def _new_reader(self, tables: Sequence[str] = READERS) -> Reader:
         """Return a reader of this namespace, and of none that was created again at its path."""
@@ -76,8 +83,11 @@ class Fetcher:
 
         `read` must not keep any part of the state, because later steps change it.
         """
-        with self._lock.own:
-            return read(self._reader.refresh())
+        try:
+            with self._lock.own:
+                return read(self._reader.refresh())
+        except UnknownTopicOrPartition as error:
+            raise self._explain_unknown(error) from None
 
     def query_groups(self, read: Callable[[State], T], newest: bool = True) -> T:
         """Return what `read` makes of the state as of the newest step, with groups, members and offsets.
@@ -140,8 +150,11 @@ class Fetcher:
                 for partition, bounds in enumerate(read_bounds(state.topic(name), isolation))
             }
 
-        with self._lock.own:
-            return find(self._find_state(newest))
+        try:
+            with self._lock.own:
+                return find(self._find_state(newest))
+        except UnknownTopicOrPartition as error:
+            raise self._explain_unknown(error) from None
 
     def plan(
         self,
@@ -160,11 +173,32 @@ class Fetcher:
                 reader, self._namespace.files, topic, isolation, start, end, partitions, include_expired
             )
 
-        if isinstance(start, datetime) or isinstance(end, datetime):
-            # Times need data files. A reader of its own reads them, so that no other thread waits for the lock.
-            return plan_with(self._new_reader())
-        with self._lock.own:
-            return plan_with(self._reader)
+        try:
+            if isinstance(start, datetime) or isinstance(end, datetime):
+                # Times need data files. A reader of its own reads them, so that no other thread waits for the lock.
+                return plan_with(self._new_reader())
+            with self._lock.own:
+                return plan_with(self._reader)
+        except UnknownTopicOrPartition as error:
+            raise self._explain_unknown(error) from None
+
+    def _explain_unknown(self, error: UnknownTopicOrPartition) -> UnknownTopicOrPartition:
+        """Return the error, which says when and by whom the topic was deleted, if it was."""
+        reason = ""
+        if isinstance(error.found, str):
+            with suppress(LakeMQError):
+                reason = self.describe_deletion(error.found, self.query(lambda state: state.deleted_topic_count))
+        return UnknownTopicOrPartition(f"{error.detail} {reason}", found=error.found) if reason else error
+
+    def describe_deletion(self, topic: str, deleted_topic_count: int) -> str:
+        """Return a sentence that says when and by whom a topic was deleted; empty if that is not known.
+
+        deleted_topic_count: of the state that lacks the topic. The journal is read again only if it has grown.
+        """
+        if self._deletions[0] != deleted_topic_count:
+            with suppress(LakeMQError, StepsGone, OSError):  # the error or wait that this explains comes first
+                self._deletions = deleted_topic_count, _read_deletions(self._namespace, self._clock)
+        return self._deletions[1].get(topic, "")
 
     def fetch_ranges(
         self,
@@ -276,3 +310,20 @@ class Fetcher:
         It reads data files with a reader of its own, so that no other thread waits.
         """
         return offsets_for_times(self._new_reader(), self._namespace.files, topic, times)
+
+
+def _read_deletions(namespace: Namespace, clock: Clock) -> dict[str, str]:
+    """Return a sentence for each deleted topic that the journal knows, or a step after the tables."""
+    _, steps = follow_from_watermark(namespace.store, clock.steady_ms, namespace.namespace_id)
+    columns, is_deletion = ["subject", "request_id", "decided_at_ms", "step"], pc.field("kind") == "topic_deleted"
+    rows = namespace.store.open(JOURNAL).read(columns, is_deletion).sort_by("step").to_pylist()
+    deletions = [(row["subject"], row["request_id"], row["decided_at_ms"]) for row in rows] + [
+        (entry.record.topic, entry.request_id, step.decided_at_ms)
+        for step in steps.read()
+        for entry in step.entries
+        if isinstance(entry.record, TopicDeleted)
+    ]
+    return {
+        topic: f"The topic was deleted at {format_time(ms)} by {(request_id or '').rpartition('/')[0] or 'no client'}."
+        for topic, request_id, ms in deletions
+    }

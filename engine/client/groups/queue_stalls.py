@@ -9,7 +9,8 @@ from ...protocol.values.consuming.assignments import Group, GroupMember, Partiti
 from ...protocol.values.queues.partition_deliveries import MAX_STRETCHES, Deliveries, DeliveryPolicy
 from ...protocol.values.queues.stretches import DeliveryStatus
 from ...protocol.values.state import State
-from .stall import Stall, StallKind, format_time
+from ..arguments import format_time
+from .stall import Stall, StallKind
 
 _OVERDUE_MS = 60_000
 """Shorter stalls come and go while a group works; `max_poll_interval_ms` of the member, if that is less."""

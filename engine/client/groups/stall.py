@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Literal, NamedTuple
 
 from ...protocol.codec.beat import FencedMember
@@ -22,6 +21,7 @@ StallKind = Literal[
     "no heartbeat",
     "no poll",
     "open transaction",
+    "missing topic",
 ]
 
 
@@ -36,12 +36,13 @@ class Stall:
             every group `instance id`: two consumers that live use that of the member. `handover`: the member is to give
             up partitions. `unbound`: its partitions wait for it, because it is lost and may return. `no heartbeat`, `no
             poll`: none has come from the member for long. `open transaction`: readers of committed messages have read
-            all up to it.
+            all up to it. `missing topic`: the member subscribes to a topic that does not exist.
         member_id: the member that is in the way; empty for a transaction.
         topic, partition, offset: the message that is in the way; None if it is the member itself.
         found, advice: two sentences: the trouble, and the cure.
         since_ms: in ms since 1970, when the member last acknowledged or got messages of the partition, sent a heartbeat
-            or polled, when it was to give up partitions or took over an instance id, or when the transaction began.
+            or polled, when it was to give up partitions or took over an instance id, when the transaction began, or
+            when the member of a missing topic joined.
         patience_ms: how long such a stall may last before it is overdue; None: it ends by itself.
         transactional_id: of the open transaction.
     """
@@ -65,21 +66,18 @@ class Stall:
         return self.patience_ms is not None and now_ms - self.since_ms > self.patience_ms
 
 
-def format_time(ms: int) -> str:
-    """Return a time in ISO 8601, in whole seconds of UTC."""
-    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
 class MemberNotes(NamedTuple):
-    """What processes have noted of members of all groups, beside the steps.
+    """What is known of members of all groups beside the state.
 
     Attributes:
         overdue: the members that the leader has noted as overdue.
         fenced: the members that lived when another one took over their instance id.
+        deletions: a sentence for each topic that members subscribe to and that was deleted.
     """
 
     overdue: Sequence[OverdueMember] = ()
     fenced: Sequence[FencedMember] = ()
+    deletions: Mapping[str, str] = {}
 
 
 NO_NOTES = MemberNotes()

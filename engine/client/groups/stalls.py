@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ...protocol.codec.beat import FencedMember
 from ...protocol.codec.overdue_member import OverdueMember
 from ...protocol.values.consuming.assignments import Group, GroupMember, PartitionStatus, TopicIdPartition
 from ...protocol.values.state import State
 from ...protocol.values.transactions import Transaction
+from ..arguments import format_time
 from .partition_lag import PartitionLag
 from .queue_stalls import find_queue_stalls
-from .stall import MemberNotes, Stall, format_time
+from .stall import MemberNotes, Stall
 
 _SHORTEST_TRANSACTION_MS = 10_000
 """Most transactions end sooner, and a group waits for them as it should."""
@@ -38,6 +39,7 @@ def find_stalls(state: State, name: str, lags: Iterable[PartitionLag], notes: Me
         stalls += _find_slow_owners(group)
         stalls += _find_lost_owners(group)
         stalls += _find_overdue_members(group, notes.overdue)
+        stalls += _find_missing_topics(state, group, notes.deletions)
         stalls += find_queue_stalls(state, group)
     # A group that has read all before an open transaction has exactly the offsets behind that left.
     held_back = [
@@ -106,6 +108,27 @@ def _find_lost_owners(group: Group) -> Iterator[Stall]:
         )
         advice = "Start it again, or wait: then other members get them."
         yield Stall("unbound", member_id, None, None, None, found, advice, since_ms, None)
+
+
+def list_missing_topics(state: State, group: Group) -> dict[str, list[GroupMember]]:
+    """Return the topics that members name and that do not exist, each with these members."""
+    members_by_topic: dict[str, list[GroupMember]] = {}
+    for member in sorted(group.members.values(), key=lambda member: member.number):
+        for topic in () if member.pattern is not None else member.topics:
+            if topic not in state.topic_ids:
+                members_by_topic.setdefault(topic, []).append(member)
+    return members_by_topic
+
+
+def _find_missing_topics(state: State, group: Group, deletions: Mapping[str, str]) -> Iterator[Stall]:
+    for topic, members in list_missing_topics(state, group).items():
+        more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        found = (
+            f"Topic {topic}, to which member {_describe_member(members[0])}{more} subscribe{'' if more else 's'}, does"
+            f" not exist. {deletions.get(topic, '')}"
+        ).rstrip()
+        advice = f"Create it, or start the members without it: `lakemq topics create {topic}`."
+        yield Stall("missing topic", members[0].member_id, topic, None, None, found, advice, members[0].joined_at_ms, 0)
 
 
 def _find_overdue_members(group: Group, overdue: Iterable[OverdueMember]) -> Iterator[Stall]:

@@ -80,6 +80,11 @@ class State:
     changes: Changes = field(default_factory=Changes)
     has_transactions: bool = True
 
+    @property
+    def deleted_topic_count(self) -> int:
+        """The number of topics that were deleted so far."""
+        return self.next_topic_id - 1 - len(self.topics)
+
     def topic(self, name: str) -> Topic:
         """Return the topic of this name. Raises UnknownTopicOrPartition."""
         topic_id = self.topic_ids.get(name)

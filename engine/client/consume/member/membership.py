@@ -84,8 +84,11 @@ class Membership:
         group: str,
         isolation: Isolation,
         options: MemberOptions,
+        describe_deletion: Callable[[str, int], str] = lambda topic, deleted_topic_count: "",
     ) -> None:
+        """describe_deletion: returns when and by whom a topic was deleted, as Fetcher.describe_deletion."""
         self._requester, self._heartbeats, self._new_id = requester, heartbeats, new_id
+        self._describe_deletion = describe_deletion
         self._query_groups = query_groups
         self.group, self._isolation, self.options = group, isolation, options
         self._views = ViewBuilder(group, isolation)
@@ -211,12 +214,13 @@ class Membership:
         if self._subscription.pattern is not None:
             return []
         names = self._subscription.topics
-        missing = self._query_groups(
-            lambda state: [name for name in names if name not in state.topic_ids], newest=False
+        missing, deleted_count = self._query_groups(
+            lambda state: ([name for name in names if name not in state.topic_ids], state.deleted_topic_count),
+            newest=False,
         )
         return [
-            f"Topic {name}, to which the consumer subscribes, does not exist. If it was deleted, the view"
-            " admin_changes says when and by whom."
+            f"Topic {name}, to which the consumer subscribes, does not exist."
+            f" {self._describe_deletion(name, deleted_count)}".rstrip()
             for name in missing
         ]
 
