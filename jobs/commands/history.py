@@ -46,12 +46,12 @@ def report(
 ) -> None:
     """Show what happened between two times: as tables here, or as one HTML file, which needs no network.
 
-    The tables show lag and rates of groups, who owned which partition at the end, what came into topics, and handoffs.
-    JSON is one object with all of them, CSV has the groups. The file also draws throughput, latency of steps, lag of
-    groups, lateness of delayed messages and owners over time, each with its query.
+    The tables show lag and rates of groups, who owned which partition at the end, what came into topics, handoffs, and
+    who changed topics and groups. JSON is one object with all of them, CSV has the groups. The file also draws
+    throughput, latency of steps, lag of groups, lateness of delayed messages and owners over time, each with its query.
 
-    Rates, latency and lag come from the journal, which reaches back for journal.retention.ms (an hour by default); the
-    rest for group.history.ms and delay.history.ms. Needs the extra sql, and for a file also report.
+    Rates, latency, lag and changes come from the journal, which reaches back for journal.retention.ms (an hour by
+    default); the rest for group.history.ms and delay.history.ms. Needs the extra sql, and for a file also report.
     """
     until_ms = _parse_until(until)
     since_ms = _parse_since(since, until_ms)

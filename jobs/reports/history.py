@@ -67,6 +67,11 @@ HANDOFFS = """\
 SELECT `group`, topic, partition, from_member, to_member, began_at, took_ms, reason, redelivered FROM handoffs
 WHERE unix_millis(began_at) >= {since_ms} AND unix_millis(began_at) < {until_ms} ORDER BY began_at DESC"""
 
+CHANGES = """\
+SELECT changed_at, kind, subject, client FROM admin_changes
+WHERE unix_millis(changed_at) >= {since_ms} AND unix_millis(changed_at) < {until_ms}
+ORDER BY step DESC, position DESC"""
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -117,6 +122,7 @@ class History:
         lag: group -> offsets behind the end of the log at the end of each bucket. NaN: not known so far back.
         lateness: rows of delayed messages: topic, messages, ended_at, late_ms.
         owners, handoffs: rows as in the views.
+        changes: rows of the view admin_changes, the newest first.
     """
 
     timeline: Timeline
@@ -132,6 +138,7 @@ class History:
     lateness: pa.Table
     owners: pa.Table
     handoffs: pa.Table
+    changes: pa.Table
 
     def mean_rate(self, rates: Numbers) -> float:
         """Return the mean over the time that the journal has: before it, nothing is known."""
@@ -181,6 +188,7 @@ def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
         lateness=ask(LATENESS),
         owners=ask(OWNERS),
         handoffs=ask(HANDOFFS),
+        changes=ask(CHANGES),
     )
 
 

@@ -10,7 +10,18 @@ import numpy as np
 
 from lakemq.engine.namespace.processes.extras import needs
 from lakemq.jobs.output import to_iso
-from lakemq.jobs.reports.history import APPENDED, CONSUMED, HANDOFFS, LAG, LATENESS, OWNERS, STEPS, History, Numbers
+from lakemq.jobs.reports.history import (
+    APPENDED,
+    CHANGES,
+    CONSUMED,
+    HANDOFFS,
+    LAG,
+    LATENESS,
+    OWNERS,
+    STEPS,
+    History,
+    Numbers,
+)
 from lakemq.jobs.reports.report import Report
 
 with needs("report"):
@@ -40,6 +51,7 @@ def build_history_report(history: History, path: str) -> Report:
     add_lateness(report, history)
     add_owners(report, history)
     add_handoffs(report, history)
+    add_changes(report, history)
     return report
 
 
@@ -210,6 +222,19 @@ def add_handoffs(report: Report, history: History) -> None:
         columns=("Group", "Topic", "Partition", "From", "To", "Began", "Took ms", "Reason", "Redelivered"),
         rows=[tuple(row.values()) for row in shown],
         source=_sources(history, HANDOFFS),
+    )
+
+
+def add_changes(report: Report, history: History) -> None:
+    """Add a row per change that a client requested, the newest first."""
+    left_out = history.changes.num_rows - _MOST_ROWS
+    report.add_section(
+        "Administrative changes",
+        "Who changed topics, groups, offsets, delayed messages, dead letters and transactions on request."
+        f"{f' Older ones that are left out: {left_out:,}.' if left_out > 0 else ''}",
+        columns=("Changed", "Kind", "Subject", "Client"),
+        rows=[tuple(row.values()) for row in history.changes.slice(0, _MOST_ROWS).to_pylist()],
+        source=_sources(history, CHANGES),
     )
 
 

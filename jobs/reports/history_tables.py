@@ -16,6 +16,8 @@ OWNERS = ("group", "topic", "partition", "state", "owner", "since")
 TOPICS = ("topic", "in_per_s", "in_per_s_at_most")
 HANDOFFS = ("group", "topic", "partition", "from_member", "to_member", "began_at", "took_ms", "reason")
 
+CHANGES = ("changed_at", "kind", "subject", "client")
+
 
 def list_lags(history: History) -> list[Row]:
     """Return the lag of each group at both ends of the time, and its mean rate. None: not known so far back."""
@@ -58,6 +60,11 @@ def list_handoffs(history: History) -> list[Row]:
     return [{name: row[name] for name in HANDOFFS} for row in history.handoffs.to_pylist()]
 
 
+def list_changes(history: History) -> list[Row]:
+    """Return who changed topics, groups, offsets and messages on request, newest first."""
+    return [*history.changes.to_pylist()]
+
+
 def list_tables(history: History) -> list[tuple[str, Sequence[str], list[Row]]]:
     """Return (name, columns, rows) of each table, in reading order."""
     return [
@@ -65,4 +72,5 @@ def list_tables(history: History) -> list[tuple[str, Sequence[str], list[Row]]]:
         ("owners", OWNERS, list_owners_at_end(history)),
         ("topics", TOPICS, list_topic_rates(history)),
         ("handoffs", HANDOFFS, list_handoffs(history)),
+        ("changes", CHANGES, list_changes(history)),
     ]

@@ -71,6 +71,13 @@ def test_every_page_opens_and_runs_no_script(browser: Browser) -> None:
         assert [entry.href for entry in MENU if f'href="{entry.href}"' not in page] == [], path
 
 
+def test_history_shows_the_changes_of_the_view_newest_first(busy: BusyNamespace, browser: Browser) -> None:
+    shown = table_rows(browser.get("/history"), "Administrative changes, newest first")
+    query = "SELECT kind, subject, client FROM admin_changes ORDER BY step DESC, position DESC"
+    assert [row[1:] for row in shown] == [[*row.values()] for row in read_sql(busy, query)]
+    assert ["topic_created", ORDERS] in [row[1:3] for row in shown]
+
+
 @pytest.mark.extended
 def test_every_link_of_a_page_leads_to_a_page(browser: Browser) -> None:
     pages = [browser.get(path, **PLACES.get(path, {})) for path in PAGES]

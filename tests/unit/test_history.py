@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,8 +137,10 @@ def test_the_command_writes_one_page_that_loads_nothing(mq: Connection, tmp_path
         "Ownership: cooperative",
         "Ownership: queue",
         "Hand-offs",
+        "Administrative changes",
     ]
-    assert text.count("Plotly.newPlot(") == len(page.headings) - 1
+    assert text.count("Plotly.newPlot(") == len(page.headings) - 2
+    assert "<td>topic_created</td><td>reminders</td><td>" in text
     assert "NaN" not in text[text.index("<body>") :]
 
 
@@ -161,6 +164,9 @@ def test_report_in_a_terminal_agrees_with_the_history(mq: Connection, history: H
     assert {row["group"]: row["lag_at_end"] for row in report["groups"]} == lags
     assert {row["topic"] for row in report["topics"]} == {"orders", "reminders"}
     assert len(report["handoffs"]) == history.handoffs.num_rows
+    created = [row["subject"] for row in report["changes"] if row["kind"] == "topic_created"]
+    assert created == ["reminders", "orders"], "newest first"
+    assert all(f"-{os.getpid()}-" in row["client"] for row in report["changes"])
     assert (
         len(report["owners"]) == len({(row["group"], row["topic"], row["partition"]) for row in report["owners"]}) == 4
     )

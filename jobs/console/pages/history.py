@@ -1,4 +1,4 @@
-"""What happened before a time: rates, lag, owners and handoffs, as `lakemq report` has them."""
+"""What happened before a time: rates, lag, owners, handoffs and changes, as `lakemq report` has them."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def _show(history: History) -> list[Part]:
         _draw_rate("Messages per second", history, _add_up(history.appended.values(), len(timeline.ends_ms))),
         _draw_rate("Steps per second", history, history.steps.tolist()),
         _list_handoffs(history),
+        _list_changes(history),
     ]
 
 
@@ -131,6 +132,14 @@ def _list_handoffs(history: History) -> Table:
     ]
     columns = ("group", "topic", "partition", "from", "to", "began", "took", "reason")
     return Table("Handoffs, newest first", columns, rows, "No partition moved.")
+
+
+def _list_changes(history: History) -> Table:
+    from lakemq.jobs.reports.history_tables import list_changes
+
+    rows = [[format_time(row["changed_at"]), *list(row.values())[1:]] for row in list_changes(history)[:_MOST_ROWS]]
+    columns = ("changed", "kind", "subject", "client")
+    return Table("Administrative changes, newest first", columns, rows, "No client changed topics, groups or offsets.")
 
 
 def _draw_rate(title: str, history: History, rates: Sequence[float]) -> Picture:
