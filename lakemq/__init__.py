@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lakemq.engine.client.consume.consumer import Consumer
     from lakemq.engine.client.consume.listener import RebalanceListener
     from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-    from lakemq.engine.client.consume.positions.assigned_consumer import AssignedConsumer
+    from lakemq.engine.client.consume.positions.position_consumer import AssignedConsumer
     from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
     from lakemq.engine.client.producer.producer import Producer
     from lakemq.engine.client.producer.transactional import TransactionalProducer
@@ -51,7 +51,7 @@ __all__ = [
 
 _CLIENT = "lakemq.engine.client"
 _MODULES = {
-    "AssignedConsumer": f"{_CLIENT}.consume.positions.assigned_consumer",
+    "AssignedConsumer": f"{_CLIENT}.consume.positions.position_consumer",
     "Connection": f"{_CLIENT}.connection",
     "Consumer": f"{_CLIENT}.consume.consumer",
     "GroupConsumer": f"{_CLIENT}.consume.member.group_consumer",

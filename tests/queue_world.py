@@ -16,7 +16,9 @@ from clocks import ManualClock
 from protocol_harness import Harness
 
 from lakemq.engine.client.consume.member.membership import MemberOptions, Membership
+from lakemq.engine.client.consume.poll_loop import ConsumerParts
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.range_fetcher import RangeFetcher
 from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.queues.deliveries import Acquire
@@ -70,7 +72,15 @@ class QueueWorld:
             "read_committed",
             options,
         )
-        consumer = QueueConsumer(membership, self._fetch, self.clock, lambda _: _NO_WAITER, group, listener=listener)  # type: ignore[arg-type]
+        parts = ConsumerParts(
+            group,
+            self,  # type: ignore[arg-type]
+            RangeFetcher(self._fetch, "read_committed"),  # type: ignore[arg-type]
+            self.clock,
+            _NO_WAITER,  # type: ignore[arg-type]
+            lambda _: (),
+        )
+        consumer = QueueConsumer(parts, membership, listener, joined=lambda *_: None)
         # Its polls never wait in real time: the clock moves instead.
         consumer._reader.rest = lambda poll_ms, most_ms: self.clock.sleep(max(min(poll_ms, most_ms), 1))  # type: ignore[method-assign]
         return consumer

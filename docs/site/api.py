@@ -45,7 +45,8 @@ API_PAGES: dict[str, ApiPage] = {
         "Consumers",
         (
             f"{_CLIENT}.consume.consumer.Consumer",
-            f"{_CLIENT}.consume.positions.assigned_consumer.AssignedConsumer",
+            f"{_CLIENT}.consume.positions.position_consumer.PositionConsumer",
+            f"{_CLIENT}.consume.positions.position_consumer.AssignedConsumer",
             f"{_CLIENT}.consume.member.member_consumer.MemberConsumer",
             f"{_CLIENT}.consume.member.group_consumer.GroupConsumer",
             f"{_CLIENT}.consume.queue.queue_consumer.QueueConsumer",

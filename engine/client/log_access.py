@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from .consume.member.group_consumer import GroupConsumer
     from .consume.options import AssignKeywords, ConsumerKeywords, MemberKeywords
-    from .consume.positions.assigned_consumer import AssignedConsumer
+    from .consume.positions.position_consumer import AssignedConsumer
     from .consume.queue.queue_consumer import QueueConsumer
 
 

@@ -74,16 +74,16 @@ def test_topic_recreated_during_a_fetch_is_read_from_its_start(mq: Connection, g
     topic = new_topic(mq, 2)
     add(mq, topic, "old 0", "old 1", partition=1)
     with mq.consumer(group, assign=[topic]) as consumer:
-        fetch = consumer._reader.fetcher.fetch
+        fetch = consumer._parts.fetcher.fetch
 
         def recreate_and_fetch(*args: Any, **options: Any) -> Any:
-            consumer._reader.fetcher.fetch = fetch
+            consumer._parts.fetcher.fetch = fetch
             recreate_topic(mq, topic, "new 0", "new 1")
             values(mq, topic)  # another reader of the connection sees the new topic
             return fetch(*args, **options)
 
         consumer.poll(max_records=1)
-        consumer._reader.fetcher.fetch = recreate_and_fetch
+        consumer._parts.fetcher.fetch = recreate_and_fetch
         batch = consumer.poll()
         assert (texts(batch), batch.offsets) == (["new 0", "new 1"], {(topic, 0): 2})
 

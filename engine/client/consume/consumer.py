@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
-from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import ProcessBound, end_block
 from ...protocol.values.consuming.offsets import OffsetCommit
 from ..arguments import invalid_argument, parse_topic_partitions, parse_whole_number
@@ -16,7 +15,7 @@ from ..tracing.spans import trace_poll
 from .batch import ConsumerBatch
 from .iteration import POLL_RECORDS, iterate
 from .partition_reader import PartitionReader
-from .poll_loop import ConsumerLock, PollLoop
+from .poll_loop import ConsumerLock, ConsumerParts, PollLoop
 from .positions.positions import check_assignment
 from .until_end import Ends, Remainder, read_until_end
 
@@ -45,33 +44,17 @@ class EndFinder(Protocol):
         ...
 
 
-COMMIT_MS = 60_000
-"""How long a commit is repeated while no sequencer answers."""
-
-
 class Consumer(ProcessBound, ABC):
     """A consumer, as `mq.consumer` returns it. Thread-safe; close it, or use it as a context manager.
 
     It is a `QueueConsumer` or a `GroupConsumer`, by the protocol of its group; with `assign`, an `AssignedConsumer`.
     """
 
-    _loop: PollLoop[Any]
-
-    def __init__(
-        self,
-        group: str,
-        lock: ConsumerLock,
-        reader: PartitionReader[Any],
-        ends: EndFinder,
-        clock: Clock,
-        consumer_timeout_ms: int | None,
-    ) -> None:
+    def __init__(self, parts: ConsumerParts, reader: PartitionReader[Any], ends: EndFinder) -> None:
         """Put the parts together: reader: reads the partitions; ends: finds what is left of them."""
-        self.group, self._lock, self._clock = group, lock, clock
+        self.group, self._parts, self._lock, self._clock = parts.group, parts, parts.lock, parts.clock
         self._reader, self._ends = reader, ends
-        self._iteration_timeout_ms = (
-            None if consumer_timeout_ms is None else parse_whole_number("consumer_timeout_ms", consumer_timeout_ms, 0)
-        )
+        self._loop: PollLoop[Any] = PollLoop(parts, reader, ends.waits_for_others)
 
     @abstractmethod
     def poll(self, max_records: int = ..., timeout_ms: int = 0, poll_ms: int = 20) -> ConsumerBatch:
@@ -117,7 +100,7 @@ class Consumer(ProcessBound, ABC):
             self._reader,
             lambda: self.poll(POLL_RECORDS),
             self._clock,
-            self._iteration_timeout_ms,
+            self._parts.iteration_timeout_ms,
             self._ends.waits_for_others,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,10 @@ from ..arguments import (
     parse_topics_and_partitions,
     parse_whole_number,
 )
-from ..fetch.fetch_result import FetchResult
 from ..fetch.fetcher import Fetcher
 from ..fetch.planning.plan import Bounds, Isolation, check_isolation
 from ..fetch.reading.row_group_cache import RowGroupCache
-from ..fetch.step_waiter import StepWaiter
+from ..fetch.step_waiter import Waiter
 from ..groups.stalls import find_open_transactions
 from ..requests.follow_line import FollowLine
 from ..requests.requester import Requester
@@ -41,9 +40,11 @@ from .member.member_options import read_member_options
 from .member.membership import Membership
 from .member.open_members import OpenMember
 from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
-from .positions.assigned_consumer import AssignedConsumer
+from .poll_loop import ConsumerParts
+from .positions.position_consumer import AssignedConsumer, AssignedPartitions
 from .positions.positions import Reset
 from .queue.queue_consumer import QueueConsumer
+from .range_fetcher import RangeFetcher
 
 _MEMBER_WAIT_MS = 1_000
 """Longest wait of a member, after which its poll notes again that the member polls."""
@@ -90,18 +91,10 @@ class ConsumerFactory:
                 found="assign",
                 expected="topics, to join the group",
             )
-        return AssignedConsumer(
-            self._requester,
-            self._find_bounds,
-            self._build_fetch(),
-            self._clock,
-            self._fetcher.new_waiter,
-            group,
-            topics,
-            partitions,
-            **options,
-            explain_transactions=self._explain_transactions,
-        )
+        parts = self._build_parts(group, options, self._fetcher.new_waiter(threading.Event()))
+        timeout_ms = parse_whole_number("default_timeout_ms", options.get("default_timeout_ms", 60_000), 0)
+        assigned = AssignedPartitions(parts, self._find_bounds, topics, partitions, timeout_ms)
+        return AssignedConsumer(parts, assigned, options.get("auto_offset_reset", "earliest"))
 
     def create_member(
         self,
@@ -132,7 +125,7 @@ class ConsumerFactory:
         member_options = read_member_options(topics, config, options)
         isolation: Isolation = options.get("isolation", "read_committed")
         check_isolation(isolation)
-        consumer_timeout_ms = _read_timeout(options.get("consumer_timeout_ms"))
+        _read_timeout(options)
         self._check_topics_exist(topics)
         membership = Membership(
             self._requester,
@@ -144,34 +137,22 @@ class ConsumerFactory:
             member_options,
             self._fetcher.describe_deletion,
         )
+        # a poll also keeps the member's place in its group, so it must not wait for long although no step comes
+        parts = self._build_parts(group, options, self._fetcher.new_waiter(membership.news, _MEMBER_WAIT_MS))
         joined = partial(self._note_joined, register)
         if config["group.protocol"] == "queue":
-            return QueueConsumer(
-                membership,
-                self._build_fetch(),
-                self._clock,
-                self._new_member_waiter,
-                group,
-                isolation,
-                listener,
-                joined,
-                consumer_timeout_ms,
-                self._explain_transactions,
-            )
+            return QueueConsumer(parts, membership, listener, joined)
         reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
-        return GroupConsumer(
-            self._requester,
-            membership,
-            self._build_fetch(),
-            self._clock,
-            self._new_member_waiter,
-            group,
-            reset,
-            isolation,
-            listener,
-            joined,
-            consumer_timeout_ms,
-            self._explain_transactions,
+        return GroupConsumer(parts, membership, reset, listener, joined)
+
+    def _build_parts(self, group: str, options: dict[str, Any], waiter: Waiter) -> ConsumerParts:
+        """Return what the parts of one consumer share. It caches row groups: the next poll reads on in them."""
+        isolation: Isolation = options.get("isolation", "read_committed")
+        check_isolation(isolation)
+        fetcher = RangeFetcher(partial(self._fetcher.fetch_ranges, RowGroupCache()), isolation)
+        timeout_ms = _read_timeout(options)
+        return ConsumerParts(
+            group, self._requester, fetcher, self._clock, waiter, self._explain_transactions, timeout_ms
         )
 
     def _note_joined(
@@ -190,14 +171,6 @@ class ConsumerFactory:
     def close(self) -> None:
         """Send no more heartbeats for any member."""
         self._heartbeats.stop()
-
-    def _new_member_waiter(self, news: threading.Event) -> StepWaiter:
-        # a poll also keeps the member's place in its group, so it must not wait for long although no step comes
-        return self._fetcher.new_waiter(news, _MEMBER_WAIT_MS)
-
-    def _build_fetch(self) -> Callable[..., FetchResult]:
-        """Return the fetch function of one consumer. It caches row groups, because the next poll reads on in them."""
-        return partial(self._fetcher.fetch_ranges, RowGroupCache())
 
     def _explain_transactions(self, partitions: Sequence[TopicIdPartition]) -> list[str]:
         """Return a sentence for each open transaction at which readers of committed messages stand.
@@ -218,8 +191,9 @@ class ConsumerFactory:
         return self._fetcher.find_bounds(topics, isolation, newest)
 
 
-def _read_timeout(consumer_timeout_ms: Any) -> int | None:
-    return None if consumer_timeout_ms is None else parse_whole_number("consumer_timeout_ms", consumer_timeout_ms, 0)
+def _read_timeout(options: Mapping[str, Any]) -> int | None:
+    timeout_ms = options.get("consumer_timeout_ms")
+    return None if timeout_ms is None else parse_whole_number("consumer_timeout_ms", timeout_ms, 0)
 
 
 def _find_protocol(state: State, name: str) -> str | None:

@@ -1,9 +1,10 @@
-"""The loop of a poll: look for messages until some are there, or until the timeout; and the lock that it takes."""
+"""The loop of a poll, which looks for messages until some come or it times out; and what a consumer's parts share."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic
 
 from ...namespace.processes.clock import Clock
@@ -12,7 +13,10 @@ from ...protocol.errors import IllegalState
 from ..arguments import parse_whole_number
 from ..fetch.step_waiter import Waiter
 from ..offsets import ConsumedOffsets
+from ..requests.requester import Requester
+from .batch import ExplainTransactions
 from .partition_reader import Batch, Moves, PartitionReader
+from .range_fetcher import RangeFetcher
 
 _PASSING_MS = 1_000
 """How long a poll reads past offsets without visible messages, even if its timeout is shorter."""
@@ -38,19 +42,39 @@ class ConsumerLock(OwnLock):
             raise IllegalState("The consumer is closed.")
 
 
+@dataclass(frozen=True)
+class ConsumerParts:
+    """What the parts of one consumer share. Nothing here refers to the consumer, which would then never be garbage.
+
+    Attributes:
+        group: the group that the consumer reads for.
+        requester: sends requests to the sequencer.
+        fetcher: fetches the messages.
+        clock: the consumer's clock.
+        waiter: waits until messages may have come.
+        explain_transactions: names the open transactions that hold partitions back.
+        iteration_timeout_ms: `for message in consumer` ends when no message has come for so long; None: never.
+        lock: is held for every call of the parts, unless they say otherwise.
+    """
+
+    group: str
+    requester: Requester
+    fetcher: RangeFetcher
+    clock: Clock
+    waiter: Waiter
+    explain_transactions: ExplainTransactions
+    iteration_timeout_ms: int | None = None
+    lock: ConsumerLock = field(default_factory=ConsumerLock)
+
+
 class PollLoop(Generic[Batch]):
     """Polls a reader. Thread-safe: the lock is taken for each look, and not while waiting."""
 
     def __init__(
-        self,
-        lock: ConsumerLock,
-        reader: PartitionReader[Batch],
-        clock: Clock,
-        waiter: Waiter,
-        waits_for_others: Callable[[], bool] = lambda: False,
+        self, parts: ConsumerParts, reader: PartitionReader[Batch], waits_for_others: Callable[[], bool]
     ) -> None:
-        """waiter: the one that the reader waits with; waits_for_others: as in `EndFinder`."""
-        self._lock, self._reader, self._clock, self._waiter = lock, reader, clock, waiter
+        """waits_for_others: as in `EndFinder`."""
+        self._lock, self._reader, self._clock, self._waiter = parts.lock, reader, parts.clock, parts.waiter
         self._waits_for_others = waits_for_others
 
     def poll(self, max_records: int, timeout_ms: int, poll_ms: int, is_patient: bool) -> Batch:

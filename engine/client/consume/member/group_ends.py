@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ....namespace.processes.clock import Clock
 from ...offsets import TopicPartition
-from ..poll_loop import ConsumerLock
-from ..range_fetcher import RangeFetcher
+from ..poll_loop import ConsumerParts
 from ..until_end import OWN, Ends, Remainder
 from .member import Member
 from .progress import PartitionProgress, find_remainder_by_group
@@ -34,18 +32,18 @@ class GroupEnds:
     """
 
     def __init__(
-        self,
-        lock: ConsumerLock,
-        member: Member,
-        list_positions: Callable[[], Mapping[TopicPartition, int]],
-        fetcher: RangeFetcher,
-        clock: Clock,
+        self, parts: ConsumerParts, member: Member, list_positions: Callable[[], Mapping[TopicPartition, int]]
     ) -> None:
         """list_positions: returns the positions of the consumer's partitions, if they say how far it has come."""
-        self._clock, self._started_ms = clock, clock.steady_ms()
+        self._clock, self._started_ms = parts.clock, parts.clock.steady_ms()
         self._is_starting, self._alive = True, set[str]()
         self._held_parts: dict[TopicPartition, _HeldPart] = {}
-        self._lock, self._member, self._list_positions, self._fetcher = lock, member, list_positions, fetcher
+        self._lock, self._member, self._list_positions, self._fetcher = (
+            parts.lock,
+            member,
+            list_positions,
+            parts.fetcher,
+        )
         options = member.membership.options
         self._longest_session_ms = options.session_timeout_ms
         self.timeout_ms = options.max_poll_interval_ms + options.session_timeout_ms + _REBALANCE_MS

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....namespace.processes.clock import Clock
 from ....protocol.errors import InvalidRequest
 from ...arguments import parse_topic_names
 from ...offsets import TopicPartition
@@ -14,7 +13,7 @@ from ..batch import ConsumerBatch
 from ..consumer import Consumer
 from ..listener import RebalanceListener
 from ..partition_reader import PartitionReader
-from ..poll_loop import ConsumerLock, PollLoop
+from ..poll_loop import ConsumerParts
 from .group_ends import GroupEnds
 from .member import Member, PartitionHolder
 from .open_members import OpenMember
@@ -33,30 +32,26 @@ class MemberConsumer(Consumer):
 
     def __init__(
         self,
-        group: str,
-        lock: ConsumerLock,
+        parts: ConsumerParts,
         member: Member,
         holder: PartitionHolder,
         reader: PartitionReader[Any],
         ends: GroupEnds,
-        clock: Clock,
-        consumer_timeout_ms: int | None,
-        loop: PollLoop[Any],
         listener: RebalanceListener | None,
     ) -> None:
         """Put the parts together. None of them may refer to the consumer, which would then never be garbage.
 
         holder: keeps the partitions of the member; listener: is kept for the member; the others as in `Consumer`.
         """
-        super().__init__(group, lock, reader, ends, clock, consumer_timeout_ms)
-        self._member, self._holder, self._group_ends = member, holder, ends
-        self._loop, self._listener = loop, listener
+        super().__init__(parts, reader, ends)
+        self._member, self._holder, self._group_ends, self._listener = member, holder, ends, listener
+        loop = self._loop
 
         def close(leave: bool | None) -> None:
             member.close(holder, leave)
             loop.close()
 
-        self._open_member = OpenMember(group, member, close)
+        self._open_member = OpenMember(parts.group, member, close)
 
     @abstractmethod
     def go_back(self, batch: ConsumerBatch) -> bool:

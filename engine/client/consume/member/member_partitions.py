@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from ....protocol.errors import LakeMQError
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...fetch.planning.plan import Bounds
 from ...offsets import ConsumedOffsets, TopicPartition
@@ -45,7 +46,12 @@ class MemberPartitions:
         return {tp: partition.bounds for tp, partition in owned.items()}
 
     def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
-        return self._member.read_committed()
+        with self._lock.own:
+            return self._member.read_committed()
+
+    def explain_lost_member(self) -> LakeMQError | None:
+        membership = self._member.membership
+        return membership.fenced_error() if membership.is_replaced() else None
 
     def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
         return self._member.find_ownership(topic_partitions)

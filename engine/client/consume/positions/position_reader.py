@@ -7,17 +7,17 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ....protocol.errors import OffsetOutOfRange
+from ....protocol.errors import LakeMQError, OffsetOutOfRange
 from ....protocol.values.consuming.assignments import TopicIdPartition
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ...arguments import parse_choice, parse_partition_offsets, parse_whole_number
 from ...fetch.planning.plan import Bounds
-from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedOffsets, TopicPartition
-from ..batch import ConsumerBatch, ExplainTransactions, Ownership
+from ..batch import ConsumerBatch, Ownership
 from ..outcome import PollOutcome
 from ..partition_reader import Moves
-from ..range_fetcher import RangeFetcher, cut_to_messages, divide_room
+from ..poll_loop import ConsumerParts
+from ..range_fetcher import cut_to_messages, divide_room
 from .positions import Positions, Reset, check_assignment
 from .unseen_positions import UnseenPositions
 
@@ -48,7 +48,11 @@ class Partitions(Protocol):
         ...
 
     def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
-        """Return what the group has committed of these partitions."""
+        """Return what the group has committed of these partitions. Needs no lock."""
+        ...
+
+    def explain_lost_member(self) -> LakeMQError | None:
+        """Return why the group knows the member no longer; None if the member may join again."""
         ...
 
     def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
@@ -75,32 +79,20 @@ class Partitions(Protocol):
 class PositionReader:
     """Reads partitions at their positions. The lock is held for calls as `PartitionReader` says."""
 
-    def __init__(
-        self,
-        group: str,
-        reset: Reset,
-        partitions: Partitions,
-        fetcher: RangeFetcher,
-        waiter: Waiter,
-        explain_transactions: ExplainTransactions,
-    ) -> None:
+    def __init__(self, parts: ConsumerParts, partitions: Partitions, reset: Reset) -> None:
         """Begin to read; nothing is polled yet.
 
         Args:
-            group: the group whose offsets are read and committed.
-            reset: where to begin without a committed offset.
+            parts: what the parts of the consumer share.
             partitions: of the consumer.
-            fetcher: fetches the messages.
-            waiter: waits until messages may have come.
-            explain_transactions: names the open transactions that hold partitions back.
+            reset: where to begin without a committed offset.
 
         Raises:
-            UnknownTopicOrPartition, InvalidRequest: an argument is not valid.
+            InvalidRequest: `reset` is not valid.
         """
         parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
-        self.group, self.fetcher = group, fetcher
-        self._partitions, self._waiter, self._explain_transactions = partitions, waiter, explain_transactions
-        self.positions = Positions(group, reset, self.read_bounds, self._read_committed)
+        self._parts, self._partitions = parts, partitions
+        self.positions = Positions(parts.group, reset, self.read_bounds, self.read_committed)
         self.paused_by_user: set[TopicPartition] = set()
         self._has_looked = False
         """Whether a poll has begun by looking for steps, and has not used yet what it found."""
@@ -118,7 +110,8 @@ class PositionReader:
         """
         return self._partitions.read_bounds(self.positions, newest)
 
-    def _read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
+    def read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of the partitions. Needs no lock."""
         return self._partitions.read_committed(list(self.positions.by_partition))
 
     def forget(self, tp: TopicPartition) -> None:
@@ -150,14 +143,14 @@ class PositionReader:
         sizes = divide_room(behind, max(max_records, read_ahead))
         ends = {tp: offsets[tp] + count for tp, count in sizes.items() if count}
         topic_ids = self._list_topic_ids()
-        parts = self.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
+        parts = self._parts.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
         if read_ahead and parts is not None and (cut := cut_to_messages(ends, parts, max_records)) != ends:
             ends = {tp: end for tp, end in cut.items() if end > offsets[tp]}
-            parts = self.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
+            parts = self._parts.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
         if parts is None:
             return None
         self._move(ends, moves)
-        batch = ConsumerBatch(self.group, parts, self._partitions.build_offsets(ends, topic_ids))
+        batch = ConsumerBatch(self._parts.group, parts, self._partitions.build_offsets(ends, topic_ids))
         batch.ownership = self._partitions.find_ownership(batch.offsets)
         return batch
 
@@ -184,7 +177,7 @@ class PositionReader:
             lambda: any(offset is None or offset < bounds[tp].high_watermark for tp, offset in offsets.items())
         )
         reasons = self._partitions.explain_outcome(batch.outcome)
-        batch.explain(reasons, self._explain_transactions, find_held_back(bounds, offsets))
+        batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:
         return self._partitions.waits_for_partitions()
@@ -193,7 +186,7 @@ class PositionReader:
         return False
 
     def rest(self, poll_ms: int, most_ms: int) -> None:
-        self._waiter.wait(poll_ms, most_ms)
+        self._parts.waiter.wait(poll_ms, most_ms)
 
     def _find_exclusions(self) -> set[TopicPartition]:
         return self.paused_by_user | self._partitions.revoked

@@ -12,29 +12,25 @@ The `AckSender` sends these, and repeats them until the group has answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 
-from ....namespace.processes.clock import Clock
 from ....protocol.errors import InvalidRequest
 from ....protocol.values.consuming.offsets import OffsetCommit
 from ....protocol.values.queues.deliveries import AckOutcome
 from ...arguments import parse_partition_offsets, parse_whole_number
-from ...fetch.fetch_result import FetchResult, Message
-from ...fetch.planning.plan import Isolation
-from ...fetch.step_waiter import NewWaiter
+from ...fetch.fetch_result import Message
 from ...offsets import ConsumedOffsets, TopicPartition
 from ...tracing.spans import open_commit_span, traces_commit
-from ..batch import ConsumerBatch, ExplainTransactions
+from ..batch import ConsumerBatch
 from ..consumer import find_offsets_to_commit
 from ..listener import RebalanceListener
 from ..member.group_ends import GroupEnds
 from ..member.member import Member
 from ..member.member_consumer import Joined, MemberConsumer
 from ..member.membership import Membership
-from ..poll_loop import ConsumerLock, PollLoop
+from ..poll_loop import ConsumerParts
 from ..positions.positions import check_assignment
-from ..range_fetcher import RangeFetcher
 from .ack_sender import AckSender, flush_acknowledgements
 from .ack_tracker import AckTracker
 from .message_outcomes import MessageOutcomes, fenced_error, shorten_error
@@ -65,50 +61,28 @@ class QueueConsumer(MemberConsumer):
     _reader: QueueReader
 
     def __init__(
-        self,
-        membership: Membership,
-        fetch: Callable[..., FetchResult],
-        clock: Clock,
-        new_waiter: NewWaiter,
-        group: str,
-        isolation: Isolation = "read_committed",
-        listener: RebalanceListener | None = None,
-        joined: Joined = lambda *_: None,
-        consumer_timeout_ms: int | None = None,
-        explain_transactions: ExplainTransactions = lambda _: (),
+        self, parts: ConsumerParts, membership: Membership, listener: RebalanceListener | None, joined: Joined
     ) -> None:
-        """Join the group. Raises what joining is refused with.
-
-        new_waiter: returns what the consumer waits with; explain_transactions: names the open transactions that hold
-        partitions back.
-        """
-        lock, fetcher = ConsumerLock(), RangeFetcher(fetch, isolation)
+        """Join the group. Raises what joining is refused with."""
+        clock = parts.clock
         self._trackers: dict[TopicPartition, AckTracker] = {}
         self._steady_ms = clock.steady_ms  # an attribute, because `ack` calls it for each message
-        member = Member(lock, membership, listener)
+        member = Member(parts.lock, membership, listener)
         planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
-        self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, fetcher)
+        self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, parts.fetcher)
         self._outcomes = outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
-        waiter = new_waiter(membership.news)
         reader = QueueReader(
-            group,
-            lock,
+            parts,
             member,
             self._partitions,
             self._trackers,
             self._ack_sender,
             planner,
-            fetcher,
-            clock,
-            waiter,
             lambda: outcomes.given_back_count,
-            explain_transactions,
         )
         # A queue consumer has no positions: the group's state says what is done.
-        ends = GroupEnds(lock, member, dict, fetcher, clock)
-        loop, holder = PollLoop(lock, reader, clock, waiter, ends.waits_for_others), self._partitions
-        super().__init__(group, lock, member, holder, reader, ends, clock, consumer_timeout_ms, loop, listener)
+        super().__init__(parts, member, self._partitions, reader, GroupEnds(parts, member, dict), listener)
         membership.join()
         joined(self, self._open_member)
 

@@ -9,18 +9,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ....namespace.processes.clock import Clock
 from ....protocol.errors import IllegalState, LakeMQError, RequestTimedOut
 from ....protocol.values.consuming.groups import Assigned
 from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome, WantedMessages
 from ...fetch.planning.plan import Bounds
-from ...fetch.step_waiter import Waiter
 from ...offsets import ConsumedMessages, TopicPartition
-from ..batch import ConsumerBatch, ExplainTransactions
+from ..batch import ConsumerBatch
 from ..member.member import Member, OwnedPartitions
 from ..member.membership_view import MembershipView, OwnedPartition
 from ..partition_reader import Moves
-from ..poll_loop import ConsumerLock
+from ..poll_loop import ConsumerParts
 from ..positions.position_reader import find_held_back
 from ..range_fetcher import RangeFetcher
 from .ack_sender import LONGEST_WAIT_MS, AckSender
@@ -171,28 +169,18 @@ class QueueReader:
 
     def __init__(
         self,
-        group: str,
-        lock: ConsumerLock,
+        parts: ConsumerParts,
         member: Member,
         holder: QueuePartitions,
         trackers: Mapping[TopicPartition, AckTracker],
         ack_sender: AckSender,
         planner: DeliveryPlanner,
-        fetcher: RangeFetcher,
-        clock: Clock,
-        waiter: Waiter,
         given_back_count: Callable[[], int],
-        explain_transactions: ExplainTransactions,
     ) -> None:
-        """Share the parts of one consumer.
-
-        given_back_count: returns how often the user has given messages back; explain_transactions: names the open
-        transactions that hold partitions back.
-        """
-        self._group, self._lock, self._member, self._holder = group, lock, member, holder
+        """Share the parts of one consumer. given_back_count: returns how often the user has given messages back."""
+        self._parts, self._member, self._holder = parts, member, holder
         self._trackers, self._ack_sender, self._planner = trackers, ack_sender, planner
-        self.fetcher, self._clock, self._waiter = fetcher, clock, waiter
-        self._given_back_count, self._explain_transactions = given_back_count, explain_transactions
+        self._given_back_count = given_back_count
         self.paused_by_user = holder.paused_by_user
         self.accepts_previous = False
         self._view: MembershipView | None = None
@@ -225,7 +213,7 @@ class QueueReader:
         max_records = self._planner.limit_poll(max_records)
         selection = self._planner.select(owned, max_records, self.paused_by_user)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
-        parts = self.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
+        parts = self._parts.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
         if parts is None:
             return None
         shown, acceptances = self._planner.show(selection, parts, owned, moves)
@@ -236,7 +224,7 @@ class QueueReader:
         offsets = self._member.build_offsets(selection.ends, topic_ids)
         if not self._planner.is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
             offsets = ConsumedMessages(offsets, acceptances, self._has_open)
-        batch = QueueBatch(self._group, parts, offsets, shown)
+        batch = QueueBatch(self._parts.group, parts, offsets, shown)
         batch.ownership = self._member.find_ownership(batch.offsets)
         return batch
 
@@ -253,7 +241,7 @@ class QueueReader:
 
         True for a partition that has moved: this consumer does not know any more, and the group decides.
         """
-        with self._lock.own:
+        with self._parts.lock.own:
             self._ack_sender.collect_single_acks()
             for part in acceptances:
                 tracker = self._ack_sender.find_tracker(part)
@@ -288,17 +276,18 @@ class QueueReader:
         reasons += self._member.explain_outcome(batch.outcome)
         bounds = {tp: partition.bounds for tp, partition in owned.items()}
         offsets = {tp: partition.deliveries.next_offset for tp, partition in owned.items() if partition.deliveries}
-        batch.explain(reasons, self._explain_transactions, find_held_back(bounds, offsets))
+        batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
 
     def waits_for_partitions(self) -> bool:
         return self._member.waits_for_partitions()
 
     def expects_messages(self, deadline_ms: float) -> bool:
-        return self._ack_sender.acquire_request is not None and self._clock.steady_ms() < deadline_ms + ANSWER_MS
+        is_waiting = self._ack_sender.acquire_request is not None
+        return is_waiting and self._parts.clock.steady_ms() < deadline_ms + ANSWER_MS
 
     def rest(self, poll_ms: int, most_ms: int) -> None:
         """Sleep until polling again is worthwhile: at the latest when the requested messages are there."""
         if (request := self._ack_sender.acquire_request) is None:
-            self._waiter.wait(poll_ms, most_ms)
+            self._parts.waiter.wait(poll_ms, most_ms)
         else:
             wait([request], min(max(min(poll_ms, most_ms), 1), LONGEST_WAIT_MS) / 1000)
