@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import subprocess
 import sys
@@ -13,11 +14,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from object_servers import ObjectServer
-from s3_server import BUCKET, SECRET_KEY, S3Server
+from obstore.store import LocalStore, MemoryStore
+from s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from store_proxy import Fault, StoreProxy
 from unit.notes_table import NOTES, NoteRow, make_notes
 from unit.served import until
@@ -109,6 +112,58 @@ def test_large_objects_are_written_in_parts_and_read_by_ranges(files: ObjectFile
     with pytest.raises((FileExistsError, MaybeThere)), files.open_output("large") as sink:
         sink.write(bytes(size + 1))
     assert files.get("large") == data
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+@pytest.mark.parametrize("kind", ["memory", "folder", "store"])
+def test_an_upload_that_fails_leaves_neither_object_nor_parts(
+    object_server: ObjectServer, files: ObjectFiles, tmp_path: Path, kind: str, pieces: int
+) -> None:
+    if kind == "memory":
+        files = ObjectFiles(MemoryStore(), "memory://")
+    elif kind == "folder":
+        files = ObjectFiles(LocalStore(str(tmp_path)), str(tmp_path))
+
+    def interrupt_write() -> None:
+        with files.open_output("large") as sink:
+            for _ in range(pieces):
+                sink.write(bytes(1_000_000))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_write()
+    assert files.size("large") is None
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(object_server, S3Server):
+        assert list_unfinished_uploads(object_server) == []
+    buffer = bytearray(1_000_000)
+    with files.open_output("large") as sink:
+        for number in range(pieces):
+            buffer[:] = bytes([number]) * len(buffer)  # what was written before stays as it was
+            sink.write(buffer)
+    assert files.get("large") == b"".join(bytes([number]) * len(buffer) for number in range(pieces))
+
+
+def list_unfinished_uploads(server: S3Server) -> list[object]:
+    import boto3
+
+    keys = {"aws_access_key_id": ACCESS_KEY, "aws_secret_access_key": SECRET_KEY}
+    client = boto3.client("s3", endpoint_url=server.url, region_name="us-east-1", **keys)
+    return list(client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []))
+
+
+def test_an_upload_that_the_store_refuses_raises_in_the_writer(s3: S3Server) -> None:
+    files = open_files("s3://no-such-bucket/root", s3.options)
+    pieces = itertools.count()
+
+    def write() -> None:
+        with files.open_output("large") as sink:
+            while next(pieces) < 100:
+                sink.write(bytes(1_000_000))
+
+    with pytest.raises(OSError, match="no-such-bucket"):
+        write()
+    assert next(pieces) < 100
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,11 +22,10 @@ from ..workers import Workers
 from .inotify import Watch
 from .objects import Data, IdentifiedObject, MaybeThere, Names, check_folder, check_name, too_large
 from .secrets import hide_secrets
-from .streamed_output import stream_output
 from .time_objects import make_time_name
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, PutResult
+    from obstore import ObjectMeta, PutResult, WritableFile
     from obstore.store import ObjectStore
 
 _REQUESTS_AT_ONCE = 16
@@ -78,7 +77,7 @@ class ObjectFiles:
 
         path, mark, body = check_name(name), uuid.uuid4().hex, memoryview(data).cast("B")
         attributes: Any = {_MARK: mark} if self._has_marks else None
-        with self._translate_put_errors(name):
+        with self.translate_put_errors(name):
             try:
                 written = obstore.put(
                     self._bulk if len(body) > _WHOLE_BYTES else self._store,
@@ -111,25 +110,37 @@ class ObjectFiles:
             raise _to_maybe_there(self._to_os_error(error, path)) from None
         return head.attributes.get(_MARK), _identity_of(head.meta)
 
-    def open_output(self, name: str) -> AbstractContextManager[pa.NativeFile]:
-        check_name(name)
-        return stream_output(lambda body: self.put(name, body), lambda pieces: self._upload(name, pieces), _PIECE_BYTES)
+    @contextmanager
+    def open_output(self, name: str) -> Iterator[pa.NativeFile]:
+        from obstore.exceptions import BaseError
 
-    def _upload(self, name: str, pieces: Iterator[bytes]) -> None:
-        """Put an object in parts, several at once. It appears when the pieces end, and not at all if they fail."""
+        output = _ObjectOutput(self, check_name(name))
+        try:
+            # pyarrow closes what it writes to, also after an error. An upload that is closed would make an object.
+            with pa.PythonFile(output, mode="w") as sink:
+                yield sink
+        except BaseException as error:
+            if output.upload is not None:
+                with suppress(BaseError):  # the error of the block is raised, and the object is not there anyway
+                    output.upload.__exit__(type(error), error, None)
+            raise
+        if output.upload is None:
+            self.put(name, output.take())
+        else:
+            with self.translate_put_errors(name):
+                output.upload.close()
+
+    def begin_upload(self, name: str) -> WritableFile:
+        """Begin to upload a large object in parts, several at once. It appears when the upload is closed.
+
+        An upload that ends with an exception makes no object, and its parts are removed.
+        """
         import obstore
 
         if self.size(name) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.uri(name))
-        with self._translate_put_errors(name):
-            obstore.put(
-                self._bulk,
-                name,
-                pieces,
-                use_multipart=True,
-                chunk_size=_PIECE_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
+        with self.translate_put_errors(name):
+            return obstore.open_writer(self._bulk, name, buffer_size=_PIECE_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
     def get(self, name: str, limit: int | None = None) -> bytes:
         return self.get_identified(name, limit).body
@@ -270,7 +281,7 @@ class ObjectFiles:
             raise self._to_os_error(error, name) from None
 
     @contextmanager
-    def _translate_put_errors(self, name: str) -> Iterator[None]:
+    def translate_put_errors(self, name: str) -> Iterator[None]:
         """Raise errors of a put as OSError; MaybeThere unless the store refused it.
 
         A refusal says only that its own attempt wrote nothing. Credentials may expire between an attempt whose answer
@@ -297,6 +308,40 @@ class ObjectFiles:
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             return PermissionError(errno.EACCES, text, uri)
         return OSError(errno.EIO, text, uri)
+
+
+class _ObjectOutput(io.RawIOBase):
+    """Keeps a small output until it is complete, and uploads a larger one while it is written.
+
+    Attributes:
+        upload: None while the output is small. A write waits while as many parts as may go in parallel are under way.
+    """
+
+    def __init__(self, files: ObjectFiles, name: str) -> None:
+        self._files, self._name = files, name
+        self._kept = bytearray()
+        self.upload: WritableFile | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        # obstore keeps what it is given without a copy, until the part is stored. Buffers other than bytes may change.
+        piece: Data = data if isinstance(data, bytes) else bytes(data)
+        size = len(piece)
+        if self.upload is None:
+            self._kept += piece
+            if len(self._kept) <= _PIECE_BYTES:
+                return size
+            self.upload, piece = self._files.begin_upload(self._name), self.take()
+        with self._files.translate_put_errors(self._name):
+            self.upload.write(piece)
+        return size
+
+    def take(self) -> bytearray:
+        """Return what is kept, and keep it no longer."""
+        kept, self._kept = self._kept, bytearray()
+        return kept
 
 
 class _RangedReader(io.RawIOBase):
