@@ -1,7 +1,7 @@
 """Open Parquet files so that the checksum of each page is verified.
 
 LakeMQ writes a CRC-32 into the header of every page. A read that meets a page with another one ends with OSError. Pages
-without a checksum, which earlier versions and other engines write, are read as they are.
+without a checksum, which other engines write, are read as they are.
 """
 
 from __future__ import annotations

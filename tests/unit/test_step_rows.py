@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
-
 import msgspec
 import pyarrow as pa
 import pytest
@@ -14,23 +11,9 @@ from lakemq.engine.protocol.codec.few_rows import FewRows, rows_to_table
 from lakemq.engine.protocol.codec.letter_rows import encode_rows
 from lakemq.engine.protocol.codec.step_object import StepHead, add_checksum, decode_step_object
 from lakemq.engine.protocol.codec.step_rows import decode_step_rows, encode_step_rows, join_step_rows
-from lakemq.engine.protocol.values.journal import FORMAT_VERSION, JournalEntry
-from lakemq.engine.protocol.values.log import Produced, RowsJournaled
+from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA
-
-STEP_OF_FORMAT_1 = """
-eNqdVUFrE1EQnk03aawR9iASpIewCBUs2ILQkFNA8Cb0UEEQ2T42z2Z1s7vsvq0pUujRQw9ic8ixB6EF/0IPe6hHsdf+Bc8exTiz+zZ9PBMtDr
-x9OzPffDNv3mwyGhufWStgA55EzOUn+B4GLq9+AzCOnp49Mj6xIGCVryvWx9Hlk3d2zN0w7tkdOw7fJs7rMI0D5vOevWq/8nzueOjaoPc4EQ5C
-7M7aqoxx3DANhN1Z388yGF0eKVxRHPZSN2cRLN7hiLIFKtIe57RB6vuKiUeh2y+taeCJxO68eIkEw8BhUaSEkGWXx4kXBlNTzIKEuQJNzJ9C90
-9d3+OBeLieQfalejFBiSoAFpAsQQNqUIU6vqEYJuqAWh2fpnxCvlsYkxkAY1w+rgxtQ1xtiWn9mkyQoEK8TWkjqeESwncGCcDzHANGFx+bBX6J
-8MsKnurocd/DwzlMAJxPCFfJ/Qu4nm09hkMl9p4Se4NyeXjrgg2ivG46XXEaneOi4GjcVvLjsYD0RVx9znrYXzhH3M8Ce4vO1ZJYbAd0JZ50T/
-ABZfmB2NW8ZsPUe1HFtcv8lFNOxGwVuKql8ICs8Q3fgy76h9fg6iPmWMHN4jpEf9HL4o70vkUsFh7NjuxbHbtQ9A0MOrOFrHXs5mI+IZacn6L2
-Za0uEUaem9vMqZ3m7rRS1EbSgDty8ho5IyyY+fmOAaaT0ESPKWfzzChm1oAruQvzpa7tZZyl4Uq9rLOp4Vsaz30tfp5e4tc0vraGb2v4ruafpz
-fkvqncIcm2lq+v4YfKd0lyoPEfaPW81/g+aP6xFj/W/CQ3tXuDv+jGP/ylVK6pG/+Zr7QJ5TuaJ4RjM3Kbyr3QvxEfRGJvRr6ach/F7w4N3oOT
-nZXaH7m2v199T7T/BngX7q4=
-"""
-"""A step of one message, as the last version wrote it whose steps had format 1: compressed by zlib, in base64."""
 
 
 def make_rows(value: bytes | None) -> FewRows:
@@ -54,18 +37,6 @@ def test_rows_of_many_steps_come_in_their_order_whatever_their_form() -> None:
     assert rows.column("value").to_pylist() == [b"a", b"b", b"c", None, b"e"]
     assert rows.slice(2, 2).equals(as_arrow)
     assert rows.slice(0, 1).equals(rows_to_table([make_rows(b"a")]))
-
-
-def test_a_stored_step_of_format_1_is_read() -> None:
-    head, step = decode_step_object(zlib.decompress(base64.b64decode(STEP_OF_FORMAT_1)))
-    assert (head.format_version, head.step, head.leader) == (1, 5, "anna")
-    assert step.entries == [
-        JournalEntry(RowsJournaled(7, 0, 1)),
-        JournalEntry(Produced("t"), request_id="client/1"),
-    ]
-    assert step.rows is not None
-    assert decode_step_rows([step.rows]).equals(rows_to_table([make_rows(b"a")]))
-    assert decode_step_rows([step.rows, encode_step_rows(make_rows(b"b"))]).column("value").to_pylist() == [b"a", b"b"]
 
 
 def test_many_rows_are_joined_in_arrow_and_few_are_not() -> None:

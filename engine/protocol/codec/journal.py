@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT
 
-from ..errors import NewerFormat
 from ..values.journal import FORMAT_VERSION, JournalEntry, Step, StepBatch, batch_steps
 from ..values.segments import NO_SEGMENTS, Segments
-from .records import decode_record, encode_record
+from .records import check_format, decode_record, encode_record
 
 _SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
 _FEW_TO_ENCODE = 8
@@ -70,9 +69,8 @@ def decode_steps(rows: pa.Table) -> list[Step]:
     if rows.num_rows == 0:
         return []
     rows = _sort_rows(JOURNAL.validate(rows))
-    newest = max(rows.column("format_version").to_pylist())
-    if newest > FORMAT_VERSION:
-        raise NewerFormat(found=f"journal format {newest}", expected=f"at most {FORMAT_VERSION}")
+    for version in rows.column("format_version").unique().to_pylist():
+        check_format(version, "journal")
     segments = _decode_segments(rows.column("segments"))
     heads = zip(
         rows.column("step").to_pylist(),

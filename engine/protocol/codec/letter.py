@@ -32,9 +32,6 @@ MAX_REQUESTS = 5000
 _MOST = msgspec.Meta(max_length=MAX_REQUESTS)
 _HEAD = struct.Struct("<4sI")
 _MAGIC, _MAGIC_FEW = b"LMQC", b"LMQF"
-_UNCHECKED = {b"LMQ1": _MAGIC, b"LMQ2": _MAGIC_FEW}
-"""How letters of earlier versions begin, which have no checksum -> how the same contents begin today. The two differ in
-more than one bit."""
 _json = msgspec.json.Encoder()
 _requests: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _answers = msgspec.json.Decoder(Answer)
@@ -153,14 +150,10 @@ def encode_letter(
 def decode_letter(body: bytes) -> tuple[Letter, Rows | None]:
     """Return the letter and its rows, which are message bodies. Raises ValueError for other bytes."""
     magic, length = _HEAD.unpack_from(body) if len(body) >= _HEAD.size else (b"", 0)
-    start = _HEAD.size
-    if magic in _UNCHECKED:
-        magic = _UNCHECKED[magic]
-    elif magic in (_MAGIC, _MAGIC_FEW):
-        start += CHECKSUM_BYTES
-        _verify_checksum(body)
-    else:
+    if magic not in (_MAGIC, _MAGIC_FEW):
         raise ValueError("not a letter: it does not begin as one")
+    _verify_checksum(body)
+    start = _HEAD.size + CHECKSUM_BYTES
     head, rest = body[start : start + length], memoryview(body)[start + length :]
     try:
         letter = _decode_head(head)

@@ -7,7 +7,7 @@ import msgspec
 from ..errors import NewerFormat
 from ..values.base import Record
 from ..values.clients import Answered
-from ..values.journal import RECORDS, AnyRecord
+from ..values.journal import FORMAT_VERSION, RECORDS, AnyRecord
 from .results import check_answer
 
 _encoder = msgspec.json.Encoder()
@@ -21,6 +21,14 @@ class _RecordTag(msgspec.Struct):
 
 
 _tags = msgspec.json.Decoder(_RecordTag)
+
+
+def check_format(version: int, holder: str) -> None:
+    """Raise NewerFormat or ValueError unless this is the version of steps that this LakeMQ reads. holder: has it."""
+    if version > FORMAT_VERSION:
+        raise NewerFormat(found=f"{holder} format {version}", expected=f"at most {FORMAT_VERSION}")
+    if version < FORMAT_VERSION:
+        raise ValueError(f"{holder} format {version} is older than {FORMAT_VERSION}, and no command migrates it")
 
 
 def encode_record(record: Record) -> str:

@@ -1,7 +1,7 @@
 """A step as one object: a msgpack array of its head, its entries and the message rows that travel in it.
 
 The head comes first, and decodes without the rest: a standby reads who leads without reading the decisions. The last
-element is a checksum of all bytes before it. Objects of earlier versions have none.
+element is a checksum of all bytes before it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from ..errors import NewerFormat
-from ..values.journal import FORMAT_VERSION, JournalEntry, Step
+from ..values.journal import JournalEntry, Step
 from ..values.segments import NO_SEGMENTS, Segments
 from .checksum import CHECKSUM_BYTES, compute_checksum, verify_checksum
 from .letter_rows import check_plain
-from .records import decode_record, encode_record
+from .records import check_format, decode_record, encode_record
 
 
 class StepHead(msgspec.Struct, frozen=True, array_like=True):
@@ -59,14 +58,14 @@ class _StepParts(msgspec.Struct, frozen=True, array_like=True):
 
     batch: the segments of all entries as an Arrow stream.
     rows: as in Step.
-    checksum: XXH3 in 64 bits; None in an object of an earlier version.
+    checksum: XXH3 in 64 bits.
     """
 
     head: msgspec.Raw
     entries: list[_Entry]
     batch: bytes | None
     rows: bytes | None
-    checksum: int | None = None
+    checksum: int
 
 
 class _HeadOnly(msgspec.Struct, frozen=True, array_like=True):
@@ -112,18 +111,16 @@ def _encode_batch(segments: pa.Table) -> bytes:
 
 
 def decode_head(body: bytes) -> StepHead:
-    """Decode only the head of a step object. Raises NewerFormat; ValueError if it is no step object."""
+    """Decode only the head of a step object. Raises NewerFormat; ValueError if it is older, or no step object."""
     head = _heads.decode(body).head
-    if head.format_version > FORMAT_VERSION:
-        raise NewerFormat(found=f"step format {head.format_version}", expected=f"at most {FORMAT_VERSION}")
+    check_format(head.format_version, "step")
     return head
 
 
 def decode_step_object(body: bytes) -> tuple[StepHead, Step]:
     """Decode a step object. Raises NewerFormat; ValueError if it is no step object, or its bytes were changed."""
     head, whole = decode_head(body), _bodies.decode(body)
-    if whole.checksum is not None:
-        verify_checksum(body[-CHECKSUM_BYTES:], memoryview(body)[:-CHECKSUM_BYTES])
+    verify_checksum(body[-CHECKSUM_BYTES:], memoryview(body)[:-CHECKSUM_BYTES])
     entries = [
         JournalEntry(decode_record(entry.record), segments, entry.request_id)
         for entry, segments in zip(whole.entries, _decode_segments(whole), strict=True)

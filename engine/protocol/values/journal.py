@@ -30,9 +30,8 @@ else:
     AnyRecord = Union[RECORDS]  # noqa: UP007
 
 
-FORMAT_VERSION = 2
-"""Of step objects and of the table `journal`. Version 1 has all message rows of a step as an Arrow stream; both are
-read."""
+FORMAT_VERSION = 1
+"""Of step objects and of the table `journal`. No other version is read."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False):

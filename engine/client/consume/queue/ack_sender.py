@@ -258,9 +258,7 @@ class AckSender:
         for acknowledgement in acknowledgements:
             if (tracker := self.find_tracker(acknowledgement)) is not None:
                 tracker.note_answer(acknowledgement)
-        # A sequencer of an older version does not list refused ranges: whole acknowledgements are refused then.
-        refused_ranges = answer.refused or [acknowledgements[i].ranges for i in answer.invalid]
-        for i, ranges in zip(answer.invalid, refused_ranges, strict=True):
+        for i, ranges in zip(answer.invalid, answer.refused, strict=True):
             refused = replace(acknowledgements[i], ranges=ranges)
             if refused.outcome is AckOutcome.UNSEEN:
                 continue  # the consumer returned these by itself: no call of the user has failed

@@ -84,7 +84,7 @@ class ResetOffsets(Request, frozen=True, tag="reset_offsets"):
     group: str
     to: Literal["earliest", "latest", "offset", "shift"]
     offset: int = 0
-    partitions: list[ResetPartition] | None = msgspec.field(default=None, name="places")
+    partitions: list[ResetPartition] | None = None
     dry_run: bool = False
 
 
