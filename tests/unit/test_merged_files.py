@@ -28,7 +28,7 @@ from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import FileMissing, FileTruncated, ReadOvertaken
+from lakemq.errors import FileMissing, FileTruncated, ReadOvertaken, TableDamaged
 from lakemq.jobs.doctor.namespace import check_data_files
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
@@ -480,7 +480,7 @@ def test_a_damaged_file_is_left_out_and_stays(path: Path) -> None:
             mq.fetch("a").to_arrow()
 
 
-def test_file_that_unpacks_to_too_much_stops_no_merge_also_after_a_restart(
+def test_file_that_unpacks_to_too_much_is_named_and_stops_no_merge_or_other_query_also_after_a_restart(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts, settings = [f"{number} " + os.urandom(700).hex() for number in range(8)], {"compact.min.files": 8}
@@ -502,6 +502,13 @@ def test_file_that_unpacks_to_too_much_stops_no_merge_also_after_a_restart(
             assert values(mq, "b") == texts * (restart + 1)
             with pytest.raises(FileTruncated, match=f"{ID:016x} is damaged.*would unpack to"):
                 mq.fetch("a", start=0, end=1).to_arrow()
+            mq.sql("SELECT 1", wait_ms=10_000)
+            for query in (mq.sql, lambda text, mq=mq: list(run_query(mq.namespace, text)[1])):
+                with pytest.raises(TableDamaged, match=rf"s/{ID:016x}\.parquet is damaged: .* unpack to") as found:
+                    query("SELECT max(value) FROM messages")
+                assert "Traceback" not in str(found.value)
+            count = mq.sql(f"SELECT count(value) AS n FROM messages WHERE topic = 'b' AND file_id <> {ID}").to_pylist()
+            assert count == [{"n": len(texts) * (restart + 1)}]
 
 
 def read_values_from(mq: Connection, start: int) -> list[str]:

@@ -10,11 +10,12 @@ import re
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from lakemq.tables.storage.delta.commits import StoredFile
     from lakemq.tables.storage.delta.store import TableHandle
 
     from ...namespace.loading.snapshot import Snapshot
     from ...namespace.namespace import Namespace
+    from .data_file_rows import DataFileRows
     from .log_ranges import LogRange
     from .spark_sql import Translation
 
@@ -252,7 +255,8 @@ def _list_files(handle: TableHandle) -> set[str]:
 def _explain_errors(text: str, allow_files: bool, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Add to an error of DuckDB what a user of LakeMQ can do about it.
 
-    Raises StorageError or TableDamaged if a file of a table cannot be read.
+    Raises StorageError or TableDamaged if a file of a table cannot be read, and what a signal raised while rows were
+    read.
     """
     import duckdb
 
@@ -263,6 +267,8 @@ def _explain_errors(text: str, allow_files: bool, connection: duckdb.DuckDBPyCon
     except duckdb.CatalogException as error:
         raise duckdb.CatalogException(f"{error}{_hint_at_topic(str(error), connection)}") from None
     except duckdb.Error as error:
+        if end := _END.search(str(error)):
+            raise (KeyboardInterrupt if end[1] == "KeyboardInterrupt" else SystemExit(int(end[2] or 0))) from None
         if unreadable := _UNREADABLE.search(str(error)):
             raise _build_read_error(unreadable[1]) from error
         if allow_files or not _NOT_PERMITTED.search(str(error)):
@@ -275,7 +281,7 @@ def _build_read_error(reason: str) -> LakeMQError:
         return StorageError("A file that a table needs is gone: put it back.", found=reason)
     if _DAMAGE.search(reason):
         return TableDamaged(
-            "A file of a table is damaged. A fetch names it if it is a data file.",
+            "A file of a table is damaged.",
             found=reason,
             expected="what LakeMQ wrote: restore the namespace from a backup",
         )
@@ -310,11 +316,17 @@ def _add_range(
     stems = {file_stem(file_id) for (file_id,) in connection.execute(query).fetchall()}
     files = [file for file in snapshot.handles[MESSAGES.name].files() if PurePosixPath(file.path).stem in stems]
     rows = f"messages of {log_range.schema}"
-    connection.from_arrow(namespace.store.dataset(MESSAGES, files)).create_view(rows)
+    connection.from_arrow(_open_data_files(namespace, files)).create_view(rows)
     (database,) = connection.execute("SELECT current_schema()").fetchone() or ("",)
     view = VIEWS[log_range.view].replace("{database}.messages", f'"{rows}"').format(database=f'"{database}"')
     connection.execute(f'CREATE SCHEMA "{log_range.schema}"')
     connection.execute(f'CREATE VIEW "{log_range.schema}"."{log_range.view}" AS {view}')
+
+
+def _open_data_files(namespace: Namespace, files: Iterable[StoredFile]) -> DataFileRows:
+    from .data_file_rows import DataFileRows
+
+    return DataFileRows(namespace.files, [f"messages/{unquote(file.path)}" for file in files])
 
 
 def hint_at_quotes(text: str) -> str:
@@ -350,6 +362,7 @@ def connect_duckdb(
     with needs("sql"):
         import duckdb
 
+    from lakemq.tables.specs.messages import MESSAGES
     from lakemq.tables.specs.registry import TABLES
     from lakemq.tables.storage.delta.catalog import database_name, is_projection
     from lakemq.tables.views import VIEWS
@@ -369,7 +382,12 @@ def connect_duckdb(
         connection.execute(macro)
     watermark, handles = snapshot or take_snapshot(namespace.store)
     for spec in TABLES:
-        rows = connection.from_arrow(handles[spec.name].dataset(without))
+        handle = handles[spec.name]
+        if spec is MESSAGES:
+            files = [file for file in handle.files() if file.path not in without]
+            rows = connection.from_arrow(_open_data_files(namespace, files))
+        else:
+            rows = connection.from_arrow(handle.dataset())
         if is_projection(spec) and "step" in spec.stored_schema.names:
             rows = rows.filter(f"step <= {watermark.step}")
         rows.create_view(spec.name)
@@ -398,10 +416,16 @@ _NOT_PERMITTED = re.compile(r"disabled by configuration|disabled through configu
 
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
-_UNREADABLE = re.compile(r"reading the Arrow source failed: (.*)", re.DOTALL)
+_UNREADABLE = re.compile(
+    r"reading the Arrow source failed: (?:\w*Error: )?(.*?)(?:\.? Detail: Python exception: .*)?$", re.DOTALL
+)
 """DuckDB's message about an error of the datasets that it reads."""
+_END = re.compile(r"Python exception: .*\n(KeyboardInterrupt|SystemExit)(?:: (\d+))?\s*$", re.DOTALL)
+"""DuckDB's message if a signal ended the thread that read rows: a batch is read by Python code."""
 _GONE = re.compile(r"No such file|FileNotFoundError")
-_DAMAGE = re.compile(r"page integrity|parquet|corrupt|deserializ|decompress|unexpected end", re.IGNORECASE)
+_DAMAGE = re.compile(
+    r" is damaged: |page integrity|(?<!\.)parquet|corrupt|deserializ|decompress|unexpected end", re.IGNORECASE
+)
 """Arrow's messages about the content of a file. Its other errors come from the store."""
 
 

@@ -8,7 +8,7 @@ log entry of its version must be the same object after a commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 from urllib.parse import unquote
@@ -260,12 +260,9 @@ class TableHandle:
         with report_damaged_file(self._store.files, dataset.files):
             return dataset.to_table(columns=names, filter=within, use_threads=len(chosen) > 4)
 
-    def dataset(self, without: Collection[str] = ()) -> ds.Dataset:
-        """Return a dataset of all live rows at this version, with the columns of `stored_schema`.
-
-        without: paths of files whose rows are left out.
-        """
-        return self._store.dataset(self.spec, [file for file in self.files() if file.path not in without])
+    def dataset(self) -> ds.Dataset:
+        """Return a dataset of all live rows at this version, with the columns of `stored_schema`."""
+        return self._store.dataset(self.spec, self.files())
 
     def checkpoint(self) -> None:
         """Write a durable checkpoint of this version, so that loading is fast again."""
