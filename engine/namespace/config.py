@@ -337,6 +337,14 @@ def _construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
 
 
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML document. Raises InvalidConfig, ValueError: it is not valid, or a key stands twice."""
+    try:
+        return yaml.load(text, _UniqueKeys)
+    except (yaml.YAMLError, RecursionError, ArithmeticError, LookupError) as error:  # whatever a constructor raises
+        raise ValueError(str(error)) from error
+
+
 def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = None) -> EngineConfig:
     """Load the settings of the file named, else of $LAKEMQ_CONF, else the defaults. `overrides` win.
 
@@ -357,10 +365,10 @@ def load_config(path: str | None = None, overrides: Mapping[str, Any] | None = N
 def _read_settings(name: str) -> dict[str, Any]:
     """Return the settings of a file, not checked yet."""
     try:
-        loaded = yaml.load(Path(name).read_text(encoding="utf-8"), _UniqueKeys)
+        loaded = parse_yaml(Path(name).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise InvalidConfig(f"Cannot read it: {error}", expected="a YAML file in UTF-8") from error
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         why = " ".join(str(error).split())
         raise InvalidConfig(f"Cannot read it: {why}", expected="a YAML file of key: value lines") from error
     if loaded is not None and not isinstance(loaded, dict):

@@ -44,7 +44,7 @@ class LakeMQError(Exception):
     def __str__(self) -> str:
         text = f"{self.name}: {_end_sentence(self.detail or self.meaning())}"
         if self.found is not None:
-            text += f" Found {_brief(self.found)}."
+            text += f" Found {show_briefly(self.found)}."
         if self.expected is not None:
             text += f" Expected {_end_sentence(str(self.expected))}"
         return text + (" Retrying may help." if self.retriable else "")
@@ -76,7 +76,8 @@ class _BriefRepr(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 20
 
 
-def _brief(value: Any) -> str:
+def show_briefly(value: Any) -> str:
+    """Return the repr of a value, cut where it is deep or long."""
     try:
         return _BriefRepr().repr(value)
     except Exception:  # for example a number with more digits than Python prints
@@ -86,7 +87,7 @@ def _brief(value: Any) -> str:
 def _truncate(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = value if isinstance(value, str) else _brief(value)
+    text = value if isinstance(value, str) else show_briefly(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

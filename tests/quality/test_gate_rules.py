@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from quality.expectations import OF_ALL, OF_ROWS, TABLE, expect
 from unit.served import CONFIG
+from unit.test_settings_files import BILLION_LAUGHS
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -195,6 +196,7 @@ def one(expectation: dict[str, Any]) -> str:
         (one(expect("column_to_exist", column="n", row_condition="x > 1")), "does not support. Found 'row_condition'"),
         (json.dumps({"expectations": [], "meta": {"lakemq": {"most_faled": 1}}}), "most_faled"),
         (json.dumps({"expectations": [], "meta": {"lakemq": {"most_failed": 1.5}}}), "a share from 0 to 1"),
+        ('{"expectations": [], "expectations": []}', "A key stands twice. Found 'expectations'"),
     ],
 )
 def test_unknown_expectation_is_refused_on_load(text: str, complaint: str, tmp_path: Path) -> None:
@@ -204,6 +206,22 @@ def test_unknown_expectation_is_refused_on_load(text: str, complaint: str, tmp_p
         load_suite(file)
     assert complaint in str(refusal.value)
     assert str(file) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "complaint"),
+    [
+        ("{column: a, value_set: *y}", "expected a number or text"),
+        ("{column: a, value_set: {b: *y}}", "expected a list of values"),
+        ("{column: a, column: b, value_set: [1]}", "A key stands twice. Found 'column in line"),
+        ("{column: a, value_set: [!!bool x]}", "Cannot read"),
+    ],
+)
+def test_hostile_yaml_is_refused_on_load(kwargs: str, complaint: str, tmp_path: Path) -> None:
+    rule = f"{{type: expect_column_values_to_be_in_set, kwargs: {kwargs}}}"
+    (tmp_path / "t.yaml").write_text(f"{BILLION_LAUGHS}expectations:\n- {rule}\n")
+    with pytest.raises(InvalidConfig, match=complaint):
+        load_suite(tmp_path / "t.yaml")
 
 
 def test_a_suite_may_be_yaml_and_warnings_stop_nobody(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ BAD = {
     "two documents": (b"lease.ms: 1000\n---\nlease.ms: 1000", "Cannot read"),
     "broken": (b"lease.ms: [", "Cannot read"),
     "deep": (b"a: " + b"[" * 1000, "Cannot read"),
+    "base 60": (b"lease.ms: " + b"1:" * 3000 + b"1.5", "Cannot read"),
+    "no boolean": (b"lease.ms: !!bool x", "Cannot read"),
     "laughs": (BILLION_LAUGHS.encode(), "Unknown parameter"),
 }
 

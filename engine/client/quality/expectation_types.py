@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from ...protocol.errors import InvalidConfig
+from ...protocol.errors import InvalidConfig, show_briefly
 from .suite_rules import ColumnNames, RowRule, TableRule
 
 Kwargs: TypeAlias = Mapping[str, Any]
@@ -35,13 +35,13 @@ def build_rule(type: str, kwargs: Kwargs) -> RowRule | TableRule | str:
     if unclear := [name for name in kwargs.keys() & _BOOLEAN_ARGUMENTS if not isinstance(kwargs[name], bool)]:
         raise InvalidConfig(
             f"{type} has an argument that is not true or false.",
-            found=f"{unclear[0]}={kwargs[unclear[0]]!r}",
+            found=f"{unclear[0]}={show_briefly(kwargs[unclear[0]])}",
             expected="true",
         )
     columns = tuple(kwargs[name] for name in ("column", "column_A", "column_B") if name in kwargs)
     if any(not isinstance(column, str) for column in columns):
         raise InvalidConfig(f"{type} names a column that is not text.", found=columns)
-    shown = ", ".join(f"{k}={v!r}" for k, v in kwargs.items() if k != "mostly")
+    shown = ", ".join(f"{k}={show_briefly(v)}" for k, v in kwargs.items() if k != "mostly")
     try:
         return kind.make(_ExpectationArguments(f"{type}({shown})"[:_LONGEST], columns, kwargs))
     except (TypeError, ValueError, KeyError) as error:
@@ -83,13 +83,13 @@ class _ExpectationType(NamedTuple):
 
 def _parse_number(value: Any) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise ValueError(f"found {value!r}, expected a number")
+        raise ValueError(f"found {show_briefly(value)}, expected a number")
     return None if value is None else _parse_scalar(value)
 
 
 def _parse_scalar(value: Any) -> Any:
     if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"found {value!r}, expected a number or text")
+        raise ValueError(f"found {show_briefly(value)}, expected a number or text")
     return value
 
 
@@ -133,7 +133,7 @@ def _length_rule(arguments: _ExpectationArguments) -> RowRule:
 def _in_set_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
     value_set = arguments.kwargs["value_set"]
     if not isinstance(value_set, list) or not value_set:  # a text would be a set of its letters
-        raise ValueError(f"found {value_set!r}, expected a list of values")
+        raise ValueError(f"found {show_briefly(value_set)}, expected a list of values")
     values = [_parse_scalar(value) for value in value_set]
     return _column_rule(arguments, lambda names, column: f"{column} {word} ({', '.join(map(names.value, values))})")
 
@@ -141,7 +141,7 @@ def _in_set_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
 def _regex_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
     regex = arguments.kwargs["regex"]
     if not isinstance(regex, str):
-        raise ValueError(f"found {regex!r}, expected text")
+        raise ValueError(f"found {show_briefly(regex)}, expected text")
     return _column_rule(
         arguments, lambda names, column: f"{word} {names.dialect.matches.format(column, names.value(regex))}"
     )

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...namespace.config import parse_yaml
 from ...protocol.errors import InvalidConfig
 from .expectation_types import Kwargs, build_rule, parse_share
 from .suite_rules import ColumnNames, RowRule, TableRule
@@ -60,13 +59,22 @@ def load_suite(file: Path) -> Suite:
     """Read a suite. Raises InvalidConfig, which names the file and the mistake."""
     try:
         text = file.read_text(encoding="utf-8")
-        loaded = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
-        return _parse_suite(loaded)
+        if file.suffix == ".json":
+            return _parse_suite(json.loads(text, object_pairs_hook=_build_object))
+        return _parse_suite(parse_yaml(text))
     except InvalidConfig as error:
         raise InvalidConfig(f"{file}: {error.detail}", found=error.found, expected=error.expected) from None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise InvalidConfig(f"Cannot read {file}: {why}", expected="a suite of Great Expectations") from error
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InvalidConfig("A key stands twice.", found=next(name for name in values if names.count(name) > 1))
+    return values
 
 
 def _parse_suite(loaded: Any) -> Suite:
