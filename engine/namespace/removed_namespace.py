@@ -26,7 +26,15 @@ from lakemq.tables.storage.delta.delta_log import DeltaLog
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..protocol.codec.step_object import decode_head
-from ..protocol.errors import NamespaceError, NewerFormat, NotLeader, StepTooOld, StorageError, TableDamaged
+from ..protocol.errors import (
+    InconsistentClusterId,
+    NamespaceError,
+    NewerFormat,
+    NotLeader,
+    StepTooOld,
+    StorageError,
+    TableDamaged,
+)
 from .storage_error import is_unreachable
 from .store_errors import store_errors
 
@@ -90,23 +98,24 @@ class RemovedNamespace:
 
 
 def find_removal(files: Files, namespace_id: str = "") -> str | None:
-    """Return a sentence if the namespace is gone, or another one is there. None: it is there, or no answer comes."""
-    try:
-        return _describe_removal(files) if _has_no_table(files) else _describe_replacement(files, namespace_id)
-    except OSError:
-        return None
+    """Return a sentence if the namespace is gone. None: it is there, or the store gives no answer.
 
-
-def _describe_replacement(files: Files, namespace_id: str) -> str | None:
-    """Return a sentence if the newest step is one of another namespace. Without an id nothing is compared."""
+    Raises InconsistentClusterId: another one is there. Without an id nothing is compared.
+    """
     try:
+        if _has_no_table(files):
+            return _describe_removal(files)
         steps = list_steps(files) if namespace_id else []
         found = decode_head(files.get(step_name(max(steps)))).namespace_id if steps else ""
     except (OSError, NewerFormat, ValueError):
         return None
-    if found in ("", namespace_id):  # step 0 is put before the namespace has its id
-        return None
-    return f"Another namespace is at {files.root} now: found {found}, expected {namespace_id}. Connect to it anew."
+    if found not in ("", namespace_id):  # step 0 is put before the namespace has its id
+        raise InconsistentClusterId(
+            f"Another namespace is at {files.root} now: connect again. The outcome of the request is unknown.",
+            found=found,
+            expected=namespace_id,
+        )
+    return None
 
 
 def _describe_removal(files: Files) -> str:

@@ -18,7 +18,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.projection.background_projection import RENEWALS_INTERVAL_MS
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.errors import LakeMQError, NamespaceError, NotLeader, RequestTimedOut, TableDamaged
+from lakemq.errors import InconsistentClusterId, NamespaceError, NotLeader, RequestTimedOut, TableDamaged
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
@@ -175,7 +175,8 @@ def test_client_says_that_another_namespace_is_in_its_place(tmp_path: Path) -> N
     with lakemq.connect(str(path), create=True, config={"request.timeout.ms": 200}) as mq:
         path.rename(tmp_path / "moved")
         other.rename(path)
-        with pytest.raises(LakeMQError, match="Another namespace is at"):
+        with pytest.raises(InconsistentClusterId, match=r"Another namespace is at .*outcome .*unknown.*Found"):
             mq.topics.create("u")
+        assert not list((path / "mailbox").glob("*"))
     with lakemq.connect(str(path)) as mq, mq.serving():
         assert [topic.topic for topic in mq.topics.list()] == ["t"]

@@ -37,6 +37,7 @@ from ...protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter,
 from ...protocol.errors import (
     ClientEnded,
     IllegalState,
+    InconsistentClusterId,
     InvalidRequest,
     MailboxFullError,
     Refusal,
@@ -122,7 +123,8 @@ class Requester:
         find_removal: Callable[[], str | None] = lambda: None,
     ) -> None:
         """namespace_id: a sequencer of another namespace at this path refuses the letters. line: to the leader; None:
-        all letters go through the mailbox. find_removal: returns a sentence if the namespace is gone.
+        all letters go through the mailbox. find_removal: returns a sentence if the namespace is gone, and raises
+        InconsistentClusterId if another one is there.
         """
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._crash_point, self.namespace_id = crash_point, namespace_id
@@ -285,14 +287,17 @@ class Requester:
     def _ask_by_mailbox(self, body: bytes, was_sent: bool, deadline_ms: float) -> list[AnyResult]:
         """Put the letter into the mailbox, and wait for its results. was_sent: it may have arrived already."""
         name = self._put_letter(body, was_sent)
-        results = self._wait_for_results(self._number, deadline_ms)
-        if results is None:
+        try:
+            results = self._wait_for_results(self._number, deadline_ms)
+            if results is None:
+                raise RequestTimedOut(
+                    f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. {self._advise()}"
+                )
+        except (RequestTimedOut, InconsistentClusterId):
             with suppress(OSError):
                 self._mailbox.withdraw(name)
             self._start_over()
-            raise RequestTimedOut(
-                f"No answer in {self._timeout_ms} ms (request.timeout.ms); the outcome is unknown. {self._advise()}"
-            )
+            raise
         return results
 
     def _put_letter(self, body: bytes, was_sent: bool) -> str:
