@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import re
 import uuid
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakemq.engine.client.schemas.avro import parse_avro
-from lakemq.engine.client.schemas.avro_shape import AvroShape
+from lakemq.engine.client.schemas.avro import AvroCheck, parse_avro
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
 from lakemq.engine.client.schemas.schema_rule import SchemaRule
@@ -102,6 +103,35 @@ def test_largest_float_of_spark_fits() -> None:
     assert parsed == {"a": -3.4028234663852886e38}
     assert schema.find_misfits([b'{"a": 3.4028235677973366e38}']) != {}
     assert schema.find_misfits([b'{"a": 3.4028235677973362e38}']) == {}
+
+
+class Foreign:
+    """A class that JSON does not know."""
+
+
+@pytest.mark.parametrize(
+    ("part", "place", "found"),
+    [
+        (float("nan"), "a", "NaN or an infinite number"),
+        ([1.5, float("-inf")], "a[...]", "NaN or an infinite number"),
+        ({"x": Decimal("NaN")}, "a.x", "NaN or an infinite number"),
+        (np.float32("inf"), "a", "NaN or an infinite number"),
+        (Foreign(), "a", "Foreign"),
+        ([{"x": 1j}], "a[...].x", "complex"),
+        ({None: 1}, "a", "dict"),
+        ("\ud800", "a", "str"),
+    ],
+)
+def test_encoding_names_what_json_cannot_hold(part: Any, place: str, found: str) -> None:
+    """msgspec alone writes null for NaN."""
+    for schema in (ddl("a DOUBLE"), ddl("a STRING"), json_schema()):
+        with pytest.raises(ValueError, match=rf"^at \$\.{re.escape(place)}: found {found}, which JSON cannot hold"):
+            schema.encode({"n": None, "a": part})
+
+
+def test_json_encoding_takes_numbers_of_numpy() -> None:
+    row = {"a": np.int64(5), "b": np.float64(5.5), "c": np.array([1, 2]), "d": np.bool_(True), "e": None}
+    assert json_schema().encode(row) == b'{"a":5,"b":5.5,"c":[1,2],"d":true,"e":null}'
 
 
 def test_bad_schemas_are_refused() -> None:
@@ -328,16 +358,95 @@ def test_avro_int_has_32_bits() -> None:
     assert whole.find_misfits([whole.encode(1)[:10] + b"\x80\x80\x80\x80\x10"])
 
 
-def test_ints_of_a_recursive_union_are_checked_once() -> None:
+def test_misfit_of_a_recursive_union_is_found_once() -> None:
     """A chain of records that may be of two types: each level of both has an int."""
     fields = [{"name": "x", "type": "int"}, {"name": "next", "type": ["null", "A", "B"]}]
     second = {"type": "record", "name": "B", "fields": fields}
     first = {"type": "record", "name": "A", "fields": [fields[0], {"name": "next", "type": ["null", "A", second]}]}
-    shape, chain = AvroShape(parse_avro(json.dumps(first))), {"x": 2**40, "next": None}
+    chain = {"x": 2**40, "next": None}
     for _ in range(60):
         chain = {"x": 1, "next": chain}
-    with pytest.raises(ValueError, match="too large for Avro's int"):
-        shape.check_ints(chain)
+    for is_decoded in (True, False):
+        with pytest.raises(ValueError, match=r"\.next\.x: found a number out of range, expected int"):
+            AvroCheck(parse_avro(json.dumps(first)), is_decoded).check([chain])
+
+
+def logical(type: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": type, "logicalType": name, **more}
+
+
+NOON = dt.datetime(2024, 5, 1, 12)
+UTC_NOON = NOON.replace(tzinfo=dt.timezone.utc)
+ID = uuid.UUID(int=1)
+
+# type, values that are read as they were written, and values that are refused, with what the error says of them
+AVRO_LEAVES: list[tuple[Any, list[Any], list[tuple[Any, str]]]] = [
+    ("boolean", [True, False], [(None, "NoneType"), (0, "int"), ("no", "str"), ([], "list")]),
+    ("int", [2**31 - 1], [(5.5, "float"), (5.0, "float"), (True, "bool"), (2**31, "a number out of range")]),
+    ("long", [-(2**63)], [(5.5, "float"), (Decimal(5), "Decimal"), (ID, "UUID"), (2**63, "a number out of range")]),
+    ("float", [1.5, 3, float("inf")], [("5", "str"), (1e39, "a number out of range"), (True, "bool")]),
+    ("double", [1e300, 5], [("5", "str"), (Decimal("1.5"), "Decimal"), (10**400, "a number out of range")]),
+    ("string", ["t"], [(b"t", "bytes"), (5, "int")]),
+    ("bytes", [b"t"], [("t", "str")]),
+    ({"type": "fixed", "name": "F", "size": 2}, [b"ab"], [(b"a", "1 bytes, expected fixed F"), ("ab", "str")]),
+    ({"type": "enum", "name": "E", "symbols": ["A"]}, ["A"], [("B", "no symbol of it, expected enum E")]),
+    ({"type": "array", "items": "int"}, [[1], []], [("", "str"), (b"ab", "bytes"), ({1: 1}, "dict")]),
+    ({"type": "map", "values": "int"}, [{"k": 1}], [("", "str"), ({1: 1}, "a key that is no text")]),
+    (logical("string", "uuid"), [ID], [("x", "text of another form"), (ID.hex, "text of another form")]),
+    (logical("int", "date"), [NOON.date()], [(NOON, "datetime"), ("soon", "text of another form"), (5.5, "float")]),
+    (logical("long", "timestamp-micros"), [UTC_NOON], [(NOON, "a time without a zone"), (2**62, "a number out of")]),
+    (logical("long", "local-timestamp-micros"), [NOON], [(UTC_NOON, "a time with a zone"), ("now", "str")]),
+    (logical("long", "time-micros"), [dt.time(1)], [(UTC_NOON.timetz(), "a time with a zone"), (2**60, "a number")]),
+    (
+        logical("bytes", "decimal", precision=4, scale=2),
+        [Decimal("99.99"), Decimal("-1.5"), Decimal(0)],
+        [(Decimal("123"), "a decimal with more digits"), (Decimal("1.255"), "a decimal with more"), (5, "int")],
+    ),
+    (["null", "int"], [None, 1], [(5.5, "float, expected null or int")]),
+    (["null", "float", "string"], [None, "t", 1.5], [(1e39, "float, expected null or float or string")]),
+    (["null", logical("string", "uuid")], [ID], [("x", "text of another form, expected null or uuid")]),
+]
+
+
+@pytest.mark.parametrize(("type", "values", "misfits"), AVRO_LEAVES)
+def test_avro_encoding_changes_no_value(type: Any, values: list[Any], misfits: list[tuple[Any, str]]) -> None:
+    """fastavro alone writes true for any object, 5 for 5.5, infinity for 1e39, and takes a time as one of its zone."""
+    item = {"type": "record", "name": "I", "fields": [{"name": "x", "type": type}]}
+    fields = [{"name": "a", "type": {"type": "array", "items": item}}]
+    schema = avro({"type": "record", "name": "R", "fields": fields})
+    row = {"a": [{"x": value} for value in values]}
+    assert schema.decode(schema.encode(row)) == row
+    for value, found in misfits:
+        with pytest.raises(ValueError, match=rf"^at \$\.a\[\.\.\.\]\.x: found {found}"):
+            schema.encode({"a": [*row["a"], {"x": value}]})
+
+
+def test_avro_encoding_takes_what_loses_nothing() -> None:
+    """Numbers of NumPy, text of a date, the number beneath a logical type, and tuples that name a branch."""
+    for type, value, read in (
+        ("boolean", np.bool_(True), True),
+        ("long", np.int64(5), 5),
+        ({"type": "array", "items": "double"}, np.array([1.5]), [1.5]),
+        (logical("int", "date"), "2024-05-01", NOON.date()),
+        (logical("int", "date"), dt.datetime(2024, 5, 1), NOON.date()),
+        (logical("long", "timestamp-millis"), np.int64(1), dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.timezone.utc)),
+        (logical("string", "uuid"), str(ID), ID),
+        (["int", "string", "null"], ("string", "t"), "t"),
+        (["int", "string", "null"], ("null", None), None),
+    ):
+        schema = avro(type)
+        assert schema.decode(schema.encode(value)) == read
+
+
+def test_avro_decimal_of_more_digits_does_not_fit() -> None:
+    """Its column has no room for it. Text would have other digits, because fastavro rounds."""
+    for precision in (4, 40):
+        schema = avro(logical("bytes", "decimal", precision=precision, scale=2))
+        header = schema.encode(Decimal("0.01"))[:10]
+        for digits in (precision, precision + 1):
+            number = (10**digits - 1).to_bytes(20, "big")
+            found = schema.find_misfits([header + bytes([40]) + number])
+            assert ("a decimal with more digits" in found.get(0, "")) == (digits > precision)
 
 
 def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None:

@@ -7,19 +7,24 @@ that schema among the topic's versions, and fastavro resolves it against the new
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from lakemq.tables.specs.spec import TIME
 
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
-from .avro_defaults import decode_defaults
-from .avro_shape import AvroShape
+from .avro_defaults import collect_named_types, decode_defaults
+from .avro_shape import AvroShape, name_branch
 from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
 
@@ -97,8 +102,8 @@ class AvroDecoder:
         self._writers = {fingerprint(schema): schema for schema in schemas}
         self._newest = fingerprint(schemas[-1])
         self._shapes = {fingerprint(shape.schema): shape for shape in shapes}
-        self._shape = shapes[-1]
-        self._defaults = self._shape.repeated_defaults
+        self._defaults = shapes[-1].repeated_defaults
+        self._check = AvroCheck(schemas[-1], is_decoded=True)
 
     def decode(self, value: bytes) -> Any:
         """Return the value. Raises ValueError, without parts of the value."""
@@ -125,7 +130,7 @@ class AvroDecoder:
             raise ValueError("found bytes that are no value of the schema") from None
         if body.tell() != len(value):
             raise ValueError("found bytes after the value")
-        self._shape.check_ints(decoded)
+        self._check.check([decoded])
         return decoded
 
 
@@ -135,57 +140,29 @@ class AvroEncoder:
     def __init__(self, schema: Any, shape: AvroShape) -> None:
         from fastavro import schemaless_writer
 
-        self._shape, self._is_recursive = shape, shape.is_recursive
+        self._is_recursive = shape.is_recursive
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
         self._schema = decode_defaults(schema)
         _default_to_null(self._schema)
+        self._check = AvroCheck(self._schema)
 
-    def encode(self, value: Any) -> bytes:
-        """Return the value in the single-object encoding. Raises ValueError, without parts of the value."""
-        if self._is_recursive and measure_depth(value) > MAX_DEPTH:
+    def encode(self, values: Sequence[Any]) -> list[bytes]:
+        """Return values in the single-object encoding. Raises ValueError, without parts of the values."""
+        if self._is_recursive and any(measure_depth(value) > MAX_DEPTH for value in values):
             raise BeyondBudgetError("found a value that is nested too deeply")
+        self._check.check(values)
+        return list(map(self._encode_checked, values))
+
+    def _encode_checked(self, value: Any) -> bytes:
         body = io.BytesIO()
         body.write(self._header)
         try:
-            self._shape.check_ints(value)
             # Without this option fastavro drops fields that the schema does not declare, such as a misspelled one.
             self._write(body, self._schema, value, strict_allow_default=True)
-        except Exception as error:  # fastavro raises whatever its code meets in a value of another type
-            raise ValueError(self._explain_misfit(value, str(error))) from None
+        except Exception:  # fastavro raises whatever its code meets in a value of another type
+            self._check.check([value], is_exact=True)
+            raise ValueError("found a value of another type, or a field that is missing or undeclared") from None
         return body.getvalue()
-
-    def _explain_misfit(self, value: Any, error: str) -> str:
-        """Return which field does not fit, and what was expected. error: fastavro's text, which may hold values."""
-        from fastavro import validation
-
-        if missing := _MISSING.fullmatch(error):
-            return f"found no field {missing[1]}, expected one, because it has no default"
-        if undeclared := _UNDECLARED.fullmatch(error):
-            return f"found fields that the schema does not declare: {undeclared[1]}"
-        try:
-            # Of a recursive record each level would try each branch for each branch of the level above.
-            if not self._is_recursive:
-                validation.validate(value, self._schema)
-        except validation.ValidationError as misfit:
-            deepest = max(misfit.errors, key=lambda part: (part.field or "").count("."))
-            parts = [part for part in misfit.errors if part.field == deepest.field]
-            expected = " or ".join(dict.fromkeys(_name_type(part.schema) for part in parts))
-            is_large = isinstance(deepest.datum, int) and any(part.schema in ("int", "long") for part in parts)
-            type_name = "a number out of range" if is_large else type(deepest.datum).__name__
-            return f"at {deepest.field or '$'}: found {type_name}, expected {expected}"
-        except Exception:  # as above
-            pass
-        return "found a value of another type, or a field that is missing or undeclared"
-
-
-_MISSING = re.compile(r"Field (.*) is specified in the schema but missing from the record")
-_UNDECLARED = re.compile(r"record contains more fields than the schema specifies: (.*)")
-
-
-def _name_type(schema: Any) -> str:
-    if not isinstance(schema, Mapping):
-        return str(schema)
-    return find_logical_type(schema) or f"{schema['type']} {schema.get('name', '')}".rstrip()
 
 
 def _default_to_null(schema: Any) -> None:
@@ -200,6 +177,12 @@ def _default_to_null(schema: Any) -> None:
             _default_to_null(field["type"])
         for key in ("type", "items", "values"):
             _default_to_null(schema.get(key))
+
+
+def _name_type(schema: Any) -> str:
+    if not isinstance(schema, Mapping):
+        return str(schema)
+    return find_logical_type(schema) or f"{schema['type']} {schema.get('name', '')}".rstrip()
 
 
 def find_logical_type(schema: Any) -> str:
@@ -235,7 +218,7 @@ class _AvroConverter:
     def convert(self, schema: Any, name: str) -> pa.Field:
         self._budget.spend()
         if isinstance(schema, list):
-            branches = [branch for branch in schema if branch != "null" and branch != {"type": "null"}]
+            branches = [branch for branch in schema if not _is_null(branch)]
             return self.convert(branches[0], name) if len(branches) == 1 else json_text_field(name)
         if isinstance(schema, str):
             if schema in self._named:
@@ -268,3 +251,368 @@ class _AvroConverter:
             self._open.pop()
             return pa.field(name, pa.struct(fields)) if fields else json_text_field(name)
         return self.convert(kind, name)
+
+
+# -- Python values that may be encoded ------------------------------------------------------------------
+
+
+class AvroMisfitError(ValueError):
+    """A part of a value does not fit. place: from the part that is checked to the misfit, such as `.a[...]`."""
+
+    def __init__(self, found: str, expected: str, place: str = "") -> None:
+        super().__init__()
+        self.found, self.expected, self.place = found, expected, place
+
+    def __str__(self) -> str:
+        return f"at ${self.place}: found {self.found}, expected {self.expected}"
+
+
+class _Walk(NamedTuple):
+    """How one check goes.
+
+    is_exact: check also what fastavro refuses itself, to name the place. checked: the misfit of a value by the ids of
+    a union and of the value, because each branch of each level could be tried again for each branch of the level above.
+    """
+
+    is_exact: bool
+    checked: dict[tuple[int, int], AvroMisfitError | None]
+
+
+_PartCheck = Callable[[Sequence[Any], _Walk], None]
+"""Checks all values of one part of the schema. Raises AvroMisfitError."""
+
+
+class AvroCheck:
+    """Checks Python values before they are encoded, or after they were decoded, column by column.
+
+    fastavro coerces most leaves: it takes any object as a boolean, 5.5 as the int 5, "5" as the double 5.0, and a time
+    without a zone as one of this machine's zone. It also reads and writes an `int` of 64 bits, and a decimal of more
+    digits than its type has.
+    """
+
+    def __init__(self, schema: Any, is_decoded: bool = False) -> None:
+        """is_decoded: fastavro has decoded the values, so that only numbers may be out of range."""
+        self._is_decoded = is_decoded
+        self._named = collect_named_types(schema)
+        self._records: dict[str, _PartCheck] = {}
+        self._check = self._compile(schema)
+
+    def check(self, values: Sequence[Any], is_exact: bool = False) -> None:
+        """Check values. Raises AvroMisfitError, without parts of the values.
+
+        Args:
+            values: of the schema.
+            is_exact: check also what fastavro refuses itself.
+        """
+        if self._check is not None:
+            self._check(values, _Walk(is_exact, {}))
+
+    def _compile(self, schema: Any) -> _PartCheck | None:
+        if isinstance(schema, list):
+            return self._compile_union(schema)
+        if isinstance(schema, str):
+            schema = self._named.get(schema, {"type": schema})
+        kind = schema["type"]
+        if not isinstance(kind, str) or kind in self._named:
+            return self._compile(kind)
+        if kind in ("record", "error"):
+            return self._compile_record(schema)
+        if kind in ("array", "map"):
+            return self._compile_items(schema, kind)
+        leaf = _build_leaf(kind, schema)
+        is_counted = (find_logical_type(schema) or kind).startswith(("int", "decimal"))
+        return None if self._is_decoded and not is_counted else leaf
+
+    def _compile_record(self, schema: Mapping[str, Any]) -> _PartCheck:
+        name = schema["name"]
+        if name in self._records:
+            return lambda values, walk: self._records[name](values, walk)
+        self._records[name] = lambda values, walk: None  # replaced below; a record may contain itself
+        fields = [(field["name"], "default" in field, self._compile(field["type"])) for field in schema["fields"]]
+        check_fields = _build_decoded_fields(fields) if self._is_decoded else _build_fields(fields, _name_type(schema))
+        self._records[name] = check_fields
+        return check_fields
+
+    def _compile_items(self, schema: Mapping[str, Any], kind: str) -> _PartCheck | None:
+        check_items = self._compile(schema["items" if kind == "array" else "values"])
+        if self._is_decoded and check_items is None:
+            return None
+        step = "[...]" if kind == "array" else ".*"
+
+        def check(values: Sequence[Any], walk: _Walk) -> None:
+            items: list[Any] = []
+            for value in values:
+                if not (_is_list(value) if kind == "array" else isinstance(value, Mapping)):
+                    raise AvroMisfitError(_name_class(value), kind)
+                if kind == "map" and not all(isinstance(key, str) for key in value):
+                    raise AvroMisfitError("a key that is no text", "map")
+                items.extend(value.values() if kind == "map" else value)
+            _check_within(step, check_items, items, walk)
+
+        return check
+
+    def _compile_union(self, schema: list[Any]) -> _PartCheck | None:
+        branches = {name_branch(branch): self._compile(branch) for branch in schema if not _is_null(branch)}
+        if self._is_decoded and (None in branches.values() or not branches):
+            return None  # the value may be of the branch that it fits always
+        has_null, expected = len(branches) < len(schema), " or ".join(map(_name_type, schema))
+
+        def check(values: Sequence[Any], walk: _Walk) -> None:
+            if has_null:
+                values = [value for value in values if value is not None]
+            if len(branches) == 1 and tuple not in set(map(type, values)):
+                (check_branch,) = branches.values()
+                try:
+                    _check_within("", check_branch, values, walk)
+                except AvroMisfitError as misfit:
+                    misfit.expected = misfit.expected if misfit.place else expected
+                    raise
+                return
+            for value in values:
+                key = id(branches), id(value)
+                if key not in walk.checked:
+                    walk.checked[key] = _find_misfit(branches, value, expected, walk._replace(is_exact=True))
+                if (refused := walk.checked[key]) is not None:
+                    raise AvroMisfitError(refused.found, refused.expected, refused.place)
+
+        return check
+
+
+def _is_null(branch: Any) -> bool:
+    return branch in ("null", {"type": "null"})
+
+
+def _find_misfit(
+    branches: Mapping[str, _PartCheck | None], value: Any, expected: str, walk: _Walk
+) -> AvroMisfitError | None:
+    """Return why a value fits no branch of a union; None if it fits. A tuple names its branch, as fastavro has it."""
+    misfits = []
+    names: Iterable[str] = branches
+    if isinstance(value, tuple) and len(value) == 2:
+        names, value = [name for name in branches if name == value[0]], value[1]
+        if value is None and not names:
+            return None
+    for name in names:
+        try:
+            _check_within("", branches[name], [value], walk)
+            return None
+        except AvroMisfitError as misfit:
+            misfits.append(misfit)
+    deepest = max(misfits, key=lambda misfit: misfit.place.count("."), default=None)
+    return deepest if deepest and deepest.place else AvroMisfitError(_name_class(value), expected)
+
+
+def _check_within(step: str, check: _PartCheck | None, values: Sequence[Any], walk: _Walk) -> None:
+    if check is not None and values:
+        try:
+            check(values, walk)
+        except AvroMisfitError as misfit:
+            misfit.place = step + misfit.place
+            raise
+
+
+def _build_fields(fields: list[tuple[str, bool, _PartCheck | None]], expected: str) -> _PartCheck:
+    """Return the check of a record. fields: name, whether it may be left out, and its check."""
+    declared = {name for name, _, _ in fields}
+
+    def check(values: Sequence[Any], walk: _Walk) -> None:
+        for value in values:
+            if type(value) is not dict and not isinstance(value, Mapping):
+                raise AvroMisfitError(_name_class(value), expected)
+        count = 0
+        for name, is_optional, check_field in fields:
+            column = [value[name] for value in values if name in value]
+            count += len(column)
+            if len(column) < len(values) and not is_optional:
+                raise AvroMisfitError(f"no field {name}", "one, because it has no default")
+            _check_within(f".{name}", check_field, column, walk)
+        if count < sum(map(len, values)):
+            undeclared = sorted({str(name) for value in values for name in value if name not in declared})
+            raise AvroMisfitError(
+                f"fields that the schema does not declare: {', '.join(undeclared)}", f"those of {expected}"
+            )
+
+    return check
+
+
+def _build_decoded_fields(fields: list[tuple[str, bool, _PartCheck | None]]) -> _PartCheck:
+    checked = [(name, check_field) for name, _, check_field in fields if check_field is not None]
+
+    def check(values: Sequence[Any], walk: _Walk) -> None:
+        for name, check_field in checked:
+            _check_within(f".{name}", check_field, [value[name] for value in values], walk)
+
+    return check
+
+
+class _LeafRule(NamedTuple):
+    """How values of a leaf are checked.
+
+    find: returns what was found, if it does not fit; else an empty text. is_quick: returns whether it is sure that all
+    values fit, or that fastavro refuses those that do not.
+    """
+
+    find: Callable[[Any], str]
+    is_quick: Callable[[Sequence[Any]], bool] = lambda _: False
+
+
+def _build_leaf(kind: str, schema: dict[str, Any]) -> _PartCheck:
+    rule = _LEAF_RULES[kind] if kind in _LEAF_RULES else _LeafRule(_find_other(kind, schema), lambda _: True)
+    if logical_type := find_logical_type(schema):
+        rule = _build_logical_rule(logical_type, schema, rule)
+    expected = _name_type(schema)
+
+    def check(values: Sequence[Any], walk: _Walk) -> None:
+        if walk.is_exact or not rule.is_quick(values):
+            for value in values:
+                if reason := rule.find(value):
+                    raise AvroMisfitError(reason, expected)
+
+    return check
+
+
+_OUT_OF_RANGE = "a number out of range"
+
+
+def _name_class(value: Any) -> str:
+    return type(value).__name__
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether a value is an array. fastavro takes everything that it can iterate over, such as text."""
+    is_text = isinstance(value, str | bytes | bytearray | memoryview)
+    return isinstance(value, Sequence | np.ndarray) and not is_text
+
+
+def _are_of(values: Sequence[Any], *types: type) -> bool:
+    classes = list(map(type, values))  # to count the first type takes half the time of a set
+    return classes.count(types[0]) == len(classes) or set(types).issuperset(classes)
+
+
+def _find_unless(fits: Callable[[Any], bool]) -> Callable[[Any], str]:
+    return lambda value: "" if fits(value) else _name_class(value)
+
+
+def _build_whole_rule(bits: int) -> _LeafRule:
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def find(value: Any) -> str:
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            return _name_class(value)
+        return "" if least <= value <= most else _OUT_OF_RANGE
+
+    def is_quick(values: Sequence[Any]) -> bool:
+        # fastavro refuses numbers of more than 64 bits itself
+        return _are_of(values, int) and (bits == 64 or (min(values) >= least and max(values) <= most))
+
+    return _LeafRule(find, is_quick)
+
+
+def _build_float_rule(letter: str) -> _LeafRule:
+    """letter: of a float or a double, as `struct` has it. Infinity and NaN fit."""
+
+    def find(value: Any) -> str:
+        if not isinstance(value, Real) or isinstance(value, bool):
+            return _name_class(value)
+        return "" if has_room([value]) else _OUT_OF_RANGE
+
+    def has_room(values: Sequence[Any]) -> bool:
+        try:
+            struct.pack(f"<{len(values)}{letter}", *values)  # without `<` it makes infinity of what is too large
+        except (OverflowError, struct.error):
+            return False
+        return True
+
+    return _LeafRule(find, lambda values: _are_of(values, float, int) and (letter == "d" or has_room(values)))
+
+
+_LEAF_RULES = {
+    "null": _LeafRule(_find_unless(lambda value: value is None)),
+    "boolean": _LeafRule(
+        _find_unless(lambda value: isinstance(value, bool | np.bool_)), lambda values: _are_of(values, bool)
+    ),
+    "int": _build_whole_rule(32),
+    "long": _build_whole_rule(64),
+    "float": _build_float_rule("f"),
+    "double": _build_float_rule("d"),
+}
+
+
+def _find_other(kind: str, schema: Mapping[str, Any]) -> Callable[[Any], str]:
+    """Return what finds misfits of text, bytes, a fixed type or an enum, which fastavro refuses itself."""
+    if kind == "enum":
+        return lambda value: "" if value in schema["symbols"] else "no symbol of it"
+    if kind == "string":
+        return _find_unless(lambda value: isinstance(value, str))
+
+    def find(value: Any) -> str:
+        if not isinstance(value, bytes | bytearray):
+            return _name_class(value)
+        return "" if kind == "bytes" or len(value) == schema["size"] else f"{len(value)} bytes"
+
+    return find
+
+
+def _build_logical_rule(logical_type: str, schema: dict[str, Any], base: _LeafRule) -> _LeafRule:
+    """Return the rule of a logical type. A value of the underlying type fits, too, if it can be read."""
+    from fastavro import read, write
+
+    kind = f"{schema['type']}-{schema['logicalType']}"
+    prepare: Callable[..., Any] = write.LOGICAL_WRITERS[kind]
+    convert: Callable[..., Any] = read.LOGICAL_READERS[kind]
+    native, find_native = _NATIVE_RULES.get(logical_type) or _build_decimal_rule(schema)
+
+    def find(value: Any) -> str:
+        if isinstance(value, native):
+            return find_native(value)
+        try:
+            underlying = prepare(value, schema)  # a date may be text
+            if reason := base.find(underlying):
+                return reason
+            converted = convert(int(underlying) if isinstance(underlying, Integral) else underlying, schema, None)
+        except (ValueError, OverflowError, AttributeError):
+            return "text of another form" if isinstance(value, str) else _OUT_OF_RANGE
+        if isinstance(value, str) and str(converted) != value.lower():
+            return "text of another form"  # Python reads UUIDs in forms that other readers refuse
+        return "" if isinstance(value, str) else find_native(converted)
+
+    return _LeafRule(find)
+
+
+def _find_zone(value: datetime | time) -> str:
+    return "" if value.tzinfo is not None else "a time without a zone"
+
+
+def _find_no_zone(value: datetime | time) -> str:
+    return "" if value.tzinfo is None else "a time with a zone"
+
+
+def _find_time_of_day(value: date) -> str:
+    return "datetime" if isinstance(value, datetime) and value.timetz() != time() else ""
+
+
+_NATIVE_RULES: dict[str, tuple[type, Callable[[Any], str]]] = {
+    "date": (date, _find_time_of_day),
+    "timestamp-millis": (datetime, _find_zone),
+    "timestamp-micros": (datetime, _find_zone),
+    "local-timestamp-millis": (datetime, _find_no_zone),
+    "local-timestamp-micros": (datetime, _find_no_zone),
+    "time-millis": (time, _find_no_zone),
+    "time-micros": (time, _find_no_zone),
+    "uuid": (UUID, lambda _: ""),
+}
+"""Logical type -> the class of its values, and what finds those that would be changed."""
+
+
+def _build_decimal_rule(schema: Mapping[str, Any]) -> tuple[type, Callable[[Any], str]]:
+    scale = schema.get("scale", 0)
+    most_whole = schema["precision"] - scale
+
+    def find(value: Decimal) -> str:
+        exponent = value.as_tuple().exponent
+        if not isinstance(exponent, int):
+            return "no number"
+        has_room = -exponent <= scale and (value == 0 or value.adjusted() < most_whole)
+        return "" if has_room else "a decimal with more digits"
+
+    return Decimal, find

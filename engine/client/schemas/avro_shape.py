@@ -25,7 +25,6 @@ class AvroShape:
     Attributes:
         schema: the schema.
         is_recursive: whether a value may contain a value of the same record.
-        has_ints: whether a value may contain an `int`, which fastavro reads and writes with 64 bits.
         has_decimals: whether a value may contain a decimal.
         repeated_defaults: fields with a default, if a value may have records of any number; else 0.
     """
@@ -33,7 +32,7 @@ class AvroShape:
     def __init__(self, schema: Any) -> None:
         """Examine the schema. Raises InvalidConfig: it has no finite values, or beyond the budgets."""
         self.schema = schema
-        self.is_recursive = self.has_ints = self.has_decimals = False
+        self.is_recursive = self.has_decimals = False
         self._named: dict[str, Mapping[str, Any]] = {}
         self._has_repeats = False
         self._defaults = 0
@@ -45,7 +44,6 @@ class AvroShape:
         PartBudget().spend(self._count(schema))
         self._refuse_endless()
         self._checked: set[tuple[int, bool]] = set()
-        self._int_fields: dict[int, list[tuple[str, Any]]] = {}
         self._refuse_empty_items(schema, self.is_recursive)
         self.repeated_defaults = self._defaults if self._has_repeats or self.is_recursive else 0
 
@@ -57,7 +55,6 @@ class AvroShape:
             self._defaults += sum("default" in field for field in schema.get("fields", ()))
             if "name" in schema:
                 self._named[schema["name"]] = schema
-        self.has_ints |= schema == "int" or (isinstance(schema, Mapping) and schema["type"] == "int")
         for part in _list_parts(schema):
             self._collect(part)
 
@@ -118,45 +115,6 @@ class AvroShape:
         for part in inner:
             self._refuse_empty_items(part, is_repeated)
 
-    def check_ints(self, value: Any) -> None:
-        """Raises ValueError, without the value, if an `int` of it has more than 32 bits."""
-        if self.has_ints and not self._fits(self.schema, value, {}):
-            raise ValueError("found a whole number that is too large for Avro's int")
-
-    def _fits(self, schema: Any, value: Any, checked: dict[tuple[int, int], bool]) -> bool:
-        """Return whether the ints of a part fit. checked: by the ids of a union and of a value; both may repeat."""
-        if isinstance(schema, list):
-            key = id(schema), id(value)
-            if key not in checked:  # each branch of each level could be tried again for each branch of the level above
-                branches = (branch for branch in schema if branch != "null")
-                checked[key] = value is None or any(self._fits(branch, value, checked) for branch in branches)
-            return checked[key]
-        kind = schema if isinstance(schema, str) else schema["type"]
-        if isinstance(kind, str) and kind in self._named:
-            return self._fits(self._named[kind], value, checked)
-        if kind == "int":
-            return not isinstance(value, int) or -(2**31) <= value < 2**31
-        if kind in _RECORDS and isinstance(value, Mapping):
-            if (fields := self._int_fields.get(id(schema))) is None:
-                fields = [
-                    (field["name"], field["type"]) for field in schema["fields"] if self._may_have_ints(field["type"])
-                ]
-                self._int_fields[id(schema)] = fields
-            return all(self._fits(type, value.get(name), checked) for name, type in fields)
-        if kind == "array" and isinstance(value, list | tuple):
-            return all(self._fits(schema["items"], item, checked) for item in value)
-        if kind == "map" and isinstance(value, Mapping):
-            return all(self._fits(schema["values"], item, checked) for item in value.values())
-        return isinstance(kind, str) or self._fits(kind, value, checked)
-
-    def _may_have_ints(self, schema: Any) -> bool:
-        """Return false if no part is an int. Of records by name nothing is known."""
-        if isinstance(schema, str):
-            return schema == "int" or schema in self._named
-        kind = schema["type"] if isinstance(schema, Mapping) else None
-        is_leaf = isinstance(kind, str) and self._may_have_ints(kind)
-        return is_leaf or any(map(self._may_have_ints, _list_parts(schema)))
-
     def must_check(self, size_bytes: int) -> bool:
         """Return whether a value of this size may take too much."""
         return self.is_recursive or (self.has_decimals and size_bytes > MAX_DECIMAL_BYTES)
@@ -196,7 +154,7 @@ class AvroShape:
 def _refuse_repetitions(schema: Any) -> None:
     """Refuse what Avro's specification does not allow and fastavro takes: it would read one of the two."""
     if isinstance(schema, list):
-        kinds = Counter(map(_name_branch, schema))
+        kinds = Counter(map(name_branch, schema))
         if repeated := sorted(kind for kind, count in kinds.items() if count > 1):
             raise InvalidConfig(
                 "A union of the Avro schema has one type twice.",
@@ -215,7 +173,7 @@ def _refuse_repetitions(schema: Any) -> None:
             )
 
 
-def _name_branch(branch: Any) -> str:
+def name_branch(branch: Any) -> str:
     """Return what must differ between the branches of a union: the name of a named type, or the type."""
     if isinstance(branch, list):
         return "union"

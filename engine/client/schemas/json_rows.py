@@ -1,4 +1,4 @@
-"""Values as people write and read them: JSON in which times, decimals and bytes are text."""
+"""Rows of Python as JSON, and JSON as people write it, in which times, decimals and bytes are text, as such rows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,71 @@ import binascii
 from collections.abc import Mapping
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
+from math import isfinite
 from typing import Any
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 
 from .json_schema import decode_json
+from .json_values import TOO_DEEP
+
+
+def encode_json_row(row: Any) -> bytes:
+    """Return Python objects as JSON. Raises ValueError, without parts of the row: JSON cannot hold one of them."""
+    try:
+        text = _encoder.encode(row)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(_find_foreign(row, "$") or "found a value that JSON cannot hold") from None
+    # Numbers that JSON does not have become null, or a word that is no JSON.
+    nulls = text.count(b"null")
+    is_clear = not nulls or (isinstance(row, dict) and nulls == sum(part is None for part in row.values()))
+    if (not is_clear or b"NaN" in text or b"Infinity" in text) and (reason := _find_foreign(row, "$")):
+        raise ValueError(reason)
+    return text
+
+
+def _to_builtin(part: object) -> object:
+    """Return an object of a subclass, such as a number of NumPy, as JSON knows it. Raises TypeError: it has none."""
+    if isinstance(part, np.bool_ | np.integer | np.floating | np.ndarray):
+        return part.tolist()
+    if isinstance(part, datetime | date) and part == part:  # NaT of pandas is a datetime
+        return part.isoformat()
+    for base in (int, float, str):
+        if isinstance(part, base):
+            return base(part)
+    raise TypeError
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_to_builtin, decimal_format="number")
+
+
+def _find_foreign(part: Any, place: str) -> str:
+    """Return what JSON cannot hold, and where; an empty text if there is nothing."""
+    if part is None or type(part) in (int, bool) or (type(part) is str and part.isascii()):
+        return ""
+    if isinstance(part, Mapping):
+        for key, value in part.items():
+            reason = "" if type(key) is str else _find_unencodable({key: None}, place)
+            if reason := reason or _find_foreign(value, f"{place}.{key}"):
+                return reason
+        return ""
+    if isinstance(part, list | tuple | np.ndarray):
+        return next((reason for item in part if (reason := _find_foreign(item, f"{place}[...]"))), "")
+    if isinstance(part, float | Decimal | np.floating):
+        return "" if isfinite(part) else f"at {place}: found NaN or an infinite number, which JSON cannot hold"
+    return _find_unencodable(part, place)
+
+
+def _find_unencodable(part: Any, place: str) -> str:
+    try:
+        _encoder.encode(part)
+    except (TypeError, ValueError, OverflowError):
+        return f"at {place}: found {type(part).__name__}, which JSON cannot hold"
+    return ""
 
 
 def read_json_row(text: bytes, field: pa.Field) -> Any:

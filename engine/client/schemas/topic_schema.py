@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,9 @@ from .columns import to_json_text
 from .json_rows import read_json_row
 from .reading_rule import add_schemas, build_missing_schema_error
 from .value_schema import ValueSchema, build_schema_rule, compile_schema
+
+_ENCODE_ROWS = 1000
+"""Rows that are checked together."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,25 @@ class TopicSchema:
         Raises:
             SchemaMismatch: a row does not fit. The error names it.
         """
-        encoded = []
-        for number, row in enumerate(rows.to_pylist() if isinstance(rows, pa.Table) else rows):
+        encoded: list[bytes] = []
+        remaining = iter(rows.to_pylist() if isinstance(rows, pa.Table) else rows)
+        while batch := list(islice(remaining, _ENCODE_ROWS)):
             try:
-                encoded.append(self._schema.encode(row))
-            except ValueError as error:
-                raise SchemaMismatch(
-                    f"Row {number} does not fit version {self.version} of the schema of {self.topic}: {error}."
-                ) from None
+                encoded += self._schema.encode_rows(batch)
+            except ValueError:
+                encoded += [self._encode_row(number, row) for number, row in enumerate(batch, len(encoded))]
         return pa.array(encoded, pa.binary())
+
+    def _encode_row(self, number: int, row: Any) -> bytes:
+        try:
+            return self._schema.encode(row)
+        except ValueError as error:
+            raise self._refuse_row(number, error) from None
+
+    def _refuse_row(self, number: int, error: ValueError) -> SchemaMismatch:
+        return SchemaMismatch(
+            f"Row {number} does not fit version {self.version} of the schema of {self.topic}: {error}."
+        )
 
     def encode_json(self, texts: Sequence[bytes | None]) -> list[bytes | None]:
         """Return JSON texts as values of messages; null stays null.
@@ -74,9 +88,7 @@ class TopicSchema:
                 row = None if text is None else read_json_row(text, self._schema.field)
                 values.append(None if text is None else self._schema.encode(row))
             except ValueError as error:
-                raise SchemaMismatch(
-                    f"Row {number} does not fit version {self.version} of the schema of {self.topic}: {error}."
-                ) from None
+                raise self._refuse_row(number, error) from None
         return values
 
     def decode_json(self, values: Sequence[bytes | None]) -> list[bytes | None]:

@@ -16,8 +16,9 @@ from ...protocol.values.schemas import AVRO, DDL, JSON, SchemaVersion
 from . import avro, json_schema
 from .avro_shape import AvroShape
 from .budgets import MAX_CELLS, check_field, count_cells, has_repeated_parts, refuse_depth
-from .columns import make_nullable, to_array, to_json_text
+from .columns import make_nullable, to_array
 from .ddl import parse_ddl
+from .json_rows import encode_json_row
 from .json_values import JsonDecoder
 from .schema_rule import SchemaRule
 
@@ -42,20 +43,24 @@ class ValueSchema:
         field: the type of its values, with marks of `columns`.
         check: raises ValueError for a value that does not fit. Its text holds nothing of the value.
         decode: returns a value as Python objects; raises ValueError if it cannot.
-        encode: returns Python objects as a value; raises ValueError if they do not fit.
+        encode_rows: returns Python objects as values; raises ValueError if one does not fit.
         most_cells_per_byte: bound of the cells that a byte of a value may become; 0 if their number is the schema's.
     """
 
     field: pa.Field
     check: Callable[[bytes], object]
     decode: Callable[[bytes], Any]
-    encode: Callable[[Any], bytes]
+    encode_rows: Callable[[Sequence[Any]], list[bytes]]
     most_cells_per_byte: int = 0
 
     @property
     def parsed_type(self) -> pa.DataType:
         """The type of parsed values. All of it may be null."""
         return make_nullable(self.field).type
+
+    def encode(self, value: Any) -> bytes:
+        """Return Python objects as a value. Raises ValueError: they do not fit."""
+        return self.encode_rows([value])[0]
 
     def find_misfits(self, values: Sequence[bytes | None]) -> dict[int, str]:
         """Return index -> reason for all values that do not fit. A missing value fits any schema."""
@@ -130,10 +135,11 @@ def _compile_json(rule: SchemaRule) -> ValueSchema:
     return ValueSchema(field, check, decode, _build_json_encoder(check))
 
 
-def _build_json_encoder(check: Callable[[bytes], object]) -> Callable[[Any], bytes]:
-    def encode(value: Any) -> bytes:
-        encoded = to_json_text(value).encode()
-        check(encoded)
+def _build_json_encoder(check: Callable[[bytes], object]) -> Callable[[Sequence[Any]], list[bytes]]:
+    def encode(values: Sequence[Any]) -> list[bytes]:
+        encoded = list(map(encode_json_row, values))
+        for value in encoded:
+            check(value)
         return encoded
 
     return encode
