@@ -13,7 +13,6 @@ from lakemq.engine.namespace.processes.extras import needs
 with needs("console"):
     import python_multipart  # noqa: F401  # forms need it, and starlette imports it late
     from prometheus_client import CollectorRegistry
-    from prometheus_client.exposition import choose_encoder
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
@@ -40,6 +39,7 @@ from lakemq.jobs.console.pages import (
 )
 from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page
 from lakemq.jobs.console.rendering import make_templates
+from lakemq.jobs.metrics.server import make_endpoint
 from lakemq.jobs.process.exits import describe_error
 
 log = logging.getLogger("lakemq.console")
@@ -121,7 +121,7 @@ class WebApplication:
             *(Route(path, self._show_posted(page), methods=["POST"]) for path, page in POSTED_PAGES.items()),
             Route("/change/{name}", self._confirm_change),
             Route("/change/{name}", self._apply_change, methods=["POST"]),
-            Route("/metrics", self._show_metrics),
+            Route("/metrics", make_endpoint(self._registry)),
             Route(guard.LOGIN, self._show_login),
             Route(guard.LOGIN, self._log_in, methods=["POST"]),
             Route(guard.STYLE, lambda request: Response(self._style, media_type="text/css")),
@@ -181,10 +181,6 @@ class WebApplication:
         if "refresh" in request.query_params:  # the next pages do the same
             response.set_cookie(_REFRESH_COOKIE, str(refresh_s or 0), httponly=True, samesite="strict")
         return response
-
-    def _show_metrics(self, request: Request) -> Response:
-        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encoder(self._registry), headers={"Content-Type": content_type})
 
     # -- forms ------------------------------------------------------------------------------------------
 

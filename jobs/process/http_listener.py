@@ -1,21 +1,32 @@
-"""A listening socket for HTTP that cannot take the descriptors that the rest of the process needs.
+"""Serve HTTP from a thread of this process, with a listening socket that leaves descriptors to the rest of it.
 
 Anybody who reaches the address may open connections. So only a few are accepted at a time, and the rest wait in the
-kernel, where they cost this process nothing. A server closes connections that send no request within `request_s`.
+kernel, where they cost this process nothing. Connections that send no request within `request_s` are closed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import resource
 import select
 import socket
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lakemq.errors import InvalidConfig
 from lakemq.tables.storage.coordination import tcp_sockets
 
+_END_S = 5
+"""How long requests may go on when a server ends."""
+_START_S = 30.0
 _SHARE_OF_DESCRIPTORS = 16
 """A server has at most one in so many of the process's descriptors. Lines have half of them, and steps need some."""
 
@@ -95,3 +106,92 @@ class HttpConnection(socket.socket):
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.make_room()
+
+
+@contextmanager
+def serve_http(
+    app: Callable[..., object], name: str, host: str, port: int, limits: HttpLimits, options: str
+) -> Iterator[tuple[str, int]]:
+    """Answer requests inside the block, and yield the address and the port.
+
+    Args:
+        app: the ASGI application.
+        name: of the server: `console` or `metrics`.
+        host: the address to listen on.
+        port: the port; 0 takes a free one.
+        limits: what clients may take.
+        options: of the command, that name the address.
+
+    Raises:
+        InvalidConfig: the address cannot be listened on.
+    """
+    try:
+        listener = HttpListener(host, port, limits.connections)
+    except OSError as error:
+        raise InvalidConfig(
+            f"The {name} server cannot listen: {error.strerror or error}.",
+            found=f"{host}:{port}",
+            expected=f"an address of this machine and a port that is free: {options}",
+        ) from None
+    with listener:
+        server = _make_server(app, limits)
+        thread = threading.Thread(target=server.run, args=([listener],), name=f"lakemq-{name}", daemon=True)
+        thread.start()
+        _wait_until_started(server, thread)
+        try:
+            yield listener.getsockname()[:2]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _make_server(app: Callable[..., object], limits: HttpLimits) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        http=_make_protocol(limits.request_s),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_END_S,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return uvicorn.Server(config)
+
+
+def _make_protocol(request_s: float) -> type[H11Protocol]:
+    """Return the class of connections that are closed if a request does not arrive in time."""
+
+    class TimedProtocol(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_request()
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            self._await_request()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._await_request()
+
+        def _await_request(self) -> None:
+            cycle = self.cycle
+            if cycle is not None and not cycle.more_body and not cycle.response_complete:
+                if self._deadline is not None:  # the whole request is here, and is being answered
+                    self._deadline.cancel()
+                    self._deadline = None
+            elif self._deadline is None and not self.transport.is_closing():
+                self._deadline = self.loop.call_later(request_s, self.transport.abort)
+
+    return TimedProtocol
+
+
+def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
+    deadline_s = time.monotonic() + _START_S
+    while not server.started and thread.is_alive() and time.monotonic() < deadline_s:
+        time.sleep(0.01)

@@ -13,7 +13,7 @@ EXTRAS = {
     "spark": ("pyspark", "py4j", "delta", "pandas"),
     "sql": ("duckdb", "sqlglot"),
     "report": ("plotly",),
-    "metrics": ("prometheus_client",),
+    "metrics": ("prometheus_client", "starlette", "uvicorn"),
     "console": ("prometheus_client", "jinja2", "python_multipart", "starlette", "uvicorn"),
     "quality": ("great_expectations",),
     "tls": ("cryptography",),
