@@ -28,7 +28,7 @@ from ..arguments import (
 from ..fetch.fetcher import Fetcher
 from ..fetch.planning.plan import Bounds, Isolation, check_isolation
 from ..fetch.reading.row_group_cache import RowGroupCache
-from ..fetch.step_waiter import Waiter
+from ..fetch.step_waiter import StepWaiter
 from ..groups.stalls import find_open_transactions
 from ..requests.follow_line import FollowLine
 from ..requests.requester import Requester
@@ -145,7 +145,7 @@ class ConsumerFactory:
         reset: Reset = member_options.auto_offset_reset  # type: ignore[assignment]
         return GroupConsumer(parts, membership, reset, listener, joined)
 
-    def _build_parts(self, group: str, options: dict[str, Any], waiter: Waiter) -> ConsumerParts:
+    def _build_parts(self, group: str, options: dict[str, Any], waiter: StepWaiter) -> ConsumerParts:
         """Return what the parts of one consumer share. It caches row groups: the next poll reads on in them."""
         isolation: Isolation = options.get("isolation", "read_committed")
         check_isolation(isolation)

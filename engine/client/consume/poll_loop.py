@@ -11,7 +11,7 @@ from ...namespace.processes.clock import Clock
 from ...namespace.processes.process import OwnLock
 from ...protocol.errors import IllegalState
 from ..arguments import parse_whole_number
-from ..fetch.step_waiter import Waiter
+from ..fetch.step_waiter import StepWaiter
 from ..offsets import ConsumedOffsets
 from ..requests.requester import Requester
 from .batch import ExplainTransactions
@@ -61,7 +61,7 @@ class ConsumerParts:
     requester: Requester
     fetcher: RangeFetcher
     clock: Clock
-    waiter: Waiter
+    waiter: StepWaiter
     explain_transactions: ExplainTransactions
     iteration_timeout_ms: int | None = None
     lock: ConsumerLock = field(default_factory=ConsumerLock)

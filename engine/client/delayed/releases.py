@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.object_stores.files import Files
@@ -18,17 +17,7 @@ from ...namespace.processes.clock import Clock
 from ...namespace.store_errors import store_errors
 from ...protocol.values.delayed.delays import DelayedRange, DelaysReleased, RangeKey, WaitingRange
 from ...protocol.values.state import State
-
-T = TypeVar("T")
-
-
-class QueryWaiting(Protocol):
-    """A function that calls `read` with the state as of the newest step, with all waiting ranges.
-
-    `read` must not keep any part of the state, because later steps change it.
-    """
-
-    def __call__(self, read: Callable[[State], T], /) -> T: ...
+from ..topics import QueryNewestState
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,8 @@ class UnreleasedCounts(NamedTuple):
 class UnreleasedCounter:
     """Counts messages that are not released yet. Not thread-safe."""
 
-    def __init__(self, files: Files, query: QueryWaiting) -> None:
+    def __init__(self, files: Files, query: QueryNewestState) -> None:
+        """query: reads a state with all waiting ranges."""
         self._files, self._query = files, query
         self._due: dict[RangeKey, int | None] = {}
         """Ranges with several due times -> rows due by `_asked_ms`; None: the file cannot be read."""
@@ -91,7 +81,7 @@ class UnreleasedCounter:
 class Releases(UnreleasedCounter):
     """Releases since this object was created. Not thread-safe."""
 
-    def __init__(self, namespace: Namespace, clock: Clock, query: QueryWaiting) -> None:
+    def __init__(self, namespace: Namespace, clock: Clock, query: QueryNewestState) -> None:
         super().__init__(namespace.files, query)
         self._ns, self._clock = namespace, clock
         self._steps = self._follow_from_now()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from lakemq.tables.storage.object_stores.inotify import Watch
 
@@ -34,28 +33,6 @@ _SLICE_MS = 20.0
 _CLOSE_S = 1.0
 
 
-class Waiter(Protocol):
-    """Waits for messages. Its owner calls `reset`, looks, and calls `wait` only if it found nothing. Thread-safe."""
-
-    def reset(self) -> None:
-        """Prepare for a look: what comes from now on ends the next wait."""
-        ...
-
-    def needs_look(self) -> bool:
-        """Return whether something may have come since the last look. False: the leader would have told of it."""
-        ...
-
-    def note_arrival(self) -> None:
-        """Note that the look found something."""
-        ...
-
-    def wait(self, poll_ms: float, most_ms: float | None = None) -> None:
-        """Wait, at most `most_ms`. poll_ms: how long if nothing tells of steps."""
-        ...
-
-    def close(self) -> None: ...
-
-
 def find_line_look_ms(lease_ms: int) -> int:
     """Return the time between two looks while a line is open: the lease, within bounds.
 
@@ -63,10 +40,6 @@ def find_line_look_ms(lease_ms: int) -> int:
     but no other one leads before the lease has passed. If a look finds a step that nobody told of, the line is dropped.
     """
     return min(max(lease_ms, LEAST_LINE_LOOK_MS), MOST_LINE_LOOK_MS)
-
-
-NewWaiter = Callable[[threading.Event], Waiter]
-"""Returns a waiter. It is given an event that is set when there is another reason to look."""
 
 
 class StepWaiter:

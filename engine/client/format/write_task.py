@@ -17,7 +17,7 @@ from lakemq.tables.storage.object_stores.files import open_files
 from ...namespace.data_file import DataFileWriter, WrittenFile
 from ...protocol.errors import InvalidConfig, InvalidRecord, InvalidTopic, UnknownTopicOrPartition
 from ...protocol.values.state import State
-from ..publish.executor import ELSEWHERE, NO_PARTITION, NOWHERE, WrittenRun, round_robin_start, write_body, write_rows
+from ..publish.executor import ELSEWHERE, TOPIC, WrittenRun, round_robin_start, write_body, write_rows
 from ..rows.arrow_body import build_arrow_body
 from ..rows.input_rows import select_message_columns
 from ..rows.message_columns import COLUMNS, read_columns
@@ -28,9 +28,6 @@ from .option_parser import OptionParser
 from .options import READ_OPTIONS, WRITE_OPTIONS, NamespaceLocation
 
 STREAM_OPTIONS = ("path", "topic", "includeHeaders", "onError", "checkpointLocation")
-
-TOPIC = "topic"
-"""Column with the destination of each row, if no option names one for all rows."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +128,7 @@ class WriteTask:
             body, partitions = build_arrow_body(read_columns(rows), name or "", self.now_ms)
             copies = () if name is None else self.routing.copies(name)
             number = ELSEWHERE if name is None else names.setdefault(name, len(names))
-            if copies:
-                yield from write_body(writer, number, copies, body, partitions, start)
-            else:
-                nowhere = pa.array([NO_PARTITION] * body.num_rows, pa.int64()).to_numpy()
-                yield from write_body(writer, number, NOWHERE.copies, body, nowhere, start)
+            yield from write_body(writer, number, copies, body, partitions, start)
 
 
 def _by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str | None, pa.Table]]:

@@ -116,8 +116,6 @@ class WriteMessages:
         for index, rows in self._split_by_destination(table):
             destination = NOWHERE if index == ELSEWHERE else self.destinations[index]
             body, requested = _build_body(rows, destination.name, self.now_ms)
-            if not destination.copies:
-                destination, requested = NOWHERE, np.full(rows.num_rows, NO_PARTITION)
             yield from write_body(writer, index, destination.copies, body, requested, start)
 
     def _split_by_destination(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
@@ -154,7 +152,12 @@ def write_body(
     requested: npt.NDArray[np.int64] | None,
     start: int,
 ) -> Iterator[WrittenRun]:
-    """Arrange the rows for each copy and write them. destination: its number; else as `arrange`."""
+    """Arrange the rows for each copy and write them; without copies as rejected, because no topic receives them.
+
+    destination: its number; else as `arrange`.
+    """
+    if not copies:
+        copies, requested = NOWHERE.copies, np.full(body.num_rows, NO_PARTITION)
     arranged = body.arrange_for_file(copies, requested, start)
     first_row = writer.write_all(piece for rows in arranged.rows for piece in rows.cut(ROW_GROUP_BYTES))
     for copy, (_, runs) in enumerate(arranged.runs):
