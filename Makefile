@@ -194,6 +194,6 @@ dist: $(READY) ## the wheel, the source, and the zip for spark-submit --py-files
 
 .PHONY: clean
 clean: ## what the targets leave behind, but for the environments, data/demo and the kept jars
-	rm -rf build dist site *.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site *.egg-info src/*.egg-info .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -rf spark-warehouse metastore_db derby.log artifacts
 	find . -path './$(VENV)*' -prune -o -name __pycache__ -type d -exec rm -rf {} +

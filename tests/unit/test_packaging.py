@@ -195,6 +195,15 @@ print(lakemq.engine.__file__)
     assert python_says(code, cwd=tmp_path).endswith("engine/__init__.py")
 
 
+def test_editable_install_is_found_as_spark_looks_for_formats(tmp_path: Path) -> None:
+    code = """
+import pkgutil, importlib.util
+print(*sorted(module.name for module in pkgutil.iter_modules() if "lakemq" in module.name), end=" ")
+print(*(name for name in ("conf", "engine", "jobs", "tables") if importlib.util.find_spec(name)))
+"""
+    assert python_says(code, "-I", cwd=tmp_path) == "lakemq pyspark_lakemq"
+
+
 def test_public_names_exist_before_connect(tmp_path: Path) -> None:
     code = """
 import sys, lakemq
