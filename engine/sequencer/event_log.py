@@ -15,7 +15,8 @@ from ..protocol.values.consuming.groups import (
 )
 from ..protocol.values.journal import JournalEntry, Step
 from ..protocol.values.queues.dead_letters import MessagesDeadLettered
-from ..protocol.values.topics import TopicAltered, TopicCreated, TopicDeleted
+from ..protocol.values.state import State
+from ..protocol.values.topics import RecordsDeleted, TopicAltered, TopicCreated, TopicDeleted
 from ..protocol.values.transactions import TransactionMoved, TransactionStatus
 
 log = logging.getLogger("lakemq.serve")
@@ -35,6 +36,7 @@ _LOGGED = frozenset(
         MessagesDeadLettered,
         PartitionsMoved,
         RebalanceCompleted,
+        RecordsDeleted,
         TopicAltered,
         TopicCreated,
         TopicDeleted,
@@ -45,6 +47,8 @@ _MOST_SETTINGS = 500
 """Characters of settings in a line."""
 _MOST_LINES = 100
 """Lines of a step. The tables have everything."""
+_MOST_NAMES = 10
+"""Partitions, and groups, in a line."""
 
 
 class EventLog:
@@ -56,8 +60,11 @@ class EventLog:
         self._rebalances: dict[str, tuple[int, str]] = {}
         """When and why partitions of a group began to move."""
 
-    def note(self, step: Step) -> None:
-        """Log the events of a step that has landed. Equal ones are one line, with their number."""
+    def note(self, step: Step, state: State) -> None:
+        """Log the events of a step that has landed. Equal ones are one line, with their number.
+
+        state: as of the step.
+        """
         lines = Counter[str]()
         for entry in step.entries:
             if type(record := entry.record) not in _LOGGED:
@@ -66,6 +73,8 @@ class EventLog:
                 target = record.dead_letter_topic
                 line = f"Group {record.group}: messages of {record.topic} became dead letters of {target}"
                 lines[line] += sum(count for part in record.parts for _, count in part.ranges)
+            elif isinstance(record, RecordsDeleted):
+                lines[f"{_describe_deletion(state, record)}{_name_client(entry)}"] += 1
             elif event := self._describe(entry, step.decided_at_ms):
                 lines[event] += 1
         for line, count in lines.most_common(_MOST_LINES) if len(lines) > _MOST_LINES else lines.items():
@@ -111,6 +120,34 @@ class EventLog:
         place = "" if joined.host is None else f", process {joined.process_id} of {joined.host}"
         replaced = "" if joined.replaces is None else f", in place of {joined.replaces}"
         return f"Group {joined.group}: {joined.member_id} is a member{place}{replaced}"
+
+
+def _describe_deletion(state: State, record: RecordsDeleted) -> str:
+    """Return which offsets are deleted, by which setting, and which groups had not read them."""
+    cuts = [f"{offset} in partition {partition}" for partition, offset in sorted(record.log_starts.items())]
+    reason = f" by {record.reason}" if record.reason else ""
+    lost = [f"{group} ({count} so far)" for group, count in sorted(_count_lost(state, record).items())]
+    unread = f"; groups lost messages that they had not read: {_shorten(lost)}" if lost else ""
+    return f"Topic {record.topic}: offsets are deleted{reason} below {_shorten(cuts)}{unread}"
+
+
+def _count_lost(state: State, record: RecordsDeleted) -> dict[str, int]:
+    """Return group -> deleted offsets that it had not read, of those that stand where offsets are deleted now."""
+    lost, starts = Counter[str](), {(record.topic_id, p): start for p, start in record.log_starts.items()}
+    for group, committed in state.offsets.items():
+        for tp in starts.keys() & committed.keys():  # none for most groups, and there may be many
+            if committed[tp].offset < starts[tp]:
+                lost[group] += committed[tp].deleted_count
+    for group in state.list_groups_with(record.topic_id):
+        assignments = state.groups[group].assignments
+        for tp in starts.keys() & assignments.keys() - state.offsets.get(group, {}).keys():
+            lost[group] += assignments[tp].deleted_count
+    return +lost
+
+
+def _shorten(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _name_client(entry: JournalEntry) -> str:

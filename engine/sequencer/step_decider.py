@@ -155,7 +155,7 @@ class StepDecider:
             if not is_renewal(step):  # followers read a renewed lease with the next step
                 term.lines.followers.note_step(step.step)
         term.background.add_step(step)
-        term.events.note(step)
+        term.events.note(step, state)
         self._crash_point("sequencer.step_landed")
 
     def _encode(self, term: Term, step: Step) -> EncodedStep:

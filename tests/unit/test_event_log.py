@@ -33,6 +33,10 @@ def test_log_of_the_sequencer_names_what_was_decided(mq: Connection, caplog: pyt
         producer.flush()
         producer.abort_transaction()
     mq.groups.delete(group)
+    add(mq, topic, {0: 3})
+    with mq.consumer(reader := new_name("g"), assign=[topic]) as assigned:
+        assigned.commit({(topic, 0): 2})
+    mq.topics.delete_records(topic, {0: 4, 1: 1})
     mq.topics.delete(topic)
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "lakemq.serve")
     client = r"by client \S+-[0-9a-f]{16}"
@@ -46,6 +50,8 @@ def test_log_of_the_sequencer_names_what_was_decided(mq: Connection, caplog: pyt
         rf"Group {group}: \S+ is no member any more, because it has left",
         f"Transactional id {transactional_id}: its transaction is aborted, by producer",
         f"Group {group} is deleted, {client}",
+        f"Topic {topic}: offsets are deleted below 4 in partition 0, 1 in partition 1; groups lost messages that they"
+        rf" had not read: {reader} \(2 so far\), {client}",
         f"Topic {topic} is deleted, {client}",
     ):
         assert re.search(f"^{line}$", text, re.MULTILINE), f"{line} is not in:\n{text}"
