@@ -178,7 +178,9 @@ def alter(
     session = get_session(ctx)
     settings = {**changes, **dict.fromkeys(reset or ())}
     with session.connect() as mq:
-        unread = "" if yes else _name_losers(mq, topic, settings)
+        from lakemq.jobs.state.losses import name_losers  # most commands read no retention
+
+        unread = "" if yes else name_losers(mq, topic, settings)
         if unread:
             confirm(f"With these settings, retention of topic {topic!r} deletes unread messages of {unread}?", yes)
         with ensure_sequencer(mq):
@@ -256,19 +258,6 @@ def _name_readers(mq: Connection, topic: str) -> str:
     ]
     more = len(readers) - len(named)
     return (", read by " + ", ".join(named) if named else "") + (f" and {more} more groups" if more else "")
-
-
-def _name_losers(mq: Connection, topic: str, settings: dict[str, Any]) -> str:
-    """Return the groups with messages that retention deletes unread under these settings, as part of a question."""
-    if not any(name.startswith("retention.") for name in settings):
-        return ""
-    from lakemq.engine.client.topics import parse_settings
-    from lakemq.jobs.state.losses import count_losses
-
-    losses = sorted(count_losses(mq, topic, parse_settings(settings)).items(), key=lambda loss: -loss[1])
-    named = [f"{group} ({count:,})" for group, count in losses[:_MOST_READERS]]
-    more = len(losses) - len(named)
-    return ", ".join(named) + (f" and {more} more groups" if more else "")
 
 
 def _summary(topic: TopicDescription) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from lakemq.jobs.console.inputs import BadInput, read_position, read_text
 from lakemq.jobs.console.parts import Notice, Part, Table
 from lakemq.jobs.console.rendering import make_link
 from lakemq.jobs.output import format_setting
+from lakemq.jobs.state.losses import name_losers
 
 Inputs = Mapping[str, Any]
 
@@ -49,15 +50,16 @@ def _reset_offsets(console: Console, inputs: Inputs, dry_run: bool) -> list[list
     changes = console.mq.groups.reset_offsets(
         read_text(inputs, "group"), topic or None, to=read_position(inputs, "to", "latest"), dry_run=dry_run
     )
-    return [
-        [change.topic, change.partition, _dash(change.before), _dash(change.after)] for change in changes[:_MOST_ROWS]
-    ]
+    return [[change.topic, change.partition, _dash(change.before), _dash(change.after)] for change in changes]
 
 
 def _preview_reset(console: Console, inputs: Inputs) -> list[Part]:
     rows = _reset_offsets(console, inputs, dry_run=True)
     text = f"The group {inputs['group']} will go on from these offsets. Messages in between are skipped, or come again."
-    return [Notice(text), Table("Changes", ("topic", "partition", "before", "after"), rows, "No offset would change.")]
+    skipped = sum(after - before for *_, before, after in rows if before != "-" and after != "-" and after > before)
+    loss = [Notice(f"It skips {skipped:,} offsets that it has not read.", "bad")] if skipped else []
+    columns = ("topic", "partition", "before", "after")
+    return [*loss, Notice(text), Table("Changes", columns, rows[:_MOST_ROWS], "No offset would change.")]
 
 
 def _apply_reset(console: Console, inputs: Inputs) -> None:
@@ -169,7 +171,10 @@ def _preview_setting(subject: str, current: Mapping[str, Any], inputs: Inputs) -
 
 def _preview_topic(console: Console, inputs: Inputs) -> list[Part]:
     topic = console.mq.topics.describe(read_text(inputs, "topic"))
-    return _preview_setting(f"the topic {topic.topic}", topic.settings, inputs)
+    parts = _preview_setting(f"the topic {topic.topic}", topic.settings, inputs)
+    losers = name_losers(console.mq, topic.topic, _read_setting(inputs))
+    text = f"With this setting, retention deletes unread messages of {losers}. This cannot be undone."
+    return [Notice(text, "bad"), *parts] if losers else parts
 
 
 def _apply_topic(console: Console, inputs: Inputs) -> None:

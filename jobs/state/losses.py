@@ -7,10 +7,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.client.leadership import find_store_now_ms
+from lakemq.engine.client.topics import parse_settings
 from lakemq.engine.maintenance.retention import find_outgrown
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
+
+_MOST_GROUPS = 5
+
+
+def name_losers(mq: Connection, topic: str, settings: Mapping[str, Any]) -> str:
+    """Return the groups with messages that retention deletes unread under these settings, as part of a sentence.
+
+    settings: changes as a user writes them. The text is empty if no group loses messages.
+    """
+    if not any(name.startswith("retention.") for name in settings):
+        return ""
+    losses = sorted(count_losses(mq, topic, parse_settings(settings)).items(), key=lambda loss: -loss[1])
+    named = [f"{group} ({count:,})" for group, count in losses[:_MOST_GROUPS]]
+    more = len(losses) - len(named)
+    return ", ".join(named) + (f" and {more} more groups" if more else "")
 
 
 def count_losses(mq: Connection, name: str, settings: Mapping[str, Any]) -> dict[str, int]:

@@ -120,6 +120,19 @@ def test_offsets_are_reset_as_the_confirmation_says(busy: BusyNamespace, browser
     assert [lag.committed_offset for lag in busy.mq.groups.lag(READERS)] == [0, 0]
 
 
+def test_confirmation_says_whose_unread_messages_a_change_loses(busy: BusyNamespace, browser: Browser) -> None:
+    committed = sum(lag.committed_offset or 0 for lag in busy.mq.groups.lag(READERS))
+    page = browser.get("/change/reset-offsets", group=READERS, topic=ORDERS, to="latest")
+    count = sum(int(after) - int(before) for _, _, before, after in table_rows(page, "Changes"))
+    assert notices(page)[0] == f"It skips {count} offsets that it has not read."
+    unread = sum(lag.lag for lag in busy.mq.groups.lag(READERS))
+    page = browser.get("/change/alter-topic", topic=ORDERS, setting="retention.ms", value="1")
+    (loss,) = [text for text in notices(page) if "unread" in text]
+    assert loss.startswith("With this setting, retention deletes unread messages of ")
+    assert f"{READERS} ({unread})" in loss
+    assert sum(lag.committed_offset or 0 for lag in busy.mq.groups.lag(READERS)) == committed
+
+
 def test_offsets_of_a_group_with_members_stay(browser: Browser) -> None:
     page = browser.get("/change/reset-offsets", 400, group=WORKERS, topic=ORDERS, to="earliest")
     assert notices(page)[0].startswith("NON_EMPTY_GROUP")
