@@ -293,7 +293,8 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     if stalls:
         texts = [f"{group}: {stall.found}" for group, stall in stalls[:_SOME]]
         more = f" And {len(stalls) - _SOME} more." if len(stalls) > _SOME else ""
-        return Finding("groups", False, one_line(" ".join(texts) + more), stalls[0][1].advice)
+        cures = [stall.advice if len(stalls) == 1 else f"{group}: {stall.advice}" for group, stall in stalls[:_SOME]]
+        return Finding("groups", False, one_line(" ".join(texts) + more), one_line(" ".join(dict.fromkeys(cures))))
     near = [
         group
         for group in groups
@@ -307,7 +308,8 @@ def check_groups(mq: Connection, observer: Observer) -> Finding:
     names = ", ".join(f"{group.group} at {_at(group.expires_at_ms or 0)}" for group in near[:_SOME])
     more = f" and {len(near) - _SOME} more" if len(near) > _SOME else ""
     text = f"unused groups whose committed offsets expire soon: {names}{more}"
-    keep = f"lakemq --path {mq.namespace.path} groups alter {near[0].group} --config offsets.retention.ms=-1"
+    command = "lakemq --path {} groups alter {} --config offsets.retention.ms=-1"
+    keep = " && ".join(command.format(mq.namespace.path, group.group) for group in near[:_SOME])
     return Finding("groups", False, text, f"Consume with these groups, or keep their offsets: {keep}")
 
 
@@ -328,8 +330,9 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
         return Finding("losses", True, f"offsets deleted before a group read them: {sum(lag.deleted for lag in lags)}")
     named = [f"{group} has lost {count} of {topic}" for (group, topic), count in list(lost.items())[:_SOME]]
     more = f"; and {len(lost) - _SOME} more" if len(lost) > _SOME else ""
-    topic = next(iter(lost))[1]
-    keep = f"lakemq --path {mq.namespace.path} topics alter {topic} --config retention.waits.for.groups=true"
+    command = "lakemq --path {} topics alter {} --config retention.waits.for.groups=true"
+    topics = dict.fromkeys(topic for _, topic in list(lost)[:_SOME])
+    keep = " && ".join(command.format(mq.namespace.path, topic) for topic in topics)
     mend = f"These groups read more slowly than retention deletes. Make them faster, or keep messages for them: {keep}"
     return Finding("losses", False, one_line("; ".join(named) + more), mend)
 
