@@ -43,6 +43,8 @@ DATE, UUID = {"type": "int", "logicalType": "date"}, {"type": "string", "logical
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
 
 CLOSED = {"additionalProperties": False}
+A_REFERENCE = {"$ref": "#/$defs/d"}
+DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 NEVER = {"never"}
 
 # old schema, new schema, and the compatibilities that admit the change; `none` admits all but those of NEVER
@@ -107,6 +109,35 @@ CHANGES: list[tuple[str, str, Any, Any, set[str]]] = [
     ("json", "restrict others", an_object(a=TEXT), {**an_object(a=TEXT), "additionalProperties": TEXT}, {"forward"}),
     ("json", "extend what is closed", {**an_object(a=TEXT), **CLOSED}, {**an_object(a=TEXT, b=TEXT), **CLOSED},
      {"backward"}),
+    ("json", "values of a map", {"additionalProperties": an_object(a=INTEGER)},
+     {"additionalProperties": an_object(a=INTEGER, b=TEXT)}, {"backward", "forward"}),
+    ("json", "add to an optional part", an_object(a={"anyOf": [an_object(b=INTEGER), {"type": "null"}]}),
+     an_object(a={"anyOf": [an_object(b=INTEGER, c=TEXT), {"type": "null"}]}), {"backward", "forward"}),
+    ("json", "add to one of two parts", {"oneOf": [an_object("a", a={"const": 1}), an_object("a", a={"const": 2})]},
+     {"oneOf": [an_object("a", a={"const": 1}, b=TEXT), an_object("a", a={"const": 2})]}, {"backward", "forward"}),
+    ("json", "read one part as the other", {"anyOf": [an_object(a=INTEGER), an_object(b=TEXT)]},
+     an_object(a=INTEGER, b=TEXT), {"forward"}),
+    ("json", "a part more", {"anyOf": [INTEGER, TEXT]}, {"anyOf": [INTEGER, TEXT, {"type": "null"}]}, {"backward"}),
+    ("json", "add to a definition beside anyOf",
+     {**an_object(a=A_REFERENCE, b={"anyOf": [TEXT, A_REFERENCE]}), "$defs": {"d": an_object(x=INTEGER)}},
+     {**an_object(a=A_REFERENCE, b={"anyOf": [TEXT, A_REFERENCE]}), "$defs": {"d": an_object(x=INTEGER, y=TEXT)}},
+     {"backward", "forward"}),
+    ("json", "require in a definition", {**an_object(a=A_REFERENCE), "$defs": {"d": an_object(x=INTEGER)}},
+     {**an_object(a=A_REFERENCE), "$defs": {"d": an_object("x", x=INTEGER)}}, {"forward"}),
+    ("json", "narrow what has a required name", an_object("z", a=INTEGER), an_object("z", a=TEXT), set()),
+    ("json", "narrow beside a reference",
+     {"$ref": "#/$defs/d", "required": ["z"], "$defs": {"d": an_object(a=INTEGER)}},
+     {"$ref": "#/$defs/d", "required": ["z"], "$defs": {"d": an_object(a=TEXT)}}, set()),
+    ("json", "narrow a number of names", {**an_object(a=INTEGER), "minProperties": 3},
+     {**an_object(a=TEXT), "minProperties": 3}, set()),
+    ("json", "close to short names", {**an_object(a=INTEGER), "propertyNames": {"maxLength": 5}},
+     {**an_object(a=INTEGER), **CLOSED}, {"forward"}),
+    ("json", "narrow a whole value", {**an_object(a=INTEGER), "const": {"a": 1, "z": 2}}, an_object(a=TEXT), set()),
+    ("json", "a pattern", an_object(a=TEXT), an_object(a={**TEXT, "pattern": "^a"}), {"forward"}),
+    ("json", "fewer values", an_object(a={"enum": [1, 2]}), an_object(a={"const": 1}), {"forward"}),
+    ("json", "a format of draft 7", {**an_object(a=TEXT), **DRAFT_7},
+     {**an_object(a={**TEXT, "format": "date"}), **DRAFT_7},
+     {"backward", "forward"}),
     ("json", "annotations", an_object(a=TEXT), {**an_object(a={**TEXT, "title": "x"}), "$id": "urn:x"},
      {"backward", "forward"}),
 ]  # fmt: skip
@@ -247,9 +278,8 @@ def test_part_described_twice_keeps_the_properties_of_both(writer: Any, value: A
 
 
 def test_schemas_of_two_drafts_cannot_be_compared() -> None:
-    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
-    assert not admits("json", {**A, **draft}, A, "backward")
-    assert admits("json", {**A, **draft}, {**an_object(a=NUMBER), **draft}, "backward")
+    assert not admits("json", {**A, **DRAFT_7}, A, "backward")
+    assert admits("json", {**A, **DRAFT_7}, {**an_object(a=NUMBER), **DRAFT_7}, "backward")
 
 
 # -- what is admitted can be read -----------------------------------------------------------------------

@@ -207,6 +207,11 @@ def test_misfit_of_a_json_schema_has_a_reason(schema: Any, value: str, reason: s
     assert "secret" not in found
 
 
+def test_format_is_checked_in_no_draft() -> None:
+    for draft in ("http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-07/schema#"):
+        assert json_schema(**{"$schema": draft}, format="date").find_misfits([b'"soon"']) == {}
+
+
 def test_json_schema_becomes_typed_columns_where_types_are_clear() -> None:
     schema = json_schema(
         type="object",

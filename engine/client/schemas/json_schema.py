@@ -68,7 +68,11 @@ def build_validator(schema: Any, budget: PatternBudget | None = None) -> Any:
     keywords = None if budget is None else {"pattern": build_keyword(budget, build_matcher)}
     try:
         return jsonschema_rs.validator_for(
-            schema, retriever=_refuse_to_retrieve, pattern_options=patterns, keywords=keywords
+            schema,
+            retriever=_refuse_to_retrieve,
+            pattern_options=patterns,
+            keywords=keywords,
+            validate_formats=False,  # until draft 7 jsonschema-rs checks them by default
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:  # ValidationError is a ValueError
         text = str(error).partition("\n")[0]

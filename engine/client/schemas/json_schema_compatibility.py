@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...namespace.processes.extras import needs
@@ -23,12 +24,31 @@ _OVERLAPS = {
 }
 """Keywords by which a second schema describes the same part of a value."""
 
+_SELECTS_NAMES = {"patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"}
+"""Keywords that decide about properties by other means than their declared names."""
+
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
-_DESCRIBES_PARTS = {"properties", "items", "prefixItems", "additionalProperties", "unevaluatedProperties"}
+_DESCRIBES_PARTS = {
+    "properties",
+    "items",
+    "prefixItems",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "required",
+    "dependentRequired",
+    "const",
+    "enum",
+}
 _SAYS_MORE = ("additionalProperties", "unevaluatedProperties")
 _DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = ("properties", "dependentSchemas")
+_PARTS = ("items", "prefixItems", "additionalProperties", "allOf", "anyOf", "oneOf", "then", "else")
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 _OTHER = "\ufffflakemq.other"
 """Stands for all names of properties that a schema does not declare."""
+_ANY = {"$comment": _OTHER}
+"""The schema of properties about which a part says nothing."""
+_MAX_ADDED_NAMES = 10_000
 _MAX_SHOWN = 200
 
 
@@ -38,7 +58,7 @@ def find_json_schema_obstacle(reader: Any, writer: Any) -> Obstacle | None:
     A writer's values are taken to hold the properties that its schema declares and, if it is open, others whose names
     no schema declares. Otherwise no property could ever be added: an open object may hold anything under the new name.
     """
-    closed = _close(writer, not _has_overlap(writer))
+    closed = _Closing(writer).close()
     if reader == writer or _covers(reader, closed):
         return None
     return _find_place(reader, closed, "$") or Obstacle("$", _show(writer), _show(reader))
@@ -51,49 +71,93 @@ def _covers(reader: Any, writer: Any) -> bool:
     if any(JsonSchemaExpansion(schema).count_alternatives() > MAX_ALTERNATIVES for schema in (reader, writer)):
         return False
     try:
-        canonical = [jsonschema_rs.canonicalize(schema, offline=True) for schema in (reader, writer)]
+        canonical = [
+            jsonschema_rs.canonicalize(schema, offline=True, validate_formats=False) for schema in (reader, writer)
+        ]
         return bool(canonical[0].covers(canonical[1]) == jsonschema_rs.canonical.Containment.YES)
     except ValueError:  # also for schemas of two drafts
         return False
 
 
-def _has_overlap(schema: Any) -> bool:
-    """Return whether somewhere two schemas may describe the same part of a value.
+class _Closing:
+    """Closes the objects of one document: they hold declared properties, and one of a name that no schema declares.
 
-    If one of them is a definition, closing it would exclude values that the other one declares.
+    An object that one part describes holds the properties of that part. Where several parts may describe the same
+    object (`allOf`, a `$ref` beside `properties`, ...), each of them allows the names that others declare. Then closing
+    it changes nothing for values that have only declared names and the other one.
     """
-    if isinstance(schema, list):
-        return any(map(_has_overlap, schema))
-    if not isinstance(schema, Mapping):
-        return False
-    return _overlaps(schema) or any(map(_has_overlap, schema.values()))
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        parts = list(_list_parts(document))
+        self._has_overlap = any(map(_overlaps, parts))
+        self._names = sorted({name for part in parts for name in _list_names(part)}) if self._has_overlap else []
+        self._is_shared = self._has_overlap and any(map(_has_other_reference, parts))
+        """Whether a reference may name a part that is no definition: then any part may be described twice."""
+        objects = sum("properties" in part for part in parts)
+        selects_names = any(_SELECTS_NAMES & part.keys() for part in parts)
+        self._can_share = not selects_names and objects * len(self._names) <= _MAX_ADDED_NAMES
+
+    def close(self) -> Any:
+        return self._close(self._document, self._is_shared)
+
+    def _close(self, schema: Any, is_shared: bool) -> Any:
+        if isinstance(schema, list):
+            return [self._close(part, is_shared) for part in schema]
+        if not isinstance(schema, Mapping) or (is_shared and not self._can_share):
+            return schema
+        closed = dict(schema)
+        for keyword in _DEFINITIONS:
+            if isinstance(schema.get(keyword), Mapping):
+                closed[keyword] = self._close_each(schema[keyword], is_shared or self._has_overlap)
+        is_shared |= _overlaps(schema)
+        if is_shared and not self._can_share:
+            return closed
+        for keyword in _BY_NAME:
+            if isinstance(schema.get(keyword), Mapping):
+                closed[keyword] = self._close_each(schema[keyword], is_shared)
+        for keyword in _PARTS:
+            if keyword in schema:
+                closed[keyword] = self._close(schema[keyword], is_shared)
+        is_open = not any(keyword in schema for keyword in (*_SAYS_MORE, *_SELECTS_NAMES))
+        if is_open and isinstance(schema.get("properties"), Mapping):
+            names = self._names if is_shared else _list_names(schema)
+            closed["properties"] = {**dict.fromkeys([*names, _OTHER], _ANY), **closed["properties"]}
+            closed["additionalProperties"] = False
+        return closed
+
+    def _close_each(self, schemas: Mapping[str, Any], is_shared: bool) -> dict[str, Any]:
+        return {name: self._close(part, is_shared) for name, part in schemas.items()}
+
+
+def _list_parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all dictionaries within a schema. Some, such as that of `properties`, are no schemas themselves."""
+    if isinstance(schema, Mapping):
+        yield schema
+    if isinstance(schema, Mapping | list):
+        for part in schema.values() if isinstance(schema, Mapping) else schema:
+            yield from _list_parts(part)
+
+
+def _list_names(schema: Mapping[str, Any]) -> set[str]:
+    """Return all names of properties that a part of a schema knows."""
+    properties, dependent = schema.get("properties"), schema.get("dependentRequired")
+    names = {*properties} if isinstance(properties, Mapping) else set()
+    lists = [schema.get("required"), *(dependent.values() if isinstance(dependent, Mapping) else ())]
+    names |= {name for listed in lists if isinstance(listed, list) for name in listed if isinstance(name, str)}
+    choices = [schema.get("const"), *(enum if isinstance(enum := schema.get("enum"), list) else ())]
+    return names | {name for choice in choices if isinstance(choice, Mapping) for name in choice}
+
+
+def _has_other_reference(schema: Mapping[str, Any]) -> bool:
+    references = [schema[keyword] for keyword in _REFERENCES if isinstance(schema.get(keyword), str)]
+    return any(not _DEFINITION.fullmatch(reference) for reference in references)
 
 
 def _overlaps(schema: Mapping[str, Any]) -> bool:
+    """Return whether other parts of the schema may describe the same value."""
     has_reference, has_parts = bool(_REFERENCES & schema.keys()), bool(_DESCRIBES_PARTS & schema.keys())
     return (has_reference and has_parts) or bool(_OVERLAPS & schema.keys())
-
-
-def _close(schema: Any, closes_definitions: bool) -> Any:
-    """Return the schema with objects that hold the declared properties, and one of a name that no schema declares.
-
-    A part that several schemas describe stays as it is, because its other properties are declared elsewhere.
-    """
-    if not isinstance(schema, Mapping):
-        return schema
-    overlaps = _overlaps(schema)
-    closed = dict(schema)
-    for keyword in (*(_DEFINITIONS if closes_definitions else ()), *(() if overlaps else ("properties",))):
-        if isinstance(schema.get(keyword), Mapping):
-            closed[keyword] = {name: _close(part, closes_definitions) for name, part in schema[keyword].items()}
-    if overlaps:
-        return closed
-    if isinstance(schema.get("items"), Mapping):
-        closed["items"] = _close(schema["items"], closes_definitions)
-    if "properties" in schema and not any(keyword in schema for keyword in _SAYS_MORE):
-        closed["properties"] = {**closed["properties"], _OTHER: True}
-        closed["additionalProperties"] = False
-    return closed
 
 
 def _find_place(reader: Any, writer: Any, place: str) -> Obstacle | None:
@@ -137,5 +201,5 @@ def _reopen(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     is_closed = _OTHER in schema.get("properties", ())
-    parts = {key: _reopen(part) for key, part in schema.items() if key != _OTHER}
+    parts = {key: _reopen(part) for key, part in schema.items() if part != _ANY}
     return {key: part for key, part in parts.items() if not (is_closed and key == "additionalProperties")}
