@@ -97,6 +97,17 @@ def test_misfit_of_ddl_has_a_reason(text: str, value: str, reason: str) -> None:
     assert schema.parse([value.encode()]).to_pylist() == [None]
 
 
+def test_names_beyond_ascii_are_found() -> None:
+    schema = ddl("`\u00e9` INT NOT NULL, s STRUCT<`\u65e5`: INT, x: INT>")
+    row = {"\u00e9": 1, "s": {"\u65e5": 2, "x": 3}}
+    for ensures_ascii in (True, False):
+        value = json.dumps(row, ensure_ascii=ensures_ascii).encode()
+        assert schema.parse([value]).to_pylist() == [row]
+        assert schema.find_misfits([value.replace(b"2", b'"t"')]) == {
+            0: "at $.s.\u65e5: found str, expected int | null"
+        }
+
+
 def test_largest_float_of_spark_fits() -> None:
     schema = ddl("a FLOAT")
     (parsed,) = schema.parse([b'{"a": -3.4028235E38}']).to_pylist()
@@ -475,6 +486,10 @@ def test_avro_values_are_written_and_read_as_json() -> None:
         "raw": "bytes",
         "any": ["null", "string", "long"],
         "many": {"type": "array", "items": {"type": "map", "values": "bytes"}},
+        "of_day": ["null", {"type": "int", "logicalType": "time-millis"}],
+        "digits": {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2},
+        "exact": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2},
+        "ratio": ["null", "double", "string"],
     }
     schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in types.items()]}
     topic = open_topic_schema("t", lambda: [SchemaVersion(1, "avro", json.dumps(schema), 1)], None)
@@ -485,6 +500,10 @@ def test_avro_values_are_written_and_read_as_json() -> None:
         "raw": "/w==",
         "any": 7,
         "many": [{"k": "AA=="}],
+        "of_day": "12:30:00",
+        "digits": "12345678901234567890123456789012345678.25",
+        "exact": "123456789012345678901234567890123456.25",
+        "ratio": 0.1,
     }
     values = topic.encode_json([json.dumps(row).encode(), None])
     assert topic.find_misfits(values) == {}
@@ -492,7 +511,9 @@ def test_avro_values_are_written_and_read_as_json() -> None:
     assert null is None
     assert foreign == b"no avro"
     assert topic.encode_json([text, null]) == values
-    assert json.loads(text or b"") == {**row, "price": 12.30}
+    written = json.loads(text or b"", parse_float=Decimal)
+    numbers = {name: Decimal(str(row[name])) for name in ("price", "digits", "exact", "ratio")}
+    assert written == {**row, **numbers}
     for wrong in (row | {"more": 1}, row | {"at": "soon"}, row | {"raw": "?"}, row | {"price": "much"}):
         with pytest.raises(SchemaMismatch, match="Row 0 does not fit"):
             topic.encode_json([json.dumps(wrong).encode()])

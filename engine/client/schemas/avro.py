@@ -236,11 +236,15 @@ class _AvroConverter:
         if logical in _LOGICAL:
             return pa.field(name, _LOGICAL[logical])
         if logical in _AS_TEXT:
-            return text_field(name)
+            return text_field(name, logical[1])
         if logical in _DECIMALS:
             precision = schema["precision"]
             fits = precision <= MAX_DIGITS
-            return pa.field(name, pa.decimal128(precision, schema.get("scale", 0))) if fits else text_field(name)
+            return (
+                pa.field(name, pa.decimal128(precision, schema.get("scale", 0)))
+                if fits
+                else text_field(name, logical[1])
+            )
         if kind == "array":
             return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
         if kind == "map":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
 from math import isfinite
 from typing import Any
@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from .columns import is_json_text, read_shown_type
 from .json_schema import decode_json
 from .json_values import TOO_DEEP
 
@@ -77,17 +78,25 @@ def _find_unencodable(part: Any, place: str) -> str:
 def read_json_row(text: bytes, field: pa.Field) -> Any:
     """Return JSON as Python objects of the field's types, for an encoder. Raises ValueError, without the value."""
     try:
-        return _convert(decode_json(text), field)
+        decode_json(text)
+        return _convert(_decoder.decode(text), field)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
     except (binascii.Error, InvalidOperation, ValueError) as error:
         if isinstance(error, ValueError) and str(error).startswith("found"):
             raise
         raise ValueError("found text that is no time, no decimal or no base64") from None
 
 
+_decoder = msgspec.json.Decoder(float_hook=Decimal)
+
+
 def _convert(value: Any, field: pa.Field | None) -> Any:
-    """Convert a part. Parts without a field are left to the encoder, which refuses or understands them."""
-    type = None if field is None else field.type
-    if type is None or value is None:
+    """Convert a part. Parts without a type are left to the encoder, which refuses or understands them."""
+    if field is None or is_json_text(field):
+        return _to_floats(value)
+    type, shown = field.type, read_shown_type(field)
+    if value is None:
         return value
     if pa.types.is_struct(type) and isinstance(value, Mapping):
         fields = {child.name: child for child in type}
@@ -96,9 +105,20 @@ def _convert(value: Any, field: pa.Field | None) -> Any:
         return {name: _convert(part, type.item_field) for name, part in value.items()}
     if pa.types.is_list(type) and isinstance(value, list):
         return [_convert(part, type.value_field) for part in value]
-    if pa.types.is_decimal(type) and not isinstance(value, bool):
+    if (pa.types.is_decimal(type) or shown == "decimal") and not isinstance(value, bool):
         return Decimal(str(value))
-    return _convert_text(value, type) if isinstance(value, str) else value
+    if shown.startswith("time") and isinstance(value, str):
+        return time.fromisoformat(value)
+    return _convert_text(value, type) if isinstance(value, str) else _to_floats(value)
+
+
+def _to_floats(value: Any) -> Any:
+    """Return a part with its numbers as JSON has them. They are read as decimals, which lose no digits."""
+    if isinstance(value, Mapping):
+        return {name: _to_floats(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_to_floats, value))
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _convert_text(text: str, type: pa.DataType) -> Any:

@@ -76,11 +76,21 @@ class JsonDecoder:
         return _LEAVES[type]
 
     def _to_typed_dict(self, type: pa.StructType) -> Any:
-        required = {f.name: self._to_msgspec(f) for f in type if not f.nullable}
-        optional = {f.name: self._to_msgspec(f) for f in type if f.nullable}
+        required = {_keep_utf8(f.name): self._to_msgspec(f) for f in type if not f.nullable}
+        optional = {_keep_utf8(f.name): self._to_msgspec(f) for f in type if f.nullable}
         # A class that inherits from the required fields, because `typing.Required` needs Python 3.11.
         base = TypedDict("Required", required)  # type: ignore[misc]
         return new_class("Fields", (base,), {"total": False}, lambda body: body.update(__annotations__=optional))
+
+
+def _keep_utf8(name: str) -> str:
+    """Return the name, with its UTF-8 kept in the object.
+
+    msgspec compares names with the UTF-8 that the object already keeps. Python makes it when it is first asked for, and
+    until then no name beyond ASCII is found.
+    """
+    msgspec.json.encode(name)
+    return name
 
 
 def describe_decode_error(error: msgspec.DecodeError) -> str:
