@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import NumberFormatException, PySparkException
@@ -48,6 +50,32 @@ def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path)
         arrow_marks = gate.mark_failed_rows(table, None)
         assert arrow_marks is not None
         assert (marked[f"m{nth}"] == FIRST_FAILED).tolist() == (arrow_marks == FIRST_FAILED).tolist(), OF_ROWS[nth]
+
+
+@pytest.mark.extended
+def test_bound_without_zone_is_in_utc_in_a_session_of_any_zone(spark: SparkSession, tmp_path: Path) -> None:
+    midnight = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
+    times = [midnight + dt.timedelta(hours=hours) for hours in range(-6, 7)]
+    table = pa.table({"i": range(len(times)), "at": pa.array(times, pa.timestamp("us", "UTC"))})
+    bounds = ["2024-01-01", "2024-01-01T00:00:00", "2024-01-01 00:00:00Z", "2024-01-01T02:00:00+02:00"]
+    suites = [expect("column_values_to_be_between", column="at", min_value=bound) for bound in bounds]
+    suites.append(
+        expect("column_values_to_be_in_set", column="at", value_set=[time.strftime("%F %T") for time in times])
+    )
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        df = spark.createDataFrame(table)
+        gates = [gate_of(tmp_path, [suite]) for suite in suites]
+        marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
+        marked = df.select("i", *marks).orderBy("i").toPandas()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    for nth, gate in enumerate(gates):
+        arrow_marks = gate.mark_failed_rows(table, None)
+        failed = [] if arrow_marks is None else np.flatnonzero(arrow_marks == FIRST_FAILED).tolist()
+        assert np.flatnonzero(marked[f"m{nth}"] == FIRST_FAILED).tolist() == failed, suites[nth]
+        assert failed == ([] if suites[nth] is suites[-1] else list(range(6)))
 
 
 @pytest.mark.extended

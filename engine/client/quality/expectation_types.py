@@ -113,7 +113,9 @@ def _build_bounds_sql(arguments: _ExpectationArguments) -> Callable[[ColumnNames
     bounds = [(op, _parse_scalar(kwargs[name])) for op, name in limits if name in kwargs]
     if not bounds:
         raise ValueError("found neither min_value nor max_value")
-    return lambda names, what: " AND ".join(f"{what} {op} {names.value(bound)}" for op, bound in bounds)
+    return lambda names, what: " AND ".join(
+        f"{what} {op} {names.value(bound, arguments.columns[0])}" for op, bound in bounds
+    )
 
 
 def _between_rule(arguments: _ExpectationArguments) -> RowRule:
@@ -135,7 +137,10 @@ def _in_set_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
     if not isinstance(value_set, list) or not value_set:  # a text would be a set of its letters
         raise ValueError(f"found {show_briefly(value_set)}, expected a list of values")
     values = [_parse_scalar(value) for value in value_set]
-    return _column_rule(arguments, lambda names, column: f"{column} {word} ({', '.join(map(names.value, values))})")
+    (name,) = arguments.columns
+    return _column_rule(
+        arguments, lambda names, column: f"{column} {word} ({', '.join(names.value(value, name) for value in values)})"
+    )
 
 
 def _regex_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
@@ -143,7 +148,7 @@ def _regex_rule(arguments: _ExpectationArguments, word: str) -> RowRule:
     if not isinstance(regex, str):
         raise ValueError(f"found {show_briefly(regex)}, expected text")
     return _column_rule(
-        arguments, lambda names, column: f"{word} {names.dialect.matches.format(column, names.value(regex))}"
+        arguments, lambda names, column: f"{word} {names.dialect.matches.format(column, names.dialect.literal(regex))}"
     )
 
 

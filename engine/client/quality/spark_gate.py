@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.errors import PySparkException, QueryContextType
 from pyspark.sql import Column, DataFrame, Observation, Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import BinaryType, TimestampType
 
 from ..rows.placing import FIRST_FAILED
 from .gate import Gate
@@ -27,7 +27,8 @@ class SparkGate:
         gate.check_columns(df.columns)
         self._gate, self._input = gate, df
         binary = frozenset(f.name for f in df.schema.fields if isinstance(f.dataType, BinaryType))
-        self._names = ColumnNames(SPARK, binary)
+        instants = frozenset(f.name for f in df.schema.fields if isinstance(f.dataType, TimestampType))
+        self._names = ColumnNames(SPARK, binary, instants)
         self._observed = Observation() if self._measures else None
         self._first_failed = gate.suite.first_failure_sql(self._names)
         self.mark: Column = F.lit(FIRST_FAILED) - F.expr(self._first_failed)

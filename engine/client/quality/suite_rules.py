@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,19 +36,31 @@ DUCKDB = SqlSyntax(
 )
 
 
-class ColumnNames:
-    """The columns of a table in a dialect. binary: those that hold bytes, which are compared as text."""
+_TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}(?P<of_day>[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d*)?)?)?")
 
-    def __init__(self, dialect: SqlSyntax, binary: frozenset[str] = frozenset()) -> None:
-        self.dialect, self._binary = dialect, binary
+
+class ColumnNames:
+    """The columns of a table in a dialect.
+
+    binary: those that hold bytes, which are compared as text. instants: those that hold times with a zone, which Spark
+    compares with texts in the session's zone; DuckDB is told to do so in UTC.
+    """
+
+    def __init__(
+        self, dialect: SqlSyntax, binary: frozenset[str] = frozenset(), instants: frozenset[str] = frozenset()
+    ) -> None:
+        self.dialect, self._binary, self._instants = dialect, binary, instants
 
     def column(self, name: str) -> str:
         quoted = self.dialect.name(name)
         return self.dialect.decoded.format(quoted) if name in self._binary else quoted
 
-    def value(self, value: Any) -> str:
+    def value(self, value: Any, column: str) -> str:
+        """Return a value with which a column is compared. A time without a zone is in UTC."""
         if isinstance(value, bool):
             return "TRUE" if value else "FALSE"
+        if column in self._instants and isinstance(value, str) and (time := _TIME_WITHOUT_ZONE.fullmatch(value)):
+            value = f"{value}Z" if time["of_day"] else f"{value} 00:00:00Z"
         return repr(value) if isinstance(value, int | float) else self.dialect.literal(value)
 
 
