@@ -11,7 +11,7 @@ A step is one object, whose name is its number. This is the fence between two se
 A leader answers the letters of a step only after this check. If it is stopped between the put and the check, the next
 leader finds the step and continues from it. So the step counts, although the leader that put it may get NotLeader. If
 the step before was removed before the put, the object counts for no reader, because every reader starts at a later
-step.
+step. If the folder was replaced by another one before the put, the leader deletes the step again.
 
 The fence needs no clock and no lock; the lease only decides who may try.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lakemq.tables.storage.coordination.step_objects import step_name
+from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..namespace.processes import crash
@@ -107,7 +107,11 @@ class StepLog:
         except OSError as error:  # also FileExistsError: some stores repeat a put that succeeded
             identity = self._find_own(name, encoded.nonce, error)
         self._crash_point("sequencer.step_put")
-        self.check_continuity()
+        try:
+            self.check_continuity()
+        except NotLeader:
+            self._remove_stray(encoded.step, identity)
+            raise
         self._stands_on, self._put_at_ms = (encoded.step, identity), now_ms
 
     def _find_own(self, name: str, nonce: str, failed: OSError) -> str:
@@ -126,6 +130,24 @@ class StepLog:
             raise NotLeader("Another sequencer has decided this step.", found=head.leader) from failed
         self._files.sync([name])
         return stored.identity
+
+    def _remove_stray(self, step: int, identity: str) -> None:
+        """Delete a step that was put into another namespace, or into an older copy of this one, after the newest there.
+
+        Its number would be taken when the steps there reach it. In an older copy it would be read then, although it
+        was decided on other steps. Steps are removed in ascending order, so a gap below it is the sign of such a copy.
+        """
+        *earlier, newest = list_steps(self._files) or [-1]
+        if newest != step or not earlier or self._files.identity(step_name(step)) != identity:
+            return
+        if earlier[-1] < step - 1 or self._is_foreign(earlier[-1]):
+            self._files.delete([step_name(step)])
+
+    def _is_foreign(self, step: int) -> bool:
+        try:
+            return decode_head(self._files.get(step_name(step))).namespace_id != self._namespace_id
+        except (OSError, ValueError):
+            return False
 
     def check_continuity(self) -> None:
         """Check that the last step that landed is still the same object. Any thread may call this. Raises NotLeader.

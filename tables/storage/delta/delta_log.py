@@ -89,13 +89,14 @@ class DeltaLog:
         self.sync_entry(version)
         return stored.identity
 
-    def remove_if_alone(self, version: int, identity: str) -> None:
-        """Delete the entry of this version if it is this object and the log holds nothing else.
+    def remove_if_newest(self, version: int, identity: str) -> None:
+        """Delete the entry of this version if it is this object and nothing later is in the log.
 
-        The table was deleted while its writer put the entry. A log that others have cleaned is never that empty: it
-        keeps a checkpoint and a newer entry.
+        The table was deleted or replaced, for example by an older copy, while its writer put the entry. No reader could
+        read a log with such an entry. A log that others have cleaned keeps later entries.
         """
-        if self._files.list(self._folder, 2) == [self._entry(version)] and self.has_same_entry(version, identity):
+        versions = [v for name in self._names() for kind in (_ENTRY, _CHECKPOINT) if (v := _version(kind, name))]
+        if [v for v in versions if v >= version] == [version] and self.has_same_entry(version, identity):
             self._files.delete([self._entry(version)])
 
     def sync_entry(self, version: int) -> None:

@@ -185,7 +185,7 @@ class TableHandle:
         try:
             self._check_continuity(expected_version)
         except CommitConflict:
-            self.log.remove_if_alone(version, identity)
+            self.log.remove_if_newest(version, identity)
             raise
         self.version, self._entry_identity, self.has_committed = version, identity, True
         self._notes |= notes
