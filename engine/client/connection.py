@@ -18,7 +18,7 @@ from ..namespace.processes import crash
 from ..namespace.processes.clock import Clock, SystemClock
 from ..namespace.processes.process import end_block
 from ..namespace.processes.process_identity import new_client_id, new_id
-from ..namespace.removed_namespace import find_removal
+from ..namespace.removed_namespace import explain_silence
 from ..protocol.errors import IllegalState
 from ..protocol.values.state import State
 from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, parse_whole_number
@@ -90,7 +90,7 @@ class Connection(LogAccess):
             self._crash_point,
             namespace_id,
             line,
-            partial(find_removal, namespace.files, namespace_id),
+            partial(explain_silence, namespace.files, namespace_id),
         )
         fetcher, open_objects = (
             Fetcher(namespace, clock, spark, self._new_follow_line),

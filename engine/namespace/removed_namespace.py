@@ -39,6 +39,8 @@ from .storage_error import is_unreachable
 from .store_errors import store_errors
 
 _STORE_FAILED = "The sequencer cannot read or write what it must."
+_SLOW_MS = 2_000
+"""Time that a step may come after the lease of its leader."""
 _SIGNS = (NotLeader, StepTooOld, StepsGone, StorageError, TableDamaged, NamespaceError)
 """Errors that a deleted namespace can cause."""
 
@@ -97,25 +99,35 @@ class RemovedNamespace:
         return (head.namespace_id, head.leader_epoch) == self._term
 
 
-def find_removal(files: Files, namespace_id: str = "") -> str | None:
-    """Return a sentence if the namespace is gone. None: it is there, or the store gives no answer.
-
-    Raises InconsistentClusterId: another one is there. Without an id nothing is compared.
-    """
+def find_removal(files: Files) -> str | None:
+    """Return a sentence if the namespace is gone. None: it is there, or the store gives no answer."""
     try:
-        if _has_no_table(files):
-            return _describe_removal(files)
-        steps = list_steps(files) if namespace_id else []
-        found = decode_head(files.get(step_name(max(steps)))).namespace_id if steps else ""
+        return _describe_removal(files) if _has_no_table(files) else None
+    except OSError:
+        return None
+
+
+def explain_silence(files: Files, namespace_id: str) -> str | None:
+    """Return why a request may get no answer, as the store shows it. None: the store shows nothing.
+
+    Raises InconsistentClusterId: another namespace is there.
+    """
+    if removal := find_removal(files):
+        return removal
+    try:
+        name = step_name(max(list_steps(files)))
+        head, age_ms = decode_head(files.get(name)), files.time_ms() - (files.modified_ms(name) or 0)
     except (OSError, NewerFormat, ValueError):
         return None
-    if found not in ("", namespace_id):  # step 0 is put before the namespace has its id
+    if head.namespace_id not in ("", namespace_id):  # step 0 is put before the namespace has its id
         raise InconsistentClusterId(
             f"Another namespace is at {files.root} now: connect again. The outcome of the request is unknown.",
-            found=found,
+            found=head.namespace_id,
             expected=namespace_id,
         )
-    return None
+    if not head.leader or age_ms > head.lease_ms + _SLOW_MS:
+        return None
+    return f"The sequencer {head.leader} leads and put step {head.step:,} {age_ms / 1000:.0f} s ago: its log says more."
 
 
 def _describe_removal(files: Files) -> str:

@@ -120,15 +120,15 @@ class Requester:
         crash_point: crash.CrashPoint = crash.nowhere,
         namespace_id: str = "",
         line: DirectLine | None = None,
-        find_removal: Callable[[], str | None] = lambda: None,
+        explain_silence: Callable[[], str | None] = lambda: None,
     ) -> None:
         """namespace_id: a sequencer of another namespace at this path refuses the letters. line: to the leader; None:
-        all letters go through the mailbox. find_removal: returns a sentence if the namespace is gone, and raises
-        InconsistentClusterId if another one is there.
+        all letters go through the mailbox. explain_silence: returns why no answer comes, if the store shows it, and
+        raises InconsistentClusterId if another namespace is there.
         """
         self._mailbox, self._clock, self._new_id, self._timeout_ms = mailbox, clock, new_id, timeout_ms
         self._crash_point, self.namespace_id = crash_point, namespace_id
-        self._find_removal, self._pid = find_removal, os.getpid()
+        self._explain_silence, self._pid = explain_silence, os.getpid()
         self._client_id, self._number, self._since_use = new_id(), 0, Stopwatch(clock)
         self._line, self._has_used_mailbox = line, False
         self._read_numbers: list[int] = []
@@ -358,7 +358,7 @@ class Requester:
             polls += 1
 
     def _advise(self) -> str:
-        return self._find_removal() or "Is a sequencer running (lakemq serve)?"
+        return self._explain_silence() or "Is a sequencer running (lakemq serve)?"
 
     def _note_wait(self, waited_ms: int) -> None:
         # After a long wait, such as for a take-over, the next answer may come fast again. A wait may double each time.
@@ -376,7 +376,7 @@ class Requester:
             log.warning(
                 "No answer for %.0f s. %s This process goes on waiting.",
                 waited_ms / 1000,
-                self._find_removal() or _NO_SEQUENCER,
+                self._explain_silence() or _NO_SEQUENCER,
             )
 
     def _poll(self, number: int) -> list[AnyResult] | None:
