@@ -17,6 +17,7 @@ creates a namespace and decides as many steps.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,6 +39,8 @@ from ..protocol.errors import (
 from .storage_error import is_unreachable
 from .store_errors import store_errors
 
+log = logging.getLogger("lakemq.serve")
+
 _STORE_FAILED = "The sequencer cannot read or write what it must."
 _SLOW_MS = 2_000
 """Time that a step may come after the lease of its leader."""
@@ -54,6 +57,8 @@ class RemovedNamespace:
 
     def note_term(self, namespace_id: str, epoch: int) -> None:
         """Note the term that has begun. Its steps, and no others, carry these values."""
+        if self._term is not None and self._term[0] != namespace_id:
+            log.warning("Another namespace is at %s now. This sequencer leads it from here on.", self._files.root)
         self._term = namespace_id, epoch
 
     @contextmanager

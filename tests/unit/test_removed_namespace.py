@@ -157,7 +157,9 @@ def test_a_leader_leaves_neither_a_step_nor_a_commit_in_an_older_copy(leader: Le
     assert [leader.files.list("steps"), leader.files.list(log_folder(WATERMARKS.name))] == before
 
 
-def test_a_leader_leaves_nothing_in_another_namespace_with_as_many_steps(tmp_path: Path) -> None:
+def test_a_leader_leaves_nothing_in_another_namespace_with_as_many_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with led(str(tmp_path / "mq")) as leader, led(str(tmp_path / "other")) as other:
         for member in (leader, other):
             member.renew()
@@ -174,6 +176,9 @@ def test_a_leader_leaves_nothing_in_another_namespace_with_as_many_steps(tmp_pat
         assert list_steps(leader.files) == before
         with pytest.raises(CommitConflict):
             handle.claim()
+        assert leader.sequencer.try_lead()
+        assert f"Another namespace is at {tmp_path / 'mq'} now" in caplog.text
+        leader.sequencer.resign()
         (tmp_path / "mq").rename(tmp_path / "other")
         (tmp_path / "moved").rename(tmp_path / "mq")
     with lakemq.connect(str(tmp_path / "other")) as mq, mq.serving():
