@@ -18,7 +18,7 @@ from lakemq.spark import spark_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # it tries a task three times, as a cluster does: test_attempts.py
+    # it tries a task three times, as a cluster does: test_requester.py
     session = spark_session(app_name="lakemq tests", master="local[2,3]")
     yield session
     session.stop()

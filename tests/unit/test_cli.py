@@ -8,6 +8,9 @@ import csv
 import gzip
 import io
 import json
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +19,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app, move_global_options_first
+from lakemq.jobs.commands.shared.examples import EXAMPLES
 from lakemq.jobs.output import Output, message_records, print_table, show
 
 pytestmark = pytest.mark.slow
@@ -401,3 +406,77 @@ def test_step_is_refused_while_another_sequencer_leads(lake: Lakemq) -> None:
     assert ", which leads: until that decides or" in waiting
     assert refused.startswith("NOT_LEADER: Another sequencer leads.")
     assert lake("step", "--until-idle", "--wait-ms", "1", code=4).stderr.startswith("NOT_LEADER: ")
+
+
+# -- A command starts quickly: it loads nothing heavy that it has no use for -----------------------------
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from lakemq.jobs.cli import app
+assert "doctor" in CliRunner().invoke(app, ["--help"]).stdout
+heavy = {"pyarrow", "numpy", "pandas", "deltalake", "duckdb", "pyspark", "msgspec", "yaml"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_COMMAND = """
+import sys
+from lakemq.jobs.cli import main
+try:
+    main(["--path", sys.argv[1], "topics", "list"])
+except SystemExit as end:
+    assert not end.code, end
+print(sorted({"pandas", "pyspark", "duckdb", "lakemq.engine.sequencer.sequencer"} & set(sys.modules)))
+import pandas, pyarrow
+print(pyarrow.array(pandas.Series([1, 2], dtype="Int64")).type, pyarrow.table({"a": [1]}).to_pandas().shape)
+"""
+
+
+def test_command_loads_no_engine_and_no_pandas(tmp_path: Path) -> None:
+    path = str(tmp_path / "mq")
+    lakemq.connect(path, create=True).close()
+    done = subprocess.run([sys.executable, "-c", _COMMAND, path], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[]", "int64 (1, 1)"], "and who wants pandas later has it"
+
+
+# Each command has examples in its help, and they are read as that command. `test_cli_json.py` runs every command.
+
+
+GLOBAL_OPTIONS = {"--path", "--conf", "--storage-option", "--output"}
+
+
+def list_commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from list_commands(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+COMMANDS = dict(list_commands(typer.main.get_command(app)))
+
+
+def test_help_of_each_command_shows_its_examples() -> None:
+    assert EXAMPLES.keys() == COMMANDS.keys()
+    missing = []
+    for words, lines in EXAMPLES.items():
+        shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        missing += [line for line in lines if line not in shown.stdout]
+    assert missing == []
+
+
+def test_examples_are_read_as_their_commands() -> None:
+    for words, line in ((words, line) for words, lines in EXAMPLES.items() for line in lines):
+        name, *arguments = shlex.split(line)
+        assert name == "lakemq"
+        rest = move_global_options_first(arguments)
+        while rest[0] in GLOBAL_OPTIONS:
+            rest = rest[2:]
+        own = words.split()
+        assert rest[: len(own)] == own, line
+        COMMANDS[words].make_context(words, rest[len(own) :])

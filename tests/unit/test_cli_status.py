@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -17,12 +18,14 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 from unit.consuming import take_messages
-from unit.served import new_name, new_topic, served, until
+from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.leadership import Leadership
 from lakemq.jobs.cli import app
+from lakemq.jobs.commands.shared.message_format import TOKENS, FormatPrinter, parse_format, unescape
+from lakemq.jobs.commands.shared.progress import RateMeter
 from lakemq.jobs.state.status import read_status, take_sample, topic_rows
 from lakemq.tables.storage.coordination import tcp_sockets
 from lakemq.tables.storage.coordination.standby_signs import StandbySigns
@@ -202,3 +205,195 @@ def read_until(terminal: int, text: str) -> str:
         assert time.monotonic() < deadline_s, shown[-2000:]
         shown += os.read(terminal, 65536).decode(errors="replace")
     return shown
+
+
+# `lakemq bench`: what it says it sent is there, and what it says it read was there; figures agree with each other.
+
+
+def run_bench(mq: Connection, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", "bench", *arguments])
+
+
+def figures(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, (result.stdout, result.stderr)
+    (line,) = result.stdout.splitlines()
+    return dict(json.loads(line))
+
+
+def test_bench_produce_publishes_its_messages(mq: Connection) -> None:
+    topic = new_topic(mq, partitions=2)
+    made = figures(run_bench(mq, "produce", topic, "--messages", "50", "--warmup", "5", "--size", "20", "--keys", "3"))
+    rows = mq.fetch(topic).to_arrow()
+    assert rows.num_rows == 55
+    assert {len(value) for value in rows["value"].to_pylist()} == {20}
+    assert {bytes(key) for key in rows["key"].to_pylist()} == {b"0", b"1", b"2"}
+    assert (made["messages"], made["bytes"]) == (50, 50 * 21)
+    rate, seconds = made["messages_per_s"], made["seconds"]
+    assert rate * seconds == pytest.approx(50, abs=0.0006 * rate + 0.06 * seconds)  # rounded to 0.1 and to milliseconds
+    latencies = [made[f"latency_{point}_ms"] for point in ("p50", "p95", "p99", "p999", "max")]
+    assert 0 < latencies[0] <= (seconds + 0.0005) * 1000
+    assert latencies == sorted(latencies)
+
+
+def test_bench_produce_keeps_its_rate(mq: Connection) -> None:
+    topic = new_topic(mq)
+    made = figures(run_bench(mq, "produce", topic, "--messages", "50", "--rate", "100", "--config", "linger_ms=0"))
+    # The last of 50 messages is due after 490 ms; a busy machine may take longer, but never less.
+    assert made["seconds"] >= 0.49
+
+
+def test_bench_produce_sends_lines_of_a_file(mq: Connection, tmp_path: Path) -> None:
+    topic, file = new_topic(mq), tmp_path / "payloads.txt"
+    file.write_text("one\n\ntwo\n")
+    figures(run_bench(mq, "produce", topic, "--messages", "3", "--payload-file", str(file)))
+    assert values(mq, topic) == ["one", "two", "one"]
+    file.write_text("\n")
+    refused = run_bench(mq, "produce", topic, "--payload-file", str(file))
+    assert refused.exit_code == 1
+    assert "no lines to send" in refused.stderr
+
+
+def test_bench_consume_deletes_its_own_group_after_reading_all(mq: Connection) -> None:
+    topic = new_topic(mq, partitions=2)
+    figures(run_bench(mq, "produce", topic, "--messages", "40", "--size", "10"))
+    groups = set(mq.groups.list())
+    read = figures(run_bench(mq, "consume", topic, "--messages", "40"))
+    assert (read["messages"], read["bytes"]) == (40, 400)
+    assert 0 < read["join_ms"] <= read["seconds"] * 1000
+    assert read["poll_p50_ms"] <= read["poll_max_ms"]
+    assert set(mq.groups.list()) == groups
+
+
+def test_bench_consume_keeps_a_named_group(mq: Connection) -> None:
+    topic, group = new_topic(mq), new_name("bench")
+    figures(run_bench(mq, "produce", topic, "--messages", "30"))
+    read = ("consume", topic, "--group", group, "--protocol", "queue")
+    assert figures(run_bench(mq, *read, "--messages", "30"))["messages"] == 30
+    again = run_bench(mq, *read, "--messages", "5", "--timeout-ms", "200")
+    assert figures(again)["messages"] == 0
+    assert "messages that did not come within 200 ms: 5" in again.stderr
+    assert group in mq.groups.list()
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    now_s = [0.0]
+    meter = RateMeter(lambda: now_s[0])
+    assert meter.per_second() == 0
+    for second in range(1, 21):
+        now_s[0] = float(second)
+        meter.add(1000 if second >= 10 else 100 * second)
+    assert meter.per_second() == 0, "nothing has come for ten seconds"
+    now_s[0] = 21.0
+    meter.add(1600)
+    assert meter.per_second() == pytest.approx(100, rel=0.25)
+
+
+# -- Format strings and separators of `fetch`, `tail`, `consume` and `publish`, as in kcat ---------------
+
+NOT_UTF8 = b"\xff\x00\x1b[31m"
+ROW = (
+    "orders",
+    3,
+    42,
+    1_700_000_000_123_456,
+    b"k",
+    b"value",
+    [{"key": "h", "value": b"1"}, {"key": "n", "value": None}],
+)
+NULLS = ("orders", 0, 0, 0, None, None, None)
+
+
+def render(text: str, row: tuple[object, ...] = ROW, escape: bool = False) -> bytes:
+    return b"".join(part(row) for part in parse_format(text, escape))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "of_nulls"),
+    [
+        ("%s", b"value", b""),
+        ("%S", b"5", b"-1"),
+        ("%R", b"\0\0\0\5", b"\xff\xff\xff\xff"),
+        ("%k", b"k", b""),
+        ("%K", b"1", b"-1"),
+        ("%T", b"1700000000123", b"0"),
+        ("%h", b"h=1,n=", b""),
+        ("%t", b"orders", b"orders"),
+        ("%p", b"3", b"0"),
+        ("%o", b"42", b"0"),
+        ("100%%", b"100%", b"100%"),
+        (r"%k\t%s\n", b"k\tvalue\n", b"\t\n"),
+        (r"\x1e%o\\é", b"\x1e42\\\xc3\xa9", b"\x1e0\\\xc3\xa9"),
+    ],
+)
+def test_a_token_is_what_kcat_prints(text: str, expected: bytes, of_nulls: bytes) -> None:
+    assert render(text) == expected
+    assert render(text, NULLS) == of_nulls
+
+
+def test_every_token_is_known() -> None:
+    for token in TOKENS:
+        assert render(f"%{token}") != b""
+
+
+@pytest.mark.parametrize("text", ["%x", "%", r"\q", r"\x1", "\\"])
+def test_a_wrong_format_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_format(text)
+
+
+def test_a_terminal_gets_no_control_characters_of_messages() -> None:
+    row = (*ROW[:5], NOT_UTF8, ROW[6])
+    assert render("%s", row) == NOT_UTF8
+    assert b"\x1b" not in render("%s", row, escape=True)
+    assert render(r"%s\n", (*ROW[:5], "ä\x1b".encode(), None), escape=True) == "ä\\x1b\n".encode()
+
+
+def test_escapes() -> None:
+    assert unescape(r"a\tb\x00\0") == b"a\tb\0\0"
+    with pytest.raises(ValueError, match="expected"):
+        unescape(r"\z")
+
+
+def test_bytes_come_out_as_they_went_in(mq: Connection) -> None:
+    topic, printed = new_topic(mq), io.BytesIO()
+    with mq.producer() as producer:
+        producer.send(topic, NOT_UTF8, key=b"k\xfe", timestamp_ms=1_700_000_000_123, headers=[("h", b"\xfd")])
+        producer.send(topic, None)
+    printer = FormatPrinter(r"%o %T %k=%s %h;", printed)
+    printer.write(mq.fetch(topic).to_arrow().slice(0, 1))
+    assert printed.getvalue() == b"0 1700000000123 k\xfe=" + NOT_UTF8 + b" h=\xfd;"
+
+
+def run_pipe(mq: Connection, *arguments: str, stdin: bytes = b"", code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["--path", str(Path(mq.namespace.path)), *arguments], input=stdin)
+    assert result.exit_code == code, (result.stdout, result.stderr)
+    return result
+
+
+def test_lines_with_keys_go_in_and_come_out(mq: Connection) -> None:
+    topic = new_topic(mq)
+    run_pipe(mq, "publish", "--topic", topic, "--key-separator", ":", stdin=b"a:1\nno key\nb:2:3\n:4\n")
+    rows = mq.fetch(topic).to_arrow()
+    assert list(zip(rows["key"].to_pylist(), rows["value"].to_pylist(), strict=True)) == [
+        (b"a", b"1"),
+        (None, b"no key"),
+        (b"b", b"2:3"),
+        (b"", b"4"),
+    ]
+    assert run_pipe(mq, "fetch", topic, "--key-separator", r"%\t").stdout_bytes == b"a%\t1\n%\tno key\nb%\t2:3\n%\t4\n"
+    assert run_pipe(mq, "tail", topic, "-n", "1", "--print", r"%o/%K\n").stdout_bytes == b"3/0\n"
+    group = new_name("format")
+    printed = run_pipe(mq, "consume", topic, "--group", group, "--limit", "4", "--print", "%s,").stdout_bytes
+    assert printed == b"1,no key,2:3,4,"
+
+
+def test_contradicting_options_are_refused(mq: Connection) -> None:
+    topic = new_topic(mq)
+    for arguments in (
+        ["fetch", topic, "--print", "%s", "--key-separator", ":"],
+        ["fetch", topic, "--print", "%s", "--output", "json"],
+        ["tail", topic, "--print", "%y"],
+        ["publish", "--topic", topic, "--format", "csv", "--key-separator", ":"],
+        ["publish", "--topic", topic, "--key-separator", r"\n"],
+    ):
+        run_pipe(mq, *arguments, code=2)

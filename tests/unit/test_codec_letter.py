@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from examples import examples
@@ -14,7 +15,7 @@ from hypothesis import example, given
 from protocol_harness import Harness, letter_bytes, plain
 from unit.protocol_values import requests, results
 
-from lakemq.engine.protocol import machine
+from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.codec.checksum import compute_checksum
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.codec.letter import (
@@ -26,12 +27,14 @@ from lakemq.engine.protocol.codec.letter import (
     encode_request,
 )
 from lakemq.engine.protocol.codec.letter_rows import encode_rows
+from lakemq.engine.protocol.errors import InvalidRequest, Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Answer, Letter, Unreadable
+from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.engine.protocol.values.log import Produce, Ranges
+from lakemq.engine.protocol.values.log import Produce
 from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.protocol.values.topics import CreateTopic
+from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords
 from lakemq.tables.specs.messages import BODY_SCHEMA
 
 
@@ -183,12 +186,6 @@ def test_a_request_that_cannot_be_read_leaves_those_beside_it_alone() -> None:
     assert sorted(mq.state.topic_ids) == ["a", "b"]
 
 
-def test_a_letter_says_where_the_rows_of_a_request_begin() -> None:
-    request = Produce([], Ranges(), 0)
-    letter, _ = decode_letter(encode_letter("c", 1, [(row, encode_request(request)) for row in (0, 7)], 5))
-    assert [request.first_row for request in letter.requests] == [0, 7]  # type: ignore[union-attr]
-
-
 def test_deep_nesting_is_a_value_error() -> None:
     head = b'{"client_id":"c","number":1,"sent_at_ms":0,"requests":[[0,{"request":"create_topic","config":{"a":'
     deep = head + b"[" * 100_000
@@ -273,3 +270,141 @@ def test_any_letter_that_can_be_read_is_decided(letters: list[list[AnyRequest]],
 def test_an_answer_comes_out_as_it_went_in(sent_results: list[AnyResult]) -> None:
     answer = Answer("c", 7, 5, sent_results)
     assert decode_answer(encode_answer(answer)) == answer
+
+
+# Values in requests: a bad value is refused within the call, by name. NumPy's integers are accepted.
+
+SELF_CONTAINING: dict[str, Any] = {}
+SELF_CONTAINING["x"] = SELF_CONTAINING
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "expected"),
+    [
+        (CreateTopic("t", "4"), "partitions", "int"),  # type: ignore[arg-type]
+        (CreateTopic("t", 4.0), "partitions", "int"),  # type: ignore[arg-type]
+        (CreateTopic("t", True), "partitions", "int"),
+        (CreateTopic("t", np.bool_(True)), "partitions", "numbers"),  # type: ignore[arg-type]
+        (CreateTopic("t", 10**5000), "partitions", "numbers"),
+        (CreateTopic("t", np.array([1, 2])), "partitions", "numbers"),  # type: ignore[arg-type]
+        (CreateTopic("t\ud800", 4), "topic", "Unicode"),
+        (CreateTopic(b"t", 4), "topic", "text"),  # type: ignore[arg-type]
+        (CreateTopic(5, 4), "topic", "str"),  # type: ignore[arg-type]
+        (CreateTopic("t", 4, {"retention.ms": float("nan")}), "config", "numbers"),
+        (CreateTopic("t", 4, {"retention.ms": object()}), "config", "JSON"),
+        (CreateTopic("t", 4, SELF_CONTAINING), "config", "JSON"),
+        (CreateTopic("t", 4, {}, "abc"), "subscriptions", "array"),  # type: ignore[arg-type]
+        (DeleteRecords("t", {"x": 4}), "before", "int"),  # type: ignore[dict-item]
+        (CommitOffsets("g", [OffsetCommit("t", 1.7, 2)]), "offsets[0][1]", "int"),  # type: ignore[arg-type]
+        (CommitOffsets("g", [OffsetCommit("t", 1, 2, b"x")]), "offsets", "text"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_bad_value_is_refused_by_name(request_: AnyRequest, field: str, expected: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        encode_request(request_)
+    assert refused.value.detail == f"{field} of {type(request_).__name__} cannot be sent."
+    assert expected in refused.value.expected
+    assert len(str(refused.value)) < 1_500
+
+
+@pytest.mark.parametrize("alien", [None, 5, "create_topic", [], object()])
+def test_object_that_is_no_request_is_refused(alien: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot be sent\. Found"):
+        encode_request(alien)
+
+
+def test_integers_of_numpy_are_sent_as_integers() -> None:
+    assert msgspec.json.decode(encode_request(CreateTopic("t", np.int64(4), {"retention.ms": np.uint8(7)}))) == {
+        "request": "create_topic",
+        "topic": "t",
+        "partitions": 4,
+        "config": {"retention.ms": 7},
+    }
+    assert b'"before":{"1":4}' in encode_request(DeleteRecords("t", {np.int64(1): np.int32(4)}))
+
+
+def test_exception_of_a_signal_is_not_taken_for_a_bad_value() -> None:
+    class Alarm(Exception):
+        pass
+
+    class Interrupted:
+        def __index__(self) -> int:
+            raise Alarm
+
+    with pytest.raises(Alarm):
+        encode_request(CreateTopic("t", Interrupted()))  # type: ignore[arg-type]
+
+
+# -- Errors: one class per refusal, which survives encoding, with `found` and `expected` -----------------
+
+
+@pytest.mark.parametrize("error", errors.all_errors(), ids=lambda e: e.name)
+def test_every_error_travels_and_is_itself_again(error: type[errors.LakeMQError]) -> None:
+    refusal = error("detail", found={"a": [1, 2]}, expected="b").refusal()
+    (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
+    assert isinstance(read, Refusal)
+    raised = errors.error_from_refusal(read)
+    assert type(raised) is error
+    assert str(raised).startswith(f"{error.name}: detail. Found")
+    assert str(error()).startswith(f"{error.name}: {error.meaning()}")
+    assert error.meaning().endswith((".", "."))
+
+
+def test_an_error_of_a_newer_engine_keeps_its_name() -> None:
+    raised = errors.error_from_refusal(Refusal("BRAND_NEW", "why", 1, 2))
+    assert type(raised) is errors.LakeMQError
+    assert "BRAND_NEW: why" in str(raised)
+
+
+def test_kafkas_codes_are_kept() -> None:
+    codes = {e.name: e.code for e in errors.all_errors() if e.code is not None}
+    expected = {
+        "OFFSET_OUT_OF_RANGE": 1,
+        "UNKNOWN_TOPIC_OR_PARTITION": 3,
+        "REQUEST_TIMED_OUT": 7,
+        "MESSAGE_TOO_LARGE": 10,
+        "OFFSET_METADATA_TOO_LARGE": 12,
+        "INVALID_TOPIC_EXCEPTION": 17,
+        "INVALID_GROUP_ID": 24,
+        "INVALID_TIMESTAMP": 32,
+        "TOPIC_ALREADY_EXISTS": 36,
+        "INVALID_PARTITIONS": 37,
+        "INVALID_CONFIG": 40,
+        "INVALID_REQUEST": 42,
+        "OUT_OF_ORDER_SEQUENCE_NUMBER": 45,
+        "INVALID_PRODUCER_EPOCH": 47,
+        "INVALID_TXN_STATE": 48,
+        "INVALID_PRODUCER_ID_MAPPING": 49,
+        "INVALID_TRANSACTION_TIMEOUT": 50,
+        "UNKNOWN_PRODUCER_ID": 59,
+        "INVALID_RECORD": 87,
+        "UNSTABLE_OFFSET_COMMIT": 88,
+        "THROTTLING_QUOTA_EXCEEDED": 89,
+        "PRODUCER_FENCED": 90,
+        "TRANSACTIONAL_ID_NOT_FOUND": 105,
+        "UNSUPPORTED_ASSIGNOR": 112,
+        "TRANSACTION_ABORTABLE": 120,
+    }
+    assert codes == {**codes, **expected}
+    assert len(set(codes.values())) == len(codes)
+
+
+def test_only_unstable_offsets_are_retriable_among_errors_of_transactions() -> None:
+    """The other errors end the transaction or its producer."""
+    retriable = {e.name for e in errors.all_errors() if e.retriable and e.code is not None}
+    of_any_request = {"REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "THROTTLING_QUOTA_EXCEEDED"}
+    assert retriable == {*of_any_request, "UNSTABLE_OFFSET_COMMIT"}
+
+
+def test_a_refusal_repeats_little_of_what_was_sent() -> None:
+    mq = Harness()
+    refusal = mq.refused(CreateTopic("t", 1, {"retention.ms": "9" * 10_000_000}))
+    assert len(encode_answer(Answer("c", 1, 1, [refusal]))) < 5_000
+    assert str(refusal.found).startswith("999")
+
+
+@pytest.mark.parametrize("detail", [None, True, 3, 2**80, 1.5, "text", [1], {"a": 1}, b"bytes", object()])
+def test_any_found_value_can_be_encoded(detail: Any) -> None:
+    refusal = errors.InvalidRequest("d", found=detail).refusal()
+    (read,) = decode_answer(encode_answer(Answer("c", 1, 1, [refusal]))).results
+    assert read == refusal

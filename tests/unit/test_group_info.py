@@ -14,12 +14,16 @@ from unit.served import new_name, new_topic
 from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stall import NO_NOTES
+from lakemq.engine.client.groups.stall import NO_NOTES, MemberNotes
+from lakemq.engine.client.observer import Observation
+from lakemq.engine.protocol.codec.overdue_member import OverdueMember
 from lakemq.engine.protocol.rules.consuming.joining import decide_join
 from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import InvalidRequest
+from lakemq.jobs.metrics.families import FamilyBuilder
+from lakemq.jobs.metrics.object_metrics import read_groups
 
 FOR_GOOD = -1
 
@@ -160,3 +164,141 @@ def test_member_id_names_client_host_and_process(mq: Connection, protocol: str) 
     for wrong in "", "x" * 101, 3:
         with pytest.raises(InvalidRequest, match="client_id"):
             mq.consumer(group, topics=[topic], protocol=protocol, client_id=wrong)  # type: ignore[arg-type]
+
+
+# What holds up a group of any protocol: members that are overdue, and transactions that stay open.
+
+
+def make_stalled_groups(story: Story, passed_ms: int = 0, *overdue: OverdueMember) -> Groups:
+    unused: Any = None
+    now_ms = story.mq.state.now_ms + passed_ms
+    return Groups(
+        lambda: story.mq.state, unused, unused, FOR_GOOD, lambda: now_ms, lambda: None, lambda _: MemberNotes(overdue)
+    )
+
+
+def count_waits(story: Story, groups: Groups) -> dict[tuple[str, ...], float]:
+    """Return (group, cause) -> the value of the metric `lakemq_group_waits`."""
+    unused: Any = None
+    observation = Observation(story.mq.state, 0, groups, unused, unused)
+    (family,) = (
+        family for family in read_groups(unused, observation, FamilyBuilder()) if family.name == "lakemq_group_waits"
+    )
+    return {(sample.labels["group"], sample.labels["cause"]): sample.value for sample in family.samples}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "queue"])
+def test_member_without_heartbeats_is_named_with_process_and_session_end(protocol: str) -> None:
+    story = Story()
+    story.tell({"create": {"t": 3}})
+    story.mq.ask(
+        JoinGroup(
+            "g",
+            "C1",
+            ["t"],
+            session_timeout_ms=45_000,
+            host="rack-1",
+            process_id=4711,
+            config={"group.protocol": protocol, "group.initial.rebalance.delay.ms": 0},
+        )
+    )
+    story.tell({"wait_ms": 1})
+    groups = make_stalled_groups(
+        story, 0, OverdueMember("g", "C1", 1_000, None), OverdueMember("other", "C1", 1_000, None)
+    )
+    (stall,) = groups.stalls("g")
+    assert (stall.kind, stall.member_id, stall.topic) == ("no heartbeat", "C1", None)
+    assert stall.found == (
+        "Member C1 (process 4711 on rack-1) has sent no heartbeat since 1970-01-01T00:00:01Z. It keeps 3 partitions"
+        " until its session ends at 1970-01-01T00:00:46Z."
+    )
+    assert "lakemq groups remove-members g --member C1" in stall.advice
+    assert groups.describe("g").waits_for == [str(stall)]
+    assert stall.is_overdue(story.mq.state.now_ms)
+
+
+def test_member_that_does_not_poll_is_named() -> None:
+    story = Story()
+    story.tell({"create": {"t": 1}})
+    story.mq.ask(JoinGroup("g", "C1", ["t"], max_poll_interval_ms=300_000))
+    (stall,) = make_stalled_groups(story, 0, OverdueMember("g", "C1", None, 1_000)).stalls("g")
+    assert (stall.kind, stall.member_id) == ("no poll", "C1")
+    assert "lives, and has not polled since 1970-01-01T00:00:01Z" in stall.found
+    assert "1970-01-01T00:05:01Z (max_poll_interval_ms)" in stall.found
+
+
+def test_stall_of_a_forgotten_consumer_names_the_later_one_of_its_process() -> None:
+    story = Story()
+    story.tell({"create": {"t": 1}})
+    for member_id, host in (("C1", "rack-1"), ("C2", "rack-1"), ("C3", "rack-2")):
+        story.mq.ask(JoinGroup("g", member_id, ["t"], host=host, process_id=4711))
+    notes = [OverdueMember("g", member_id, None, 1_000) for member_id in ("C1", "C2", "C3")]
+    stalls = make_stalled_groups(story, 0, *notes).stalls("g")
+    expected = " The same process has joined again since, as member C2: close the first."
+    assert [expected in stall.found for stall in stalls] == [True, False, False]
+
+
+def test_member_that_has_left_is_no_stall() -> None:
+    story = Story()
+    story.tell({"create": {"t": 1}})
+    story.mq.ask(JoinGroup("g", "C1", ["t"]))
+    story.tell({"leave": "C1"})
+    assert make_stalled_groups(story, 0, OverdueMember("g", "C1", 1_000, None)).stalls("g") == []
+
+
+@pytest.mark.parametrize(
+    ("protocol", "advice"),
+    [
+        ("cooperative", "It has to poll; after max_poll_interval_ms (300000) it loses them."),
+        ("queue", "It has to acknowledge what it has of them; after max.handoff.ms (3000) it loses them."),
+    ],
+)
+def test_member_that_is_to_give_up_partitions_is_named(protocol: str, advice: str) -> None:
+    story = Story()
+    config = {"group.protocol": protocol} | ({"max.handoff.ms": 3_000} if protocol == "queue" else {})
+    for line in (
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 2, "t-1": 2}},
+        {"join": "C1", "config": config},
+        *([{"acquire": "C1"}] if protocol == "queue" else []),
+        {"join": "C2", "config": config},
+    ):
+        story.tell(line)
+    groups = make_stalled_groups(story)
+    (paused,) = (assignment for assignment in groups.assignments("g") if assignment.state == "paused")
+    (stall,) = groups.describe("g").stalls
+    assert (stall.kind, stall.member_id, stall.advice) == ("handover", "C1", advice)
+    assert f" to give up t-{paused.partition}, and has not yet." in stall.found
+    assert groups.stalls("g") == [stall]
+    assert groups.describe("g").waits_for == [str(stall)]
+    assert not stall.is_overdue(stall.since_ms + 10_000_000), "it ends by itself"
+    assert count_waits(story, groups) == {("g", "handover"): 1}
+
+
+def test_open_transaction_is_named_when_the_group_has_read_up_to_it() -> None:
+    story = Story()
+    for line in (
+        {"create": {"t": 2}},
+        {"publish": {"t-0": 2}},
+        {"who": "A", "init": "etl"},
+        {"who": "A", "publish": {"t-0": 1}},
+        {"publish": {"t-0": 5}},
+        {"commit_offsets": {"t-0": 1}},
+    ):
+        story.tell(line)
+    assert make_stalled_groups(story, 11_000).stalls("g") == [], "a message is left that it may read"
+    story.tell({"commit_offsets": {"t-0": 2}})
+    assert make_stalled_groups(story, 5_000).stalls("g") == [], "most transactions end within seconds"
+    groups = make_stalled_groups(story, 11_000)
+    (stall,) = groups.stalls("g")
+    assert (stall.kind, stall.topic, stall.partition, stall.offset) == ("open transaction", "t", 0, 2)
+    assert "have read t-0 up to transaction etl, which is open for 11 s, since" in stall.found
+    assert "transaction_timeout_ms is 60000" in stall.found
+    assert "`lakemq transactions abort etl`" in stall.advice
+    assert groups.describe("g").waits_for == [str(stall)]
+    assert count_waits(story, groups) == {("g", "open transaction"): 1}
+    assert not stall.is_overdue(story.mq.state.now_ms + 50_000)
+    assert stall.is_overdue(story.mq.state.now_ms + 61_000)
+    story.tell({"who": "A", "commit": None})
+    assert make_stalled_groups(story, 11_000).stalls("g") == []
+    assert count_waits(story, make_stalled_groups(story, 11_000)) == {}

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import letter_bytes
+from unit.test_direct_line import letter_of, until
+from unit.test_tcp_lines import EXPIRATION_MS, SteppedLeader, stepped_leader
 
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.protocol import machine
@@ -20,6 +24,9 @@ from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.letters.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, StepLetters
+from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
+from lakemq.engine.sequencer.letters.listing_pace import BUSY_MS, LONGEST_MS, SHORTEST_MS, ListingPace
+from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
 GAP_MS = 10_000
@@ -126,21 +133,6 @@ def test_a_step_takes_no_more_than_it_has_memory_for(tmp_path: Path, requests: i
     while office.step().backlog:
         pass
     assert len(set(office.decided)) == 20
-
-
-def test_intake_forgets_letters_that_are_gone(tmp_path: Path) -> None:
-    office = Office(tmp_path)
-    names = [office.put("gap", number) for number in range(2, 42)]
-    office.step()
-    assert len(office.intake._retries) == 40
-    office.mailbox.discard(names[1:])
-    office.step()
-    assert list(office.intake._retries) == [names[0].name]
-    office.clock.sleep(GAP_MS + 1)
-    (refused,) = office.step().taken
-    assert isinstance(refused.refusal, ClientEnded)
-    office.step()
-    assert office.intake._retries == {}
 
 
 @pytest.mark.parametrize(
@@ -264,3 +256,227 @@ def test_a_letter_that_cannot_be_deleted_is_decided_once_and_answered_seldom(tmp
     office.step()
     assert office.mailbox.list_waiting(10) == []
     assert office.step().undeleted is False
+
+
+# What a step takes from lines beside the mailbox: each letter once, and neither carrier shuts the other one out.
+
+
+class LineOffice(Office):
+    """An intake with lines whose reading thread is the test: a letter has arrived when the test says so."""
+
+    def __init__(self, folder: Path, most: int = 50) -> None:
+        super().__init__(folder, most)
+        self.table = LineTable(self.clock, lambda: None)
+        self._sockets: list[socket.socket] = []
+
+    def connect(self, client_id: str) -> Line:
+        client_end, end = socket.socketpair()
+        end.setblocking(False)
+        self._sockets += [client_end, end]
+        line = Line(end, self.clock.steady_ms())
+        self.table.add(line)
+        self.table.welcome(line, client_id)
+        line.output.clear()
+        return line
+
+    def receive(self, line: Line, client_id: str, number: int) -> None:
+        """Let the reading thread read a letter that the client has sent."""
+        body = letter_bytes(Letter(client_id, number, [InitProducer()], 0))
+        self.table.add_letter(LineLetter(LetterName.of(client_id, number, 0), body, line))
+
+    def take_letters(self) -> StepLetters:
+        return self.intake.take_letters(self.state, NAMESPACE_ID, lines=self.table)
+
+    def close(self) -> None:
+        for end in self._sockets:
+            end.close()
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[LineOffice]:
+    office = LineOffice(tmp_path)
+    yield office
+    office.close()
+
+
+def decide(office: LineOffice, letters: StepLetters) -> None:
+    machine.begin_step(office.state, office.clock.now_ms())
+    for opened in letters.taken:
+        machine.decide_letter(office.state, opened.letter)
+    office.intake.discard([opened.name for opened in letters.taken if opened.on_line is None])
+
+
+def test_letter_read_after_its_copy_was_decided_is_dropped(office: LineOffice) -> None:
+    """The client gave its line up and used the mailbox; its first letter is still in the socket. By the time the leader
+    reads it, it has forgotten the client, so the number alone would let it be decided again.
+    """
+    line = office.connect("payer")
+    office.put("payer", 1)
+    letters = office.take_letters()
+    assert list_numbers(letters) == [("payer", 1)]
+    decide(office, letters)
+    office.state.clients.clear()
+    office.receive(line, "payer", 1)
+    assert list_numbers(office.take_letters()) == []
+    assert line.is_closed
+
+
+def test_a_letter_that_waits_in_the_inbox_goes_with_its_line_when_its_copy_is_decided(office: LineOffice) -> None:
+    line = office.connect("payer")
+    office.intake._is_mailbox_next = True
+    office.put("payer", 1)
+    office.receive(line, "payer", 1)
+    letters = office.take_letters()
+    assert [opened.on_line for opened in letters.taken] == [None]
+    decide(office, letters)
+    assert office.table.take_letter() is None
+
+
+def test_letters_on_lines_leave_every_second_step_to_the_mailbox(tmp_path: Path) -> None:
+    """There is room for one letter in a step, and always one more on a line."""
+    office = LineOffice(tmp_path, most=1)
+    lines = {f"line{number}": office.connect(f"line{number}") for number in range(4)}
+    for client_id, line in lines.items():
+        office.receive(line, client_id, 1)
+    for number in range(2):
+        office.put(f"mailbox{number}", 1)
+    taken = []
+    for _ in range(4):
+        letters = office.take_letters()
+        taken += [client_id for client_id, _ in list_numbers(letters)]
+        decide(office, letters)
+    assert [client_id.rstrip("0123456789") for client_id in taken] == ["line", "mailbox", "line", "mailbox"]
+    office.close()
+
+
+def test_a_letter_out_of_turn_closes_its_line_and_comes_by_the_mailbox(office: LineOffice) -> None:
+    line = office.connect("payer")
+    office.receive(line, "payer", 3)
+    assert list_numbers(office.take_letters()) == []
+    assert line.is_closed
+
+
+def test_letters_that_are_left_on_lines_are_a_backlog(tmp_path: Path) -> None:
+    """No deadline passes while one waits that may have been sent in time."""
+    office = LineOffice(tmp_path, most=1)
+    for client_id in ("a", "b"):
+        office.receive(office.connect(client_id), client_id, 1)
+    assert office.take_letters().backlog
+    office.close()
+
+
+# -- How often a leader lists the mailbox of a store while clients have lines ----------------------------
+
+__all__ = ["stepped_leader"]  # a fixture
+
+
+def count_listings(pace: ListingPace, clock: ManualClock, duration_ms: int, clients: int = 1) -> int:
+    """Return how many steps list an empty mailbox. A step takes 10 ms."""
+    count, end_ms = 0, clock.ms + duration_ms
+    while clock.ms < end_ms:
+        if pace.is_due(clients):
+            count += 1
+            pace.note_listing(has_letters=False)
+        clock.ms += 10
+    return count
+
+
+def test_an_empty_mailbox_is_listed_every_one_to_five_seconds() -> None:
+    clock = ManualClock()
+    pace = ListingPace(clock)
+    assert count_listings(pace, clock, SHORTEST_MS) == 1
+    assert count_listings(pace, clock, 60_000) <= 60_000 // LONGEST_MS + 4
+    assert count_listings(pace, clock, 60_000) == 60_000 // LONGEST_MS
+
+
+def test_without_lines_each_step_lists_the_mailbox() -> None:
+    clock = ManualClock()
+    assert count_listings(ListingPace(clock), clock, 1_000, clients=0) == 100
+
+
+def test_after_a_letter_each_step_lists_the_mailbox_for_two_seconds() -> None:
+    clock = ManualClock()
+    pace = ListingPace(clock)
+    count_listings(pace, clock, 60_000)
+    pace.request()
+    assert pace.is_due(1)
+    pace.note_listing(has_letters=True)
+    assert count_listings(pace, clock, BUSY_MS) == BUSY_MS // 10
+    assert count_listings(pace, clock, LONGEST_MS) < 5
+
+
+def test_pace_stays_slow_after_the_last_idle_client_has_left_its_line() -> None:
+    clock = ManualClock()
+    pace = ListingPace(clock)
+    count_listings(pace, clock, 60_000)
+    assert count_listings(pace, clock, BUSY_MS, clients=0) == BUSY_MS // 10, "its letter may follow"
+    assert count_listings(pace, clock, 60_000, clients=0) <= 60_000 // LONGEST_MS + 1
+    pace.note_listing(has_letters=True)
+    clock.sleep(BUSY_MS)
+    assert count_listings(pace, clock, 1_000, clients=0) == 100, "that client has no line"
+
+
+@pytest.fixture
+def line_office(tmp_path: Path) -> Iterator[LineOffice]:
+    line_office = LineOffice(tmp_path)
+    line_office.intake._listing_pace = ListingPace(line_office.clock)
+    yield line_office
+    line_office.close()
+
+
+def test_a_step_that_is_not_due_takes_letters_of_lines_only(line_office: LineOffice) -> None:
+    line = line_office.connect("c1")
+    decide(line_office, line_office.take_letters())
+    line_office.put("c2", 1)
+    line_office.receive(line, "c1", 1)
+    letters = line_office.take_letters()
+    decide(line_office, letters)
+    assert [opened.name.client_id for opened in letters.taken] == ["c1"]
+    assert letters.is_mailbox_skipped
+    line_office.clock.sleep(LONGEST_MS)
+    letters = line_office.take_letters()
+    assert [opened.name.client_id for opened in letters.taken] == ["c2"]
+    assert not letters.is_mailbox_skipped
+
+
+def test_letters_that_wait_for_an_earlier_one_are_looked_for_in_each_step(line_office: LineOffice) -> None:
+    line_office.connect("c1")
+    line_office.put("c2", 2)
+    assert line_office.take_letters().gaps
+    line_office.clock.sleep(BUSY_MS + 1)
+    assert line_office.intake._listing_pace is not None
+    line_office.intake._listing_pace.note_listing(has_letters=False)
+    line_office.put("c2", 1)
+    assert [opened.name.number for opened in line_office.take_letters().taken] == [1, 2]
+
+
+def test_nothing_expires_in_a_step_that_has_not_listed_the_mailbox(stepped_leader: SteppedLeader) -> None:
+    """A letter of the client may wait there."""
+    pace = ListingPace(stepped_leader.clock)
+    stepped_leader.sequencer._intake._listing_pace = pace
+    stepped_leader.lines.table._by_client["other"] = stepped_leader.lines.table._by_client.get("other")  # type: ignore[assignment]
+    stepped_leader.sequencer.step()
+    stepped_leader.clock.ahead_ms += EXPIRATION_MS + 1_000
+    pace.note_listing(has_letters=False)
+    stepped_leader.lines.request_drain()
+    stepped_leader.wait_for_drain()
+    stepped_leader.sequencer.step()
+    assert stepped_leader.knows_client, "the mailbox was not listed"
+    stepped_leader.wait_for_drain()
+    stepped_leader.sequencer.step()
+    assert not stepped_leader.knows_client
+
+
+def test_a_letter_that_waits_in_the_mailbox_keeps_its_client(stepped_leader: SteppedLeader) -> None:
+    pace = ListingPace(stepped_leader.clock)
+    stepped_leader.sequencer._intake._listing_pace = pace
+    stepped_leader.lines.table._by_client["other"] = stepped_leader.lines.table._by_client.get("other")  # type: ignore[assignment]
+    stepped_leader.sequencer.step()
+    stepped_leader.clock.ahead_ms += EXPIRATION_MS + EXPIRY_INTERVAL_MS
+    stepped_leader.sequencer._ns.mailbox.put("c1", 2, letter_of("c1", 2, "u"), 0)
+    pace.note_listing(has_letters=False)
+    stepped_leader.sequencer.step()
+    assert stepped_leader.sequencer.state.clients["c1"].number == 1, "the mailbox was not listed"
+    until(lambda: stepped_leader.lines._drained_at_ms is not None)
+    stepped_leader.sequencer.step()
+    assert stepped_leader.sequencer.state.clients["c1"].number == 2

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import warnings
 import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.consuming import RecordingListener, add, texts
+from clocks import ManualClock
+from queue_world import QueueWorld
+from unit.consuming import RecordingListener, add, list_partitions, texts
 from unit.served import new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.listener import RebalanceListener
 from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
+from lakemq.engine.client.consume.outcome import PollOutcome
+from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue.queue_poll import FIRST_LIMIT, ProcessingPace
+from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.engine.protocol.values.queues.deliveries import (
+    Acknowledge,
+    Acknowledgement,
+    AckOutcome,
+    Acquire,
+    WantedMessages,
+)
 from lakemq.errors import EndNotReached
-
-pytestmark = pytest.mark.slow
 
 PROTOCOLS = ["cooperative", "classic", "queue"]
 HERE = Path(__file__).name
@@ -54,6 +68,7 @@ def read_all(consumer: MemberConsumer) -> list[str]:
 # -- consumers that are garbage -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_garbage_consumer_leaves_its_group(
     mq: Connection, group: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +86,7 @@ def test_garbage_consumer_leaves_its_group(
         assert read_all(following) == ["0.0", "0.1", "1.0", "1.1"], "nothing was acknowledged"
 
 
+@pytest.mark.slow
 def test_listener_that_knows_its_consumer_does_not_keep_it(mq: Connection, group: str, topic: str) -> None:
     class KnowingListener(RebalanceListener):
         consumer: MemberConsumer
@@ -83,6 +99,7 @@ def test_listener_that_knows_its_consumer_does_not_keep_it(mq: Connection, group
     until(lambda: mq.groups.describe(group).members == 0)
 
 
+@pytest.mark.slow
 def test_listener_of_garbage_consumer_is_not_called(mq: Connection, group: str, topic: str) -> None:
     """Another thread than the user's would call it."""
     listener = RecordingListener()
@@ -94,6 +111,7 @@ def test_listener_of_garbage_consumer_is_not_called(mq: Connection, group: str, 
     assert {kind for kind, _ in listener.events} == {"assigned"}
 
 
+@pytest.mark.slow
 def test_collector_waits_for_no_lock(mq: Connection, group: str, topic: str) -> None:
     consumers, heartbeats = [join(mq, group, topic)], mq._consumers._heartbeats
     has_lock, may_go_on = threading.Event(), threading.Event()
@@ -116,6 +134,7 @@ def test_collector_waits_for_no_lock(mq: Connection, group: str, topic: str) -> 
     until(lambda: mq.groups.describe(group).members == 0)
 
 
+@pytest.mark.slow
 def test_closed_consumer_is_garbage_without_a_trace(
     mq: Connection, group: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +146,7 @@ def test_closed_consumer_is_garbage_without_a_trace(
     assert "is gone" not in caplog.text
 
 
+@pytest.mark.slow
 def test_closing_connection_leaves_the_groups_of_garbage_consumers(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         topic = new_topic(mq)
@@ -142,6 +162,7 @@ def test_closing_connection_leaves_the_groups_of_garbage_consumers(tmp_path: Pat
 # -- two consumers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_second_consumer_of_a_process_warns(
     mq: Connection, group: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,6 +180,7 @@ def test_second_consumer_of_a_process_warns(
         join(mq, group, topic).close()
 
 
+@pytest.mark.slow
 def test_empty_batch_names_the_consumer_of_this_process_that_has_the_rest(
     mq: Connection, group: str, topic: str
 ) -> None:
@@ -173,3 +195,187 @@ def test_empty_batch_names_the_consumer_of_this_process_that_has_the_rest(
         first.close()
         assert read_all(second) == ["0.0", "0.1", "1.0", "1.1"]
         assert second.poll().waits_for == []
+
+
+# A batch says since when its partitions are owned, and at which offset the ownership began, in all protocols.
+
+
+@pytest.mark.slow
+@pytest.mark.extended
+@pytest.mark.parametrize("protocol", ["queue", "cooperative", "classic"])
+def test_batch_has_since_when_and_from_which_offset_its_partitions_are_owned(mq: Connection, protocol: Any) -> None:
+    topic, group = new_topic(mq, 2), new_name("g")
+    delays = {"classic": "group.initial.rebalance.delay.ms", "queue": "rebalance.delay.ms"}
+    config = {delays[protocol]: 0} if protocol in delays else {}
+    mq.groups.create(group, {"group.protocol": protocol, **config})
+    add(mq, topic, {0: 3, 1: 2})
+    # step time begins with the time of a file, and the kernel's clock for these ticks every 4 to 10 ms
+    before_ms = time.time() * 1000 - 12
+    options: dict[str, Any] = {"topics": [topic], "auto_offset_reset": "earliest"}
+    with mq.consumer(group, **options) as first_consumer:
+        batch = first_consumer.poll(timeout_ms=5_000)
+        assert {tp: ownership.first_offset for tp, ownership in batch.ownership.items()} == {
+            (topic, 0): 0,
+            (topic, 1): 0,
+        }
+        since_ms = [ownership.since_ms for ownership in batch.ownership.values()]
+        assert all(before_ms <= ms <= time.time() * 1000 + 1 for ms in since_ms)
+        first_consumer.commit(batch)
+        with mq.consumer(group, **options) as second_consumer:
+            until(
+                lambda: (
+                    not first_consumer.poll()
+                    and not second_consumer.poll()
+                    and len(list_partitions(first_consumer)) == len(list_partitions(second_consumer)) == 1
+                )
+            )
+            add(mq, topic, {0: 1, 1: 1})
+            (partition,) = list_partitions(second_consumer)
+            later = second_consumer.poll(timeout_ms=5_000)
+            ownership = later.ownership[topic, partition]
+            assert (ownership.first_offset, list(later.ownership)) == ((3, 2)[partition], [(topic, partition)])
+            first = batch.ownership[topic, partition]
+            assert ownership.since_ms >= first.since_ms
+            assert ownership.epoch > first.epoch
+            assert ownership.since.timestamp() * 1000 == pytest.approx(ownership.since_ms)
+    reader = mq.consumer(new_name("g"), assign=[topic], auto_offset_reset="earliest")
+    assert reader.poll(timeout_ms=5_000).ownership == {}
+
+
+# How long the poll of a consumer that has just started waits for members that may be dead. No real time passes.
+
+SESSION_MS = 60_000
+REBALANCE_MS = 30_000
+
+
+def hold_messages_elsewhere(world: QueueWorld) -> Callable[[], None]:
+    """Let a member of another machine acquire all messages. Returns what accepts one of them."""
+    world.ask(
+        JoinGroup(
+            "g",
+            "elsewhere-1",
+            ["t"],
+            session_timeout_ms=SESSION_MS,
+            auto_offset_reset="earliest",
+            config={"group.protocol": "queue"},
+            host="elsewhere",
+            process_id=1,
+        )
+    )
+    world.pass_time(1)
+    ((topic_partition, assignment),) = world.core.state.groups["g"].assignments.items()
+    place = *topic_partition, assignment.epoch
+    world.ask(Acquire("g", "elsewhere-1", [WantedMessages(*place, 6)]))
+
+    def accept_first() -> None:
+        world.ask(Acknowledge("g", "elsewhere-1", [Acknowledgement(*place, AckOutcome.ACCEPT, [(0, 1)])]))
+
+    return accept_first
+
+
+def time_poll(world: QueueWorld, consumer: QueueConsumer) -> int:
+    """Poll for a second, and return after how many milliseconds the poll has ended without messages."""
+    begun_ms = world.clock.ms
+    batch = consumer.poll(timeout_ms=1_000)
+    assert batch.outcome is PollOutcome.OTHERS_HOLD_THE_REST
+    return world.clock.ms - begun_ms
+
+
+def test_starting_consumer_waits_for_silent_members_until_their_sessions_must_be_over() -> None:
+    world = QueueWorld()
+    world.publish({0: 6})
+    hold_messages_elsewhere(world)
+    consumer = world.consumer()
+    assert time_poll(world, consumer) == SESSION_MS + REBALANCE_MS
+    assert time_poll(world, consumer) == 1_000
+
+
+def test_starting_consumer_waits_no_longer_for_a_member_that_makes_progress() -> None:
+    world = QueueWorld()
+    world.publish({0: 6})
+    accept_first = hold_messages_elsewhere(world)
+    consumer = world.consumer()
+    begun_ms, rest = world.clock.ms, consumer._reader.rest
+
+    def rest_while_the_other_works(poll_ms: int, most_ms: int) -> None:
+        rest(poll_ms, most_ms)
+        if world.clock.ms == begun_ms + 5_000:
+            accept_first()
+
+    consumer._reader.rest = rest_while_the_other_works  # type: ignore[method-assign]
+    assert time_poll(world, consumer) == 5_000
+
+
+# A queue member takes no more messages than it finishes within `max.handoff.ms`, by its own pace.
+
+
+def process(consumer: QueueConsumer) -> Iterator[int | None]:
+    """Yield the offset of each message when it is done, and None while there is no message."""
+    while True:
+        for message in (batch := consumer.poll()):
+            consumer.ack(message)
+            yield message.partition * 10_000 + message.offset
+        if not batch:
+            yield None
+
+
+@pytest.mark.parametrize("each_ms", [1, 10, 100])
+def test_scale_out_repeats_no_message_of_a_member_with_a_steady_pace(each_ms: int) -> None:
+    world = QueueWorld(partitions=4)
+    world.publish(dict.fromkeys(range(4), 500))
+    done = Counter[int]()
+    members = [process(world.consumer(max_handoff_ms=3_000))]
+    while done.total() < 2_000:
+        if done.total() == 400 and len(members) == 1:
+            members.append(process(world.consumer(max_handoff_ms=3_000)))
+        world.pass_time(each_ms)
+        done.update(offset for offset in map(next, members) if offset is not None)
+    assert set(done.values()) == {1}
+    assert len(done) == 2_000
+
+
+def find_limits(each_ms: float, fixed_ms: float, polls: int) -> list[int]:
+    """Return the limits of polls by a user who takes this long for a message and for a poll."""
+    clock = ManualClock()
+    pace, limits = ProcessingPace(clock), []
+    for _ in range(polls):
+        limits.append(pace.find_limit(handoff_ms=3_000, most=10_000))
+        pace.note(limits[-1])
+        clock.ms += int(fixed_ms + each_ms * limits[-1])
+        pace.note(0)
+    return limits
+
+
+@pytest.mark.parametrize(
+    ("each_ms", "fixed_ms", "limits"),
+    [
+        (10, 0, [100, 120, 120, 120]),  # a poll takes 1,200 ms, which is 40 % of 3,000
+        (1, 0, [100, 200, 400, 800, 1_200, 1_200]),
+        (500, 0, [100, 2, 2]),
+        (10, 400, [100, 85, 81, 80, 80]),  # 1,200 = 400 + 80 * 10
+        (0, 2_000, [100, 60, 120, 240]),  # a smaller poll takes as long, so it would help nobody
+        (10, 2_000, [100, 40, 60, 60]),  # the messages get half of the time then
+    ],
+)
+def test_limit_of_a_poll_follows_the_time_of_messages_and_of_polls(
+    each_ms: int, fixed_ms: int, limits: list[int]
+) -> None:
+    assert find_limits(each_ms, fixed_ms, len(limits)) == limits
+
+
+def test_limit_recovers_when_the_user_is_fast_again() -> None:
+    clock = ManualClock()
+    pace = ProcessingPace(clock)
+    for each_ms in [1_000] * 5 + [1] * 20:
+        limit = pace.find_limit(handoff_ms=3_000, most=10_000)
+        pace.note(limit)
+        clock.ms += each_ms * limit
+        pace.note(0)
+    assert limit == 1_200 > FIRST_LIMIT
+
+
+def test_polls_are_not_limited_without_a_handoff() -> None:
+    world = QueueWorld()
+    world.publish({0: 500})
+    consumer = world.consumer(max_handoff_ms=0)
+    assert len(consumer.poll(timeout_ms=20)) == 500

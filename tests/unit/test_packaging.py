@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import json
 import re
 import shutil
@@ -10,7 +11,10 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import textwrap
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -18,15 +22,17 @@ import pytest
 from conftest import copy_checkout
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pyspark import SparkContext
 
+from lakemq.engine.namespace.processes.extras import EXTRAS, needs
+from lakemq.errors import MissingExtra
 from lakemq.jobs import jars
+from lakemq.spark import spark_session
 
 CHECKOUT = Path(__file__).parents[2]
 PACKAGE_FOLDERS = ("conf", "engine", "jobs", "tables")
 """Folders at the root that lakemq/ holds links to."""
-
 PACKAGES = ("lakemq", "pyspark_lakemq")
-
 IMPORT_EVERYTHING = """
 import importlib, json, os, pkgutil, runpy, sys
 import lakemq
@@ -263,3 +269,293 @@ def test_the_jars_fit_the_installed_spark_and_delta() -> None:
     spark_minor = ".".join(metadata.version("pyspark").split(".")[:2])
     assert jars.DELTA_JARS.jars[0].name == f"delta-spark_{spark_minor}_2.13"
     assert metadata.version("delta-spark") == jars.DELTA_VERSION
+
+
+# The plain package sends, consumes and serves without any extra. Features with an extra say how to install it.
+
+MODULES = tuple(sorted(module for modules in EXTRAS.values() for module in modules))
+BLOCK = f"""
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {MODULES!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run_without_extras(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the code in a process that finds no module of any extra."""
+    program = BLOCK + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_every_extra_has_its_packages_and_every_package_of_one_its_modules() -> None:
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(CHECKOUT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    assert {*extras} - {"test", "dev", "demo", "all"} == {*EXTRAS}
+    required = setup["options"]["install_requires"]
+    for extra, modules in EXTRAS.items():
+        packages = {re.split(r"[<>=\-]", line)[0] for line in extras[extra].splitlines() if line and line[0] != "#"}
+        assert packages <= {module.partition("_")[0] for module in modules} | {"apache"}
+        assert not any(re.search(rf"^{module}\b", required, re.MULTILINE) for module in modules)
+
+
+def test_missing_extra_names_the_command_that_installs_it() -> None:
+    with (
+        pytest.raises(MissingExtra, match=r"duckdb is not installed\. Expected pip install 'lakemq\[sql\]'\."),
+        needs("sql"),
+    ):
+        raise ModuleNotFoundError(name="duckdb")
+    with pytest.raises(ModuleNotFoundError, match="other"), needs("sql"):
+        raise ModuleNotFoundError("other", name="other")
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_plain_package_sends_consumes_and_serves(tmp_path: Path) -> None:
+    completed = run_without_extras(
+        """
+        import pyarrow as pa
+        import lakemq
+
+        with lakemq.connect("mq", create=True) as mq, mq.serving():
+            mq.topics.create("t", partitions=2)
+            with mq.producer() as producer:
+                producer.send("t", key="a", value="1").result()
+            mq.publish("t", pa.table({"value": ["2"]}))
+            with mq.transaction("id") as txn:
+                txn.publish("t", pa.table({"value": ["3"]}))
+            with mq.consumer("g", topics=["t"], protocol="cooperative", auto_offset_reset="earliest") as consumer:
+                found = []
+                while len(found) < 3:
+                    batch = consumer.poll(timeout_ms=1000)
+                    found += [message.value for message in batch]
+                    consumer.commit(batch)
+            print(sorted(found), sorted(message.value for message in mq.fetch("t")))
+        from lakemq.jobs import serve, step
+        from lakemq.jobs.cli import app
+        from typer.testing import CliRunner
+        assert step.main(["--path", "mq", "--until-idle"]) == 0
+        for command in (["topics", "list"], ["groups", "lag", "g"], ["doctor", "--no-spark"]):
+            done = CliRunner().invoke(app, ["--path", "mq", *command])
+            assert done.exit_code == 0, (command, done.output)
+        """,
+        tmp_path,
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("[b'1', b'2', b'3'] [b'1', b'2', b'3']\n")
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_modules_and_commands_that_need_an_extra_name_it(tmp_path: Path) -> None:
+    completed = run_without_extras(
+        """
+        import importlib, json
+        import lakemq, pyarrow
+        from lakemq.engine.client.predicate import Predicate
+        from lakemq.errors import MissingExtra
+        from lakemq.jobs.cli import app
+        from typer.testing import CliRunner
+
+        calls = [
+            lambda: importlib.import_module("lakemq.spark"),
+            lambda: importlib.import_module("lakemq.jobs.reports.report"),
+            lambda: importlib.import_module("lakemq.jobs.demo.__main__"),
+            lambda: Predicate("x", pyarrow.schema([])),
+        ]
+        for call in calls:
+            try:
+                print(call())
+            except MissingExtra as missing:
+                print(str(missing).rpartition(" ")[2])
+        lakemq.connect("mq", create=True).close()
+        for command in ("sql x", "spark-sql", "audit", "serve --metrics-port 0", "console", "serve --console"):
+            done = CliRunner().invoke(app, ["--path", "mq", *command.split()])
+            print(json.dumps([done.exit_code, done.stdout, done.stderr]))
+        """,
+        tmp_path,
+    )
+    assert completed.returncode == 0, completed.stderr
+    names, refusals = completed.stdout.splitlines()[:4], completed.stdout.splitlines()[4:]
+    assert names == [f"'lakemq[{extra}]'." for extra in ("spark", "report", "spark", "sql")]
+    assert [json.loads(refusal) for refusal in refusals] == [
+        [3, "", f"MISSING_EXTRA: {missing} is not installed. Expected pip install 'lakemq[{extra}]'.\n"]
+        for missing, extra in (
+            ("duckdb", "sql"),
+            ("pyspark", "spark"),
+            ("duckdb", "sql"),
+            ("prometheus_client", "metrics"),
+            ("uvicorn", "console"),
+            ("uvicorn", "console"),
+        )
+    ]
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_jobs_that_need_an_extra_end_with_one_line_and_their_json(tmp_path: Path) -> None:
+    jobs = [
+        ("microbatch", [], "py4j", "spark"),
+        ("copy_topic", ["--from", "a", "--to", "b"], "py4j", "spark"),
+        ("audit", [], "duckdb", "sql"),
+    ]
+    completed = run_without_extras(
+        f"""
+        import runpy
+        import lakemq
+        lakemq.connect("mq", create=True).close()
+        for job, arguments, *_ in {jobs!r}:
+            sys.argv[1:] = ["--path", "mq", *arguments]
+            try:
+                runpy.run_module(f"lakemq.jobs.{{job}}", run_name="__main__")
+            except SystemExit as end:
+                assert end.code == 3, end.code
+        """,
+        tmp_path,
+    )
+    assert completed.returncode == 0, completed.stderr
+    logs, ends = (list(map(json.loads, text.splitlines())) for text in (completed.stderr, completed.stdout))
+    messages = [f"{missing} is not installed. Expected pip install 'lakemq[{extra}]'." for _, _, missing, extra in jobs]
+    assert [log["message"] for log in logs] == [f"MISSING_EXTRA: {message}" for message in messages]
+    assert [(end["job"], end["exit_code"], end["error"], end["message"]) for end in ends] == [
+        (job, 3, "MISSING_EXTRA", message) for (job, *_), message in zip(jobs, messages, strict=True)
+    ]
+
+
+# Jars are kept completely or not at all. Errors name missing jars and the command that fetches them. No JVM runs.
+
+JAR = jars.Jar("org.example", "small", "1.0", hashlib.sha256(b"right").hexdigest())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the jars, which does not exist yet. There is one jar to keep, and Spark must not be started."""
+    folder = tmp_path / "jars"
+    monkeypatch.setenv("LAKEMQ_JARS", str(folder))
+    monkeypatch.setattr(jars, "DELTA_JARS", replace(jars.DELTA_JARS, jars=(JAR,)))
+    spark_brings(monkeypatch, None)
+    return folder
+
+
+def spark_brings(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> None:
+    def run(work: Path, wanted: Sequence[jars.Jar]) -> None:
+        assert list(wanted) == [JAR]
+        assert content is not None, "Spark was asked"
+        (work / "jars").mkdir()
+        (work / "jars" / f"{JAR.organisation}_{JAR.file_name}").write_bytes(content)
+
+    monkeypatch.setattr(jars, "_run_resolver", run)
+
+
+def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+
+def test_jars_are_kept_in_the_named_folder_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEMQ_JARS", "/kept")
+    assert jars.kept_folder() == Path("/kept")
+    monkeypatch.delenv("LAKEMQ_JARS")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert jars.kept_folder() == Path(f"/cache/lakemq/jars-{jars.DELTA_VERSION}")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert jars.kept_folder() == Path(f"/home/somebody/.cache/lakemq/jars-{jars.DELTA_VERSION}")
+
+
+def test_fetched_jars_are_kept_and_not_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_brings(monkeypatch, b"right")
+    assert jars.DELTA_JARS.resolve() == (folder / JAR.file_name,)
+    spark_brings(monkeypatch, None)
+    assert jars.DELTA_JARS.resolve() == jars.kept_jars() == (folder / JAR.file_name,)
+    assert [path.name for path in folder.iterdir()] == [JAR.file_name]
+
+
+def test_jar_with_a_wrong_hash_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_brings(monkeypatch, b"wrong")
+    with pytest.raises(jars.JarsNotResolved, match="does not hash"):
+        jars.DELTA_JARS.resolve()
+    assert list(folder.iterdir()) == []
+
+
+def fake_spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Make SPARK_HOME a folder whose spark-submit is this script. $2 is the properties file."""
+    submit = tmp_path / "spark" / "bin" / "spark-submit"
+    submit.parent.mkdir(parents=True)
+    submit.write_text(f"#!/bin/sh\n{script}\n")
+    submit.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    fake_java(tmp_path, monkeypatch, "17")
+
+
+def test_resolver_asks_spark_for_the_jars_without_dependencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_spark_submit(tmp_path, monkeypatch, f'cp "$2" {tmp_path}/seen')
+    jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
+    settings = dict(line.split(" ", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    assert settings["spark.jars.packages"] == ",".join(jar.coordinates for jar in jars.DELTA_JARS.jars)
+    assert 'usepoms="false"' in Path(settings["spark.jars.ivySettings"]).read_text()
+
+
+def test_error_of_the_resolver_holds_sparks_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_spark_submit(tmp_path, monkeypatch, "echo UnknownHostException >&2; exit 1")
+    with pytest.raises(jars.JarsNotResolved, match=r"network\?\nUnknownHostException$"):
+        jars._run_resolver(tmp_path, jars.DELTA_JARS.jars)
+
+
+def test_jars_in_a_folder_that_was_filled_by_hand_are_accepted(folder: Path) -> None:
+    folder.mkdir()
+    (folder / JAR.file_name).write_bytes(b"wrong")
+    with pytest.raises(jars.MissingJars):
+        jars.kept_jars()
+    (folder / JAR.file_name).write_bytes(b"right")
+    assert jars.DELTA_JARS.resolve() == jars.kept_jars()
+
+
+def test_truncated_jar_is_fetched_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark_brings(monkeypatch, b"right")
+    (cut,) = jars.DELTA_JARS.resolve()
+    cut.write_bytes(b"rig")
+    with pytest.raises(jars.MissingJars, match="not whole"):
+        jars.kept_jars()
+    assert jars.DELTA_JARS.resolve() == (cut,)
+    assert cut.read_bytes() == b"right"
+
+
+def test_the_command_prints_the_jars_or_what_to_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jars.main(["--print"]) == 1
+    assert f"{sys.executable} -m lakemq.jobs.jars" in capsys.readouterr().err
+    spark_brings(monkeypatch, b"right")
+    assert jars.main([]) == 0
+    capsys.readouterr()
+    assert jars.main(["--print"]) == 0
+    assert capsys.readouterr().out == f"{folder / JAR.file_name}\n"
+
+
+def test_older_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("1.8.0_292", "11.0.2"):
+        fake_java(tmp_path / version, monkeypatch, version)
+        with pytest.raises(jars.MissingJava, match=version):
+            jars.java_command()
+
+
+def test_a_java_home_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(jars.MissingJava, match="JAVA_HOME"):
+        jars.java_command()
+
+
+def test_a_session_without_jars_says_what_to_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    fake_java(tmp_path, monkeypatch, "17")
+    with pytest.raises(jars.MissingJars, match=r"Run: .* -m lakemq.jobs.jars"):
+        spark_session(master="local[1]")

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from clocks import ManualClock
+from faulty_files import FaultyFiles
+from stateful.world import Background
 from unit.desk import Desk
 
 from lakemq.engine.client.requests import requester as requester_module
-from lakemq.engine.client.requests.requester import PendingRequest, Requester, build_letter
-from lakemq.engine.protocol.codec.letter import decode_letter
+from lakemq.engine.client.requests.attempts import NEVER_PUBLISHED, ask_with_retries
+from lakemq.engine.client.requests.requester import Requester
 from lakemq.engine.protocol.errors import (
+    ClientEnded,
     IllegalState,
     InvalidRequest,
+    InvalidTopic,
+    LakeMQError,
     MailboxFullError,
     RequestTimedOut,
+    StaleTopicMetadata,
     StorageError,
+    TransactionAbortable,
     UnknownServerError,
 )
+from lakemq.engine.protocol.values.base import Done
+from lakemq.engine.protocol.values.clients import Client
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
+from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteTopic
+from lakemq.engine.sequencer.letters.replies import MAX_TRIES, SWEEP_MS, UNFETCHED_MS, Replies
 from lakemq.tables.specs.messages import BODY_SCHEMA
-from lakemq.tables.storage.coordination.mailbox import LetterName
+from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 
 
 def test_a_bad_request_is_refused_in_its_call_and_nothing_of_that_call_is_sent(tmp_path: Path):
@@ -124,14 +138,6 @@ def test_a_large_request_travels_alone(tmp_path: Path, monkeypatch: pytest.Monke
     for future in desk.requester.submit_all([(request, None) for request in requests]):
         future.result()
     assert desk.letters == [("c1", 1, 1), ("c1", 2, 1), ("c1", 3, 2)]
-
-
-def test_rows_of_requests_in_one_letter_do_not_mix():
-    batch = [PendingRequest.of(InitProducer(), rows) for rows in (make_body(["a", "b"]), None, make_body(["c"]))]
-    letter, rows = decode_letter(build_letter("c", 1, batch, 5))
-    assert len(letter.requests) == 3
-    assert rows is not None
-    assert rows.column("value").to_pylist() == [b"a", b"b", b"c"]
 
 
 def test_closed_requester_sends_nothing_and_leaves_no_reply(tmp_path: Path):
@@ -245,3 +251,210 @@ def test_a_silence_is_logged_once_over_all_attempts(
     with pytest.raises(RequestTimedOut):
         desk.ask()
     assert len(caplog.records) == 2
+
+
+# -- Replies: one that cannot be written delays no other, and none stays forever -------------------------
+
+
+class Counter:
+    """The sequencer's side that writes replies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, FaultyFiles(str(folder))
+        self.mailbox, self.clock, self.background = Mailbox(self.files), ManualClock(), Background()
+        self.replies = Replies(self.mailbox, self.clock, self.background)
+        self.state = State()
+
+    def send(self, *client_ids: str) -> None:
+        for client_id in client_ids:
+            self.state.clients[client_id] = Client(1, [Done()], 0)
+        self.replies.send(1, [(client_id, 1, [Done()]) for client_id in client_ids])
+
+    def seconds_pass(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.sleep(1_000)
+            self.replies.retry_replies(self.state)
+
+    def sweep(self) -> list[str]:
+        self.replies.sweep_if_due(self.state)
+        self.background.run()
+        return self.mailbox.list_answered_clients()
+
+    def grow_old(self, client_id: str) -> None:
+        for path in (self.folder / "replies" / client_id).iterdir():
+            at_s = path.stat().st_mtime - UNFETCHED_MS // 1_000 - 1
+            os.utime(path, (at_s, at_s))
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Counter:
+    return Counter(tmp_path)
+
+
+def test_a_reply_that_cannot_be_given_is_tried_again_for_a_while(
+    counter: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter.files.unwritable = "replies/b"
+    with caplog.at_level(logging.ERROR):
+        counter.send("a", "b", "c")
+        assert counter.mailbox.list_answered_clients() == ["a", "c"]
+        counter.seconds_pass(3)
+        counter.files.unwritable = ""
+        counter.seconds_pass(5)
+    assert counter.mailbox.poll_reply("b", 1) is not None
+    assert len(caplog.records) == 1
+    puts = len(counter.files.puts)
+    counter.seconds_pass(100)
+    assert len(counter.files.puts) == puts
+
+
+def test_reply_is_tried_a_bounded_number_of_times(counter: Counter) -> None:
+    counter.files.unwritable = "replies/b"
+    counter.send("b")
+    counter.seconds_pass(1_000)
+    assert len(counter.files.puts) == MAX_TRIES
+
+
+def test_only_the_last_answer_is_tried_again(counter: Counter) -> None:
+    counter.files.unwritable = "replies/b"
+    counter.send("b")
+    counter.state.clients["b"] = Client(2, [Done()], 0)
+    counter.files.unwritable = ""
+    counter.seconds_pass(100)
+    assert counter.mailbox.list_answered_clients() == []
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a file for its folder"])
+def test_obstacle_in_place_of_a_reply_blocks_no_other(counter: Counter, tmp_path: Path, kind: str) -> None:
+    """The obstacle is real, not simulated."""
+    place = tmp_path / "replies/b"
+    if kind == "a folder":
+        (place / "0000000001").mkdir(parents=True)
+    else:
+        place.parent.mkdir()
+        place.touch()
+    counter.send("a", "b", "c")
+    assert counter.mailbox.poll_reply("c", 1) is not None
+    counter.seconds_pass(100)
+    assert counter.mailbox.poll_reply("a", 1) is not None
+
+
+# -- replies that no client fetches -------------------------------------------------------------------------
+
+
+def test_old_replies_to_clients_nobody_knows_are_swept(counter: Counter) -> None:
+    counter.send("known", "left-a-gap", "new")
+    for client_id in ("left-a-gap", "new"):
+        del counter.state.clients[client_id]
+    for client_id in ("known", "left-a-gap"):
+        counter.grow_old(client_id)
+    assert counter.sweep() == ["known", "new"]
+
+
+def test_a_sweep_is_made_at_once_and_then_every_hour(counter: Counter) -> None:
+    counter.sweep()
+    counter.replies.sweep_if_due(counter.state)
+    assert not counter.background.waiting
+    counter.clock.sleep(SWEEP_MS)
+    counter.replies.sweep_if_due(counter.state)
+    assert counter.background.waiting
+
+
+def test_replies_that_cannot_be_deleted_do_not_keep_the_others(
+    counter: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter.send("a", "b", "c")
+    counter.files.undeletable = "replies/b"
+    with caplog.at_level(logging.WARNING):
+        counter.replies.forget(["a", "b", "c"])
+        counter.background.run()
+    assert counter.mailbox.list_answered_clients() == ["b"]
+    assert len(caplog.records) == 1
+
+
+# -- Repeated attempts: once an attempt got no answer, no error claims that nothing was sent -------------
+
+UNSENT_ERRORS = [MailboxFullError("full"), StorageError("no space")]
+
+
+class Clock(ManualClock):
+    """A clock on which each attempt takes a second."""
+
+    def __init__(self, outcomes: Iterable[Any]) -> None:
+        super().__init__()
+        self.ms, self.outcomes = 0, iter(outcomes)
+
+    def now_ms(self) -> int:
+        raise AssertionError("may jump")
+
+    def ask(self) -> Any:
+        self.ms += 1_000
+        outcome = next(self.outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def ask_repeatedly(*outcomes: Any, deadline_ms: int = 100_000) -> Any:
+    clock = Clock(outcomes)
+    try:
+        return ask_with_retries(clock.ask, clock, deadline_ms)
+    except LakeMQError as error:
+        return error
+
+
+def test_answer_after_unanswered_attempts_is_the_outcome():
+    assert ask_repeatedly(7) == 7
+    assert ask_repeatedly(RequestTimedOut(), RequestTimedOut(), 7) == 7
+    refused = InvalidTopic()
+    assert ask_repeatedly(refused) is refused
+    assert ask_repeatedly(RequestTimedOut(), refused) is refused
+
+
+def test_inconclusive_error_of_a_repeat_is_not_raised_as_the_outcome():
+    """The producer id of the repeat has expired. The attempt before it may have been decided."""
+    clock = Clock([RequestTimedOut("Who knows."), InvalidTopic("gone")])
+    with pytest.raises(RequestTimedOut, match=r"Who knows\..*INVALID_TOPIC"):
+        ask_with_retries(clock.ask, clock, 100_000, conclusive=(StaleTopicMetadata,))
+    clock = Clock([RequestTimedOut(), StaleTopicMetadata("anew")])
+    with pytest.raises(StaleTopicMetadata):
+        ask_with_retries(clock.ask, clock, 100_000, conclusive=(StaleTopicMetadata,))
+
+
+def test_transaction_abortable_is_the_outcome_of_all_attempts():
+    clock = Clock([RequestTimedOut(), TransactionAbortable("open for too long")])
+    with pytest.raises(TransactionAbortable):
+        ask_with_retries(clock.ask, clock, 100_000, NEVER_PUBLISHED)
+
+
+@pytest.mark.parametrize("unsent", UNSENT_ERRORS)
+def test_unsent_first_attempt_raises_at_once(unsent: LakeMQError):
+    assert ask_repeatedly(unsent, 7) is unsent
+
+
+@pytest.mark.parametrize("unsent", UNSENT_ERRORS)
+def test_unsent_repeat_leaves_the_outcome_unknown(unsent: LakeMQError):
+    assert ask_repeatedly(RequestTimedOut("Who knows."), unsent, unsent, 7) == 7
+    error = ask_repeatedly(RequestTimedOut("Who knows."), *[unsent] * 4, deadline_ms=5_000)
+    assert type(error) is RequestTimedOut
+    assert error.detail == f"Who knows. The last attempt does not clear this up: {unsent}"
+
+
+def test_timeout_names_the_number_of_attempts_and_their_time() -> None:
+    """The error of the last attempt alone would name only a quarter of the time that the caller has waited."""
+    error = ask_repeatedly(*[RequestTimedOut("No answer in 1000 ms.")] * 3, deadline_ms=2_500)
+    assert re.search(r"No answer in 1000 ms\. The request was sent 3 times in 3 s\.", str(error))
+    once = ask_repeatedly(RequestTimedOut("No answer in 1000 ms."), deadline_ms=500)
+    assert "The request was sent" not in str(once)
+
+
+def test_client_that_ended_is_asked_again():
+    assert ask_repeatedly(ClientEnded(), 7) == 7
+    assert ask_repeatedly(RequestTimedOut(), ClientEnded(), 7) == 7
+    assert type(ask_repeatedly(ClientEnded(), deadline_ms=500)) is ClientEnded
+
+
+def test_connection_closed_between_attempts_leaves_the_outcome_unknown():
+    closed = IllegalState("closed")
+    assert ask_repeatedly(closed) is closed
+    assert type(ask_repeatedly(RequestTimedOut(), closed)) is RequestTimedOut

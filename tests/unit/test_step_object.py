@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
+import pyarrow as pa
 import pytest
 from examples import examples
-from hypothesis import given
+from hypothesis import example, given
+from protocol_harness import letter_bytes
 from unit.protocol_values import counts, records, segments, texts
 
+from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.protocol import errors
+from lakemq.engine.protocol.codec import step_rows
+from lakemq.engine.protocol.codec.few_rows import (
+    MAX_FEW_BYTES,
+    FewRows,
+    decode_few_rows,
+    encode_few_rows,
+    rows_to_table,
+)
+from lakemq.engine.protocol.codec.journal import decode_steps, decode_steps_after, encode_steps
+from lakemq.engine.protocol.codec.letter import decode_letter
+from lakemq.engine.protocol.codec.letter_rows import encode_rows
 from lakemq.engine.protocol.codec.step_object import (
     StepHead,
     add_checksum,
@@ -19,12 +34,18 @@ from lakemq.engine.protocol.codec.step_object import (
     decode_step_object,
     encode_step_object,
 )
+from lakemq.engine.protocol.codec.step_rows import decode_step_rows, encode_step_rows, join_step_rows
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.clients import Answered
+from lakemq.engine.protocol.values.clients import Answered, Letter
 from lakemq.engine.protocol.values.consuming.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION, MANY_SEGMENTS, JournalEntry, Step, StepBatch
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
+from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
+from lakemq.engine.protocol.values.transactions import MarkersWritten
+from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.specs.segments import SEGMENT_SCHEMA
 
 entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
 steps = st.builds(Step, counts, counts, counts, st.lists(entries, max_size=4), st.none() | st.binary())
@@ -155,3 +176,268 @@ def test_a_batch_finds_entries_of_several_kinds_in_order() -> None:
         (2, 1, journaled),
     ]
     assert batch.find_entries(OffsetsCommitted) == []
+
+
+# -- The rows of a step, as msgpack or as an Arrow stream: readers get the same table --------------------
+
+
+def make_rows(value: bytes | None) -> FewRows:
+    return FewRows(
+        topic=["t"],
+        partition=[3],
+        key=[None],
+        value=[value],
+        timestamp_us=[1_732_176_000_000_000],
+        headers=[[("name", b"header"), ("empty", None)]],
+        deliver_at_us=[None],
+        ttl_ms=[60_000],
+    )
+
+
+def test_rows_of_many_steps_come_in_their_order_whatever_their_form() -> None:
+    as_arrow = rows_to_table([make_rows(b"c"), make_rows(None)])
+    bodies = [encode_step_rows(rows) for rows in (make_rows(b"a"), make_rows(b"b"), as_arrow, make_rows(b"e"))]
+    rows = decode_step_rows(bodies)
+    assert rows.schema == BODY_SCHEMA
+    assert rows.column("value").to_pylist() == [b"a", b"b", b"c", None, b"e"]
+    assert rows.slice(2, 2).equals(as_arrow)
+    assert rows.slice(0, 1).equals(rows_to_table([make_rows(b"a")]))
+
+
+def test_many_rows_are_joined_in_arrow_and_few_are_not() -> None:
+    few, many = (join_step_rows([make_rows(b"%d" % number) for number in range(count)]) for count in (2, 200))
+    assert isinstance(few, FewRows)
+    assert isinstance(many, pa.Table)
+    assert many.column("value").to_pylist() == [b"%d" % number for number in range(200)]
+    assert decode_step_rows([encode_step_rows(few)]).column("value").to_pylist() == [b"0", b"1"]
+    assert join_step_rows([]) is None
+
+
+def test_one_row_takes_a_fraction_of_the_bytes_of_an_arrow_stream() -> None:
+    rows = make_rows(b"x" * 100)
+    assert 5 * len(encode_step_rows(rows)) < len(encode_rows(rows_to_table([rows])))
+
+
+def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(b"x" * 1000)
+    assert not encode_step_rows(rows).startswith(step_rows._ARROW_START)
+    monkeypatch.setattr(step_rows, "MAX_FEW_BYTES", 1000)
+    body = encode_step_rows(rows)
+    assert body.startswith(step_rows._ARROW_START)
+    assert decode_step_rows([body]).equals(rows_to_table([rows]))
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff", b"\xff\xff\xff\xff", b"\x98\xc0", encode_step_rows(make_rows(b"a"))[:-1]]
+)
+def test_invalid_rows_are_refused(body: bytes) -> None:
+    with pytest.raises((ValueError, OSError, pa.ArrowException)):
+        decode_step_rows([body])
+
+
+def test_step_with_compressed_segments_is_refused_before_they_are_unpacked() -> None:
+    """A step of 100 kB could have segments of gigabytes, for each reader and at each start."""
+    sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, SEGMENT_SCHEMA, options=options) as writer:
+        writer.write_table(pa.table([pa.nulls(10_000, field.type) for field in SEGMENT_SCHEMA], SEGMENT_SCHEMA))
+    head = StepHead(FORMAT_VERSION, "namespace", "nonce", 1, 0, "anna", 1, 1_000)
+    body = add_checksum(
+        msgspec.msgpack.encode((head, [], sink.getvalue().to_pybytes(), None, msgspec.Raw(b"\xcf" + bytes(8))))
+    )
+    with pytest.raises(ValueError, match="found compressed rows"):
+        decode_step_object(body)
+
+
+# Steps as rows of the journal: they survive encoding, and rows of a newer version are refused as such.
+
+journal_steps = st.builds(Step, counts, counts, counts, st.lists(entries, min_size=1, max_size=4))
+
+
+@pytest.mark.slow
+@examples(40)
+@given(st.lists(journal_steps, min_size=1, max_size=3, unique_by=lambda s: s.step))
+def test_steps_come_out_of_the_journal_as_they_went_in(written: list[Step]) -> None:
+    rows = encode_steps(written)
+    assert rows.schema == JOURNAL.stored_schema
+    in_order = sorted(written, key=lambda step: step.step)
+    assert decode_steps(rows) == in_order
+    assert decode_steps(rows.combine_chunks()) == in_order
+    assert decode_steps(rows.take(list(reversed(range(rows.num_rows))))) == in_order
+
+
+def test_message_rows_that_travel_in_a_step_are_not_in_the_journal() -> None:
+    riding = Step(1, 0, 1, [JournalEntry(RowsJournaled(7, 0, 2)), JournalEntry(Produced("t"))], b"two rows")
+    plain = Step(2, 0, 1, [JournalEntry(Produced("t"))])
+    assert decode_steps(encode_steps([riding, plain])) == [msgspec.structs.replace(riding, rows=None), plain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [8, 9, 1001])
+def test_few_and_many_segments_stay_with_their_entries(count: int) -> None:
+    segments = build_segments(
+        1,
+        kind=["data"],
+        topic_id=[1],
+        topic=["t"],
+        partition=[0],
+        base_offset=[0],
+        record_count=[1],
+        last_offset=[0],
+        transactional=[False],
+        origin=["publish"],
+    )
+    entries = [
+        entry
+        for _ in range(count)
+        for entry in (JournalEntry(Produced("t"), segments), JournalEntry(MarkersWritten("x")))
+    ]
+    journal_steps = [Step(1, 0, 1, entries[:5]), Step(2, 0, 1, entries[5:])]
+    assert decode_steps(encode_steps(journal_steps)) == journal_steps
+
+
+@pytest.mark.parametrize(
+    ("step_numbers", "last_step", "follow"),
+    [([], 4, True), ([5], 4, True), ([6, 5], 4, True), ([5, 7], 4, False), ([6], 4, False), ([4, 5], 4, False)],
+)
+def test_steps_that_follow_leave_no_gap(step_numbers: list[int], last_step: int, follow: bool) -> None:
+    journal_steps = [Step(step, 0, 1, [JournalEntry(MarkersWritten("x"))]) for step in step_numbers]
+    rows = encode_steps(journal_steps)
+    assert decode_steps_after(rows, last_step) == (
+        sorted(journal_steps, key=lambda step: step.step) if follow else None
+    )
+
+
+def test_a_row_of_the_journal_that_lacks_something_is_refused() -> None:
+    rows = encode_steps([Step(1, 0, 1, [JournalEntry(MarkersWritten("x"))])])
+    index = rows.column_names.index("decision")
+    with pytest.raises(ValueError, match=r"journal\.decision is null"):
+        decode_steps(rows.set_column(index, rows.schema.field(index), pa.array([None], pa.string())))
+
+
+def test_a_newer_format_is_refused() -> None:
+    rows = encode_steps([Step(1, 0, 1, [JournalEntry(Produced("t"))])])
+    index = rows.column_names.index("format_version")
+    newer = rows.set_column(index, "format_version", pa.array([99], pa.int32()))
+    with pytest.raises(errors.NewerFormat, match="journal format 99"):
+        decode_steps(newer)
+
+
+def test_a_decision_of_a_newer_version_is_refused_as_such() -> None:
+    rows = encode_steps([Step(1, 0, 1, [JournalEntry(Produced("t"))])])
+    index = rows.column_names.index("decision")
+    for text, error in (
+        ('{"record":"topic_archived","topic_id":1}', errors.NewerFormat),
+        (
+            '{"record":"answered","client_id":"c","number":1,"results":[{"outcome":"topic_archived"}]}',
+            errors.NewerFormat,
+        ),
+        ('{"record":"answered","client_id":"c","number":1,"results":[{"outcome":5}]}', msgspec.ValidationError),
+        ('{"record":"answered","client_id":5,"number":1,"results":[{"outcome":"done"}]}', msgspec.ValidationError),
+        ('{"record":"produced","target":5}', msgspec.ValidationError),
+        ('{"record":5}', msgspec.ValidationError),
+    ):
+        with pytest.raises(error, match="topic_archived" if error is errors.NewerFormat else None):
+            decode_steps(rows.set_column(index, "decision", pa.array([text])))
+
+
+# Few rows travel without Arrow: they come out of a letter as they went in, and alien bytes cause only a ValueError.
+
+few_texts = st.text(max_size=4)
+payloads = st.none() | st.binary(max_size=40)
+names = st.none() | st.sampled_from(["QUEUE_PARTITION_KEY", "JMSXGroupID", "x", "", "DELAY_MS", "DELIVER_AT"])
+headers = st.none() | st.lists(st.tuples(names, st.none() | st.binary(max_size=4)), max_size=3)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def few_rows(draw: st.DrawFn) -> FewRows:
+    count = draw(st.integers(0, 4))
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    partitions = column(st.integers(-(2**31), 2**31 - 1))
+    listed = column(headers) if draw(st.booleans()) else None
+    return FewRows(column(few_texts), partitions, column(payloads), column(payloads), column(int64s), listed)
+
+
+@examples()
+@given(few_rows())
+def test_few_rows_survive_a_letter_unchanged(rows: FewRows) -> None:
+    letter = Letter("c", 7, [InitProducer()], 5)
+    assert decode_letter(letter_bytes(letter, rows)) == (letter, rows)
+    rows_to_table([rows]).validate(full=True)
+
+
+@examples()
+@given(few_rows())
+def test_nbytes_of_few_rows_covers_their_encoding(rows: FewRows) -> None:
+    assert len(encode_few_rows(rows)) <= rows.nbytes + sum(len(topic.encode()) for topic in rows.topic) + 40
+
+
+def make_row(value: bytes) -> FewRows:
+    return FewRows(["t"], [0], [None], [value], [5])
+
+
+def test_rows_of_a_letter_keep_their_order_in_both_forms() -> None:
+    parts = [make_row(b"a"), make_row(b"b"), rows_to_table([make_row(b"c"), make_row(b"d")]), make_row(b"e")]
+    batch = [PendingRequest.of(InitProducer(), rows) for rows in parts]
+    _, few = decode_letter(build_letter("c", 1, batch[:2], 5))
+    _, mixed = decode_letter(build_letter("c", 1, batch, 5))
+    assert isinstance(few, FewRows)
+    assert few.value == [b"a", b"b"]
+    assert isinstance(mixed, pa.Table)
+    assert mixed.column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
+    together = rows_to_table([few, mixed, make_row(b"f")]).column("value").to_pylist()
+    assert b"".join(together) == b"ababcdef"
+
+
+def test_many_few_rows_travel_as_arrow_within_the_size_of_a_letter() -> None:
+    batch = [PendingRequest.of(InitProducer(), make_row(bytes(60_000))) for _ in range(40)]
+    _, rows = decode_letter(build_letter("c", 1, batch, 5))
+    assert isinstance(rows, pa.Table)
+    assert rows.num_rows == 40
+
+
+GOOD: list[Any] = [["t"], [0], [None], [b"v"], [5], None]
+
+BAD: list[Any] = [
+    GOOD[:4],
+    [*GOOD, []],
+    [["t", "u"], *GOOD[1:]],
+    [*GOOD[:5], [None, None]],
+    [*GOOD[:5], [[["k"]]]],
+    [*GOOD[:5], [[["k", "text"]]]],
+    [[b"t"], *GOOD[1:]],
+    [[None], *GOOD[1:]],
+    [["t"], [2**31], *GOOD[2:]],
+    [*GOOD[:4], [2**63], None],
+    [*GOOD[:4], [None], None],
+    [*GOOD[:4], [1.5], None],
+    {"topic": ["t"]},
+    None,
+]
+
+
+def test_malformed_few_rows_raise_value_error() -> None:
+    assert decode_few_rows(memoryview(msgspec.msgpack.encode(GOOD))) == make_row(b"v")
+    for bad in BAD:
+        with pytest.raises(ValueError, match="not message bodies"):
+            decode_few_rows(memoryview(msgspec.msgpack.encode(bad)))
+
+
+@examples(300)
+@given(st.binary(max_size=60))
+@example(b"")
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\x91" * 100_000)
+def test_random_bytes_raise_value_error(alien: bytes) -> None:
+    for text in (alien, encode_few_rows(make_row(b"v")) + alien + b"\x00"):
+        with pytest.raises(ValueError, match=r"\w"):
+            decode_few_rows(memoryview(text))
+
+
+def test_too_many_bytes_are_refused_before_decoding() -> None:
+    text = memoryview(encode_few_rows(make_row(bytes(MAX_FEW_BYTES))))
+    with pytest.raises(ValueError, match="expected at most"):
+        decode_few_rows(text)

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import errno
 import time
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
+from datetime import date, datetime, timedelta, timezone
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from unit.desk import Desk
-from unit.served import new_name, values
+from unit.served import new_name, new_topic, values
 
 import lakemq
+from lakemq.engine.client.arguments import (
+    parse_choice,
+    parse_flag,
+    parse_list,
+    parse_mapping,
+    parse_text,
+    parse_whole_number,
+)
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.store_errors import store_errors
 from lakemq.errors import (
     InvalidConfig,
+    InvalidRequest,
     InvalidTimestamp,
     LakeMQError,
     NamespaceError,
@@ -230,3 +244,159 @@ def test_denied_access_has_another_error_than_a_failing_store(error: OSError, ki
         raise error
     assert type(refused.value) is kind
     assert ("Retrying may help." in str(refused.value)) is (kind is StorageError)
+
+
+# Arguments of a call: right ones become plain Python, wrong ones are refused with `found` and `expected`.
+
+
+class Colour(str, Enum):
+    red = "red"
+
+
+def test_right_arguments_become_plain_python() -> None:
+    cases: list[tuple[Callable[[str, Any], Any], Any, Any]] = [
+        (parse_whole_number, -(2**63), -(2**63)),
+        (parse_whole_number, np.int64(7), 7),
+        (parse_text, "", ""),
+        (parse_text, "a\u2028\0", "a\u2028\0"),
+        (parse_text, np.str_("a"), "a"),
+        (parse_text, Colour.red, "red"),
+        (parse_flag, np.bool_(False), False),
+        (parse_list, ("a", 1), ["a", 1]),
+        (parse_list, (i for i in range(2)), [0, 1]),
+        (parse_list, {"a": 1}.keys(), ["a"]),
+        (parse_mapping, {1: 2}, {1: 2}),
+    ]
+    for check, value, plain in cases:
+        checked = check("it", value)
+        assert (checked, type(checked)) == (plain, type(plain))
+        msgspec.msgpack.encode(checked)
+
+
+def test_wrong_arguments_are_refused_by_name() -> None:
+    whole_numbers = (None, "4", 1.0, True, np.bool_(True), np.float64(1), b"1", [1], 2**63, -(2**200))
+    cases: list[tuple[Callable[[str, Any], Any], tuple[Any, ...]]] = [
+        (parse_whole_number, whole_numbers),
+        (parse_text, (None, 1, b"a", ["a"], "\ud800", "a\udfff")),
+        (parse_flag, (None, 0, 1, "yes", np.int64(1))),
+        (parse_list, (None, "ab", b"ab", {1: 2}, 5)),
+        (parse_mapping, (None, "ab", [(1, 2)], 5)),
+    ]
+    for check, wrong_values in cases:
+        for wrong in wrong_values:
+            with pytest.raises(InvalidRequest, match=r"^INVALID_REQUEST: it is not valid\. Found ") as refused:
+                check("it", wrong)
+            assert refused.value.found is not None
+            assert refused.value.expected
+            str(refused.value).encode()
+
+
+def test_error_of_a_number_names_its_bounds() -> None:
+    assert parse_whole_number("n", 5, 5, 5) == 5
+    for value, low, high, expected in (
+        (4, 5, None, "a whole number of at least 5"),
+        (6, None, 5, "a whole number of at most 5"),
+        (6, 1, 5, "a whole number from 1 to 5"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            parse_whole_number("n", value, low, high)
+        assert (refused.value.found, refused.value.expected) == (value, expected)
+
+
+def test_choice_is_one_of_its_words() -> None:
+    assert parse_choice("colour", Colour.red, ("red", "green")) == "red"
+    for wrong in (None, "", "Red", ["red"], b"red", {}):
+        with pytest.raises(InvalidRequest, match="Expected red or green"):
+            parse_choice("colour", wrong, ("red", "green"))
+
+
+def test_error_repeats_no_payload_and_no_long_text() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_text("key", b"secret")
+    assert refused.value.found == "an object of type bytes"
+    with pytest.raises(InvalidRequest) as refused:
+        parse_whole_number("key", "9" * 5000)
+    assert len(str(refused.value)) < 200
+
+
+def test_error_of_a_setting_is_invalid_config() -> None:
+    with pytest.raises(InvalidConfig, match=r"^INVALID_CONFIG: linger_ms is not valid\. Found 'x'"):
+        parse_whole_number("linger_ms", "x", 0, error=InvalidConfig)
+
+
+def test_connect_refuses_a_wrong_spark_session(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"spark is not valid\. Found 5\. Expected a SparkSession"):
+        lakemq.connect(str(tmp_path), create=True, spark=5)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- Mistakes of a first hour: the answer says what was found, and what was expected ---------------------
+
+
+def test_uri_with_one_slash_is_not_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("", "s3:/bucket/mq", "dbfs:/mq", "hdfs:/mq"):
+        with pytest.raises(NamespaceError, match=r"expected a path or a URI.*\. Expected"):
+            lakemq.connect(path, create=True)
+    assert not list(tmp_path.iterdir())
+
+
+MISTAKES: list[tuple[Callable[[Connection, str], object], str]] = [
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"id": [1], "vlaue": ["a"]})),
+        r"no column for the value. Found \['id', 'vlaue'\]. Expected value, or value=.",
+    ),
+    (lambda mq, topic: mq.publish(topic, pd.DataFrame([[1, 2]])), r"no column for the value. Found \['0', '1'\]"),
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"value": [1]})),
+        r"value is not usable: neither text nor bytes. Found 'int64'. Expected string or binary.",
+    ),
+    (
+        lambda mq, topic: mq.publish(topic, pd.DataFrame({"value": ["a", 1]})),
+        r"Arrow: Conversion failed for column value with type object: Expected bytes, got a 'int' object. Found",
+    ),
+    (lambda mq, topic: mq.fetch(topic, partitions=[9]).to_arrow(), "no such partition. Found 9. Expected 0 to 1."),
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"value": ["a"], "partition": [9]}), on_error="fail"),
+        r"The topic has no such partition. Expected 0 to 1.",
+    ),
+    (
+        lambda mq, topic: mq.publish(topic, pa.table({"value": ["a" * 1_048_589]}), on_error="fail"),
+        r"larger than the topic's max.message.bytes. Expected at most 1048588 bytes.",
+    ),
+    (lambda mq, topic: mq.consumer("g", assign=[(topic, 9)]).poll(), "no such partition. Found 9. Expected 0 to 1."),
+    (lambda mq, topic: mq.topics.create("new", config={"ttl.ms": None}), "ttl.ms is not valid. Found 'None'. Exp"),
+    (lambda mq, topic: mq.fetch(topic, start=9), "does not hold this offset. Found 9. Expected 0 to [01]"),
+    (lambda mq, topic: mq.fetch(topic, start={0: 0, 1: 9}), "does not hold this offset. Found 9. Expected 0 to "),
+    (lambda mq, topic: mq.dead_letters.redrive(topic), "' is no dead-letter topic. Found"),
+    (
+        lambda mq, topic: mq.sql(f"SELECT * FROM `{topic}`", wait_ms=20_000),
+        "is a topic. Read it with: FROM log_committed WHERE topic = '",
+    ),
+    (lambda mq, topic: mq.sql("SELECT 1", as_of="yesterday"), "Found 'yesterday'. Expected the number of a step, or a"),  # type: ignore[arg-type]
+    (lambda mq, topic: mq.topics.create(topic, 7, exist_ok=True), r"topics\.alter\.$"),
+]
+
+
+def test_refusals_name_what_was_found_and_expected(mq: Connection) -> None:
+    topic = new_topic(mq, 2)
+    mq.publish(topic, pa.table({"value": ["a"]}))
+    for mistake, answer in MISTAKES:
+        with pytest.raises(LakeMQError, match=answer):
+            mistake(mq, topic)
+
+
+def test_records_are_refused_with_the_type_that_their_part_must_have(mq: Connection) -> None:
+    topic, time = new_topic(mq), "Expected epoch milliseconds as a whole number, or a datetime."
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"headers": {"k": 5}}, "value is not bytes. Found 'int'. Expected bytes or None."),
+        ({"headers": [(b"k", b"v")]}, r"Found '\(bytes, bytes\)'. Expected \(text, bytes\)."),
+        ({"headers": ["k", "v"]}, "not a pair"),
+        ({"deliver_at": "tomorrow"}, f"Found 'tomorrow'. {time}"),
+        ({"deliver_at": 1795741039.5}, time),
+        ({"deliver_at": date(2026, 1, 1)}, time),
+    ]
+    with mq.producer() as producer:
+        for arguments, answer in mistakes:
+            with pytest.raises(LakeMQError, match=answer):
+                producer.send(topic, "value", **arguments)
