@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -72,26 +71,6 @@ def test_wrong_delay_is_refused(spark: SparkSession, mq: Connection, topic: str)
         mq.publish(topic, rows, delay_ms="value")
     with pytest.raises(InvalidTimestamp):
         mq.publish(topic, rows, delay_ms=-1)
-
-
-@pytest.mark.extended
-def test_sql_shows_waiting_messages(
-    spark: SparkSession, mq: Connection, topic: str, wait_for_projection: Callable[[], None]
-) -> None:
-    mq.topics.create(topic)
-    mq.publish(topic, spark.createDataFrame([("a",), ("b",)], "value string"), delay_ms=10**9)
-    wait_for_projection()
-    (row,) = spark.table("mq.pending_delayed").where(F.col("topic") == topic).collect()
-    assert (row.state, row.messages) == ("waiting", 2)
-    assert row.due_hour <= row.first_due <= row.last_due
-    rows = spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).collect()
-    assert [(row.partition, row.key, row.deliver_at > row.timestamp) for row in rows] == [(0, None, True)] * 2
-    mq.delayed.cancel_where(topic, predicate="deliver_at > '2000-01-01'")
-    wait_for_projection()
-    assert spark.table("mq.pending_delayed_rows").where(F.col("topic") == topic).count() == 0
-    ended = spark.table("mq.delayed_history").where(F.col("topic") == topic).collect()
-    assert {(row.state, row.late_ms) for row in ended} == {("cancelled", None)}
-    assert sum(row.messages for row in ended) == 2
 
 
 def test_header_delays_message(spark: SparkSession, mq: Connection, topic: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
 
@@ -88,33 +87,6 @@ def test_a_stream_is_published_once_though_its_last_batch_is_repeated(
 
 
 @pytest.mark.extended
-def test_a_stream_without_its_checkpoint_is_another_stream_and_no_row_is_skipped(
-    mq: Connection, topic: str, source: Source, tmp_path: Path
-) -> None:
-    mq.topics.create(topic, partitions=1)
-    checkpoint = tmp_path / "checkpoint"
-    source.add("a")
-    publish_by_sink(mq, topic, source.stream(), checkpoint)
-    shutil.rmtree(checkpoint)
-    source.add("b")
-    publish_by_sink(mq, topic, source.stream(), checkpoint)
-    assert values(mq, topic) == ["a", "a", "b"]
-
-
-@pytest.mark.extended
-def test_a_stream_goes_on_over_many_batches(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
-    mq.topics.create(topic, partitions=1)
-    for number in range(12):  # Structured Streaming merges its list of files at the tenth batch
-        source.add(str(number))
-    stream = source.stream(maxFilesPerTrigger=1)
-    publish_by_sink(mq, topic, stream, tmp_path / "checkpoint")
-    assert values(mq, topic) == sorted(map(str, range(12)))
-    source.add("more")
-    publish_by_sink(mq, topic, stream, tmp_path / "checkpoint")
-    assert mq.fetch(topic).record_count == 13
-
-
-@pytest.mark.extended
 @pytest.mark.parametrize("publish", DOORS)
 def test_batch_number_of_two_runs_is_published_once(
     mq: Connection, topic: str, source: Source, tmp_path: Path, publish: Door
@@ -159,38 +131,3 @@ def test_an_error_of_a_batch_ends_the_stream_and_the_batch_is_tried_again(
     assert mq.fetch(topic).record_count == 0
     publish_by_sink(mq, topic, source.stream(), tmp_path / "checkpoint", onError="reject")
     assert values(mq, topic) == ["a"]
-
-
-@pytest.mark.extended
-def test_rows_that_cannot_be_published_end_the_stream(
-    mq: Connection, topic: str, source: Source, tmp_path: Path
-) -> None:
-    source.add("a")
-    with pytest.raises(PySparkException, match="UNKNOWN_TOPIC_OR_PARTITION"):
-        publish_by_sink(mq, topic, source.stream(), tmp_path / "first")
-    mq.topics.create(topic, partitions=1)
-    with pytest.raises(PySparkException, match="INVALID_RECORD"):
-        publish_by_sink(mq, topic, source.stream().select("key"), tmp_path / "second")
-    assert values(mq, topic) == []
-    publish_by_sink(mq, topic, source.stream(), tmp_path / "first")
-    assert values(mq, topic) == ["a"]
-
-
-@pytest.mark.extended
-def test_a_stream_with_state_is_published_once(mq: Connection, topic: str, source: Source, tmp_path: Path) -> None:
-    """The state is in the checkpoint, like the progress."""
-    mq.topics.create(topic, partitions=1)
-    source.add("a", "a")
-
-    def remove_duplicates() -> DataFrame:
-        return (
-            source.stream()
-            .withColumn("at", F.lit("2026-01-01").cast("timestamp"))
-            .withWatermark("at", "1 hour")
-            .dropDuplicates(["value", "at"])
-        )
-
-    publish_by_sink(mq, topic, remove_duplicates(), tmp_path / "checkpoint")
-    source.add("a", "b")
-    publish_by_sink(mq, topic, remove_duplicates(), tmp_path / "checkpoint")
-    assert values(mq, topic) == ["a", "b"]

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -358,36 +358,3 @@ def test_calls_of_a_plug_in_run_in_parallel(install: Install) -> None:
     for caller in callers:
         caller.join(PATIENCE_S)
     assert results == [ComputedAssignment(GOOD, "spread")] * 2
-
-
-def test_built_in_assignor_runs_without_a_thread() -> None:
-    def run(*_: object) -> Any:
-        raise AssertionError
-
-    for name in BUILT_IN:
-        result = compute_assignment(name, "range", COUNTS, MEMBERS, 0.0, run)
-        assert result == ComputedAssignment(check_assignment(BUILT_IN[name](COUNTS, MEMBERS), COUNTS, MEMBERS), name)
-
-
-def test_plug_in_may_be_given_any_mapping(install: Install) -> None:
-    """Mappings of the core need not be dicts. A plug-in that is given up does not see them change."""
-    install("def assign(counts, members): return {m: [] for m in (*members, *counts)}", spread="assign")
-
-    class PlainMapping(Mapping[str, Any]):
-        def __init__(self, values: Mapping[str, Any]) -> None:
-            self.values_ = values
-
-        def __getitem__(self, key: str) -> Any:
-            return self.values_[key]
-
-        def __iter__(self) -> Iterator[str]:
-            return iter(self.values_)
-
-        def __len__(self) -> int:
-            return len(self.values_)
-
-    result = compute_assignment(
-        "spread", "sticky", PlainMapping(COUNTS), PlainMapping(MEMBERS), PATIENCE_S, PlugInThreads().run
-    )
-    assert result.assignment == BUILT_IN["sticky"](COUNTS, MEMBERS)
-    assert "'t' is no member" in str(result.problem)

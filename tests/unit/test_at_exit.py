@@ -20,14 +20,6 @@ from lakemq.tables.storage.native_calls import NativeCalls
 LONG_S = 30
 
 
-def test_stages_run_in_their_order() -> None:
-    hooks, calls = ExitHooks(), []
-    for stage in (Stage.SERVING, Stage.PRODUCERS):
-        hooks.add(stage, stage.name, lambda stage=stage: calls.append(stage), LONG_S)
-    hooks.run()
-    assert calls == [Stage.PRODUCERS, Stage.SERVING]
-
-
 def test_hook_runs_once_and_not_when_cancelled() -> None:
     hooks, calls = ExitHooks(), []
     hook = hooks.add(Stage.PRODUCERS, "kept", lambda: calls.append("kept"), LONG_S)

@@ -95,31 +95,6 @@ def test_member_that_beats_and_does_not_poll_is_lost(scene: Scene) -> None:
     assert scene.pass_ms(1_000) == [("C1", "poll")]
 
 
-def test_session_of_an_unseen_member_begins_with_the_first_look(scene: Scene) -> None:
-    scene.join("C1")
-    assert scene.look() == []
-    for _ in range(6):
-        assert scene.pass_ms(1_000) == []
-    assert scene.pass_ms(1) == [("C1", "session")]
-
-
-def test_slow_looks_find_a_dead_member(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.join("C1", "C2")
-    real = scene.beats.read_newest
-
-    def slow() -> dict[str, tuple[int, bytes | None]]:
-        result = real()
-        scene.clock.ms += 6_000
-        return result
-
-    monkeypatch.setattr(scene.beats, "read_newest", slow)
-    silent = []
-    for _ in range(4):
-        scene.beat("a", "C1")
-        silent += scene.pass_ms(1_000)
-    assert set(silent) == {("C2", "session")}
-
-
 def test_no_member_is_silent_while_the_leader_cannot_read(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

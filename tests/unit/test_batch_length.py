@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from queue_world import QueueWorld
 from unit.consuming import add
 from unit.served import new_name, new_topic
 
@@ -15,13 +14,6 @@ from lakemq.engine.client.connection import Connection
 def check_length(batch: Any, count: int) -> None:
     assert len(batch) == len(list(batch)) == batch.record_count == batch.to_arrow().num_rows == count
     assert bool(batch) == (count > 0)
-
-
-def test_the_length_of_a_queue_batch_is_its_number_of_messages() -> None:
-    world = QueueWorld()
-    world.publish({0: 5})
-    consumer = world.consumer()
-    assert [len(consumer.poll(3, timeout_ms=1_000)), len(consumer.poll(3)), len(consumer.poll(3))] == [3, 2, 0]
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ import gzip
 import logging
 import os
 import re
-import shutil
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -86,15 +84,6 @@ def test_bad_names_make_no_topic(mq: Connection, path: str) -> None:
     assert sorted(os.listdir(path)) == before
 
 
-def test_bad_names_are_no_topics(path: str) -> None:
-    commands = [("fetch",), ("tail",), ("topics", "describe")] * 3
-    refusals = [refusal(path, *command, "--", name) for command, name in zip(commands, BAD_NAMES, strict=True)]
-    assert [line for line in refusals if not line.startswith("UNKNOWN_TOPIC_OR_PARTITION: ")] == []
-    refusals = [refusal(path, "publish", "--topic", name, stdin=b"1\n") for name in ("nope", "a\0b", "")]
-    expected = ("UNKNOWN_TOPIC_OR_PARTITION: ", "INVALID_TOPIC_EXCEPTION: ")
-    assert [line for line in refusals if not line.startswith(expected)] == []
-
-
 # -- settings -------------------------------------------------------------------------------------------
 
 
@@ -149,19 +138,6 @@ def test_foreign_delta_table_in_place_of_the_journal_is_refused(tmp_path: Path) 
     write_deltalake(str(tmp_path / "journal"), pa.table({"a": [1]}))
     for command in (["init"], ["topics", "list"]):
         assert "not LakeMQ's" in refusal(tmp_path, *command)
-
-
-def test_truncated_tables_are_refused(mq: Connection, tmp_path: Path) -> None:
-    """Each table alone, in its log and in its data."""
-    query = "SELECT * FROM journal, topics, watermarks, segments"
-    for number, (table, pattern) in enumerate(product(query[14:].split(", "), ("_delta_log/*.json", "*.parquet"))):
-        copy = tmp_path / str(number)
-        shutil.copytree(mq.namespace.path, copy, ignore=shutil.ignore_patterns("*.sock"))
-        files = list((copy / table).glob(pattern))
-        for file in files:
-            os.truncate(file, file.stat().st_size // 2)
-        assert files
-        assert not refusal(copy, "sql", query).startswith("INTERNAL"), (table, pattern)
 
 
 # -- files ----------------------------------------------------------------------------------------------

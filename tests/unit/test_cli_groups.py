@@ -196,20 +196,6 @@ def test_assignments_at_a_time(mq: Connection, lake: Lakemq, topic: str) -> None
     lake("assignments", "nobody", "--at", had.isoformat(), code=1)
 
 
-def test_lag_before_the_first_commit_is_the_same_everywhere(lake: Lakemq, mq: Connection, topic: str) -> None:
-    group = new_name("g")
-    with mq.consumer(group, topics=[topic], protocol="cooperative", auto_offset_reset="earliest"):
-        found = rows(lake("lag", group, "--output", "json"))
-    assert [(row["committed_offset"], row["next_offset"], row["counted_from"], row["lag"]) for row in found] == [
-        (None, 0, "start", 5),
-        (None, 0, "start", 5),
-    ]
-    (described,) = rows(lake("describe", group, "--output", "json"))
-    assert (described["lag"], described["lag_counted_from"], described["partitions"]) == (10, ["start"], 2)
-    assert [row.lag for row in mq.groups.lag(group)] == [5, 5]
-    assert mq.groups.describe(group).lag == 10
-
-
 def test_the_settings_of_a_group_can_be_read_back(mq: Connection, lake: Lakemq, topic: str) -> None:
     name, bare = new_name("g"), committed(mq, topic, 1)
     mq.groups.create(name, {"max.redelivery.count": 2, "nack.order": "none"})

@@ -51,23 +51,6 @@ def test_the_first_message_at_or_after_a_time(mq: Connection) -> None:
     assert run(mq, topic, "--time", "2023-11-14T22:18:00")[0]["offset"] is None
 
 
-def test_offsets_count_an_open_transaction_only_when_uncommitted(mq: Connection) -> None:
-    topic = new_topic(mq)
-    publish_minutes(mq, topic, 1)
-    producer = mq.producer("offsets-of-open")
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.send(topic, b"open", timestamp_ms=FIRST_MS + 60_000).result(30)
-    later = str(FIRST_MS + 1)
-    assert [row["offset"] for row in run(mq, topic)] == [1]
-    assert [row["offset"] for row in run(mq, topic, "--time", later)] == [None]
-    uncommitted = ("--isolation", "read_uncommitted")
-    assert [row["offset"] for row in run(mq, topic, *uncommitted)] == [2]
-    assert [row["offset"] for row in run(mq, topic, "--time", later, *uncommitted)] == [1]
-    producer.abort_transaction()
-    producer.close()
-
-
 def test_wrong_arguments_are_refused(mq: Connection) -> None:
     topic = new_topic(mq)
     assert "earliest or latest" in " ".join(run(mq, topic, "--time", "noon", code=2)[0]["error"].split())

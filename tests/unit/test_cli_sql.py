@@ -453,25 +453,6 @@ def test_sql_as_of_a_step_before_a_merge_is_refused(tmp_path: Path) -> None:
     assert run(mq, query, as_of=str(step)).exit_code == 0
 
 
-@pytest.mark.extended
-def test_columns_are_named_as_they_are_written(mq: Connection) -> None:
-    query = (
-        "SELECT topic, count(*), max(offset), CAST(max(partition) AS STRING), 1 AS n, count(*) FROM log GROUP BY topic"
-    )
-    written = ["topic", "count(*)", "max(offset)", "CAST(max(partition) AS STRING)", "n", "count(*)_1"]
-    rows = [json.loads(line) for line in run(mq, query).stdout.splitlines()]
-    assert [list(row) for row in rows] == [written] * len(rows)
-    assert all(row["count(*)"] == row["count(*)_1"] > 0 for row in rows)
-    ordered = "SELECT topic, count(*) FROM log GROUP BY topic HAVING count(*) > 0 ORDER BY count(*) DESC, topic"
-    assert [json.loads(line)["topic"] for line in run(mq, ordered).stdout.splitlines()] == [
-        "flights",
-        "stamped",
-        "weather",
-    ]
-    both = "SELECT count(*) FROM log UNION ALL SELECT 1"
-    assert all(list(json.loads(line)) == ["count(*)"] for line in run(mq, both).stdout.splitlines())
-
-
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,24 +84,6 @@ def test_list_by_state(found: Found, lake: Lakemq, committed: str, open_one: str
     assert names("--state", "Empty") == []
     refused = lake("transactions", "list", "--state", "ongoing", code=2)
     assert "'ongoing' is not one of Empty, Ongoing" in refused.stderr
-
-
-@pytest.mark.extended
-def test_describe_in_every_format(lake: Lakemq, found: Found, committed: str) -> None:
-    (described,) = found("transactions", "describe", committed)
-    assert {name: described[name] for name in ("state", "timeout_ms", "error", "batch_id")} == {
-        "state": "CompleteCommit",
-        "timeout_ms": 60_000,
-        "error": None,
-        "batch_id": 7,
-    }
-    # one epoch on: the one it committed under is over
-    assert described["producer_epoch"] == 1
-    (row,) = csv.DictReader(io.StringIO(lake("transactions", "describe", committed, "--output", "csv").stdout))
-    assert (row["transactional_id"], row["state"], row["started_at"]) == (committed, "CompleteCommit", "")
-    header, line = lake("transactions", "describe", committed).stdout.splitlines()
-    assert header.split()[:2] == ["transactional_id", "state"]
-    assert line.split()[:2] == [committed, "CompleteCommit"]
 
 
 def test_a_transaction_that_can_only_be_aborted_says_why(mq: Connection, lake: Lakemq, found: Found) -> None:
@@ -204,22 +184,6 @@ def test_lag_of_a_group(mq: Connection, lake: Lakemq, found: Found, committed: s
     assert shown[-7:] == ["lag", "unacknowledged", "owner", "deleted", "expired", "committed_at", "pending"]
     assert ("mirror", "Empty") in {(one["group"], one["state"]) for one in found("groups", "list")}
     assert lake("groups", "lag", "strangers", code=1).stderr.startswith("GROUP_ID_NOT_FOUND: ")
-
-
-@pytest.mark.extended
-def test_lag_shows_what_an_open_transaction_holds_back(mq: Connection, found: Found) -> None:
-    with mq.consumer("mirror-2", assign=[("in", 1)]) as consumer:
-        consumer.commit(consumer.poll(max_records=1))
-    producer = mq.producer("holding")
-    producer.begin_transaction()
-    producer.send("in", value="open", partition=1)
-    producer.flush()
-    (row,) = found("groups", "lag", "mirror-2")
-    assert (row["committed_offset"], row["last_stable_offset"], row["high_watermark"]) == (1, 5, 6)
-    assert (row["lag"], row["pending"]) == (5, None)
-    producer.abort_transaction()
-    (row,) = found("groups", "lag", "mirror-2")
-    assert (row["last_stable_offset"], row["high_watermark"]) == (7, 7)
 
 
 @pytest.mark.extended

@@ -26,6 +26,8 @@ from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, Settle
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 
+pytestmark = pytest.mark.slow
+
 CAUSE = ["topic", "partition", "group", "reason", "error", "delivery-count", "offset"]
 
 
@@ -58,7 +60,6 @@ def read_causes(mq: Connection, topic: str) -> list[dict[str, str]]:
 # -- as users see it ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_rejected_message_becomes_a_dead_letter_with_its_cause(mq: Connection) -> None:
     topic, group = new_topic(mq, 2), new_name("g")
     with mq.producer() as producer:
@@ -85,7 +86,6 @@ def test_rejected_message_becomes_a_dead_letter_with_its_cause(mq: Connection) -
     assert {m.headers for m in mq.fetch(topic)} == {(("trace", b"1"), ("trace", None))}
 
 
-@pytest.mark.slow
 def test_observer_loads_the_namespace_once_for_groups_and_dead_letters(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +106,6 @@ def test_observer_loads_the_namespace_once_for_groups_and_dead_letters(
     assert len(loads) == 1
 
 
-@pytest.mark.slow
 def test_message_returned_too_often_becomes_a_dead_letter_with_the_last_error(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": ["bad", "good"]}))
@@ -124,7 +123,6 @@ def test_message_returned_too_often_becomes_a_dead_letter_with_the_last_error(mq
     assert values(mq, f"{topic}.dlq") == ["bad"]
 
 
-@pytest.mark.slow
 def test_sql_shows_dead_letters_with_their_cause(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     mq.publish(topic, pa.table({"value": [f"m{n}" for n in range(3)]}))
@@ -142,7 +140,6 @@ def test_sql_shows_dead_letters_with_their_cause(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_expired_message_of_a_dead_letter_topic_shifts_no_cause(mq: Connection) -> None:
     """Other producers publish to a dead-letter topic, too, and their messages may expire."""
     topic, group = new_topic(mq), new_name("g")
@@ -163,7 +160,6 @@ def test_expired_message_of_a_dead_letter_topic_shifts_no_cause(mq: Connection) 
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_dying_messages_are_deleted_with_their_records(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     dead = reject_all(mq, topic, ["a", "b", "c"])
@@ -181,7 +177,6 @@ def test_dying_messages_are_deleted_with_their_records(mq: Connection) -> None:
     assert mq.groups.describe(group).lag == 0
 
 
-@pytest.mark.slow
 def test_error_of_a_returned_message_must_be_text(mq: Connection) -> None:
     with member(mq, new_topic(mq), new_name("g")) as consumer:
         for error in (None, 5, b"x", ["x"]):
@@ -203,7 +198,6 @@ def reject_all(mq: Connection, topic: str, texts: list[str], group: str | None =
     return f"{topic}.dlq"
 
 
-@pytest.mark.slow
 def test_redrive_sends_each_dead_letter_back_once(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, [f"m{n}" for n in range(9)])
@@ -221,7 +215,6 @@ def test_redrive_sends_each_dead_letter_back_once(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_topic(
     mq: Connection,
 ) -> None:
@@ -245,7 +238,6 @@ def test_dead_letter_keeps_its_timestamp_until_it_returns_to_a_log_append_time_t
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_redriven_and_purged_dead_letters_are_not_listed(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     dead = reject_all(mq, topic, ["a", "b", "c", "d"], group)
@@ -265,7 +257,6 @@ def test_redriven_and_purged_dead_letters_are_not_listed(mq: Connection) -> None
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_dead_letter_of_a_deleted_topic_waits_for_a_topic_of_that_name(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, ["a", "b"])
@@ -277,7 +268,6 @@ def test_dead_letter_of_a_deleted_topic_waits_for_a_topic_of_that_name(mq: Conne
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
     """Another message cannot go back: its topic was deleted when the redrive had already been requested."""
     dead, deleted_topic, topic = new_name("dead"), new_name("t"), new_name("t")
@@ -297,7 +287,6 @@ def test_redrive_waits_only_for_its_own_messages(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_dead_letters_are_listed_up_to_a_limit(mq: Connection) -> None:
     dead = reject_all(mq, new_topic(mq), [str(n) for n in range(200)])
     assert mq.dead_letters.all(dead, limit=3).column("value").to_pylist() == [b"0", b"1", b"2"]
@@ -308,7 +297,6 @@ def test_dead_letters_are_listed_up_to_a_limit(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_redrive_keeps_its_rate(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, [f"{n}" for n in range(25)])
@@ -318,7 +306,6 @@ def test_redrive_keeps_its_rate(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_redrive_ends_when_its_topic_is_created_again(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, ["a", "b", "c"])
@@ -333,7 +320,6 @@ def test_redrive_ends_when_its_topic_is_created_again(mq: Connection) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_bad_conditions_of_dead_letters_are_refused(mq: Connection) -> None:
     topic = new_topic(mq)
     dead = reject_all(mq, topic, ["a"])
@@ -365,7 +351,6 @@ def test_predicate_reads_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_dead_letters_command_lists_shows_redrives_and_purges(mq: Connection) -> None:
     topic, group = new_topic(mq), new_name("g")
     dead = reject_all(mq, topic, ["a", "b", "c"], group)
@@ -389,7 +374,6 @@ def test_dead_letters_command_lists_shows_redrives_and_purges(mq: Connection) ->
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_search_finds_no_message_in_markers_and_aborted_or_open_transactions(mq: Connection) -> None:
     topic = new_topic(mq)
     topic_id = mq.topics.describe(topic).topic_id
@@ -421,7 +405,6 @@ def test_search_finds_no_message_in_markers_and_aborted_or_open_transactions(mq:
 
 
 @pytest.mark.extended
-@pytest.mark.slow
 def test_search_ends_after_so_many_segments_and_says_where(mq: Connection) -> None:
     """A step that decides about the findings stays short, however many there are."""
     topic = new_topic(mq)

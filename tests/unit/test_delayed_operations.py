@@ -22,8 +22,9 @@ from lakemq.jobs.cli import app
 from lakemq.jobs.release_delayed import release, sentence
 from lakemq.tables.specs.delayed import DELAYED
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.extended
 def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are due within a day are packed when a leader begins, or while it already works."""
@@ -56,7 +57,6 @@ def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monk
         assert mq.delayed.all() == []
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
     clock = AheadClock()
@@ -83,7 +83,6 @@ def test_missing_file_holds_up_no_other_delayed_message(tmp_path: Path) -> None:
         assert len(values(mq, topic)) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_views_show_waiting_and_ended_delays(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
@@ -112,7 +111,6 @@ def test_views_show_waiting_and_ended_delays(tmp_path: Path) -> None:
         assert all(row[3].startswith(mq.requester._client_id) for row in ended)
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_delayed_history_counts_each_message_by_its_outcome(tmp_path: Path) -> None:
     """Ten messages of one range: seven are cancelled, one is rescheduled, two are released."""
@@ -142,7 +140,6 @@ def test_delayed_history_counts_each_message_by_its_outcome(tmp_path: Path) -> N
         assert all(late_ms >= 0 for (late_ms,) in late)
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
@@ -167,7 +164,6 @@ def test_release_job_releases_due_messages_and_prints_what_is_next(tmp_path: Pat
         assert values(mq, topic)[-1] == "then"
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_watching_release_job_prints_each_release_until_stopped(tmp_path: Path) -> None:
     stop, sentences = threading.Event(), list[str]()
@@ -186,7 +182,6 @@ def test_watching_release_job_prints_each_release_until_stopped(tmp_path: Path) 
     assert sentences[-1].endswith("none wait")
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_release_job_fails_when_a_file_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "mq"
@@ -201,7 +196,6 @@ def test_release_job_fails_when_a_file_is_missing(tmp_path: Path) -> None:
     assert "2 messages" in result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 def test_outcome_of_a_receipt_is_known_as_long_as_the_history(tmp_path: Path) -> None:
     """The outcome comes from the journal's tail, then from the table, also after a merge. Later it is gone."""

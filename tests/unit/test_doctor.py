@@ -32,7 +32,6 @@ from lakemq.jobs.doctor.finding import Finding
 from lakemq.jobs.doctor.namespace import check_sequencer, make_checks
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
-from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]
@@ -146,25 +145,6 @@ def test_versions_are_compared_with_ranges() -> None:
 
 
 # -- the namespace --------------------------------------------------------------------------------------
-
-
-def pretend_newer(entry: Path) -> None:
-    """Change the version of the stored format in a log entry to a later one."""
-    current, newer = (f'"{VERSION_PROPERTY}":"{version}"' for version in (SCHEMA_VERSION, 9))
-    assert current in entry.read_text()
-    entry.write_text(entry.read_text().replace(current, newer))
-
-
-def test_missing_truncated_and_newer_tables_are_findings(path: Path) -> None:
-    shutil.rmtree(path / "delayed")
-    log = path / "segments/_delta_log"
-    for entry in log.iterdir():
-        os.truncate(entry, 10)
-    pretend_newer(path / "groups/_delta_log/00000000000000000000.json")
-    finding = find_problems(path)["namespace"]
-    assert "delayed: " in finding.found
-    assert "segments: " in finding.found
-    assert "groups: schema version 9" in finding.found
 
 
 def test_letters_that_wait_without_a_leader_are_a_finding(path: Path, mq: Connection) -> None:

@@ -97,22 +97,6 @@ def test_riding_part_with_missing_rows_is_refused(tmp_path: Path) -> None:
         fetch_arrow(LocalFiles(str(tmp_path)), make_plan([(PENDING, 0, 2)], short))
 
 
-def test_rows_beyond_the_end_of_a_file_are_refused(tmp_path: Path) -> None:
-    files = LocalFiles(str(tmp_path))
-    footer = write_data_file(files, OTHER, make_body(0, 10)).footer_hash
-    for first, count in ((10, 1), (9, 2), (50, 1)):
-        with pytest.raises(FileTruncated, match="not where they were"):
-            fetch_arrow(files, make_plan([(OTHER, first, count)], [], footer))
-
-
-def test_append_time_replaces_the_timestamps_of_rows(tmp_path: Path) -> None:
-    table = fetch_arrow(
-        LocalFiles(str(tmp_path)), make_plan([(PENDING, 0, 2), (PENDING, 5, 1)], make_parts((0, 9)), append=7)
-    )
-    assert table["timestamp"].cast(pa.int64()).to_pylist() == [7_000] * 3
-    assert table["timestampType"].to_pylist() == [1] * 3
-
-
 @pytest.mark.slow
 def test_both_ways_to_join_ranges_return_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, chance = LocalFiles(str(tmp_path)), random.Random(11)

@@ -25,7 +25,7 @@ from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests.direct_line import DirectLine
 from lakemq.engine.client.requests.follow_line import FollowLine
 from lakemq.engine.namespace.follow_frames import FollowFrameKind, encode_number_frame
-from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, encode_frame, encode_letter_frame
+from lakemq.engine.namespace.line_frames import Frame, Hello, encode_frame
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.storage.coordination.step_objects import step_name
@@ -140,16 +140,6 @@ def test_a_bad_number_closes_the_line(leader: Leader, content: bytes) -> None:
     client = leader.connect().greet()
     client.send(encode_frame(FollowFrameKind.AWAIT_STEP, content))
     assert client.receive() is None
-
-
-def test_letters_and_waiting_share_a_line(leader: Leader) -> None:
-    client = leader.connect().greet()
-    client.send(encode_letter_frame(1, b"a letter"))
-    await_step(client, 1)
-    announce(leader, 2)
-    assert client.receive() == hint(2)
-    leader.lines.table.answer(leader.take(), b"an answer")
-    assert client.receive() == Frame(FrameKind.ANSWER, b"an answer")
 
 
 # -- a real sequencer ---------------------------------------------------------------------------------------
@@ -425,23 +415,3 @@ def test_waiter_on_a_watched_folder_looks_once_a_second(tmp_path: Path) -> None:
         waiter.wait(20, end_ms - clock.ms)
     waiter.close()
     assert look_count <= 60
-
-
-@pytest.mark.slow
-def test_two_threads_may_wait_with_one_consumer(mq: lakemq.Connection, without_inotify: None) -> None:
-    topic, values_polled = new_topic(mq), []
-    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
-
-        def poll() -> None:
-            end_s = time.monotonic() + SOON_S
-            while len(values_polled) < 20 and time.monotonic() < end_s:
-                values_polled.extend(message.value for message in consumer.poll(timeout_ms=100))
-
-        threads = [threading.Thread(target=poll) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for number in range(20):
-            send(mq, topic, str(number))
-        for thread in threads:
-            thread.join()
-    assert sorted(values_polled) == sorted(b"%d" % number for number in range(20))

@@ -80,16 +80,6 @@ def send(mq: Connection, topic: str, *values: str, partition: int | None = None)
     mq.publish(topic, pa.table(rows))
 
 
-def test_each_batch_begins_where_the_last_one_ended(mq: Connection, topic: str, query: Any) -> None:
-    send(mq, topic, "a", "b")
-    with query(subscribe=topic, startingOffsets="earliest") as stream:
-        assert stream.batch() == ["a", "b"]
-        assert stream.batch() is None
-        send(mq, topic, "c")
-        assert stream.batch() == ["c"]
-        assert stream.batch() is None
-
-
 def test_stream_begins_at_the_end_and_its_checkpoint_keeps_the_place(mq: Connection, topic: str, query: Any) -> None:
     send(mq, topic, "before")
     checkpoint: list[str] = []

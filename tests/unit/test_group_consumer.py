@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from unit.consuming import RecordingListener, add, list_partitions, texts
-from unit.served import new_name, new_topic, read_committed_offset, until
+from unit.served import new_name, new_topic, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
@@ -63,21 +63,6 @@ def start_two_members(mq: Connection, partitions: int, **options: Any) -> tuple[
 
 
 # -- reading ------------------------------------------------------------------------------------------------
-
-
-def test_single_member_reads_and_commits_all_partitions(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    add(mq, topic, {0: 2, 1: 1})
-    with member(mq, group, topic) as consumer:
-        batch = consumer.poll(timeout_ms=5_000)
-        assert texts(batch) == ["0.0", "0.1", "1.0"]
-        assert consumer.commit(batch) == {(topic, 0): 2, (topic, 1): 1}
-        assert {tp: committed.offset for tp, committed in consumer.committed().items()} == {
-            (topic, 0): 2,
-            (topic, 1): 1,
-        }
-        assert consumer.lag() == {(topic, 0): 0, (topic, 1): 0}
-    assert read_committed_offset(mq, group, topic) == 2
 
 
 def test_member_without_partitions_polls_empty_batches(mq: Connection) -> None:
@@ -462,21 +447,6 @@ def test_members_that_join_and_leave_read_each_message_once(mq: Connection, prot
     assert not errors
     # committed before another member could get it, so nothing is read twice
     assert sorted(read) == sorted({f"{i} {p}.{n}" for i in range(total // 60) for p in range(6) for n in range(10)})
-
-
-def test_members_of_two_connections_share_the_partitions(mq: Connection) -> None:
-    topic, group = new_topic(mq, 2), new_name("g")
-    with lakemq.connect(mq.namespace.path) as other, member(mq, group, topic) as first:
-        second = member(other, group, topic)
-        settle(
-            first,
-            second,
-            on=lambda: (
-                sorted(list_partitions(first) + list_partitions(second)) == [0, 1] and len(list_partitions(first)) == 1
-            ),
-        )
-        second.close()
-        settle(first, on=lambda: list_partitions(first) == [0, 1])
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "classic", "queue"])

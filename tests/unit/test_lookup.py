@@ -24,7 +24,7 @@ from lakemq.engine.client.fetch.lookup.stored_segments import StoredSegments
 from lakemq.engine.client.fetch.lookup.tail import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
-from lakemq.engine.protocol.values.segments import Segments, build_segments
+from lakemq.engine.protocol.values.segments import Segments
 from lakemq.errors import OffsetOutOfRange, TableDamaged
 from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
 from lakemq.tables.storage.delta.commits import NewFile, compute_statistics
@@ -152,27 +152,6 @@ def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: py
 
 
 # -- the tail -----------------------------------------------------------------------------------------------
-
-
-def make_tail_step(step: int, partition: int) -> Step:
-    columns = {
-        "kind": ["data"], "topic_id": [1], "topic": ["t"], "partition": [partition], "base_offset": [step],
-        "record_count": [1], "last_offset": [step], "transactional": [False], "origin": ["publish"],
-    }  # fmt: skip
-    return Step(step, 0, 1, [JournalEntry(Produced("t"), build_segments(1, **columns))])
-
-
-def test_a_long_tail_is_in_few_pieces() -> None:
-    tail = TailSegments()
-    for step in range(1, 2001):
-        tail.add([make_tail_step(step, step % 2)])
-        assert len(tail._joined) < 12
-        assert len(tail._newest) <= tail_module._MANY_NEWEST
-    assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [
-        1000, 1002, 1004, 1006, 1008,
-    ]  # fmt: skip
-    tail.forget(1005)
-    assert tail.find(Lookup(1, [OffsetRange(0, 1000, 1010)], committed=True))["base_offset"].to_pylist() == [1006, 1008]
 
 
 def draw_log(chance: random.Random, steps: int) -> dict[int, list[SegmentRow]]:

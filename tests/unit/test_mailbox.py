@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -302,12 +301,6 @@ def test_counting_takes_a_twentieth_of_the_time_at_most(tmp_path: Path):
         clock.now_s += 5.0
     assert files.listings >= 2
     assert (files.listings - 1) * 3.0 <= (clock.now_s - began_s) / 20
-
-
-@pytest.mark.parametrize("error", [MailboxFull(7, 5), LetterExists("name")])
-def test_errors_travel_between_processes(error: Exception):
-    unpickled = pickle.loads(pickle.dumps(error))
-    assert (type(unpickled), str(unpickled), vars(unpickled)) == (type(error), str(error), vars(error))
 
 
 # -- a backlog ------------------------------------------------------------------------------------------

@@ -413,17 +413,6 @@ def publish_delayed(mq: Connection, delay_ms: int) -> int:
     return published.waiting[0].file_id
 
 
-def test_a_file_with_rows_that_wait_for_their_time_is_left_out(path: Path) -> None:
-    """Readers that wait for the rows already know their file."""
-    with connect(path, **{"merge.grace.ms": HOUR_MS}) as mq:
-        file_id = publish_delayed(mq, HOUR_MS)
-    with connect(path) as mq:
-        lead_briefly(mq, 3)
-        assert file_id in mq.fetch("a").plan.segments["file_id"].to_pylist()
-        assert len(data_files(path)) == 2
-        assert values(mq, "a") == ["m0", "m1", "m2", "m3"]
-
-
 @pytest.mark.extended
 def test_files_with_rows_that_wait_keep_no_others_from_a_merge(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files with waiting rows are the smallest, and a merge has room for no more than them."""

@@ -24,6 +24,8 @@ from lakemq.jobs.metrics.collector import NamespaceCollector
 from lakemq.jobs.metrics.families import FamilyBuilder
 from lakemq.jobs.metrics.server import serve_metrics
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(__file__).parents[2]
 MONITORING = CHECKOUT / "conf/monitoring"
 ALERTS = yaml.safe_load((MONITORING / "prometheus-alerts.yaml").read_text(encoding="utf-8"))
@@ -75,7 +77,6 @@ def read_sql(busy: BusyNamespace, query: str) -> Any:
     return value
 
 
-@pytest.mark.slow
 def test_a_scrape_says_what_sql_says(busy: BusyNamespace, scrape: Callable[[], str]) -> None:
     found = samples(scrape())
     for name, labels, query in (
@@ -90,7 +91,6 @@ def test_a_scrape_says_what_sql_says(busy: BusyNamespace, scrape: Callable[[], s
         assert total(found, name, **labels) == read_sql(busy, query) > 0, name
 
 
-@pytest.mark.slow
 def test_a_scrape_says_what_the_commands_say(busy: BusyNamespace, scrape: Callable[[], str]) -> None:
     found, state = samples(scrape()), busy.mq.state()
     (held,) = {info.unacknowledged for info in busy.mq.groups.all() if info.group == WORKERS}
@@ -112,7 +112,6 @@ def test_a_scrape_says_what_the_commands_say(busy: BusyNamespace, scrape: Callab
     assert total(found, "lakemq_scrape_failed") == 0
 
 
-@pytest.mark.slow
 def test_the_dashboard_and_the_alerts_name_only_metrics_that_exist(scrape: Callable[[], str]) -> None:
     text = scrape()
     names = {name for name, _ in samples(text)} | set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
@@ -128,7 +127,6 @@ def test_the_dashboard_and_the_alerts_name_only_metrics_that_exist(scrape: Calla
         assert expression.count("(") == expression.count(")"), expression
 
 
-@pytest.mark.slow
 def test_the_page_lists_every_metric_and_no_other(scrape: Callable[[], str]) -> None:
     page = (CHECKOUT / "docs/metrics.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`lakemq_[^|]+) \|", page, re.MULTILINE)
@@ -139,7 +137,6 @@ def test_the_page_lists_every_metric_and_no_other(scrape: Callable[[], str]) -> 
     assert listed == exposed
 
 
-@pytest.mark.slow
 def test_scrapes_within_a_second_share_one_reading(busy: BusyNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[object] = []
     monkeypatch.setattr(collector, "CACHE_S", 60.0)
@@ -154,7 +151,6 @@ def test_scrapes_within_a_second_share_one_reading(busy: BusyNamespace, monkeypa
     assert all(result is results[0] for result in results)
 
 
-@pytest.mark.slow
 def test_failing_part_of_a_scrape_hides_no_other(busy: BusyNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Any:
         raise OSError("the table is gone")
@@ -170,7 +166,6 @@ def test_failing_part_of_a_scrape_hides_no_other(busy: BusyNamespace, monkeypatc
     assert "lakemq_group_lag" not in families
 
 
-@pytest.mark.slow
 def test_a_port_in_use_is_refused_with_what_to_do(busy: BusyNamespace) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -182,7 +177,6 @@ def test_a_port_in_use_is_refused_with_what_to_do(busy: BusyNamespace) -> None:
             pytest.fail("a port that is in use was opened")
 
 
-@pytest.mark.slow
 def test_a_process_without_a_sequencer_of_its_own_tells_of_the_namespace(tmp_path: Path) -> None:
     with served(tmp_path) as mq:
         mq.topics.create("t")

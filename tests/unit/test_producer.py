@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from unit.served import everything, new_name, new_topic, read_committed_offset, values
+from unit.served import new_name, new_topic, read_committed_offset, values
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.delivery import RecordFuture, RecordMetadata
@@ -42,10 +42,6 @@ def read_records(mq: Connection, topic: str) -> dict[tuple[int, int], str]:
     rows = mq.fetch(topic).to_arrow()
     columns = (rows[name].to_pylist() for name in ("partition", "offset", "value"))
     return {(partition, offset): value.decode() for partition, offset, value in zip(*columns, strict=True)}
-
-
-def read_keys(mq: Connection, topic: str) -> list[bytes | None]:
-    return mq.fetch(topic).to_arrow()["key"].to_pylist()
 
 
 # -- futures and callbacks ------------------------------------------------------------------------------
@@ -275,15 +271,6 @@ def test_record_that_its_topic_refuses_is_refused_alone(mq: Connection, topic: s
     assert tuple(type(future.exception()) for future in (outside, large, unknown)) == errors
 
 
-def test_batch_whose_records_are_all_refused_is_not_sent(mq: Connection, topic: str):
-    with mq.producer(linger_ms=60_000, on_error="fail") as producer:
-        producer.send(topic, "x", partition=1)
-        with pytest.raises(UnknownTopicOrPartition):
-            producer.flush()
-        producer.send(topic, "good")
-    assert everything(mq, topic) == ["good"]
-
-
 def test_table_of_nulls_is_sent(mq: Connection, topic: str):
     with mq.producer() as producer:
         producer.send_arrow(topic, pa.table({"value": pa.nulls(5)}))
@@ -311,28 +298,6 @@ def test_bad_table_is_refused_in_the_call(mq: Connection, topic: str):
     assert [type(outcome) for outcome in outcomes] == [InvalidRecord] * len(BAD_TABLES)
     assert SECRET not in str(outcomes)
     assert values(mq, topic) == ["before"]
-
-
-def test_key_precedes_headers_and_solaces_header_precedes_jms(mq: Connection, topic: str):
-    group, solace = ("JMSXGroupID", b"group"), ("QUEUE_PARTITION_KEY", b"solace")
-    cases: list[tuple[bytes | None, list[tuple[str, bytes | None]], bytes | None]] = [
-        (b"key", [solace, group], b"key"),
-        (b"", [solace], b""),
-        (None, [group, solace], b"solace"),
-        (None, [solace, group], b"solace"),
-        (None, [group, ("JMSXGroupID", b"second")], b"group"),
-        (None, [("QUEUE_PARTITION_KEY", None), group], b"group"),
-        (None, [("other", b"x")], None),
-    ]
-    with mq.producer() as producer:
-        for key, headers, _ in cases:
-            producer.send(topic, "x", key, headers)
-        headers = [[{"key": name, "value": value} for name, value in pairs] for _, pairs, _ in cases]
-        producer.send_arrow(
-            topic,
-            pa.table({"value": ["x"] * len(cases), "key": pa.array([key for key, _, _ in cases]), "headers": headers}),
-        )
-    assert read_keys(mq, topic) == [expected for _, _, expected in cases] * 2
 
 
 # -- options --------------------------------------------------------------------------------------------
@@ -519,16 +484,6 @@ def test_producer_without_a_flush_keeps_no_batches(mq: Connection, topic: str):
         assert len(batches) <= 1
         flushed = producer.flush()
     assert flushed.spans == {(topic, 0): (0, 29, 30)}
-
-
-def test_connection_forgets_closed_producers(mq: Connection):
-    before = len(mq._producers)
-    producers = [mq.producer(), mq.producer(new_name("id"))]
-    assert len(mq._producers) == before + 2
-    for producer in producers:
-        producer.close()
-        producer.close()
-    assert len(mq._producers) == before
 
 
 def test_closed_producer_refuses_every_call(mq: Connection, topic: str):

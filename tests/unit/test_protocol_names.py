@@ -19,7 +19,6 @@ from lakemq.engine.protocol.names import (
     unify_collision_chars,
 )
 
-GOOD = ["a", "A-1_b.c", "...", "..a", "x" * 249, "-", "_", "0"]
 # fmt: off
 BAD = [
     "", ".", "..", "x" * 250, "../x", "a'; DROP TABLE y--", "a b", "a\x00", "a\n", "\n", "é", "a/b", "%s", "a\\b", "*",
@@ -37,11 +36,6 @@ def read_refusal(check: Callable[[str], object], name: str) -> str | None:
     except InvalidTopic as refusal:
         return str(refusal)
     return None
-
-
-def test_good_names_are_accepted_as_topic_destination_and_subscription() -> None:
-    checks = (check_topic_name, check_destination, check_subscription)
-    assert [(name, check) for name in GOOD for check in checks if read_refusal(check, name)] == []
 
 
 def test_other_names_are_refused_with_what_was_found_and_expected() -> None:

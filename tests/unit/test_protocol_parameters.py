@@ -22,29 +22,6 @@ json_values = st.recursive(
 )
 
 
-def test_the_topic_settings_and_their_defaults() -> None:
-    assert TOPIC.defaults() == {
-        "retention.ms": 604_800_000,
-        "retention.bytes": -1,
-        "retention.waits.for.groups": False,
-        "cleanup.policy": "delete",
-        "max.message.bytes": 1_048_588,
-        "message.timestamp.type": "CreateTime",
-        "dead.letter.topic": "",
-        "dead.letter.expired": True,
-        "ttl.ms": -1,
-        "delay.mode": "exact",
-        "delay.slot.ms": 1000,
-        "delay.levels": tuple(s * 1000 for s in (5, 10, 30, 60, 120, 300, 600, 1200, 1800, 2700, 3600, 7200)),
-        "delay.levels.overflow": "refuse",
-        "delay.max.pending": -1,
-        "schema": "",
-        "schema.type": "ddl",
-        "schema.compatibility": "backward",
-        "partitioner": "xxhash64",
-    }
-
-
 @pytest.mark.parametrize(
     ("key", "value", "parsed"),
     [

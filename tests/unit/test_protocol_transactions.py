@@ -12,17 +12,14 @@ from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
-from lakemq.engine.protocol.values.journal import JournalEntry, Step
+from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Published
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.transactions import (
     EndTransaction,
     MarkersWritten,
-    Transaction,
     TransactionEnded,
     TransactionMoved,
-    TransactionStatus,
 )
 from lakemq.tables.specs.registry import BY_NAME
 
@@ -162,16 +159,3 @@ def test_markers_are_rows_of_control_markers(mq: Harness) -> None:
     ]
     assert [row["producer_epoch"] for row in rows(mq, "control_markers")] == [0, 0]
     assert [row["kind"] for row in rows(mq, "segments")] == ["abort", "abort"]
-
-
-def test_row_of_a_transaction_does_not_depend_on_the_order_of_its_partitions() -> None:
-    topic_partitions = [(topic, partition) for topic in range(40) for partition in (1, 0)]
-    moved = TransactionMoved("etl", 0, 0, TransactionStatus.ONGOING, 1)
-    steps = [Step(1, 0, 1, [JournalEntry(moved)])]
-    first, other = (
-        State(step=1, transactions={"etl": Transaction(0, 0, 1, TransactionStatus.ONGOING, 0, partitions=set(order))})
-        for order in (topic_partitions, topic_partitions[::-1])
-    )
-    for state in (first, other):
-        assert state.change_transaction("etl")
-    assert project(first, steps)["transactional_ids"] == project(other, steps)["transactional_ids"]

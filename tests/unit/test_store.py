@@ -466,15 +466,6 @@ def test_a_commit_is_durable_when_append_returns(tmp_path: Path, synced_paths: l
     assert synced_paths == [f"inode {inodes[0]}", "notes", f"inode {inodes[1]}", "notes/_delta_log"]
 
 
-def test_a_table_is_durable_when_it_is_made(tmp_path: Path, synced_paths: list[str]) -> None:
-    """Another process may have created the table and been killed before the sync."""
-    store = Store(LocalFiles(str(tmp_path)))
-    for _ in range(2):
-        synced_paths.clear()
-        store.create(NOTES)
-        assert {f"notes/_delta_log/{0:020d}.json", "notes/_delta_log", "notes", "."} <= {*synced_paths}
-
-
 def test_a_checkpoint_is_durable_before_the_log_it_covers_goes(tmp_path: Path, synced_paths: list[str]) -> None:
     store = Store(LocalFiles(str(tmp_path)))
     store.create(NOTES)

@@ -110,11 +110,6 @@ def test_types_in_ddl(type_: pa.DataType, ddl: str) -> None:
     assert ddl_type(type_) == ddl
 
 
-def test_a_type_nobody_has_mapped_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        ddl_type(pa.float16())
-
-
 def test_properties_of_a_table_win_over_the_common_ones() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Row:
@@ -149,11 +144,6 @@ def test_later_row_of_equal_steps_counts_among_many_rows() -> None:
     """Short columns keep their order in any kind of sort, so this test needs many rows."""
     table = rows(*((step % 3, "a", n, str(step)) for step in range(600) for n in (1, 2)))
     assert select_newest(table, ["k", "n"]).column("value").to_pylist() == ["599", "599"]
-
-
-def test_no_rows_have_no_newest() -> None:
-    empty = rows((1, "a", 1, "x")).slice(0, 0)
-    assert select_newest(empty, ["k"]) == empty
 
 
 # -- the catalog --------------------------------------------------------------------------------------------

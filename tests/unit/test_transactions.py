@@ -201,16 +201,6 @@ def test_commit_of_a_fenced_producer_raises_producer_fenced_after_a_refused_batc
     assert values(mq, topic) == []
 
 
-def test_fenced_producer_closes_without_an_error(mq: Connection, topic: str):
-    zombie = mq.producer(f"{topic}-id", linger_ms=0)
-    zombie.begin_transaction()
-    zombie.send(topic, "zombie's")
-    zombie.flush()
-    with mq.producer(f"{topic}-id"):
-        zombie.close()
-    assert values(mq, topic) == []
-
-
 def test_exception_in_the_block_of_a_producer_aborts(mq: Connection, topic: str):
     def fail() -> None:
         with mq.producer(f"{topic}-id", linger_ms=0) as producer:

@@ -309,10 +309,6 @@ def test_iteration_of_a_starting_consumer_waits_for_what_a_dead_member_holds(mq:
         assert len(list(consumer)) == 3
 
 
-def test_each_outcome_explains_itself() -> None:
-    assert all(outcome.sentence.endswith(".") for outcome in PollOutcome)
-
-
 def test_empty_batch_of_assigned_partitions_says_why_it_is_empty(mq: Connection) -> None:
     topic = new_topic(mq)
     add(mq, topic, {0: 1})
