@@ -14,15 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import obstore
-from counted_store import (
-    TOPIC,
-    S3Server,
-    count_requests,
-    new_path,
-    run_slow_proxy,
-    serve_namespace,
-    serve_store,
-)
+from counted_store import TOPIC, S3Server, count_requests, new_path, run_slow_proxy, serve_namespace, serve_store
 from figures import Figure, measure_in_turn, median
 from serving import run_sequencer
 from without_jvm import rows

@@ -13,12 +13,7 @@ from unit.served import create_quick_topic, new_topic, now_ms, served, until, va
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.sequencer import StepReport
-from lakemq.errors import (
-    DelayTooLong,
-    InvalidRecord,
-    InvalidTimestamp,
-    LakeMQError,
-)
+from lakemq.errors import DelayTooLong, InvalidRecord, InvalidTimestamp, LakeMQError
 from lakemq.tables.specs.messages import HEADERS
 
 YEAR_9999_MS = 253_402_300_799_999
@@ -183,13 +178,6 @@ def test_delay_headers_set_the_time_and_are_removed(mq: Connection, how: str) ->
     wait_for_messages(mq, topic, 2 * count)
     read_headers = {message.headers for message in mq.fetch(topic)}
     assert read_headers <= {(("a", b"1"), ("b", b"2")), ()}
-
-
-def test_delay_argument_precedes_headers(mq: Connection) -> None:
-    topic = new_topic(mq)
-    with mq.producer() as producer:
-        sent = producer.send(topic, "v", headers={"DELAY_MS": b"1"}, delay_ms=10**13).result()
-    assert (sent.deliver_at_ms or 0) > 10**13
 
 
 def test_delayed_messages_of_a_destination_wait_in_each_topic(mq: Connection) -> None:

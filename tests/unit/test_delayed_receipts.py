@@ -12,14 +12,7 @@ from unit.served import create_quick_topic, new_topic, now_ms, served, until, va
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.delayed.delayed import RescheduleResult
-from lakemq.errors import (
-    DelayTooLong,
-    InvalidReceipt,
-    InvalidRecord,
-    InvalidRequest,
-    InvalidTimestamp,
-    LakeMQError,
-)
+from lakemq.errors import DelayTooLong, InvalidReceipt, InvalidRecord, InvalidRequest, InvalidTimestamp, LakeMQError
 
 YEAR_9999_MS = 253_402_300_799_999
 

@@ -18,12 +18,7 @@ from lakemq.engine.client.fetch.reading.arrow import FETCHED
 from lakemq.engine.client.format import tasks
 from lakemq.engine.client.format.batch import BatchReader
 from lakemq.engine.namespace.loading.load import read_watermark
-from lakemq.errors import (
-    InvalidConfig,
-    InvalidRegularExpression,
-    OffsetOutOfRange,
-    UnknownTopicOrPartition,
-)
+from lakemq.errors import InvalidConfig, InvalidRegularExpression, OffsetOutOfRange, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow
 

@@ -157,15 +157,3 @@ def test_topics_and_pattern_exclude_each_other(mq: Connection) -> None:
         mq.consumer(new_name("g"), topics=["t"], pattern="t", protocol="cooperative")
     with pytest.raises(InvalidRequest):
         mq.consumer(new_name("g"), protocol="cooperative")
-
-
-def test_queue_member_subscribes_with_a_pattern(mq: Connection) -> None:
-    first, later = new_name("queued-a"), new_name("queued-b")
-    mq.topics.create(first)
-    with mq.consumer(new_name("g"), pattern="queued-.*") as consumer:
-        until(lambda: not consumer.poll() and consumer.assignment() == [(first, 0)])
-        mq.topics.create(later)
-        mq.publish(later, pa.table({"value": ["x"]}))
-        messages: list[Any] = []
-        until(lambda: bool(messages.extend(consumer.poll(timeout_ms=50)) or messages))
-        assert messages[0].topic == later

@@ -11,11 +11,7 @@ from protocol_harness import AtOnce, Harness
 from lakemq.engine.namespace.loading.due_runs import DueRun
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.values.delayed.delays import (
-    Delayed,
-    DelayedRange,
-    ranges_to_columns,
-)
+from lakemq.engine.protocol.values.delayed.delays import Delayed, DelayedRange, ranges_to_columns
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.sequencer import delay_queue

@@ -22,14 +22,7 @@ from unit.test_direct_line import letter_of
 
 import lakemq
 from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame
-from lakemq.engine.namespace.line_frames import (
-    Frame,
-    FrameKind,
-    Hello,
-    compute_proof,
-    decode_address,
-    encode_hello,
-)
+from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, compute_proof, decode_address, encode_hello
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import line_acceptor, line_beats, line_opener, line_table, proof_checker
 from lakemq.engine.sequencer.letters.line_connections import MAX_HANDSHAKE_BYTES

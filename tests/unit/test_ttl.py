@@ -131,20 +131,6 @@ def test_fetched_messages_stay_the_same_after_they_expire(mq: Connection) -> Non
 
 
 @pytest.mark.slow
-def test_consumer_skips_expired_messages(mq: Connection) -> None:
-    topic, group = new_topic(mq), new_name("g")
-    mq.groups.create(group, {"group.protocol": "cooperative"})
-    mq.publish(topic, pa.table({"value": ["gone", "gone too"], "ttl_ms": [SHORT_MS, SHORT_MS]}))
-    age(mq)
-    mq.publish(topic, pa.table({"value": ["new"]}))
-    with mq.consumer(group, topics=[topic], auto_offset_reset="earliest") as consumer:
-        read_texts: list[str] = []
-        until(lambda: bool(read_texts.extend(texts(consumer.poll(timeout_ms=50))) or read_texts))
-        assert read_texts == ["new"]
-        assert consumer.commit() == {(topic, 0): 3}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["cooperative", None])
 def test_poll_returns_the_message_behind_thousands_of_expired_ones(mq: Connection, protocol: str | None) -> None:
     """The poll does not wait and wants one message, and thousands before it have expired."""
