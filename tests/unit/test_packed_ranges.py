@@ -13,10 +13,11 @@ from hypothesis import given
 from lakemq.engine.protocol.values.delayed import packed
 from lakemq.engine.protocol.values.delayed.delays import DelayedRange, RangeKey, WaitingRange
 from lakemq.engine.protocol.values.delayed.packed import PackedRanges
-from lakemq.engine.protocol.values.delayed.packed_block import pack_ranges
+from lakemq.engine.protocol.values.delayed.packed_block import NEVER_MS, pack_ranges
 from lakemq.engine.protocol.values.delayed.waiting import WaitingRanges
 
 BIG = 2**62
+HOUR_MS = 3_600_000
 
 numbers = st.integers(0, 2**40)
 published_ranges = st.builds(
@@ -127,6 +128,19 @@ def test_ranges_are_a_mapping_whatever_is_packed(monkeypatch: pytest.MonkeyPatch
         assert len(ranges) == len(model)
     assert {by_key(range_): range_ for range_ in ranges} == model
     assert len(ranges.packed.blocks) < 40
+
+
+def test_a_range_that_is_not_there_is_not_found() -> None:
+    ranges = PackedRanges()
+    assert ranges.first_due_ms == NEVER_MS
+    assert not ranges.has_any([RangeKey(1, 7, 0)])
+    ranges.append_block(pack_ranges([make_range(number, HOUR_MS) for number in range(1000)]))
+    absent_keys = [RangeKey(1, 7, number, 1) for number in range(1000)] + [
+        RangeKey(2, 7, number) for number in range(1000)
+    ]
+    assert not ranges.has_any(absent_keys)
+    assert ranges.take(absent_keys) == []
+    assert len(ranges) == 1000
 
 
 @pytest.mark.slow
