@@ -11,7 +11,13 @@ from protocol_harness import AtOnce, Harness
 from lakemq.engine.namespace.loading.due_runs import DueRun
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.values.delayed.delays import Delayed, DelayedRange, ranges_to_columns
+from lakemq.engine.protocol.values.delayed.delays import (
+    CancelDelays,
+    CancelOutcome,
+    Delayed,
+    DelayedRange,
+    ranges_to_columns,
+)
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.sequencer import delay_queue
@@ -102,6 +108,24 @@ def test_packed_messages_come_on_time(later_ms: int) -> None:
     assert [row for row, _ in leader.released] == list(range(20_000))
     assert not ranges
     assert not leader.mq.state.delays.pending
+
+
+@pytest.mark.slow
+def test_a_packed_message_is_cancelled_and_nothing_else_is() -> None:
+    leader = Leader()
+    leader.schedule([BEGIN_MS + 9 * HOUR_MS + row for row in range(9_000)])
+    for _ in range(4):
+        leader.step(0)
+    assert len(leader.mq.state.delays.ranges.packed) == 8192
+    cancel_answer = leader.mq.one(CancelDelays([leader.topic_id] * 3, [9, 9, 9], [7, 7, 10_000], [0, 0, 0]))
+    assert cancel_answer.outcomes == [CancelOutcome.CANCELLED, CancelOutcome.CANCELLED, CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
+    assert leader.mq.state.delays.pending == {leader.topic_id: 8_999}
+    answer = leader.mq.one(CancelDelays([leader.topic_id], [9], [7], [0]))
+    assert answer.outcomes == [CancelOutcome.NOT_FOUND]  # type: ignore[union-attr]
+    leader.step(9 * HOUR_MS + 9 * SECOND_MS)
+    for _ in range(30):
+        leader.step(0)
+    assert sorted(row for row, _ in leader.released) == sorted({*range(9_000)} - {7})
 
 
 def test_a_long_queue_is_not_looked_at_again_before_something_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
