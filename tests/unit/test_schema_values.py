@@ -374,6 +374,41 @@ def test_avro_int_has_32_bits() -> None:
     assert whole.find_misfits([whole.encode(1)[:10] + b"\x80\x80\x80\x80\x10"])
 
 
+def test_record_of_a_union_keeps_its_name_in_both_directions() -> None:
+    """Card and Voucher have the same fields, so only the name says which one it is."""
+    number = {"name": "number", "type": "string"}
+    card, voucher = ({"type": "record", "name": name, "fields": [number]} for name in ("Card", "Voucher"))
+
+    def payment(*more: Any) -> dict[str, Any]:
+        later = {**voucher, "fields": [number, *more]}
+        fields = [
+            {"name": "by", "type": ["null", card, later]},
+            {"name": "others", "type": {"type": "array", "items": ["Card", "Voucher", "string"]}, "default": []},
+            {"name": "notes", "type": {"type": "map", "values": "string"}, "default": {}},
+            {"name": "one", "type": ["null", {"type": "record", "name": "One", "fields": []}]},
+        ]
+        return {"type": "record", "name": "Payment", "namespace": "shop", "fields": fields}
+
+    paid = {
+        "by": {"-type": "shop.Voucher", "number": "7"},
+        "others": [{"-type": "shop.Card", "number": "8"}, {"-type": "shop.Voucher", "number": "9"}, "cash"],
+        "notes": {"-type": "shop.Card"},
+        "one": {},
+    }
+    before, now = avro(payment()), avro(payment({"name": "left", "type": "int", "default": 0}), payment())
+    value = before.encode(paid)
+    (row,) = before.parse([value]).to_pylist()
+    assert json.loads(row["by"]) == paid["by"]
+    assert [json.loads(part) for part in row["others"]] == paid["others"]
+    assert row["notes"] == [("-type", "shop.Card")]
+    (row,) = now.parse([value]).to_pylist()
+    assert json.loads(row["by"]) == {**paid["by"], "left": 0}
+    (row,) = before.parse([before.encode({"by": {"number": "7"}})]).to_pylist()
+    assert json.loads(row["by"])["-type"] == "shop.Card", "without a name the first that fits"
+    with pytest.raises(ValueError, match=r"at \$\.by\.number: found int, expected string"):
+        before.encode({"by": {"-type": "shop.Voucher", "number": 7}})
+
+
 def test_misfit_of_a_recursive_union_is_found_once() -> None:
     """A chain of records that may be of two types: each level of both has an int."""
     fields = [{"name": "x", "type": "int"}, {"name": "next", "type": ["null", "A", "B"]}]

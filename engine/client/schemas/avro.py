@@ -24,7 +24,7 @@ from lakemq.tables.specs.spec import TIME
 from ...namespace.processes.extras import needs
 from ...protocol.errors import InvalidConfig
 from .avro_defaults import collect_named_types, decode_defaults
-from .avro_shape import AvroShape, name_branch
+from .avro_shape import RECORD_NAME, AvroShape, name_branch
 from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
 
@@ -102,7 +102,7 @@ class AvroDecoder:
         self._writers = {fingerprint(schema): schema for schema in schemas}
         self._newest = fingerprint(schemas[-1])
         self._shapes = {fingerprint(shape.schema): shape for shape in shapes}
-        self._defaults = shapes[-1].repeated_defaults
+        self._defaults, self._names_records = shapes[-1].repeated_defaults, shapes[-1].names_records
         self._check = AvroCheck(schemas[-1], is_decoded=True)
 
     def decode(self, value: bytes) -> Any:
@@ -123,7 +123,9 @@ class AvroDecoder:
                 if count_items(self._read(body, writer)) * self._defaults > max(MAX_CELLS, len(value)):
                     raise BeyondBudgetError("found more items than the newest schema's defaults may be added to")
                 body.seek(_HEADER_BYTES)
-            decoded = self._read(body, writer, None if written_under == self._newest else self._reader)
+            reader = None if written_under == self._newest else self._reader
+            named = self._names_records
+            decoded = self._read(body, writer, reader, return_record_name=named, return_record_name_override=named)
         except BeyondBudgetError:
             raise
         except Exception:  # fastavro raises whatever its code meets in damaged bytes
@@ -131,7 +133,17 @@ class AvroDecoder:
         if body.tell() != len(value):
             raise ValueError("found bytes after the value")
         self._check.check([decoded])
-        return decoded
+        return _put_names_into_records(decoded) if self._names_records else decoded
+
+
+def _put_names_into_records(value: Any) -> Any:
+    """Return a value of fastavro with the name of a record beside its fields, in place of (name, record)."""
+    if isinstance(value, tuple):
+        name, record = value
+        return {RECORD_NAME: name, **_put_names_into_records(record)}
+    if isinstance(value, dict):
+        return {key: _put_names_into_records(part) for key, part in value.items()}
+    return [*map(_put_names_into_records, value)] if isinstance(value, list) else value
 
 
 class AvroEncoder:
@@ -140,7 +152,7 @@ class AvroEncoder:
     def __init__(self, schema: Any, shape: AvroShape) -> None:
         from fastavro import schemaless_writer
 
-        self._is_recursive = shape.is_recursive
+        self._shape = shape
         self._write, self._header = schemaless_writer, MARKER + fingerprint(schema)
         self._schema = decode_defaults(schema)
         _default_to_null(self._schema)
@@ -148,8 +160,9 @@ class AvroEncoder:
 
     def encode(self, values: Sequence[Any]) -> list[bytes]:
         """Return values in the single-object encoding. Raises ValueError, without parts of the values."""
-        if self._is_recursive and any(measure_depth(value) > MAX_DEPTH for value in values):
+        if self._shape.is_recursive and any(measure_depth(value) > MAX_DEPTH for value in values):
             raise BeyondBudgetError("found a value that is nested too deeply")
+        values = list(map(self._shape.pair_names, values))
         self._check.check(values)
         return list(map(self._encode_checked, values))
 

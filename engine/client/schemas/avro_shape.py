@@ -17,6 +17,9 @@ from .budgets import MAX_DECIMAL_BYTES, MAX_DEPTH, MAX_JSON_DEPTH, BeyondBudgetE
 _ENDLESS = 2
 _FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _RECORDS = ("record", "error")
+_UNNAMED = ("null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map")
+RECORD_NAME = "-type"
+"""Key of the name of a record that is in a union. No field has such a name."""
 
 
 class AvroShape:
@@ -26,13 +29,14 @@ class AvroShape:
         schema: the schema.
         is_recursive: whether a value may contain a value of the same record.
         has_decimals: whether a value may contain a decimal.
+        names_records: whether a union has several named types, so that the name of a record must stand beside it.
         repeated_defaults: fields with a default, if a value may have records of any number; else 0.
     """
 
     def __init__(self, schema: Any) -> None:
         """Examine the schema. Raises InvalidConfig: it has no finite values, or beyond the budgets."""
         self.schema = schema
-        self.is_recursive = self.has_decimals = False
+        self.is_recursive = self.has_decimals = self.names_records = False
         self._named: dict[str, Mapping[str, Any]] = {}
         self._has_repeats = False
         self._defaults = 0
@@ -55,6 +59,8 @@ class AvroShape:
             self._defaults += sum("default" in field for field in schema.get("fields", ()))
             if "name" in schema:
                 self._named[schema["name"]] = schema
+        if isinstance(schema, list):
+            self.names_records |= sum(name_branch(branch) not in _UNNAMED for branch in schema) > 1
         for part in _list_parts(schema):
             self._collect(part)
 
@@ -114,6 +120,44 @@ class AvroShape:
             )
         for part in inner:
             self._refuse_empty_items(part, is_repeated)
+
+    def pair_names(self, value: Any) -> Any:
+        """Return the value with (name, record) for each record of a union that has its name beside its fields."""
+        return self._pair_names(self.schema, value) if self.names_records else value
+
+    def _pair_names(self, schema: Any, value: Any) -> Any:
+        if isinstance(schema, list):
+            return self._pair_branch(list(map(self._resolve, schema)), value)
+        schema = self._resolve(schema)
+        kind = schema if isinstance(schema, str) else schema["type"]
+        if not isinstance(kind, str):
+            return self._pair_names(kind, value)
+        if kind in _RECORDS and isinstance(value, Mapping):
+            types = {field["name"]: field["type"] for field in schema["fields"]}
+            return {
+                name: self._pair_names(types[name], part) if name in types else part for name, part in value.items()
+            }
+        if kind == "map" and isinstance(value, Mapping):
+            return {name: self._pair_names(schema["values"], part) for name, part in value.items()}
+        if kind == "array" and isinstance(value, list | tuple):
+            return [self._pair_names(schema["items"], part) for part in value]
+        return value
+
+    def _pair_branch(self, branches: list[Any], value: Any) -> Any:
+        """Return a value of a union. Without a name only the one branch that may hold it is looked at."""
+        if not isinstance(value, Mapping | list):
+            return value
+        kinds = (*_RECORDS, "map") if isinstance(value, Mapping) else ("array",)
+        possible = [branch for branch in branches if isinstance(branch, Mapping) and branch["type"] in kinds]
+        if isinstance(value, Mapping) and isinstance(name := value.get(RECORD_NAME), str):
+            for branch in possible:
+                if branch.get("name") == name:
+                    record = {key: part for key, part in value.items() if key != RECORD_NAME}
+                    return name, self._pair_names(branch, record)
+        return self._pair_names(possible[0], value) if len(possible) == 1 else value
+
+    def _resolve(self, schema: Any) -> Any:
+        return self._named.get(schema, schema) if isinstance(schema, str) else schema
 
     def must_check(self, size_bytes: int) -> bool:
         """Return whether a value of this size may take too much."""
