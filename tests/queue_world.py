@@ -20,8 +20,10 @@ from lakemq.engine.client.consume.poll_loop import ConsumerParts
 from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
 from lakemq.engine.client.consume.range_fetcher import RangeFetcher
 from lakemq.engine.client.fetch.fetch_result import Message
+from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
 from lakemq.engine.protocol.values.queues.deliveries import Acquire
+from lakemq.engine.protocol.values.state import State
 
 _NO_WAITER = SimpleNamespace(reset=lambda: None, needs_look=lambda: True, note_arrival=lambda: None, close=lambda: None)
 _EPOCH = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -46,6 +48,7 @@ class QueueWorld:
         self.core.create(topic, partitions)
         self.holds_letters = False
         self.letters: list[Letter] = []
+        self.followed, self._followed_count = State(), 0
         self.look_count = 0
         self._member_numbers = itertools.count(1)
 
@@ -88,7 +91,9 @@ class QueueWorld:
     def _look(self, look: Any, newest: bool = True) -> Any:
         self.look_count += 1
         self.core.now_ms = max(self.core.now_ms, self.clock.ms)
-        return look(self.core.state)
+        machine.follow(self.followed, self.core.steps[self._followed_count :])
+        self._followed_count = len(self.core.steps)
+        return look(self.followed)
 
     # -- letters ------------------------------------------------------------------------------------------
 

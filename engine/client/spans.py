@@ -56,6 +56,10 @@ class Spans:
     def __iter__(self) -> Iterator[Span]:
         return iter(list(zip(self._firsts, self._ends, strict=True)))
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._firsts
+
     def __len__(self) -> int:
         """Return the number of offsets."""
         return sum(self._ends) - sum(self._firsts)

@@ -243,9 +243,10 @@ def begin_step(state: State, now_ms: int) -> int:
 
 
 def follow(state: State, steps: Iterable[Step]) -> None:
-    """Fold decided steps, in order, into a state that is never projected: it keeps no list of changes."""
+    """Fold decided steps, in order, into a state that is never projected: it keeps only its last changes."""
+    since_step = state.step
     replay(state, steps)
-    state.changes.clear()
+    state.keep_changes(since_step)
 
 
 def replay(state: State, steps: Iterable[Step]) -> State:

@@ -11,6 +11,8 @@ from unit.consuming import add, join_queue_group, list_partitions, read_deliveri
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.queue.ack_tracker import AckTracker
+from lakemq.engine.protocol.values.queues.partition_deliveries import Deliveries
 from lakemq.errors import IllegalState, NoOffsetForPartition
 
 pytestmark = pytest.mark.slow
@@ -187,16 +189,31 @@ def test_poll_ends_at_its_timeout_however_long_poll_ms_is(mq: Connection) -> Non
 # -- what a poll costs, on a clock that the test moves --------------------------------------------------------
 
 
-def test_idle_consumer_sends_nothing() -> None:
-    world = QueueWorld()
-    world.publish({0: 1})
-    consumer = world.consumer()
+@pytest.mark.parametrize("handoff_ms", [0, 3_000])
+def test_idle_consumer_sends_nothing_and_looks_only_at_partitions_that_change(
+    monkeypatch: pytest.MonkeyPatch, handoff_ms: int
+) -> None:
+    world, followed = QueueWorld(partitions=100), list[int]()
+    world.publish(dict.fromkeys(range(100), 1))
+    consumer = world.consumer(max_handoff_ms=handoff_ms)
     consumer.ack(consumer.poll(timeout_ms=20))
     consumer.flush()
+    consumer.poll()
+    follow = AckTracker.follow
+
+    def note_follow(tracker: AckTracker, deliveries: Deliveries) -> None:
+        followed.append(tracker.partition)
+        follow(tracker, deliveries)
+
+    monkeypatch.setattr(AckTracker, "follow", note_follow)
     step_count = len(world.core.steps)
     for _ in range(10):
         assert not consumer.poll(timeout_ms=5)
     assert len(world.core.steps) == step_count
+    assert not followed
+    world.publish({7: 1})
+    assert [message.partition for message in consumer.poll(timeout_ms=20)] == [7]
+    assert set(followed) == {7}
 
 
 def test_poll_past_its_timeout_waits_for_its_answer_and_looks_seldom() -> None:

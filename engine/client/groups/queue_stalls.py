@@ -18,7 +18,7 @@ _OVERDUE_MS = 60_000
 
 @dataclass(frozen=True)
 class _QueuePartition:
-    """A partition of a member, and what became of its messages."""
+    """A partition of a member with messages that were delivered and are not finished, and what became of them."""
 
     topic_partition: TopicIdPartition
     name: str
@@ -40,10 +40,11 @@ def find_queue_stalls(state: State, group: Group, member_id: str | None = None) 
 
 
 def _find_member_stalls(state: State, group: Group, member: GroupMember) -> Iterator[Stall]:
+    all_deliveries = state.deliveries.get(group.group, {})
+    own = group.partitions_by_owner.get(member.member_id, ())
     partitions = [
-        _QueuePartition(tp, f"{assignment.topic}-{tp[1]}", assignment.topic, assignment.status, deliveries)
-        for tp in group.list_partitions_of(member.member_id)
-        if (deliveries := state.find_deliveries(group.group, tp)) is not None
+        _QueuePartition(tp, f"{assignment.topic}-{tp[1]}", assignment.topic, assignment.status, all_deliveries[tp])
+        for tp in sorted(tp for tp in own if tp in all_deliveries and all_deliveries[tp].stretches)
         for assignment in (group.assignments[tp],)
     ]
     unfinished = [partition for partition in partitions if partition.deliveries.held_count]

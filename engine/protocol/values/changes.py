@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import NamedTuple
 
 from .consuming.assignments import TopicIdPartition
@@ -21,8 +22,8 @@ class Changes:
     """Key of a row -> the last step that has changed it. One field per table that holds state.
 
     The methods of State that change a thing, or let a fold change it, note its key here. So no projection needs to know
-    which records change its rows. Delayed rows are missing: their rows name the request of each change, which only the
-    journal tells.
+    which records change its rows, and no member which records change its view of the group. Delayed rows are missing:
+    their rows name the request of each change, which only the journal tells.
 
     appended: segments that have changed their partitions, with the step. To note each partition would slow down a step
     of many segments. deleted_topics: by topic id. removed_partitions: group and partition -> topic, of partitions that
@@ -43,7 +44,18 @@ class Changes:
     deleted_topics: dict[int, DeletedTopic] = field(default_factory=dict)
     removed_partitions: dict[tuple[str, TopicIdPartition], str] = field(default_factory=dict)
 
+    def find_partitions(self, group: str) -> set[TopicIdPartition]:
+        """Return the partitions of which the log, or what this group knows of them, has changed.
+
+        Partitions of topics that have changed as a whole may be missing.
+        """
+        changed = {tp for name, tp in chain(self.offsets, self.assignments) if name == group}
+        changed.update(self.partitions)
+        for _, segments in self.appended:
+            changed.update(zip(segments.column("topic_id"), segments.column("partition"), strict=True))
+        return changed
+
     def clear(self) -> None:
-        """Forget all changes: the tables hold them, or nobody projects this state."""
+        """Forget all changes: the tables hold them."""
         for part in fields(self):
             getattr(self, part.name).clear()

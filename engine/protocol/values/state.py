@@ -6,6 +6,7 @@ delayed rows. It holds nothing per segment or message.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,9 @@ from .shards import Shards
 from .topics import Topic
 from .transactions import Transaction
 
+KEPT_CHANGES = 32
+"""Looks for new steps whose changes a reader keeps. A view that was built before these is built again."""
+
 
 @dataclass(slots=True)
 class State:
@@ -37,7 +41,8 @@ class State:
     topics, or that the step before has left unfinished. resumed: (topic_id, partition) -> the offset at which a
     partition continues that this step uses again. shared_topics: ids of topics that a snapshot shares. They must be
     replaced by a copy before they change. changes: the rows that folds have changed since the last projection.
-    has_transactions: false for a reader, which does not load them.
+    recent_changes: of a reader instead, which projects nothing: what its last looks have changed, each with the step
+    before it. has_transactions: false for a reader, which does not load them.
 
     Folds change things only by the methods below, which note the change: `change_topic`, `change_partition`,
     `set_producer` and the like.
@@ -78,6 +83,7 @@ class State:
     shared_topics: set[int] = field(default_factory=set)
     shards: Shards = field(default_factory=Shards)
     changes: Changes = field(default_factory=Changes)
+    recent_changes: deque[tuple[int, Changes]] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES))
     has_transactions: bool = True
 
     @property
@@ -217,6 +223,21 @@ class State:
         if transaction is not None:
             self.changes.transactions[transactional_id] = self.step
         return transaction
+
+    def keep_changes(self, since_step: int) -> None:
+        """Put aside what the steps after this one have changed, and forget the oldest of what was put aside."""
+        self.recent_changes.append((since_step, self.changes))
+        self.changes = Changes()
+
+    def list_changes_since(self, step: int) -> list[Changes] | None:
+        """Return what has changed since this state stood on the step; None if that is not known any more."""
+        newest, at = [], self.step
+        for since_step, changes in reversed(self.recent_changes):
+            if at <= step:
+                break
+            newest.append(changes)
+            at = since_step
+        return newest if at <= step else None
 
     def snapshot(self) -> State:
         """Return a state whose topics do not change when this one does. Everything else is shared."""

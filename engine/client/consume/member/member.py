@@ -85,6 +85,8 @@ class Member:
         self.generation: int | None = None
         """Generation of a classic group in which the partitions were assigned."""
         self.is_subscribed = True
+        self._settled: OwnedPartitions | None = None
+        """The partitions of the last view, if it had nothing to report and none that the group wants back."""
         self._pid = os.getpid()
 
     @property
@@ -161,6 +163,7 @@ class Member:
             self._listener.on_revoked(sorted(self.partitions))
 
     def _drop_all(self, holder: PartitionHolder) -> None:
+        self._settled = None
         holder.drop_all()
         self.partitions.clear()
 
@@ -198,6 +201,8 @@ class Member:
         What follows a revocation is done after the listener has returned, even if it raises.
         """
         holder.note_joined()
+        if view.owned is self._settled:
+            return False
         lost = self._find_lost(view.owned)
         self._report_loss(lost, holder)
         revoked = holder.find_revoked(view.owned)
@@ -214,7 +219,10 @@ class Member:
             holder.take(new)
             self._listener.on_assigned(sorted(new))
             self.check_open()
-        return bool(lost or revoked or new)
+        has_news = bool(lost or revoked or new)
+        is_settled = not has_news and not any(partition.is_paused for partition in view.owned.values())
+        self._settled = view.owned if is_settled else None
+        return has_news
 
     def _find_lost(self, owned: OwnedPartitions) -> list[TopicPartition]:
         """Return reported partitions that the member has no longer, or has under a later assignment."""
@@ -223,7 +231,8 @@ class Member:
         ]
 
     def _report_loss(self, topic_partitions: Sequence[TopicPartition], holder: PartitionHolder) -> None:
-        news = []
+        news: list[TopicPartition] = []
+        self._settled = None
         for tp in topic_partitions:
             self.partitions.pop(tp, None)
             if holder.lose(tp):

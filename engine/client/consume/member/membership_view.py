@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -41,6 +42,15 @@ class OwnedPartition:
     def left_count(self) -> int:
         """Offsets that a queue group is not done with, also those that it cannot see yet."""
         return 0 if self.deliveries is None else self.deliveries.count_remaining(self.bounds.high_watermark)
+
+    @cached_property
+    def is_done(self) -> bool:
+        """Whether a queue group is done with all offsets, so that there is nothing to deliver or to wait for."""
+        return (
+            self.deliveries is not None
+            and not self.deliveries.stretches
+            and self.deliveries.start >= self.bounds.high_watermark
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class MembershipView:
     Attributes:
         is_replaced: another process has taken over the member's instance id.
         topics: the topics that the member asks for, as the group knows them.
-        owned: the partitions that the member has.
+        owned: the partitions that the member has. The next view has the same mapping if none of them has changed.
         now_ms: the time of the step.
         queue_settings: None unless the group is a queue group.
         generation: None unless the group is a classic group.
@@ -130,24 +140,29 @@ class ViewBuilder:
         """isolation: of the member; a queue group has its own."""
         self._group, self._isolation = group, isolation
         self._settings: GroupSettings | None = None
-        self._newest: tuple[str, MembershipView] | None = None
-        """The member, and its newest view. A poll reads several, and a member may have a thousand partitions."""
+        self._newest: tuple[Group, str, GroupSettings, MembershipView] | None = None
+        """The group, the member, the settings, and the newest view. A state that was loaded again has another group.
+
+        A member may have a thousand partitions, and builds a view for each step. So the next view shares with this one
+        what has not changed.
+        """
 
     def build(self, member_id: str, instance_id: str | None, state: State) -> MembershipView:
         """Return the view of the member as of this state. instance_id: of a static member."""
-        if self._newest is not None and (self._newest[0], self._newest[1].step) == (member_id, state.step):
-            return self._newest[1]
         group = state.groups.get(self._group)
         if group is None or member_id not in group.members:
+            self._newest = None
             is_replaced = group is not None and instance_id is not None and instance_id in group.instances
             return MembershipView(is_replaced=is_replaced)
         settings = self._read_settings(group)
-        isolation = self._isolation if settings.queue is None else settings.queue.isolation
+        shared = self._find_shared(group, member_id, settings)
+        if shared is not None and shared.step == state.step:
+            return shared
         topics = group.members[member_id].topics
         view = MembershipView(
             is_member=True,
             topics=topics,
-            owned=_find_owned_partitions(state, group, member_id, isolation, settings.queue is not None),
+            owned=self._find_owned(state, group, member_id, settings, shared),
             step=state.step,
             now_ms=state.now_ms,
             queue_settings=settings.queue,
@@ -155,9 +170,28 @@ class ViewBuilder:
             is_stable=group.status is GroupStatus.STABLE,
             partition_count=sum(group.partition_counts.get(state.topic_ids.get(topic, -1), 0) for topic in topics),
         )
-        # A queue consumer changes the deliveries of its view, so each of its views has its own.
-        self._newest = None if settings.queue is not None else (member_id, view)
+        self._newest = group, member_id, settings, view
         return view
+
+    def _find_shared(self, group: Group, member_id: str, settings: GroupSettings) -> MembershipView | None:
+        """Return the newest view, if it is one of this member under these settings."""
+        if self._newest is None:
+            return None
+        *key, view = self._newest
+        return view if key[0] is group and key[1] == member_id and key[2] is settings else None
+
+    def _find_owned(
+        self, state: State, group: Group, member_id: str, settings: GroupSettings, shared: MembershipView | None
+    ) -> Mapping[TopicPartition, OwnedPartition]:
+        """Return the member's partitions, by topic and number. Those that have not changed are the shared view's."""
+        isolation, is_queue = self._isolation, settings.queue is not None
+        if settings.queue is not None:
+            isolation = settings.queue.isolation
+        changed = None if shared is None else _find_changed(state, group, member_id, shared)
+        if shared is None or changed is None:
+            return _read_partitions(state, group, group.list_partitions_of(member_id), isolation, is_queue)
+        read = _read_partitions(state, group, changed, isolation, is_queue)
+        return {**shared.owned, **read} if read else shared.owned
 
     def _read_settings(self, group: Group) -> GroupSettings:
         """Return the group's settings; those read before, unless they were altered since."""
@@ -167,12 +201,30 @@ class ViewBuilder:
         return self._settings
 
 
-def _find_owned_partitions(
-    state: State, group: Group, member_id: str, isolation: Isolation, is_queue: bool
+def _find_changed(state: State, group: Group, member_id: str, shared: MembershipView) -> list[TopicIdPartition] | None:
+    """Return the member's partitions that have changed since its shared view, sorted.
+
+    None: the member has got or lost some, one of its topics has changed as a whole, or the changes are not known.
+    """
+    changes, changed = state.list_changes_since(shared.step), set[TopicIdPartition]()
+    if changes is None or not all(part.topics.keys().isdisjoint(group.partition_counts.keys()) for part in changes):
+        return None
+    for part in changes:
+        changed |= part.find_partitions(group.group)
+    own = group.partitions_by_owner.get(member_id, set())
+    for tp in changed:
+        topic = state.topics.get(tp[0])
+        if topic is None or (tp in own) != ((topic.topic, tp[1]) in shared.owned):
+            return None
+    return sorted(changed & own)
+
+
+def _read_partitions(
+    state: State, group: Group, owned_partitions: Iterable[TopicIdPartition], isolation: Isolation, is_queue: bool
 ) -> dict[TopicPartition, OwnedPartition]:
     committed = state.offsets.get(group.group, {})
     owned = {}
-    for topic_id, topic_partitions in groupby(group.list_partitions_of(member_id), key=itemgetter(0)):
+    for topic_id, topic_partitions in groupby(owned_partitions, key=itemgetter(0)):
         topic, partitions = state.topics.get(topic_id), [partition for _, partition in topic_partitions]
         if topic is None:
             continue

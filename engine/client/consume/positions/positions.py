@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from ....protocol.errors import IllegalState, NoOffsetForPartition, OffsetOutOfRange
 from ....protocol.values.consuming.offsets import OffsetCommit
@@ -94,11 +94,14 @@ class Positions:
         if only is not None:
             check_assignment(only, bounds)
         topic_partitions = bounds if only is None else [only]
-        offsets = {tp: self._find_start(tp, bounds[tp]) for tp in topic_partitions}
-        self._log_beginnings(offsets, bounds)
-        for tp, offset in offsets.items():
+        # Most positions stay where they are: a consumer may have a thousand, and looks with each poll.
+        lost = [tp for tp in topic_partitions if not self._is_in_log(tp, bounds[tp])]
+        starts = {tp: self._find_start(tp, bounds[tp]) for tp in lost}
+        self._log_beginnings(starts, bounds)
+        for tp, offset in starts.items():
             self.by_partition[tp].offset = offset
-        return bounds, {tp: offsets[tp] for tp in self.by_partition if tp in offsets}
+        offsets = {tp: position.offset for tp, position in self.by_partition.items() if tp in topic_partitions}
+        return bounds, cast(dict[TopicPartition, int], offsets)  # none is unknown any more
 
     def _find_unknown(self, only: TopicPartition | None) -> list[TopicPartition]:
         if only is not None:
@@ -106,14 +109,16 @@ class Positions:
         topic_partitions = self.by_partition if only is None else [only]
         return [tp for tp in topic_partitions if self.by_partition[tp].offset is None]
 
+    def _is_in_log(self, tp: TopicPartition, bounds: Bounds) -> bool:
+        offset = self.by_partition[tp].offset
+        return offset is not None and bounds.first <= offset <= bounds.high_watermark
+
     def _find_start(self, tp: TopicPartition, bounds: Bounds) -> int:
-        """Return the position if it is known and in the log, else where to begin."""
+        """Return where to begin, as the position is not known, or not in the log."""
         position = self.by_partition[tp]
         offset = position.offset
         if offset is None and position.is_new:
             return bounds.first
-        if offset is not None and bounds.first <= offset <= bounds.high_watermark:
-            return offset
         if position.is_group_start and offset is not None and offset < bounds.first:
             return bounds.first
         if self._reset == "none" and offset is None:

@@ -133,7 +133,8 @@ class AckSender:
     def collect_single_acks(self) -> None:
         """Record the messages that were accepted one by one; keep refused ones for the next `flush` or `poll`."""
         for tracker in self._trackers.values():
-            self.refusals.note_invalid(tracker.name, tracker.collect_single_acks())
+            if tracker.single_acks:
+                self.refusals.note_invalid(tracker.name, tracker.collect_single_acks())
 
     def send(self, wanted: Sequence[WantedMessages] = (), unseen: Sequence[Acknowledgement] = ()) -> None:
         """Send all recorded outcomes, and request messages, without waiting.
@@ -154,7 +155,8 @@ class AckSender:
 
     def _send_all(self, wanted: Sequence[WantedMessages], unseen: Sequence[Acknowledgement]) -> None:
         """Send, and only then mark outcomes as sent: an interrupt or an error in between loses none."""
-        recorded = [part for tracker in self._trackers.values() for part in tracker.build_acknowledgements()]
+        unsent = [tracker for tracker in self._trackers.values() if tracker.has_unsent]
+        recorded = [part for tracker in unsent for part in tracker.build_acknowledgements()]
         if not recorded and not unseen and not wanted:
             return
         self.sent_at_ms = self._clock.steady_ms()
@@ -167,7 +169,7 @@ class AckSender:
             _SentRequest(future, acknowledgements, self._joined_count)
             for future, acknowledgements in zip(futures, requests, strict=False)
         ]
-        for tracker in self._trackers.values():
+        for tracker in unsent:
             tracker.note_sending()
         if wanted:
             self._acquire_request = futures[-1]

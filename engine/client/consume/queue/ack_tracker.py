@@ -14,6 +14,7 @@ from ....protocol.values.queues.deliveries import Acknowledgement, AckOutcome
 from ....protocol.values.queues.partition_deliveries import Deliveries
 from ....protocol.values.queues.stretches import DeliveryStatus, Stretch
 from ...spans import Span, Spans, group_into_spans
+from ..member.membership_view import OwnedPartition
 
 DeliverySpan = tuple[int, int, int | None]
 """First offset, end offset (exclusive), and the delivery count that is meant; None: the newest delivery."""
@@ -54,6 +55,8 @@ class AckTracker:
         self.is_paused = False
         self.single_acks: list[int] = []
         """Offsets accepted one by one on their first delivery, and not recorded yet. Any thread may append."""
+        self._followed: Deliveries | None = None
+        """The group's state that `follow` has taken in, unless something has happened here since."""
         self._shown: dict[int, Spans] = {}
         """Delivery count -> offsets that were shown with it. Each offset is listed under its newest delivery only."""
         self._open = Spans()
@@ -69,8 +72,21 @@ class AckTracker:
         """Released or returned unseen, without an answer yet. The group's state may still show them as acquired."""
 
     @property
+    def has_open(self) -> bool:
+        return not self._open.is_empty
+
+    @property
     def open_count(self) -> int:
         return len(self._open)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether recorded outcomes are not sent yet."""
+        return bool(self._pending)
+
+    def has_work(self, owned: OwnedPartition) -> bool:
+        """Return whether a poll may find something to do here: in the group's state, or in what it changes here."""
+        return owned.deliveries is not self._followed or not owned.is_done
 
     @property
     def is_sent(self) -> bool:
@@ -128,6 +144,7 @@ class AckTracker:
             messages: offsets that hold a message for this reader.
             expired: offsets whose message has expired.
         """
+        self._followed = None
         for stretch in stretches:
             span = stretch.span
             for shown in self._shown.values():
@@ -247,6 +264,7 @@ class AckTracker:
 
     def reopen(self, acknowledgement: Acknowledgement) -> None:
         """Note a refusal. Messages that the member still has are open again after the next `follow`."""
+        self._followed = None
         for first, count in acknowledgement.ranges:
             self._accepted.remove(first, first + count)
             self._refused.add(first, first + count)
@@ -267,4 +285,4 @@ class AckTracker:
             for refused in self._refused.within(stretch.first, stretch.end):
                 for span in shown.within(*refused):
                     self._open.add(*span)
-        self._refused = Spans()
+        self._refused, self._followed = Spans(), deliveries

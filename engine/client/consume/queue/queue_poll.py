@@ -6,7 +6,7 @@ Each poll requests the messages of the next poll, so that they are there when th
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....namespace.processes.clock import Clock
@@ -125,7 +125,8 @@ class DeliveryPlanner:
 
     def count_open(self) -> int:
         """Return how many shown messages have no outcome yet."""
-        return sum(tracker.open_count for tracker in self._trackers.values())
+        shown = (self._trackers.get(tp) for tp in self._shown_last)
+        return sum(tracker.open_count for tracker in shown if tracker is not None and tracker.has_open)
 
     def count_room(self) -> int:
         """Return how many more messages may be shown before some get an outcome."""
@@ -147,19 +148,20 @@ class DeliveryPlanner:
         )
 
     def select(
-        self, owned: Mapping[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
+        self, owned: dict[TopicPartition, OwnedPartition], max_count: int, paused_by_user: Container[TopicPartition]
     ) -> PollSelection:
         """Select acquired messages that were not shown, evenly from all partitions that may be shown.
 
         Args:
-            owned: the member's partitions that have a tracker.
+            owned: the member's partitions that have a tracker, and that may have something to do. Partitions that
+                return messages unseen are replaced in it.
             max_count: messages at most; the room of the user is another bound.
             paused_by_user: partitions to leave out.
         """
         delivers_paused = self.settings is not None and self.settings.handoff_ms > 0
         in_order = self.settings is not None and self.settings.policy.in_order
         unshown = {
-            tp: take_showable(self._trackers[tp], partition, in_order)
+            tp: take_showable(self._trackers[tp], owned, tp, in_order)
             for tp, partition in self._put_last_shown_at_end(owned).items()
             if tp not in paused_by_user and (delivers_paused or not partition.is_paused)
         }
@@ -218,28 +220,34 @@ def _count(stretches: Sequence[Stretch]) -> int:
     return sum(stretch.length for stretch in stretches)
 
 
-def take_showable(tracker: AckTracker, owned: OwnedPartition, in_order: bool) -> list[Stretch]:
+def take_showable(
+    tracker: AckTracker, owned: dict[TopicPartition, OwnedPartition], tp: TopicPartition, in_order: bool
+) -> list[Stretch]:
     """Return the acquired messages of a partition that were not shown, up to the first gap.
 
     They end at a gap because one fetch reads one range of offsets.
 
     Args:
         tracker: what the user was shown.
-        owned: the group's state of the partition.
+        owned: the group's state of the member's partitions.
+        tp: the partition.
         in_order: with `nack.order` `partition`, no message is shown before an earlier one that was given back. Later
-            messages that were prefetched are returned unseen, and `owned` is changed accordingly. The group then
-            delivers all of them again, the lowest offset first.
+            messages that were prefetched are returned unseen, and the partition is replaced in `owned` accordingly. The
+            group then delivers all of them again, the lowest offset first.
     """
-    assert owned.deliveries is not None
-    tracker.follow(owned.deliveries)
-    first, end = owned.bounds.first, owned.bounds.end
-    stretches = owned.deliveries.list_acquired_stretches()
+    bounds, deliveries = owned[tp].bounds, owned[tp].deliveries
+    assert deliveries is not None
+    tracker.follow(deliveries)
+    first, end = bounds.first, bounds.end
+    stretches = deliveries.list_acquired_stretches()
     acquired = [part.cut(max(first, part.first), min(end, part.end)) for part in stretches]
     unshown = tracker.find_unshown(part for part in acquired if part.length > 0)
-    if in_order and unshown and (given_back := tracker.find_first_given_back(owned.deliveries)) is not None:
+    if in_order and unshown and (given_back := tracker.find_first_given_back(deliveries)) is not None:
         later = [part.cut(max(part.first, given_back), part.end) for part in unshown if part.end > given_back]
         tracker.return_unseen(later)
-        owned.deliveries.change(stretches_to_ranges(later), _make_available)
+        deliveries = deliveries.copy()  # later views share the group's state
+        deliveries.change(stretches_to_ranges(later), _make_available)
+        owned[tp] = replace(owned[tp], deliveries=deliveries)
         unshown = [part.cut(part.first, min(part.end, given_back)) for part in unshown if part.first < given_back]
     contiguous: list[Stretch] = []
     for part in unshown:

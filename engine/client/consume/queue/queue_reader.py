@@ -208,18 +208,20 @@ class QueueReader:
         owned = self._find_owned()
         if self.accepts_previous and self._planner.is_auto_ack:
             for tracker in self._trackers.values():
-                tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.list_open_spans()])
+                if tracker.has_open:
+                    tracker.record(AckOutcome.ACCEPT, [(*span, None) for span in tracker.list_open_spans()])
         self.accepts_previous = False
         max_records = self._planner.limit_poll(max_records)
-        selection = self._planner.select(owned, max_records, self.paused_by_user)
+        working = {tp: partition for tp, partition in owned.items() if self._trackers[tp].has_work(partition)}
+        selection = self._planner.select(working, max_records, self.paused_by_user)
         topic_ids = {topic: partition.bounds.topic_id for (topic, _), partition in owned.items()}
         parts = self._parts.fetcher.fetch_topics(selection.starts, selection.ends, topic_ids, owned)
         if parts is None:
             return None
-        shown, acceptances = self._planner.show(selection, parts, owned, moves)
+        shown, acceptances = self._planner.show(selection, parts, working, moves)
         next_messages: list[WantedMessages] = []
         if self._ack_sender.acquire_request is None:  # at most one request is under way
-            next_messages = self._planner.plan_next(owned, max_records - selection.unshown_count, self.paused_by_user)
+            next_messages = self._planner.plan_next(working, max_records - selection.unshown_count, self.paused_by_user)
         self._ack_sender.send(next_messages)
         offsets = self._member.build_offsets(selection.ends, topic_ids)
         if not self._planner.is_auto_ack:  # otherwise the next poll acknowledges, and a transaction must not
@@ -271,7 +273,8 @@ class QueueReader:
         silence, stalls = self._ack_sender.explain_silence(), self._member.membership.find_stalls()
         reasons = [] if silence is None else [silence]
         reasons += [str(stall) for stall in stalls if stall.kind != "bound"]
-        owned = self._holder.read_owned(newest=False)
+        all_owned = self._holder.read_owned(newest=False)
+        owned = {tp: partition for tp, partition in all_owned.items() if not partition.is_done}
         batch.outcome = self._member.find_outcome(lambda: any(partition.left_count for partition in owned.values()))
         reasons += self._member.explain_outcome(batch.outcome)
         bounds = {tp: partition.bounds for tp, partition in owned.items()}
