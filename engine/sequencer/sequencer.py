@@ -291,11 +291,14 @@ class Sequencer(ProcessBound):
     def _hand_over(self, term: Term) -> None:
         # first let clients put their letters into the mailbox: the next leader decides them
         term.close_lines()
-        # give the lease back last, so that the next leader does not meet our projector
-        term.background.drain(term.state)
+        # Give the lease back last, so that the next leader does not meet our projector. The leader before may still
+        # project its last step, and the next one this leader's. Neither ends a term: only the log says who leads.
+        with suppress(NotLeader):
+            term.background.drain(term.state)
         self._decider.decide(term, StepLetters(), [leader.decide_resign(term.state)])
         self._crash_point("sequencer.resigned")
-        term.background.drain(term.state)
+        with suppress(NotLeader):
+            term.background.drain(term.state)
 
     def make_retention_due(self) -> None:
         """Let the next step look for messages that retention deletes, if this sequencer leads."""

@@ -26,7 +26,7 @@ from lakemq.engine.namespace.loading.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.errors import FileMissing, IllegalState, StorageError, UnknownServerError
+from lakemq.engine.protocol.errors import FileMissing, IllegalState, NotLeader, StorageError, UnknownServerError
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.leader import LeaderElected
@@ -266,6 +266,32 @@ def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, m
     sequencer.resign()
     assert max(waiting) <= 6
     assert len(mq.topics.list()) == 20
+
+
+def test_a_leader_has_handed_over_even_if_the_next_one_projects_its_last_step(mq: Connection) -> None:
+    standby = make(mq.namespace, "standby")
+
+    def lead_and_project(point: str) -> None:
+        if point == "sequencer.resigned":
+            assert standby.try_lead()
+            assert standby.resign()
+
+    leader = make(mq.namespace, "leader", lead_and_project)
+    assert leader.try_lead()
+    assert leader.resign()
+
+
+def test_a_leader_hands_over_even_if_the_one_before_it_still_projects(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet_another(*_: object) -> None:
+        raise NotLeader("Projecting was overtaken.")
+
+    monkeypatch.setattr(background_projection.BackgroundProjection, "drain", meet_another)
+    leader = make(mq.namespace, "leader")
+    assert leader.try_lead()
+    assert leader.resign()
+    assert mq.state().leader == ""
 
 
 # -- the first look -----------------------------------------------------------------------------------------
