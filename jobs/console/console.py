@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lakemq.jobs.metrics.collector import NamespaceCollector
 
 QUERY_LIMITS = QueryLimits(timeout_s=20.0, max_rows=1_000, memory_mb=1_024)
-"""Bounds of a query. It must not take the memory of a sequencer in the same process."""
+"""Bounds of a query, unless its console has others. It must not take the memory of a sequencer in the same process."""
 
 
 class NotPossible(Exception):
@@ -41,6 +41,7 @@ class Console:
         collector: the metrics.
         settings: what the console allows.
         examine: runs the doctor's checks.
+        query_limits: bounds of a query.
     """
 
     mq: Connection
@@ -48,10 +49,11 @@ class Console:
     collector: NamespaceCollector
     settings: ConsoleSettings
     examine: Callable[[], Sequence[Finding]]
+    query_limits: QueryLimits = QUERY_LIMITS
     _query_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run_sql(self, text: str) -> BoundedResult:
-        """Run a visitor's query over the tables as of the last projection, in a process within QUERY_LIMITS.
+        """Run a visitor's query over the tables as of the last projection, in a process within `query_limits`.
 
         Raises:
             NotPossible: another query runs.
@@ -60,17 +62,17 @@ class Console:
         """
         with self._lock_queries():
             live = make_live_readers(self.mq.namespace, lambda: self.observer)
-            return run_query_in_process(self.mq.namespace, text, QUERY_LIMITS, live)
+            return run_query_in_process(self.mq.namespace, text, self.query_limits, live)
 
     def read_rows(self, text: str) -> list[tuple[Any, ...]]:
         """Return the rows of a query of a page. Raises as `run_sql`."""
         with self._lock_queries():
             namespace = self.mq.namespace
-            return run_bounded_query(namespace, text, QUERY_LIMITS, take_snapshot(namespace.store)).rows
+            return run_bounded_query(namespace, text, self.query_limits, take_snapshot(namespace.store)).rows
 
     @contextmanager
     def _lock_queries(self) -> Iterator[None]:
-        if not self._query_lock.acquire(timeout=QUERY_LIMITS.timeout_s):
+        if not self._query_lock.acquire(timeout=self.query_limits.timeout_s):
             raise NotPossible("Another query runs. Try again when it has ended.")
         try:
             yield

@@ -13,12 +13,13 @@ with needs("console"):
     from lakemq.jobs.process.http_listener import HttpLimits, serve_http
 
 from lakemq.jobs.console.app import build_app
-from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.console import QUERY_LIMITS, Console
 from lakemq.jobs.console.settings import ConsoleSettings
 from lakemq.jobs.metrics.server import open_registry
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.sql.query import QueryLimits
     from lakemq.engine.sequencer.serving import Serving
     from lakemq.jobs.doctor.finding import Finding
 
@@ -36,6 +37,7 @@ def serve_console(
     examine: Callable[[], Sequence[Finding]],
     serving: Serving | None = None,
     limits: HttpLimits = LIMITS,
+    query_limits: QueryLimits = QUERY_LIMITS,
 ) -> Iterator[str]:
     """Answer browsers inside the block, and yield the console's address.
 
@@ -45,13 +47,14 @@ def serve_console(
         examine: runs the doctor's checks.
         serving: the sequencer of this process, if it runs one.
         limits: what clients may take.
+        query_limits: bounds of a query.
 
     Raises:
         InvalidConfig: the address cannot be listened on.
         MissingExtra: the extra `console` is not installed.
     """
     with (
-        open_console(mq, settings, examine, serving) as app,
+        open_console(mq, settings, examine, serving, query_limits) as app,
         serve_http(app, "console", settings.host, settings.port, limits, _OPTIONS) as (host, port),
     ):
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
@@ -65,7 +68,8 @@ def open_console(
     settings: ConsoleSettings,
     examine: Callable[[], Sequence[Finding]],
     serving: Serving | None = None,
+    query_limits: QueryLimits = QUERY_LIMITS,
 ) -> Iterator[Callable[..., object]]:
     """Yield the ASGI application of a console; see `serve_console`."""
     with open_registry(mq, serving) as (registry, collector, observer):
-        yield build_app(Console(mq, observer, collector, settings, examine), registry)
+        yield build_app(Console(mq, observer, collector, settings, examine, query_limits), registry)

@@ -13,6 +13,7 @@ import httpx
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.sequencer.serving import Serving
+from lakemq.jobs.console.console import QUERY_LIMITS
 from lakemq.jobs.console.server import serve_console
 from lakemq.jobs.console.settings import ConsoleSettings
 from lakemq.jobs.doctor.examination import examine
@@ -77,10 +78,15 @@ def table_rows(page: str, title: str) -> list[list[str]]:
 
 
 @contextmanager
-def open_browser(mq: Connection, serving: Serving | None = None, **settings: Any) -> Iterator[Browser]:
-    """Serve a console at a free port, and yield a visitor."""
+def open_browser(
+    mq: Connection, serving: Serving | None = None, query_timeout_s: float = 600, **settings: Any
+) -> Iterator[Browser]:
+    """Serve a console at a free port, and yield a visitor. query_timeout_s: patient, as a busy machine may be slow."""
     chosen = ConsoleSettings(**{"port": 0, **settings})
-    with serve_console(mq, chosen, lambda: list(examine(mq.namespace.path, spark=False)), serving) as address:
+    limits = QUERY_LIMITS._replace(timeout_s=query_timeout_s)
+    with serve_console(
+        mq, chosen, lambda: list(examine(mq.namespace.path, spark=False)), serving, query_limits=limits
+    ) as address:
         port = urlsplit(address).port
         browser = Browser(f"http://localhost:{port}" if "127.0.0.1" in address else address)
         with browser.client:

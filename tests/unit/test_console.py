@@ -16,9 +16,7 @@ from unit.busy_namespace import HOSTILE, ORDERS, READERS, SHIPPED, WORKERS, Busy
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.query import QueryLimits
 from lakemq.engine.maintenance.retention import measure_sizes
-from lakemq.jobs.console import console as console_module
 from lakemq.jobs.console.app import MENU, PAGES
 from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.pages import overview
@@ -282,11 +280,9 @@ def test_delayed_messages_are_counted_per_minute(busy: BusyNamespace, browser: B
     assert row[:3] == [ORDERS, str(read_sql(busy, "SELECT partition FROM pending_delayed_rows")[0]["partition"]), "d"]
 
 
-def test_delayed_page_reads_files_within_the_limits_of_a_query(
-    browser: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console_module, "QUERY_LIMITS", QueryLimits(timeout_s=0.001, max_rows=10, memory_mb=256))
-    page = browser.get("/delayed")
+def test_delayed_page_reads_files_within_the_limits_of_a_query(busy: BusyNamespace) -> None:
+    with open_browser(busy.mq, query_timeout_s=0.001) as hasty:
+        page = hasty.get("/delayed")
     assert table_rows(page, "Topics")[0][0] == ORDERS
     assert "The query was stopped after 0.001 s" in " ".join(notices(page))
 
@@ -317,10 +313,10 @@ def test_sql_reads_only_and_only_tables(browser: Browser) -> None:
         assert reason in " ".join(notices(browser.submit(page, "/sql", 400, text=query))), query
 
 
-def test_a_query_that_takes_too_long_is_stopped(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console_module, "QUERY_LIMITS", QueryLimits(timeout_s=0.3, max_rows=10, memory_mb=256))
+def test_a_query_that_takes_too_long_is_stopped(busy: BusyNamespace) -> None:
     endless = "SELECT count(*) FROM range(10000000) a CROSS JOIN range(10000000) b"
-    page = browser.submit(browser.get("/sql"), "/sql", 400, text=endless)
+    with open_browser(busy.mq, query_timeout_s=0.3) as hasty:
+        page = hasty.submit(hasty.get("/sql"), "/sql", 400, text=endless)
     assert "stopped after 0.3 s" in notices(page)[0]
 
 

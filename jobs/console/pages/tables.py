@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lakemq.engine.namespace.loading.snapshot import take_snapshot
-from lakemq.jobs.console.console import QUERY_LIMITS, Console
+from lakemq.jobs.console.console import Console
 from lakemq.jobs.console.inputs import LONGEST_TEXT, BadInput, read_text
 from lakemq.jobs.console.parts import Facts, Field, Form, Link, Notice, Page, Part, Table
 from lakemq.jobs.console.rendering import format_cell, format_time, make_link
@@ -60,7 +60,9 @@ def read_tables(console: Console, inputs: Mapping[str, Any]) -> Page:
 
 def read_sql_box(console: Console, inputs: Mapping[str, Any]) -> Page:
     """Return the empty box, or one with a query that a link has filled in. Only the button runs it."""
-    return Page("SQL", [_make_box(read_text(inputs, "text", LONGEST_TEXT, EXAMPLE))], [Link("Tables", "/tables")])
+    return Page(
+        "SQL", [_make_box(console, read_text(inputs, "text", LONGEST_TEXT, EXAMPLE))], [Link("Tables", "/tables")]
+    )
 
 
 def run_sql_box(console: Console, inputs: Mapping[str, Any]) -> Page:
@@ -70,9 +72,9 @@ def run_sql_box(console: Console, inputs: Mapping[str, Any]) -> Page:
         raise BadInput("There is no statement to run.")
     result = console.run_sql(text)
     rows = [[_show_cell(value) for value in row] for row in result.rows]
-    parts: list[Part] = [_make_box(text)]
+    parts: list[Part] = [_make_box(console, text)]
     if result.is_cut:
-        parts.append(Notice(f"The result has more rows. The first {QUERY_LIMITS.max_rows:,} are shown."))
+        parts.append(Notice(f"The result has more rows. The first {console.query_limits.max_rows:,} are shown."))
     parts.append(Table("Result", result.columns, rows, "The result has no rows."))
     return Page("SQL", parts, [Link("Tables", "/tables")])
 
@@ -81,6 +83,7 @@ def _show_cell(value: Any) -> Any:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else format_cell(value)
 
 
-def _make_box(text: str) -> Form:
-    title = f"Spark SQL, read-only: at most {QUERY_LIMITS.max_rows:,} rows and {QUERY_LIMITS.timeout_s:g} s"
+def _make_box(console: Console, text: str) -> Form:
+    limits = console.query_limits
+    title = f"Spark SQL, read-only: at most {limits.max_rows:,} rows and {limits.timeout_s:g} s"
     return Form(title, "/sql", [Field("text", "query", text, rows=8)], "Run", "post")
