@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lakemq.engine.client.quality.audit_relations import PreparedAudit, prepare
-from lakemq.engine.client.quality.gx_context import create_ephemeral_context, import_great_expectations
-from lakemq.engine.client.quality.invariants import INVARIANTS, SUBJECTS, Invariant
+from lakemq.engine.client.quality import create_ephemeral_context, import_great_expectations
+from lakemq.engine.client.quality.audit import INVARIANTS, SUBJECTS, Invariant, PreparedAudit, prepare
 from lakemq.engine.namespace.namespace import Namespace
 from lakemq.errors import TableDamaged
-from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+
+from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
 log = logging.getLogger("lakemq.audit")
 
@@ -76,7 +76,7 @@ def examine(prepared: PreparedAudit, docs: Path | None = None) -> Iterator[Invar
     """Ask Great Expectations whether each invariant of the subjects holds, in their order."""
     with _without_usage_statistics():
         import_great_expectations()
-        from lakemq.engine.client.quality.gx_expectations import run_queries_in
+        from lakemq.engine.client.quality.gx import run_queries_in
 
         with run_queries_in(prepared.database):
             yield from _run_checkpoints(prepared, docs)
@@ -87,7 +87,7 @@ def _run_checkpoints(prepared: PreparedAudit, docs: Path | None) -> Iterator[Inv
     from great_expectations import Checkpoint, ExpectationSuite, ValidationDefinition
     from great_expectations.checkpoint import UpdateDataDocsAction, ValidationAction
 
-    from lakemq.engine.client.quality.gx_expectations import SUBJECT, make_expectation
+    from lakemq.engine.client.quality.gx import SUBJECT, make_expectation
 
     context = create_ephemeral_context()
     actions: list[ValidationAction] = []

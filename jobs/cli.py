@@ -15,31 +15,28 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lakemq.jobs.commands import (
+from .commands import (
     bench,
     console,
     consume,
     dead_letters,
     delayed,
     groups,
-    history,
     messages,
     namespace,
-    offsets,
     publish,
     query,
     status,
     topics,
     transactions,
 )
-from lakemq.jobs.commands.shared.context import Session
-from lakemq.jobs.commands.shared.examples import add_examples
-from lakemq.jobs.entry import PATH_VARIABLE, storage_options
-from lakemq.jobs.output import Output, one_line
-from lakemq.jobs.process import interrupts
-from lakemq.jobs.process.exits import all_codes, describe_error, exit_code_of
-from lakemq.jobs.process.logs import TRACE_VARIABLE, log_to_stderr
-from lakemq.jobs.process.streams import open_standard_streams
+from .commands.shared.context import Session
+from .commands.shared.examples import add_examples
+from .entry import PATH_VARIABLE, storage_options
+from .output import Output, one_line
+from .process import exits
+from .process.exits import all_codes, describe_error, exit_code_of
+from .process.streams import TRACE_VARIABLE, log_to_stderr, open_standard_streams
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
 
@@ -81,7 +78,7 @@ def _report_errors() -> Iterator[None]:
         except OSError:
             _discard_buffered_output()
         # a library may turn a signal into an error of its own: report the signal
-        number = interrupts.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+        number = exits.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
         if number is not None:
             typer.echo(f"INTERRUPTED: by {signal.Signals(number).name}", err=True)
             raise typer.Exit(128 + number) from None
@@ -162,11 +159,11 @@ def lakemq(
 
 namespace.add_to(app)
 status.add_to(app)
-history.add_to(app)
+status.add_history_to(app)
 topics.add_to(app)
 publish.add_to(app)
 messages.add_to(app)
-offsets.add_to(app)
+groups.add_offsets_to(app)
 consume.add_to(app)
 query.add_to(app)
 transactions.add_to(app)
@@ -181,7 +178,7 @@ add_examples(app)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and end the process (the console script)."""
     open_standard_streams()
-    interrupts.install()
+    exits.install()
     app(args=None if arguments is None else list(arguments), prog_name="lakemq")
 
 

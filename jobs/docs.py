@@ -17,9 +17,7 @@ from typing import Any
 
 from lakemq.engine.client.consume.options import CONSUMER, PROTOCOLS, ConsumerOption
 from lakemq.engine.client.groups.groups import GROUP
-from lakemq.engine.client.producer.options import PRODUCER
-from lakemq.engine.client.producer.producer import Producer
-from lakemq.engine.client.states import (
+from lakemq.engine.client.operator_tools import (
     DELAY_TRANSITIONS,
     DELIVERY_TRANSITIONS,
     LOG_TRANSITIONS,
@@ -29,16 +27,19 @@ from lakemq.engine.client.states import (
     TRANSACTION_TRANSITIONS,
     Transitions,
 )
+from lakemq.engine.client.producer.options import PRODUCER
+from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
-from lakemq.jobs.commands.shared.page import command_page
-from lakemq.jobs.output import format_setting
-from lakemq.tables.specs.live import LIVE_TABLES
+from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.catalog import ddl_type
 from lakemq.tables.views import VIEWS
+
+from .commands.shared.page import command_page
+from .output import format_setting
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs"
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.output import one_line, to_json
-from lakemq.jobs.process import interrupts
-from lakemq.jobs.process.exits import Exit, all_codes, describe_error, exit_code_of
-from lakemq.jobs.process.logs import TRACE_VARIABLE, JsonLines, log_to_stderr
+from .output import one_line, to_json
+from .process import exits
+from .process.exits import Exit, all_codes, describe_error, exit_code_of
+from .process.streams import TRACE_VARIABLE, JsonLines, log_to_stderr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,8 +116,8 @@ def run(name: str, options: argparse.Namespace, work: Callable[[], Counts]) -> i
     """
     level, begun_s = logging.getLevelName(options.log_level.upper()), time.monotonic()
     end: dict[str, Any] = {"job": name}
-    with interrupts.handle_signals(), log_to_stderr(level, JsonLines(name)):
-        interrupts.end_with_jvm()
+    with exits.handle_signals(), log_to_stderr(level, JsonLines(name)):
+        exits.end_with_jvm()
         try:
             code, more = Exit.OK.value, work()
         except BaseException as error:
@@ -129,7 +129,7 @@ def run(name: str, options: argparse.Namespace, work: Callable[[], Counts]) -> i
 
 def _ended_by(error: BaseException) -> tuple[int, Counts]:
     # a library may turn a signal into an error of its own: report the signal
-    number = interrupts.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+    number = exits.received_signal() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
     if number is not None:
         line, code = f"INTERRUPTED: by {signal.Signals(number).name}", 128 + number
     elif isinstance(error, Exception):

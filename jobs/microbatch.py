@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows.message_columns import COLUMNS
-from lakemq.engine.namespace.processes import crash
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace import crash
+from lakemq.engine.namespace.extras import needs
 from lakemq.errors import NotLeader
-from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+
+from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,7 +79,8 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
     from pyspark.sql import functions as F
 
     from lakemq.engine.client.format.publishing import checkpoint_of_query
-    from lakemq.jobs.source_stream import SourceStream
+
+    from .source_stream import SourceStream
 
     counts: dict[str, int] = {}
     with mq.serving():
@@ -117,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def job() -> Counts:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
-            from lakemq.jobs.session import spark_session
+            from .session import spark_session
         spark = spark_session("lakemq microbatch", options.master)
         _silence_spark_logs(spark)
         with connect_namespace(options, spark, options.create) as mq:

@@ -19,17 +19,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from lakemq.jobs.entry import (
-    Counts,
-    connect_namespace,
-    make_job_parser,
-    parse_arguments,
-    run,
-    run_as_script,
-    whole_number,
-)
-from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
-from lakemq.jobs.process.probe import probe
+from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script, whole_number
+from .process.native_memory import MemoryRelease, choose_allocator
+from .process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -156,7 +148,7 @@ class _StandbySign:
 
     def __init__(self, mq: Connection, serving: Serving) -> None:
         # They load pyarrow, and its allocator is chosen before that.
-        from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
+        from lakemq.tables.storage.coordination.leader_locks import SIGN_EVERY_MS, StandbySigns
         from lakemq.tables.storage.coordination.step_objects import step_name
 
         self._files, self._serving = mq.namespace.files, serving

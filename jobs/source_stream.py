@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import read_stream_id
-from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace import crash
 from lakemq.tables.storage.object_stores.files import LocalFiles, open_files
 
 log = logging.getLogger("lakemq.stream")

@@ -10,16 +10,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakemq.errors import NotLeader
-from lakemq.jobs.entry import (
-    Counts,
-    connect_namespace,
-    make_job_parser,
-    parse_arguments,
-    run,
-    run_as_script,
-    whole_number,
-)
-from lakemq.jobs.process.probe import probe
+
+from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script, whole_number
+from .process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -35,7 +28,7 @@ def run_steps(mq: Connection, until_idle: bool, wait_ms: int | None) -> int:
     probe(mq.namespace.files)
     if until_idle:
         return mq.step_until_idle(wait_ms)
-    from lakemq.engine.namespace.processes.clock import SystemClock
+    from lakemq.engine.namespace.clock import SystemClock
     from lakemq.engine.sequencer.serving import wait_to_lead
 
     sequencer, clock = mq.sequencer(), SystemClock()

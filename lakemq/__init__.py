@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from lakemq import assignors, errors
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.consume.consumer import Consumer
-    from lakemq.engine.client.consume.listener import RebalanceListener
-    from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-    from lakemq.engine.client.consume.positions.position_consumer import AssignedConsumer
-    from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-    from lakemq.engine.client.producer.producer import Producer
-    from lakemq.engine.client.producer.transactional import TransactionalProducer
+    from lakemq.engine.client.consume.group_consumer import GroupConsumer
+    from lakemq.engine.client.consume.options import RebalanceListener
+    from lakemq.engine.client.consume.position_consumer import AssignedConsumer
+    from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+    from lakemq.engine.client.producer.producer import Producer, TransactionalProducer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,14 +50,14 @@ __all__ = [
 
 _CLIENT = "lakemq.engine.client"
 _MODULES = {
-    "AssignedConsumer": f"{_CLIENT}.consume.positions.position_consumer",
+    "AssignedConsumer": f"{_CLIENT}.consume.position_consumer",
     "Connection": f"{_CLIENT}.connection",
     "Consumer": f"{_CLIENT}.consume.consumer",
-    "GroupConsumer": f"{_CLIENT}.consume.member.group_consumer",
+    "GroupConsumer": f"{_CLIENT}.consume.group_consumer",
     "Producer": f"{_CLIENT}.producer.producer",
-    "QueueConsumer": f"{_CLIENT}.consume.queue.queue_consumer",
-    "RebalanceListener": f"{_CLIENT}.consume.listener",
-    "TransactionalProducer": f"{_CLIENT}.producer.transactional",
+    "QueueConsumer": f"{_CLIENT}.consume.queue_consumer",
+    "RebalanceListener": f"{_CLIENT}.consume.options",
+    "TransactionalProducer": f"{_CLIENT}.producer.producer",
 }
 
 

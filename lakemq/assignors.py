@@ -37,10 +37,14 @@ built-in assignors, whatever entry points exist.
 
 from __future__ import annotations
 
-from lakemq.engine.protocol.assignors.assignor import Assignor, Member
-from lakemq.engine.protocol.assignors.range import assign_range
-from lakemq.engine.protocol.assignors.roundrobin import assign_roundrobin
-from lakemq.engine.protocol.assignors.sticky import assign_cooperative_sticky, assign_sticky
+from lakemq.engine.protocol.assignors import (
+    Assignor,
+    Member,
+    assign_cooperative_sticky,
+    assign_range,
+    assign_roundrobin,
+    assign_sticky,
+)
 
 __all__ = [
     "Assignor",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 
 with needs("spark"):
     from lakemq.engine.client.format.source import register

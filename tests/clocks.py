@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
 
 
 class ManualClock:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lakemq.engine.namespace.loading.step_reader import follow_from_watermark
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.step_reader import follow_from_watermark
 from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.tables.specs.journal import JOURNAL

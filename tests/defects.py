@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lakemq.engine.protocol.values.transitions import Transitions
+from lakemq.engine.protocol.values.base import Transitions
 
 
 def raise_for_defects() -> None:

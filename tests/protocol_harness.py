@@ -14,21 +14,21 @@ from typing import Any
 
 import msgspec
 
-from lakemq.engine.namespace.loading.due_runs import DueRun
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.waiting_rows import DueRun
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.codec.few_rows import Rows
 from lakemq.engine.protocol.codec.journal import decode_steps, encode_steps
 from lakemq.engine.protocol.codec.letter import decode_letter, encode_letter
 from lakemq.engine.protocol.codec.step_object import StepHead, decode_step_object, encode_step_object
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.rules.observed_waits import ObservedWaits
-from lakemq.engine.protocol.rules.timers import Time
+from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.rules.timers import ObservedWaits, Time
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.consuming.groups import TargetComputed
+from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
 from lakemq.engine.protocol.values.decision import DecisionInputs, InlineRows, Limits
-from lakemq.engine.protocol.values.delayed.delays import DelayedRange
+from lakemq.engine.protocol.values.delays import DelayedRange
+from lakemq.engine.protocol.values.groups import TargetComputed
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import (
@@ -47,15 +47,13 @@ from lakemq.engine.protocol.values.producers import (
     TransactionRef,
     waiting_unit,
 )
-from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, RowLocation
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
-from lakemq.engine.sequencer.assignments.assignor_runs import PlugInThreads
-from lakemq.engine.sequencer.assignments.target_assignments import TargetAssignments
+from lakemq.engine.sequencer.assignments import PlugInThreads, TargetAssignments
 from lakemq.engine.sequencer.delay_queue import DelayQueue
 from lakemq.engine.sequencer.step_decider import Observation
 from lakemq.tables.specs.messages import SEQUENCERS_FILES, FileFacts
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
 HOUR_MS = 3_600_000
 
@@ -184,7 +182,7 @@ class Harness:
         machine.begin_step(self.state, self.now_ms)
         entries = machine.decide_observations(self.state, observations)
         entries += machine.decide_group_changes(self.state)
-        self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
+        self.land(entries or machine.fold(self.state, [clients.decide_renew(self.state)]))
         return [entry.record.kind for entry in entries]
 
     def targets(self) -> list[TargetComputed]:
@@ -214,7 +212,7 @@ class Harness:
         slots.read_ahead(self.state.delays, now_ms)
         due = slots.take_due(self.state.delays, now_ms)
         entries = [] if due is None else machine.release_delays(self.state, due)
-        self.land(entries or machine.fold(self.state, [leader.decide_renew(self.state)]))
+        self.land(entries or machine.fold(self.state, [clients.decide_renew(self.state)]))
         return [entry.record.kind for entry in entries]
 
     # -- requests ---------------------------------------------------------------------------------------

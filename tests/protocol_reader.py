@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
-from lakemq.engine.client.consume.member.membership_view import MembershipView, ViewBuilder
+from lakemq.engine.client.consume.membership_view import MembershipView, ViewBuilder
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.segments import segments_to_table

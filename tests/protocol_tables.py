@@ -9,10 +9,10 @@ import pyarrow as pa
 from lakemq.engine.protocol.projection import RESTORED, build_watermark, project, restore
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
+from lakemq.tables.specs.journal import WatermarkRow
 from lakemq.tables.specs.registry import BY_NAME
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.watermarks import WatermarkRow
-from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.store import select_newest
 
 Tables = dict[str, pa.Table]
 

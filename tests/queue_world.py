@@ -15,14 +15,13 @@ import pyarrow as pa
 from clocks import ManualClock
 from protocol_harness import Harness
 
-from lakemq.engine.client.consume.member.membership import MemberOptions, Membership
-from lakemq.engine.client.consume.poll_loop import ConsumerParts
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.consume.range_fetcher import RangeFetcher
+from lakemq.engine.client.consume.membership import MemberOptions, Membership
+from lakemq.engine.client.consume.poll_loop import ConsumerParts, RangeFetcher
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal, RequestTimedOut, error_from_refusal
-from lakemq.engine.protocol.values.queues.deliveries import Acquire
+from lakemq.engine.protocol.values.deliveries import Acquire
 from lakemq.engine.protocol.values.state import State
 
 _NO_WAITER = SimpleNamespace(reset=lambda: None, needs_look=lambda: True, note_arrival=lambda: None, close=lambda: None)

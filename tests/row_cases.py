@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from lakemq.engine.client.rows.arrow_body import COLUMN_TYPES
+from lakemq.engine.client.rows.body import COLUMN_TYPES
 from lakemq.engine.client.rows.delay_rule import DelayRule
 from lakemq.engine.client.rows.placing import (
     BAD_HEADER,
@@ -24,8 +24,7 @@ from lakemq.engine.client.rows.placing import (
     Copy,
 )
 from lakemq.engine.protocol.hashing import xxhash64_partition
-from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS
+from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS, NOT_DELAYED
 
 NOW_MS = 1_700_000_000_123
 DESTINATION = "t"

@@ -10,45 +10,40 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import pyarrow as pa
 
 from lakemq.tables.storage.coordination.beats import Beats
-from lakemq.tables.storage.object_stores.spark_connector import configure_spark
+from lakemq.tables.storage.object_stores.store_options import configure_spark
 
+from ..namespace import crash
+from ..namespace.clock import Clock, SystemClock
 from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
-from ..namespace.processes import crash
-from ..namespace.processes.clock import Clock, SystemClock
-from ..namespace.processes.process import end_block
-from ..namespace.processes.process_identity import new_client_id, new_id
-from ..namespace.removed_namespace import explain_silence
+from ..namespace.process import end_block, new_client_id, new_id
+from ..namespace.store_errors import explain_silence
 from ..protocol.errors import IllegalState
 from ..protocol.values.state import State
 from .arguments import parse_as_of, parse_choice, parse_text, parse_topic_name, parse_whole_number
 from .consume.consumers import ConsumerFactory
 from .dead_letters import DeadLetters
-from .delayed.delayed import DelayedMessages
+from .delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
 from .groups.groups import Groups
 from .log_access import LogAccess
-from .observer import Observer
 from .open_objects import OpenObjects
-from .operator_tools import OperatorTools
-from .producer.producer import Producer
+from .operator_tools import Observer, OperatorTools
+from .producer.producer import Producer, TransactionalProducer
 from .producer.producers import ProducerFactory
 from .producer.record_producer import RecordProducer
-from .producer.transactional import TransactionalProducer
-from .publish.arrow import ArrowPublisher, KeylessRoundRobin
-from .publish.row_publisher import RowPublisher, parse_application
+from .publish.arrow import ArrowPublisher, KeylessRoundRobin, RowPublisher, parse_application
 from .quality.gate import Gates
 from .requests.direct_line import DirectLine
 from .requests.follow_line import FollowLine
 from .requests.requester import Requester
+from .rows.placing import RouteCache
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
-from .rows.routing import RouteCache
 from .sequencers import SequencerFactory
 from .topics import Topics
-from .transactions.ids import TRANSACTION_TIMEOUT_MS, TransactionalIds, parse_timeout_ms
 from .transactions.operations import Transactions
-from .transactions.scope import TransactionScope
+from .transactions.scope import TRANSACTION_TIMEOUT_MS, TransactionalIds, TransactionScope, parse_timeout_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,20 +15,19 @@ import pyarrow as pa
 from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import BINARY, INT32, INT64, TEXT, TIME
 
-from ..namespace.processes.clock import Clock
-from ..namespace.processes.process import ProcessBound
+from ..namespace.clock import Clock
+from ..namespace.process import ProcessBound
 from ..protocol.errors import InvalidRequest, UnknownTopicOrPartition
-from ..protocol.values.queues.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
-from ..protocol.values.queues.stretches import DeliveryStatus, Range
+from ..protocol.values.dead_letters import SUFFIX, Cause, DeadLettersJudged, SettleDeadLetters, decode_cause
 from ..protocol.values.state import State
+from ..protocol.values.stretches import DeliveryStatus, Range
 from .arguments import parse_flag, parse_text, parse_topic_name, parse_whole_number
 from .fetch.fetcher import Fetcher
-from .fetch.planning.plan import FetchPlan
-from .fetch.reading.dead_letter_headers import compute_source_offsets
-from .fetch.reading.rows import segment_index_per_row
+from .fetch.plan import FetchPlan
+from .fetch.rows import compute_source_offsets, segment_index_per_row
 from .predicate import Predicate
 from .requests.requester import Requester
-from .spans import Spans, group_into_spans
+from .tracing import Spans, group_into_spans
 
 COLUMNS = pa.schema(
     {

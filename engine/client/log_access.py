@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
-from ..namespace.processes.clock import Clock
-from ..namespace.processes.process import ProcessBound
+from ..namespace.clock import Clock
+from ..namespace.process import ProcessBound
 from ..protocol.errors import InvalidRequest
 from .arguments import (
     check_unit,
@@ -26,22 +26,22 @@ from .arguments import (
 )
 from .consume.consumer import Consumer
 from .consume.consumers import ConsumerFactory
+from .consume.group_consumer import MemberConsumer
 from .consume.group_stream import GroupStream
-from .consume.listener import RebalanceListener
-from .consume.member.member_consumer import MemberConsumer
+from .consume.options import RebalanceListener
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
-from .fetch.planning.plan import Bounds, FetchPosition, Isolation
+from .fetch.plan import Bounds, FetchPosition, Isolation
 from .open_objects import OpenObjects
 from .transactions.scope import TransactionScope
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .consume.member.group_consumer import GroupConsumer
+    from .consume.group_consumer import GroupConsumer
     from .consume.options import AssignKeywords, ConsumerKeywords, MemberKeywords
-    from .consume.positions.position_consumer import AssignedConsumer
-    from .consume.queue.queue_consumer import QueueConsumer
+    from .consume.position_consumer import AssignedConsumer
+    from .consume.queue_consumer import QueueConsumer
 
 
 class LogAccess(ProcessBound):

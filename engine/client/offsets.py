@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..protocol.errors import InvalidRecordState
-from ..protocol.values.consuming.offsets import OffsetCommit
-from ..protocol.values.queues.deliveries import Acknowledgement
+from ..protocol.values.deliveries import Acknowledgement
+from ..protocol.values.offsets import OffsetCommit
 
 TopicPartition = tuple[str, int]
 """Topic and partition. A variable of this type is named `tp`."""

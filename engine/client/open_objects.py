@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
-from ..namespace.processes.process import OwnLock, check_same_process, end_block
+from ..namespace.process import OwnLock, check_same_process, end_block
 from ..protocol.errors import IllegalState
-from .consume.member.open_members import OpenMember
-from .producer.open_producers import OpenProducers
+from .consume.open_members import OpenMember
+from .producer.producers import OpenProducers
 from .producer.record_producer import RecordProducer
 
 if TYPE_CHECKING:

@@ -1,35 +1,132 @@
-"""The tools of operators on a connection: groups, transactions and delayed messages."""
+"""Tools of operators: what a connection has for them, and the observer of a namespace.
+
+The tools of operators on a connection: groups, transactions and delayed messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
-from lakemq.tables.storage.coordination.beats import Beats
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
 
+from ..namespace.clock import Clock
 from ..namespace.namespace import Namespace
-from ..namespace.processes.clock import Clock
-from ..protocol.codec.beat import FencedMember, decode_fenced_members
-from ..protocol.codec.overdue_member import OverdueMember, decode_overdue_members
+from ..namespace.process import ProcessBound
+from ..protocol.codec.beat import FencedMember, OverdueMember, decode_fenced_members, decode_overdue_members
+from ..protocol.values.assignments import PARTITION_TRANSITIONS
+from ..protocol.values.base import Transitions
+from ..protocol.values.dead_letters import REDRIVE_TRANSITIONS
+from ..protocol.values.delays import DELAY_TRANSITIONS
 from ..protocol.values.state import State
+from ..protocol.values.stretches import DELIVERY_TRANSITIONS
+from ..protocol.values.topics import LOG_TRANSITIONS
+from ..protocol.values.transactions import TRANSACTION_TRANSITIONS
 from .dead_letters import DeadLetters
-from .delayed.delayed import DelayedMessages
+from .delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
-from .groups.groups import Groups
-from .groups.rates import read_consumption
-from .groups.resets import OffsetResets
-from .groups.stall import MemberNotes
-from .groups.stalls import list_missing_topics
-from .observer import Observer
+from .groups.groups import Groups, OffsetResets
+from .groups.lag import read_consumption
+from .groups.stalls import MemberNotes, list_missing_topics
 from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
 from .transactions.operations import Transactions
+from .transactions.state import PHASE_TRANSITIONS
+
+__all__ = [
+    "DELAY_TRANSITIONS",
+    "DELIVERY_TRANSITIONS",
+    "LOG_TRANSITIONS",
+    "PARTITION_TRANSITIONS",
+    "PHASE_TRANSITIONS",
+    "REDRIVE_TRANSITIONS",
+    "TRANSACTION_TRANSITIONS",
+    "Transitions",
+]
+
+
+# An observer looks at a whole namespace again and again: groups, transactions and delayed messages as of one step.
+#
+# `mq.groups` and its neighbours load the whole state for each call, which suits a command. An observer loads it once
+# and follows the steps from then on, so that a look of a metrics endpoint or a console is cheap.
+
 
 T = TypeVar("T")
 
 ReadState = Callable[[], State]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The namespace as of one step. It is valid inside the block that yields it, and must not be kept.
+
+    Attributes:
+        state: topics, partitions, and who leads.
+        decided_step: the last step that changed more than the lease; 0 if the tables held it when they were loaded.
+        groups, transactions, delayed: the same objects as those of the connection, which read this state. They also
+            send requests.
+    """
+
+    state: State
+    decided_step: int
+    groups: Groups
+    transactions: Transactions
+    delayed: DelayedMessages
+
+
+class Observer(ProcessBound):
+    """Looks of one process at a namespace. Thread-safe: one thread looks at a time.
+
+    Attributes:
+        dead_letters: the same object as that of the connection, which reads this state, and tables. Do not call it
+            inside a look: it may move the state on.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        make_groups: Callable[[ReadState], Groups],
+        make_transactions: Callable[[ReadState], Transactions],
+        make_delayed: Callable[[ReadState], DelayedMessages],
+        dead_letters: DeadLetters,
+    ) -> None:
+        """fetcher: of the whole state. dead_letters: read with it."""
+        self._fetcher = fetcher
+        self._state = State()
+        self._groups = make_groups(self._read_state)
+        self._transactions = make_transactions(self._read_state)
+        self._delayed = make_delayed(self._read_state)
+        self.dead_letters = dead_letters
+
+    @contextmanager
+    def look(self) -> Iterator[Observation]:
+        """Yield the namespace as of the newest step. Other threads wait until the block ends.
+
+        Raises:
+            StorageError, NewerFormat, TableDamaged: the namespace cannot be read.
+        """
+        with self._fetcher.look() as reader:
+            self._state = reader.state
+            yield Observation(reader.state, reader.decided_step, self._groups, self._transactions, self._delayed)
+
+    def query(self, read: Callable[[State], T]) -> T:
+        """Return what `read` makes of the state as of the newest step. Raises as `look`.
+
+        `read` must not keep any part of the state, because later steps change it.
+        """
+        with self.look() as observation:
+            return read(observation.state)
+
+    def snapshot(self) -> State:
+        """Return topics and partitions as of the newest step. Later steps do not change them. Raises as `look`."""
+        return self.query(State.snapshot)
+
+    def _read_state(self) -> State:
+        return self._state
+
+
 """Returns the whole state, with producers, transactions and groups."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ..namespace.processes.extras import needs
+from ..namespace.extras import needs
 from ..protocol.errors import InvalidRequest, LakeMQError
 from .sql.query import hint_at_quotes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from ..namespace.processes.process import ProcessBound
+from ..namespace.process import ProcessBound
 from ..protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
@@ -17,8 +17,7 @@ from ..protocol.errors import (
     StorageError,
     TopicAlreadyExists,
 )
-from ..protocol.parameters import TOPIC
-from ..protocol.values.schemas import SCHEMA, SchemaVersion
+from ..protocol.parameters import SCHEMA, TOPIC, SchemaVersion
 from ..protocol.values.state import State
 from ..protocol.values.topics import (
     AlterTopic,
@@ -30,7 +29,7 @@ from ..protocol.values.topics import (
 )
 from .arguments import parse_flag, parse_mapping, parse_offsets, parse_texts, parse_topic_name, parse_whole_number
 from .requests.requester import Requester
-from .schemas.schema_changes import check_changed_schema, check_new_schema
+from .schemas.compatibility import check_changed_schema, check_new_schema
 from .schemas.topic_schema import TopicSchema, open_topic_schema
 
 __all__ = ["TopicDescription", "Topics", "parse_config"]

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store
 
-from ..protocol.values.consuming.assignments import TopicIdPartition
-from ..protocol.values.queues.dead_letters import DyingFound, RowLocation
-from ..protocol.values.queues.stretches import Range
+from ..protocol.values.assignments import TopicIdPartition
+from ..protocol.values.dead_letters import DyingFound, RowLocation
+from ..protocol.values.stretches import Range
 
 MOST_SEGMENTS = 5_000
 """That a look finds: what a step decides of takes a fraction of a lease."""

@@ -19,18 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakemq.tables.specs.final_messages import FILE_SCHEMA, FINAL_MESSAGES, final_file_path
-from lakemq.tables.specs.messages import MAX_TTL_MS
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.messages import FILE_SCHEMA, FINAL_MESSAGES, MAX_TTL_MS, final_file_path
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.leftovers import Leftovers
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import Files
-from lakemq.tables.storage.parquet import open_bounded_parquet
-from lakemq.tables.storage.parquet_pages import BASE_BYTES
+from lakemq.tables.storage.parquet import BASE_BYTES, open_bounded_parquet
 
+from ..namespace import crash
 from ..namespace.data_file import file_name, is_expected_file, read_footer, read_journaled_digest
-from ..namespace.processes import crash
-from ..protocol.values.finals import FinalFile, FinalRange, RangesWritten
+from ..protocol.values.log import FinalFile, FinalRange, RangesWritten
 from ..protocol.values.topics import Topic
 
 log = logging.getLogger("lakemq.serve")

@@ -13,27 +13,22 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.delayed import DELAYED
-from lakemq.tables.specs.final_messages import FINAL_MESSAGES
-from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.journal import JOURNAL, WATERMARKS, WatermarkRow
+from lakemq.tables.specs.messages import DELAYED, FINAL_MESSAGES
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.watermarks import WATERMARKS, WatermarkRow
-from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.commits import CommitConflict, NewFile, StoredFile
 from lakemq.tables.storage.delta.delta_log import DeltaLog
 from lakemq.tables.storage.delta.leftovers import Leftovers
-from lakemq.tables.storage.delta.store import TableHandle
+from lakemq.tables.storage.delta.store import TableHandle, select_newest
 from lakemq.tables.storage.object_stores.files import Files
 
+from ..namespace import crash
+from ..namespace.clock import Clock
 from ..namespace.config import EngineConfig
-from ..namespace.processes import crash
-from ..namespace.processes.clock import Clock
-from .data_file_merger import FEW_FILES, SMALL_BYTES, DataFileMerger
-from .data_file_removal import TABLES_LOOKED_AT, Handles
-from .row_trimming import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
-from .step_removal import StepRemoval
-from .writing import write_merged_file, write_merged_pieces
+from .merging import FEW_FILES, SMALL_BYTES, DataFileMerger, write_merged_file, write_merged_pieces
+from .removal import TABLES_LOOKED_AT, Handles, StepRemoval
+from .retention import RETENTION, LiveState, drop_deleted_segments, is_mostly_old, trim_rows
 
 MANY_BIG_FILES = 8
 """Number of merged files of a changelog at which all are merged once more. By then most of their rows are outdated."""

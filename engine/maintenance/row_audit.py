@@ -1,11 +1,15 @@
-"""Check that all rows that tables point at exist, and are in their keys' partitions.
+"""Audits beyond SQL: rows exist where tables point, and replaying the journal gives the tables.
+
+Check that all rows that tables point at exist, and are in their keys' partitions.
 
 One pass over the data files does it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,16 +17,31 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.messages import MESSAGES, file_stem
+from lakemq.tables.specs.journal import JOURNAL, WATERMARKS, WatermarkRow
+from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS, file_stem
+from lakemq.tables.specs.registry import BY_NAME
+from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.topics import SEGMENTS
+from lakemq.tables.storage.delta.store import TableHandle, select_newest
+from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import open_bounded_parquet
-from lakemq.tables.storage.workers import Workers
 
+from ..namespace.config import EngineConfig
 from ..namespace.data_file import file_name, is_expected_file, read_file_facts, read_footer
-from ..namespace.loading.snapshot import Snapshot
+from ..namespace.load import BEGINNING, shards_from
+from ..namespace.step_reader import Snapshot
+from ..protocol import machine
+from ..protocol.codec.journal import decode_steps_after
+from ..protocol.errors import StepTooOld
 from ..protocol.hashing import Partitioner, partition_keys
+from ..protocol.projection import PROJECT, RESTORED, project, restore
+from ..protocol.rows.clients import build_watermark
+from ..protocol.values.state import State
 from ..protocol.values.topics import Topic
-from .data_file_removal import parse_file_id
+from .merging import EQUAL_COLUMNS
+from .removal import parse_file_id
+from .retention import RETENTION, LiveState, read_live_state, trim_rows
 
 Numbers = npt.NDArray[np.int64]
 
@@ -136,3 +155,162 @@ def _count_flaws(
         is_astray = (np.repeat(placed, counts) == number) & is_there & has_key[index] & (where[index] != expected)
         astray += np.add.reduceat(is_astray.astype(np.int64), ends - counts)
     return lost, astray
+
+
+# Compare the tables with the decisions of the journal, as far back as the journal goes.
+
+
+_SEGMENTS_AGREE = tuple(name for name in EQUAL_COLUMNS if name not in ("file_id", "file_partition"))
+"""Columns that a merge leaves as they were decided."""
+_SEGMENTS_SUM_UP = (
+    ("base_offset", "min"),
+    ("last_offset", "max"),
+    ("record_count", "sum"),
+    ("min_timestamp_ms", "min"),
+    ("max_timestamp_ms", "max"),
+    ("base_sequence", "min"),
+    ("first_offset", "min"),
+    ("source_offset", "min"),
+)
+"""Aggregates of a step's segments that stay the same, however a merge cuts or joins them."""
+
+_REJECTIONS_AGREE = ("source", "error", "reason", "rejected_at_ms")
+
+
+class ReplayComparison(NamedTuple):
+    """The result. after_step, step: the decisions between them were replayed; differing: table -> rows that differ."""
+
+    after_step: int
+    step: int
+    differing: dict[str, int]
+
+
+def compare_with_replay(snapshot: Snapshot, config: EngineConfig) -> ReplayComparison:
+    """Compare the tables at the watermark with an earlier watermark plus all decisions of the journal since.
+
+    Positions in data files are left out: merges change them, and decide nothing.
+
+    Raises:
+        StepTooOld: the journal was cut meanwhile.
+    """
+    base = _find_base(snapshot)
+    last = snapshot.watermark.step
+    rows = snapshot.handles[JOURNAL.name].read(step=(base.step + 1, last))
+    steps = decode_steps_after(rows, base.step)
+    if steps is None or base.step + len(steps) != last:
+        raise StepTooOld("The journal was cut meanwhile.", found=base.step, expected="a later step")
+    then = {name: _read_as_of(snapshot.handles[name], base.step) for name in PROJECT}
+    restored = restore(base, {name: then[name] for name in RESTORED})
+    restored.shards = shards_from(snapshot.handles[WATERMARKS.name].properties())
+    state = machine.replay(restored, steps)
+    decided = project(state, steps)
+    differing = {
+        name: _count_differing(BY_NAME[name], snapshot, then[name], decided.get(name), state, base.step, config)
+        for name in PROJECT
+    }
+    counters = build_watermark(state, snapshot.watermark.floor)
+    differing[WATERMARKS.name] = int(WATERMARKS.rows(counters)[0] != replace(snapshot.watermark, versions=[]))
+    return ReplayComparison(base.step, last, differing)
+
+
+def _find_base(snapshot: Snapshot) -> WatermarkRow:
+    """Return the earliest watermark whose tables can still be read, and from which the journal has no gap."""
+    first = min((int(f.statistics["min.step"]) for f in snapshot.handles[JOURNAL.name].files()), default=None)
+    if first == 1 and not any(snapshot.handles[name].floor() for name in PROJECT):
+        return BEGINNING
+    oldest = max(snapshot.watermark.floor, *(handle.floor() for handle in snapshot.handles.values()))
+    if first is not None:
+        oldest = max(oldest, first - 1)
+    rows = snapshot.handles[WATERMARKS.name].read(step=(oldest, snapshot.watermark.step))
+    base: WatermarkRow = WATERMARKS.rows(rows.sort_by("step").slice(0, 1))[0] if rows.num_rows else snapshot.watermark
+    return base
+
+
+def _read_as_of(handle: TableHandle, step: int) -> pa.Table:
+    """Return a changelog's newest rows per key at the step. Of a log, return none: its rows never change."""
+    spec = handle.spec
+    if spec.shape != "changelog":
+        return spec.empty()
+    return select_newest(spec.validate(handle.read(step=(None, step))), spec.keys)
+
+
+def _count_differing(
+    spec: TableSpec,
+    snapshot: Snapshot,
+    then: pa.Table,
+    decided: pa.Table | None,
+    state: State,
+    after: int,
+    config: EngineConfig,
+) -> int:
+    decided_rows = spec.empty() if decided is None else decided
+    handle, last = snapshot.handles[spec.name], snapshot.watermark.step
+    if spec.shape == "changelog":
+        expected, stored = select_newest(pa.concat_tables([then, decided_rows]), spec.keys), _read_as_of(handle, last)
+        return _count_unlike(_drop_steps(stored), _drop_steps(expected), spec.keys)
+    stored, live_state = spec.validate(handle.read(step=(after + 1, last))), read_live_state(state)
+    retention_ms = config.ms(RETENTION[spec.name]) if spec.name in RETENTION else 0
+    stored, expected = (trim_rows(spec, rows, live_state, retention_ms, whole=True) for rows in (stored, decided_rows))
+    if spec is SEGMENTS:
+        return _count_unlike(*_sum_up_segments(stored, expected, live_state), ("step", *_SEGMENTS_AGREE))
+    if spec is REJECTED_ROWS:
+        keys = ("step", *_REJECTIONS_AGREE)
+        return _count_unlike(_sum_records(stored, keys), _sum_records(expected, keys), keys)
+    return _count_unlike(stored, expected, (*spec.keys, "step"))
+
+
+def _drop_steps(rows: pa.Table) -> pa.Table:
+    """Return the existing keys without their steps: the pass in which a row was written does not matter."""
+    return rows.filter(~pc.field("removed")).drop_columns("step")
+
+
+def _sum_records(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    counted = rows.group_by(list(keys)).aggregate([("record_count", "sum")])
+    return counted.select([*keys, "record_count_sum"])
+
+
+def _sum_up_segments(stored: pa.Table, expected: pa.Table, live_state: LiveState) -> tuple[pa.Table, pa.Table]:
+    """Sum up both per step, without ranges that retention deleted: these leave with some merge."""
+    keys = ["step", *_SEGMENTS_AGREE]
+    both = [rows.group_by(keys).aggregate([*_SEGMENTS_SUM_UP]) for rows in (stored, expected)]
+    starts = pa.table(
+        {
+            "topic_id": pa.array([id for id, topic in live_state.topics.items() for _ in topic.log_starts], pa.int64()),
+            "partition": pa.array(
+                [p for topic in live_state.topics.values() for p in range(topic.log_count)], pa.int32()
+            ),
+            "log_start": pa.array(
+                [int(at) for topic in live_state.topics.values() for at in topic.log_starts], pa.int64()
+            ),
+        }
+    )
+    deleted = (
+        both[1].join(starts, ["topic_id", "partition"]).filter(pc.field("base_offset_min") < pc.field("log_start"))
+    )
+    gone = _unique_keys(deleted, keys)
+    remaining = (rows.filter(pc.invert(pc.is_in(_join_keys(rows, keys), gone))) for rows in both)
+    return next(remaining), next(remaining)
+
+
+def _unique_keys(rows: pa.Table, keys: list[str]) -> pa.Array:
+    return _join_keys(rows, keys).combine_chunks().unique() if rows.num_rows else pa.array([], pa.string())
+
+
+def _join_keys(rows: pa.Table, keys: list[str]) -> pa.ChunkedArray:
+    """Return the keys of each row as one text."""
+    texts = [pc.fill_null(rows.column(name).cast(pa.string()), "\0") for name in keys]
+    return pc.binary_join_element_wise(*texts, "\x1f")
+
+
+def _count_unlike(stored: pa.Table, expected: pa.Table, keys: tuple[str, ...]) -> int:
+    """Return how many rows are in only one of the tables."""
+    order = [(name, "ascending") for name in keys]
+    stored, expected = stored.sort_by(order), expected.select(stored.column_names).sort_by(order)
+    if stored.cast(expected.schema).combine_chunks().equals(expected.combine_chunks()):
+        return 0
+    stored_counts, expected_counts = _count_rows(stored), _count_rows(expected)
+    return ((stored_counts - expected_counts) + (expected_counts - stored_counts)).total()
+
+
+def _count_rows(rows: pa.Table) -> Counter[str]:
+    return Counter(repr(tuple(row.values())) for row in rows.to_pylist())

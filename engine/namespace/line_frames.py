@@ -1,4 +1,6 @@
-"""Messages on a line: the direct connection of a client to the sequencer that leads.
+"""What travels on a line: its frames, those of clients that follow the steps, and its settings.
+
+Messages on a line: the direct connection of a client to the sequencer that leads.
 
 A line carries the same letters and answers as the mailbox. A frame is its size, its kind and its content. The client
 says hello first. It sends letters only after the leader's welcome, so a leader knows whose each letter is before it can
@@ -8,15 +10,20 @@ arrive. This order is what lets a leader drop the lines that a client has left (
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 import msgspec
 
-from lakemq.tables.storage.coordination.line_objects import LINES_FOLDER
 from lakemq.tables.storage.coordination.mailbox import MAX_LETTER_BYTES
+from lakemq.tables.storage.coordination.sockets import LINES_FOLDER
+
+from ..protocol.errors import InvalidConfig
+from .config import EngineConfig
 
 _HEADER = struct.Struct(">IB")
 _NUMBER = struct.Struct(">Q")
@@ -165,3 +172,129 @@ class FrameReader:
             content = bytes(memoryview(self._buffer)[_HEADER.size : end])
             del self._buffer[:end]
             yield Frame(kind, content)
+
+
+# Frames of lines that follow: a process hears on them of new steps, and its heartbeats travel on them.
+#
+# They have kinds of their own, beside letters and answers (`line_frames`).
+#
+# - A client says once up to which step it has read (AWAIT_STEP). The leader answers once (STEP), as soon as a later
+#   step
+#   is decided. So a slow client has at most one such frame waiting for it, however many steps pass meanwhile.
+# - A client sends a heartbeat (BEAT). The leader answers with its number (BEAT_SEEN) if it counts.
+
+
+_STEP = struct.Struct(">Q")
+
+MAX_LINE_BEAT_BYTES = 1 << 20
+"""Size of a heartbeat on a line. A process with more members than fit writes the object instead."""
+
+
+class FollowFrameKind(IntEnum):
+    """The kinds of frames of followers. The numbers are apart from those of `FrameKind`."""
+
+    AWAIT_STEP = 16
+    STEP = 17
+    BEAT = 18
+    BEAT_SEEN = 19
+
+
+class LineBeat(msgspec.Struct, frozen=True, array_like=True):
+    """A heartbeat on a line.
+
+    beats_id, number: as in the object that the process would write else; body: the content of that object.
+    """
+
+    beats_id: str
+    number: int
+    body: bytes
+
+
+_beats = msgspec.msgpack.Decoder(LineBeat)
+
+
+def encode_number_frame(kind: FollowFrameKind, number: int) -> bytes:
+    """Encode a frame whose content is the number of a step or of a heartbeat."""
+    return encode_frame(kind, _STEP.pack(number))
+
+
+def decode_number(content: bytes) -> int:
+    """Return the number in a frame's content. Raises BadFrame."""
+    if len(content) != _STEP.size:
+        raise BadFrame(f"a number of {len(content)} bytes, expected {_STEP.size}")
+    (number,) = _STEP.unpack(content)
+    return int(number)
+
+
+def encode_beat_frame(beat: LineBeat) -> bytes:
+    return encode_frame(FollowFrameKind.BEAT, msgspec.msgpack.encode(beat))
+
+
+def decode_beat_frame(content: bytes) -> LineBeat:
+    """Decode a heartbeat. Raises BadFrame."""
+    if len(content) > MAX_LINE_BEAT_BYTES:
+        raise BadFrame(f"a heartbeat of {len(content)} bytes, expected at most {MAX_LINE_BEAT_BYTES}")
+    try:
+        return _beats.decode(content)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"not a heartbeat: {error}") from error
+
+
+# The settings `line.listen` and `line.advertise`: where a leader accepts clients over TCP.
+
+
+_MAX_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class LineSettings:
+    """Where a leader listens, and where clients connect.
+
+    Attributes:
+        listen_host, listen_port: the address of the socket. Port 0: any free one.
+        connect_host, connect_port: the address for clients. Port 0: the port of the socket.
+    """
+
+    listen_host: str
+    listen_port: int
+    connect_host: str
+    connect_port: int
+
+
+def read_line_settings(config: EngineConfig) -> LineSettings | None:
+    """Return where to listen; None if the settings name no address. Raises InvalidConfig."""
+    listen, advertise = config.text("line.listen"), config.text("line.advertise")
+    if not listen:
+        if advertise:
+            raise InvalidConfig(
+                "line.advertise has no effect without line.listen.", found=f"line.advertise {advertise}"
+            )
+        return None
+    listen_host, listen_port = _split_address("line.listen", listen)
+    if advertise:
+        return LineSettings(listen_host, listen_port, *_split_address("line.advertise", advertise))
+    if _is_wildcard(listen_host):
+        raise InvalidConfig(
+            "line.listen accepts connections on all addresses of this machine, and none of them is known to clients.",
+            found=f"line.listen {listen}",
+            expected="line.advertise, with a name or an address of this machine",
+        )
+    return LineSettings(listen_host, listen_port, listen_host, 0)
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _split_address(key: str, text: str) -> tuple[str, int]:
+    """Return host and port of `host:port`, `[host]:port` or a host alone, which has port 0."""
+    host, port = text, ""
+    if not text.endswith("]") and ":" in text:
+        host, _, port = text.rpartition(":")
+    number = int(port or 0)
+    if number > _MAX_PORT:
+        raise InvalidConfig(f"{key} has no valid port.", found=port, expected=f"0 to {_MAX_PORT}")
+    return host.strip("[]"), number

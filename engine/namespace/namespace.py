@@ -9,25 +9,23 @@ from dataclasses import dataclass, field
 
 from deltalake.exceptions import DeltaError
 
-from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.journal import GROUP_SHARDS, JOURNAL, TRANSACTION_SHARDS, WATERMARKS
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.watermarks import GROUP_SHARDS, TRANSACTION_SHARDS, WATERMARKS
-from lakemq.tables.storage.coordination.line_objects import LINES_FOLDER
 from lakemq.tables.storage.coordination.mailbox import Mailbox
+from lakemq.tables.storage.coordination.sockets import LINES_FOLDER
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER, list_steps, step_name
 from lakemq.tables.storage.delta.delta_log import DeltaLog
 from lakemq.tables.storage.delta.store import NewerTable, NotATable, OlderTable, Store
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, open_files
-from lakemq.tables.storage.object_stores.secrets import hide_secrets
-from lakemq.tables.storage.object_stores.sharing import share_with_group
+from lakemq.tables.storage.object_stores.local_files import share_with_group
+from lakemq.tables.storage.object_stores.store_options import hide_secrets
 
 from ..protocol.codec.step_object import StepHead, encode_step_object
 from ..protocol.errors import NamespaceError, NewerFormat
 from ..protocol.values.journal import FORMAT_VERSION, Step
 from .config import EngineConfig
-from .processes.process import claim_tables
-from .processes.process_identity import new_id
+from .process import claim_tables, new_id
 from .storage_error import flatten_error, is_unreachable, storage_error
 
 

@@ -12,16 +12,12 @@ from itertools import chain
 from typing import Any
 
 from .errors import ClientEnded, LakeMQError, ThrottlingQuotaExceeded, UnknownServerError
-from .rules import clients, finals, leader, log, producers, topics, transactions
-from .rules.consuming import groups, offsets, reconciling
-from .rules.delayed import delays
-from .rules.queues import dead_letters, deliveries
-from .rules.registries import Folds, Rules
-from .rules.timers import Time, Timer, Timers
+from .rules import clients, dead_letters, delays, deliveries, groups, log, offsets, reconciling, topics, transactions
+from .rules.timers import Folds, Rules, Time, Timer, Timers
 from .values.base import Record
 from .values.clients import Answered, ClientRemoved, Letter, Unreadable
 from .values.decision import NO_INPUTS, Decision, DecisionInputs
-from .values.delayed.delays import RangeKey, RangesDue
+from .values.delays import RangeKey, RangesDue
 from .values.journal import JournalEntry, Step
 from .values.kinds import AnyRequest, AnyResult
 from .values.segments import NO_SEGMENTS, Segments
@@ -31,7 +27,6 @@ from .values.state import State
 SUBJECTS = (
     topics,
     log,
-    finals,
     delays,
     transactions,
     offsets,
@@ -39,8 +34,6 @@ SUBJECTS = (
     deliveries,
     dead_letters,
     clients,
-    producers,
-    leader,
 )
 
 DECIDE: Rules = {kind: rule for subject in SUBJECTS for kind, rule in subject.DECIDE.items()}

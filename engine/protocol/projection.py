@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.watermarks import WatermarkRow
+from lakemq.tables.specs.journal import WatermarkRow
 
-from .rows import clients, delays, groups, log, offsets, producers, topics, transactions
+from .rows import clients, delays, groups, log, topics, transactions
+from .rows.clients import Project, Restore, build_watermark, create_state
 from .rows.delays import NEAR_MS, RESTORED_COLUMNS, pack_pieces
 from .rows.delays import restore_pieces as restore_delays
-from .rows.leader import build_watermark, create_state
 from .rows.log import JournaledRows, collect_journaled_rows, find_added_files, find_named_files
-from .rows.steps import Project, Restore
 from .values.journal import Step, batch_steps
 from .values.state import State
 
@@ -35,8 +34,8 @@ __all__ = [
     "restore_delays",
 ]
 
-# Transactions come after producers: restoring an id sets it on its producer.
-SUBJECTS = (topics, log, delays, producers, transactions, offsets, groups, clients)
+# Transactions come after clients and producers: restoring an id sets it on its producer.
+SUBJECTS = (topics, log, delays, clients, transactions, groups)
 
 PROJECT: Project = {name: rows for subject in SUBJECTS for name, rows in subject.PROJECT.items()}
 """The tables in the order in which they are written. None depends on another; `messages` is written before them, and
@@ -51,7 +50,7 @@ RESTORED = tuple(RESTORE)
 READERS = tuple(topics.RESTORE)
 """The tables that a reader needs, which decides nothing."""
 
-MEMBERS = (*topics.RESTORE, *offsets.RESTORE, *groups.RESTORE)
+MEMBERS = (*topics.RESTORE, *groups.RESTORE)
 """The tables that members of groups need."""
 
 

@@ -1,6 +1,8 @@
-"""Attendance: find the members of groups that are lost, by the heartbeats of their processes.
+"""Attendance: heartbeats are read, and lost or overdue members of groups found.
 
-A process sends a beat every few seconds: on its line to the leader (`letters.line_beats`), or as an object in the
+Attendance: find the members of groups that are lost, by the heartbeats of their processes.
+
+A process sends a beat every few seconds: on its line to the leader (`letters.lines`), or as an object in the
 store. The beat lists the process's members, with how often each has polled. About once a second the leader reads all
 beats in another thread, compares them with those it has seen, and reports silent members. A step then removes them
 from their groups. Objects are left unread while the beats of all members come on lines.
@@ -16,7 +18,7 @@ member safe.
 3. Time in which the leader could not read beats counts against no member, and that observation starts again
    (`_discount_blind_time`).
 
-A member whose process has certainly ended is lost at once (`processes/process_identity.py`). Static members keep their
+A member whose process has certainly ended is lost at once (`namespace/process.py`). Static members keep their
 session: a process that restarts under the same instance id takes the member's place within it.
 """
 
@@ -26,19 +28,209 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from lakemq.tables.storage.coordination.beats import Beats
+from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
 
-from ..namespace.processes.clock import Clock
-from ..protocol.codec.beat import MemberBeat
-from ..protocol.values.consuming.assignments import GroupMember
-from ..protocol.values.consuming.groups import MemberSilent
+from ..namespace.clock import Clock
+from ..namespace.process import is_process_gone, new_id, read_own_identity
+from ..protocol.codec.beat import MemberBeat, OverdueMember, decode_beat, encode_beat, encode_overdue_members
+from ..protocol.values.assignments import GroupMember
+from ..protocol.values.groups import MemberSilent
 from ..protocol.values.state import State
-from .beat_reader import BeatReader, BeatReading, MemberKey, NewestBeat
-from .letters.line_beats import LineBeats
-from .overdue_members import OverdueMembers, is_idle, is_silent
+from .letters.lines import LineBeats
+
+# Read the heartbeats of a namespace: those that have come on lines, and those that are objects in the store.
+
 
 log = logging.getLogger("lakemq.serve")
+
+MemberKey = tuple[str, str]
+"""Group and member id."""
+
+
+class NewestBeat(NamedTuple):
+    """The newest beat of a process.
+
+    number: grows with each beat; members: None if the process replaced the beat while it was read; age_ms: by the
+    store's clock in the first reading of a term, 0 in all others.
+    """
+
+    number: int
+    members: list[MemberBeat] | None
+    age_ms: int
+
+
+class BeatReading(NamedTuple):
+    """The result of reading all beats.
+
+    began_ms, ended_ms: by the leader's steady clock; beats: by the id of their process's beats; gone: identities of
+    processes that have certainly ended; has_objects: whether objects were read, and not only lines.
+    """
+
+    began_ms: int
+    ended_ms: int
+    beats: dict[str, NewestBeat]
+    gone: set[str]
+    has_objects: bool = True
+
+
+class BeatReader:
+    """Reads heartbeats for one term of leadership, in a thread of its own.
+
+    Attributes:
+        line_beats: the beats that have come on lines. None: there are no lines.
+    """
+
+    def __init__(self, beats: Beats, clock: Clock) -> None:
+        self._beats, self._clock = beats, clock
+        self.line_beats: LineBeats | None = None
+        self._notes: set[str] = set()
+        """Ids of beats that this leader has written for members without any."""
+
+    def read(
+        self, abandoned: list[str], first_members: set[MemberKey] | None, processes: set[str], needs_objects: bool
+    ) -> BeatReading:
+        """Read all beats, and delete the abandoned ones.
+
+        Args:
+            abandoned: ids of beats.
+            first_members: all members in the first reading of a term, else None. A member without a beat gets one,
+                which tells the next leader for how long it has had none.
+            processes: identities of the members' processes.
+            needs_objects: whether to read objects, too, and not only lines.
+        """
+        began_ms = self._clock.steady_ms()
+        # read the store's time before the beats: if this process stops in between, beats seem younger, never older
+        store_ms = self._read_store_time() if first_members is not None else None
+        own = read_own_identity() if self._beats.is_on_local_disk else ""
+        beats: dict[str, NewestBeat] = {}
+        objects = self._beats.read_newest() if needs_objects else {}
+        for beats_id, (number, body) in objects.items():
+            if beats_id in self._notes:
+                continue
+            members = None if body is None else _decode_members(body)
+            age_ms = 0 if store_ms is None else self._read_age_ms(beats_id, number, store_ms)
+            beats[beats_id] = NewestBeat(number, members, age_ms)
+        for beat in [] if self.line_beats is None else self.line_beats.read_all():
+            if beat.beats_id not in beats or beats[beat.beats_id].number < beat.number:
+                beats[beat.beats_id] = NewestBeat(beat.number, beat.members, 0)
+        gone = {process for process in processes if is_process_gone(process, own)}
+        if first_members and all(beat.members is not None for beat in beats.values()):
+            named = {(beating.group, beating.member_id) for beat in beats.values() for beating in beat.members or ()}
+            self._put_note(sorted(first_members - named))
+        if abandoned:
+            self._beats.forget(abandoned)
+        return BeatReading(began_ms, self._clock.steady_ms(), beats, gone, needs_objects)
+
+    def _read_store_time(self) -> int | None:
+        try:
+            return self._beats.time_ms()
+        except OSError as error:
+            log.warning("The store's time cannot be read, so sessions of members start again: %s", error)
+            return None
+
+    def _read_age_ms(self, beats_id: str, number: int, store_ms: int) -> int:
+        modified_ms = self._beats.modified_ms(beats_id, number)
+        return 0 if modified_ms is None else max(0, store_ms - modified_ms)
+
+    def _put_note(self, keys: list[MemberKey]) -> None:
+        """Put one beat in the name of members without any, so that the next leader sees since when they have had none.
+
+        Such a member's first beat never landed, or it closed without leaving: it is static, or its request was lost.
+        """
+        if not keys:
+            return
+        note = new_id()
+        self._notes.add(note)
+        try:
+            self._beats.put(note, 1, encode_beat([MemberBeat(*key, 0) for key in keys]))
+        except OSError as error:
+            log.warning("Members without a beat could not be noted: %s", error)
+
+
+def _decode_members(body: bytes) -> list[MemberBeat]:
+    try:
+        return decode_beat(body)
+    except ValueError:  # not written by a member: any user may put a file there
+        return []
+
+
+# Write down which members are overdue, so that people see a stuck member before it is lost.
+#
+# Heartbeats that come on lines are known to the leader alone, and a session may last for minutes. So the leader notes
+# the members whose heartbeats have stopped, or that have not polled for long, where every process can read it. A note
+# is written only if its members change: usually there is none, and it costs no request to a store.
+
+
+MISSED_BEATS = 3
+"""One or two heartbeats may be late on a busy machine."""
+_SHORTEST_MS = 3_000
+_POLL_SHARE = 0.5
+"""A member that has not polled for this share of its `max_poll_interval_ms` will be lost if nothing changes."""
+
+
+def is_silent(silent_ms: int, interval_ms: int, session_timeout_ms: int) -> bool:
+    """Return whether a member's heartbeats are overdue. interval_ms: between heartbeats; 0: not known."""
+    return silent_ms > max(_SHORTEST_MS, MISSED_BEATS * interval_ms if interval_ms else session_timeout_ms // 2)
+
+
+def is_idle(unpolled_ms: int, max_poll_interval_ms: int) -> bool:
+    """Return whether a member's next poll is overdue."""
+    return unpolled_ms > _POLL_SHARE * max_poll_interval_ms
+
+
+class OverdueMembers:
+    """The members that are overdue during one term of leadership.
+
+    The sequencer's thread sets them. Another thread, one at a time, writes them.
+    """
+
+    def __init__(self, notes: OverdueNotes, clock: Clock) -> None:
+        self._notes, self._clock = notes, clock
+        self._epoch = 0
+        self._members: dict[MemberKey, OverdueMember] = {}
+        self._written: dict[MemberKey, OverdueMember] = {}
+        self._number = 0
+        self._cannot_write = False
+
+    def set(self, epoch: int, steady_times: dict[MemberKey, tuple[int | None, int | None]]) -> None:
+        """Set the members that are overdue.
+
+        steady_times: member -> when it was last heard, and when it polled last, by the steady clock; None: in time.
+        """
+        offset_ms = self._clock.now_ms() - self._clock.steady_ms()
+        members: dict[MemberKey, OverdueMember] = {}
+        for key, times in steady_times.items():
+            heard_ms, polled_ms = (None if at_ms is None else at_ms + offset_ms for at_ms in times)
+            before = self._members.get(key)
+            # the two clocks drift apart: the same silence must not become a new note
+            if before is None or (before.heard_ms is None, before.polled_ms is None) != (
+                heard_ms is None,
+                polled_ms is None,
+            ):
+                before = OverdueMember(*key, heard_ms, polled_ms)
+            members[key] = before
+        self._epoch, self._members = epoch, members
+
+    def write(self) -> None:
+        """Write the note if its members have changed. A store that fails is logged once, and tried again."""
+        members = self._members
+        if members == self._written:
+            return
+        try:
+            if members:
+                self._number += 1
+                self._notes.put(self._epoch, self._number, encode_overdue_members(list(members.values())))
+            else:
+                self._notes.clear()
+        except OSError as error:
+            if not self._cannot_write:
+                log.warning("The note about members that are overdue cannot be written: %s", error)
+            self._cannot_write = True
+            return
+        self._written, self._cannot_write = members, False
+
 
 READ_INTERVAL_MS = 1_000
 MAX_READ_GAP_MS = 5_000

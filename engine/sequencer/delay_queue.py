@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 from lakemq.tables.specs.messages import file_stem
 
-from ..namespace.loading.due_runs import DueRun, DueRuns
-from ..namespace.processes.clock import Clock
-from ..protocol.values.delayed.delays import DelayedRange, RangeKey, RangesDue, WaitingRange
-from ..protocol.values.delayed.waiting import Delays
+from ..namespace.clock import Clock
+from ..namespace.waiting_rows import DueRun, DueRuns
+from ..protocol.values.delays import DelayedRange, RangeKey, RangesDue, WaitingRange
+from ..protocol.values.waiting import Delays
 
 log = logging.getLogger("lakemq.serve")
 
@@ -160,7 +160,7 @@ class DelayQueue:
         else:
             heapq.heappush(self._unread_heap, _UnreadEntry(published.first_due_ms, range_.step, range_.position, key))
 
-    # -- what is due ------------------------------------------------------------------------------------
+    # -- due ranges ------------------------------------------------------------------------------------
 
     def take_due(self, delays: Delays, now_ms: int) -> RangesDue | None:
         """Remove and return the ranges that are due at now_ms, at most as many as a step releases.
@@ -228,7 +228,7 @@ class DelayQueue:
     def _is_first_held_up(self) -> bool:
         return bool(self._due_heap) and self._due_heap[0].due_ms > self._complete_until_ms
 
-    # -- what is due much later -------------------------------------------------------------------------
+    # -- ranges due much later -------------------------------------------------------------------------
 
     def _queue_idle_soon(self, delays: Delays, now_ms: int) -> None:
         """Queue idle ranges that are due soon, as many as a step has time for.

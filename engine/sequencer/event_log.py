@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from ..protocol.values.consuming.groups import (
+from ..protocol.values.dead_letters import MessagesDeadLettered
+from ..protocol.values.groups import (
     GroupConfigured,
     GroupForgotten,
     MemberJoined,
@@ -14,7 +15,6 @@ from ..protocol.values.consuming.groups import (
     RebalanceCompleted,
 )
 from ..protocol.values.journal import JournalEntry, Step
-from ..protocol.values.queues.dead_letters import MessagesDeadLettered
 from ..protocol.values.state import State
 from ..protocol.values.topics import RecordsDeleted, TopicAltered, TopicCreated, TopicDeleted
 from ..protocol.values.transactions import TransactionMoved, TransactionStatus

@@ -1,4 +1,6 @@
-"""The sequencer: take the waiting letters, decide them together, append one step to the log, answer them.
+"""The sequencer and its standby.
+
+The sequencer: take the waiting letters, decide them together, append one step to the log, answer them.
 
 A step goes from letters to answers in this order:
 
@@ -31,37 +33,121 @@ from functools import partial
 from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 from lakemq.tables.storage.coordination.mailbox import Mailbox
 from lakemq.tables.storage.coordination.step_objects import StepsGone
+from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.storage.object_stores.inotify import Watch
-from lakemq.tables.storage.workers import Workers
 
+from ..namespace import crash
+from ..namespace.clock import Clock
 from ..namespace.config import build_limits
-from ..namespace.line_settings import read_line_settings
-from ..namespace.loading.damage import report_damage
+from ..namespace.line_frames import read_line_settings
 from ..namespace.namespace import Namespace
-from ..namespace.processes import crash
-from ..namespace.processes.clock import Clock
-from ..namespace.processes.process import ProcessBound
-from ..namespace.removed_namespace import RemovedNamespace
+from ..namespace.process import ProcessBound
+from ..namespace.step_reader import StepReader, follow_from_watermark
+from ..namespace.store_errors import RemovedNamespace, report_damage
 from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
-from ..protocol.rules import leader
-from ..protocol.rules.delayed.delays import needs_all_ranges
+from ..protocol.rules import clients
+from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
-from ..protocol.rules.transaction_end import has_unobserved_timeout
+from ..protocol.rules.transactions import has_unobserved_timeout
 from ..protocol.values.state import State
-from .letters.answers import Answers
-from .letters.intake import Intake, StepLetters
+from .letters.intake import Intake, ListingPace, Quarantine, StepLetters
 from .letters.line_opener import open_term_lines, remove_old_lines
-from .letters.listing_pace import ListingPace
-from .letters.quarantine import Quarantine
-from .letters.replies import Replies
-from .standby import Standby
-from .step_decider import Observation, StepDecider
-from .step_preparer import StepPreparer
+from .letters.replies import Answers, Replies
+from .step_decider import Observation, StepDecider, StepPreparer
 from .term import Term, TermFactory
 
+# Stand by: follow who leads, and for how long no step came, by this process's own steady clock.
+#
+# A lease is not a time in a step: clocks of machines differ. A standby waits until it has itself seen no step for a
+# whole lease. The leader renews the lease after a third of it. Even a wrong guess does no harm: putting the step of the
+# take-over decides who leads (see `step_log`).
+
+
 log = logging.getLogger("lakemq.serve")
+
+
+class Standby:
+    """Follows the heads of steps. If there is no new step, this costs one request, for an object that is missing.
+
+    Attributes:
+        state: only the lease; everything else is left out.
+        has_seen_life: whether a step came while this process looked, so that its leader is alive.
+    """
+
+    def __init__(self, store: Store, clock: Clock, is_dead: Callable[[str], bool] = lambda leader: False) -> None:
+        """is_dead: returns whether a leader's process has certainly ended, so that its lease need not run out."""
+        self._store, self._clock, self._is_dead = store, clock, is_dead
+        self.has_seen_life = False
+        self._still_since_ms = clock.steady_ms()
+        self._reader: StepReader | None = None
+        self.state = State()
+
+    @property
+    def step(self) -> int | None:
+        """The last step that was seen."""
+        return self._reader.step if self._reader else None
+
+    @property
+    def lease_left_ms(self) -> int:
+        """How long the lease still runs if no step comes."""
+        return self._still_since_ms + self.state.lease_ms - self._clock.steady_ms()
+
+    def forget(self) -> None:
+        """Start over: what was seen may be wrong. A step counts as just seen."""
+        self._reader = None
+
+    def may_lead(self, name: str | None) -> bool:
+        """Follow the steps, then return whether `name` may try to take the lease.
+
+        None: as a process that never had it.
+        """
+        moved = self._follow()
+        now_ms = self._clock.steady_ms()
+        if moved:
+            self._still_since_ms = now_ms
+        if clients.may_lead(self.state, name, now_ms - self._still_since_ms):
+            return True
+        if self._is_dead(self.state.leader):
+            log.info("%s has ended without handing over its lease, which is not waited for", self.state.leader)
+            return True
+        return False
+
+    def _load(self) -> StepReader:
+        watermark, reader = follow_from_watermark(self._store, self._clock.steady_ms)
+        self.state = State(
+            step=watermark.step,
+            now_ms=watermark.decided_at_ms,
+            leader=watermark.leader,
+            leader_epoch=watermark.leader_epoch,
+            lease_ms=watermark.lease_ms,
+        )
+        self._read_heads(reader)
+        return reader
+
+    def _follow(self) -> bool:
+        """Read the new heads. Return whether there were any, or everything had to be loaded."""
+        if self._reader is None:
+            self._reader = self._load()
+            return True
+        try:
+            moved = self._read_heads(self._reader)
+        except StepsGone:
+            self._reader = self._load()
+            return True
+        self.has_seen_life |= moved
+        return moved
+
+    def _read_heads(self, reader: StepReader) -> bool:
+        heads = reader.read_heads()
+        if heads:
+            last, state = heads[-1], self.state
+            state.step, state.now_ms = last.step, last.decided_at_ms
+            state.leader, state.leader_epoch, state.lease_ms = last.leader, last.leader_epoch, last.lease_ms
+        return bool(heads)
+
 
 EXPIRY_INTERVAL_MS = 10_000
 STANDBY_MS = 200
@@ -244,7 +330,7 @@ class Sequencer(ProcessBound):
         lease_ms = self._ns.config.ms("lease.ms")
         # hold the lock before a step names this leader: a standby that reads the name then finds the lock
         self._locks.hold(self.name)
-        self._decider.decide(term, StepLetters(), [leader.decide_take_over(term.state, self.name, lease_ms)])
+        self._decider.decide(term, StepLetters(), [clients.decide_take_over(term.state, self.name, lease_ms)])
         files, epoch, settings = self._ns.files, term.state.leader_epoch, self._line_settings
         self._removal.note_term(term.namespace_id, epoch)
         self._crash_point("sequencer.elected")
@@ -295,7 +381,7 @@ class Sequencer(ProcessBound):
         # project its last step, and the next one this leader's. Neither ends a term: only the log says who leads.
         with suppress(NotLeader):
             term.background.drain(term.state)
-        self._decider.decide(term, StepLetters(), [leader.decide_resign(term.state)])
+        self._decider.decide(term, StepLetters(), [clients.decide_resign(term.state)])
         self._crash_point("sequencer.resigned")
         with suppress(NotLeader):
             term.background.drain(term.state)
@@ -355,7 +441,7 @@ class Sequencer(ProcessBound):
         is_due = bool(has_work) or term.delay_queue.is_due(now_ms)
         entries = self._decider.decide(term, letters, renewal, due, observations) if is_due else []
         term.targets.start_missing(term.state)
-        # Nobody waits for a projection, so the replies come first.
+        # No client waits for a projection, so the replies come first.
         pace = partial(self._decider.yield_between_signs_of_life, term)
         self._answers.send(term.state, lines, letters, entries, pace, term.announce_step)
         self._log_step(term, letters)

@@ -12,48 +12,62 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
-from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.watermarks import WatermarkRow
-from lakemq.tables.storage.coordination.beats import Beats
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.tables.specs.journal import JOURNAL, WatermarkRow
+from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
+from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
-from lakemq.tables.storage.object_stores.time_objects import remove_abandoned_times
-from lakemq.tables.storage.workers import Workers
+from lakemq.tables.storage.object_stores.object_store import remove_abandoned_times
 
-from ..maintenance.data_file_merger import DataFileMerger
 from ..maintenance.dying_messages import find_dying
 from ..maintenance.final_files import FinalFileWriter
 from ..maintenance.housekeeping import Housekeeping
-from ..maintenance.retention import find_outgrown
-from ..maintenance.row_trimming import read_live_state
-from ..namespace.loading.due_runs import read_due_runs
-from ..namespace.loading.later_ranges import LaterRanges
-from ..namespace.loading.load import load_state
-from ..namespace.loading.step_reader import StepReader, follow_from_watermark
+from ..maintenance.merging import DataFileMerger
+from ..maintenance.retention import find_outgrown, read_live_state
+from ..namespace import crash
+from ..namespace.clock import Clock
+from ..namespace.load import load_state
 from ..namespace.namespace import Namespace
-from ..namespace.processes import crash
-from ..namespace.processes.clock import Clock
-from ..namespace.processes.process import pause_garbage_collection
-from ..namespace.processes.process_identity import new_id
+from ..namespace.process import new_id, pause_garbage_collection
+from ..namespace.step_reader import StepReader, follow_from_watermark
+from ..namespace.waiting_rows import LaterRanges, read_due_runs
 from ..protocol import machine
-from ..protocol.rules.observed_waits import ObservedWaits
+from ..protocol.rules.timers import ObservedWaits
 from ..protocol.values.journal import Step
 from ..protocol.values.state import State
-from .assignments.assignor_runs import PlugInThreads
-from .assignments.target_assignments import TargetAssignments
-from .attendance import Attendance
+from .assignments import PlugInThreads, TargetAssignments
+from .attendance import Attendance, OverdueMembers
 from .delay_queue import DelayQueue
-from .dying_search import DyingSearch
 from .event_log import EventLog
 from .finalizing import Finalizing
 from .letters.lines import LineServer
-from .overdue_members import OverdueMembers
-from .projection.background_projection import BackgroundProjection
-from .projection.pending_file import CurrentPendingFile
-from .projection.projector import Projector
-from .retention_search import RetentionSearch
+from .projector import BackgroundProjection, CurrentPendingFile, Projector
+from .searches import DyingSearch, RetentionSearch
 from .step_log import StepLog
-from .step_time import StepTime
+
+# The time of steps: the store's time when a term begins, then the time that the leader's steady clock has seen pass.
+#
+# A leader's own clock may be hours off, and may be set while it leads; neither changes the time of a step. Step time
+# never goes back. If the last leader's time was ahead of the store's, step time runs at half speed until the store's
+# time has caught up.
+
+
+class StepTime:
+    """The time of one term of leadership. Thread-safe."""
+
+    def __init__(self, clock: Clock, store_ms: int, last_ms: int) -> None:
+        """store_ms: the store's time now; last_ms: the time of the last step that was decided."""
+        self._clock, self._store_ms, self._last_ms = clock, store_ms, last_ms
+        self._began_ms = clock.steady_ms()
+
+    def now_ms(self) -> int:
+        """Return the time of a step that begins now, in epoch milliseconds."""
+        passed_ms = self._clock.steady_ms() - self._began_ms
+        return max(self._store_ms + passed_ms, self._last_ms + passed_ms // 2)
+
+    def store_ms(self) -> int:
+        """Return the store's time. It is behind the step time if an earlier store's clock was ahead."""
+        return self._store_ms + self._clock.steady_ms() - self._began_ms
+
 
 log = logging.getLogger("lakemq.serve")
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidConfig
-from lakemq.jobs.airflow_provider import CONNECTION_TYPE
+
+from . import CONNECTION_TYPE
 
 with needs("airflow"):
     try:

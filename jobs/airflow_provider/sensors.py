@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lakemq.engine.namespace.processes.extras import needs
-from lakemq.jobs.airflow_provider.hooks import LakeMQHook
-from lakemq.jobs.airflow_provider.waiting import find_waiting_ends
+from lakemq.engine.namespace.extras import needs
+
+from .hooks import LakeMQHook
+from .waiting import find_waiting_ends
 
 with needs("airflow"):
     try:

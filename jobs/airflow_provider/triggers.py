@@ -1,4 +1,7 @@
-"""The trigger that fires when messages wait for a group. The DAG that it starts consumes them."""
+"""The trigger and the queue for Airflow.
+
+The trigger that fires when messages wait for a group. The DAG that it starts consumes them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.processes.extras import needs
-from lakemq.jobs.airflow_provider.hooks import LakeMQHook
-from lakemq.jobs.airflow_provider.waiting import Ends, find_waiting_ends, has_new_ends
+from lakemq.engine.namespace.extras import needs
+
+from . import CONNECTION_TYPE
+from .hooks import LakeMQHook
+from .waiting import Ends, find_waiting_ends, has_new_ends
 
 with needs("airflow"):
     from airflow.triggers.base import TriggerEvent
@@ -70,3 +75,19 @@ class LakeMQMessagesTrigger(BaseEventTrigger):
                 sent, sent_at_s = ends, loop.time()
                 yield ends
             await asyncio.sleep(self.poll_interval_s)
+
+
+# The message queue provider that `MessageQueueTrigger(scheme="lakemq", ...)` of Airflow looks up.
+
+
+with needs("airflow"):
+    from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+
+
+class LakeMQMessageQueueProvider(BaseMessageQueueProvider):
+    """Makes a LakeMQMessagesTrigger, and takes its arguments."""
+
+    scheme = CONNECTION_TYPE
+
+    def trigger_class(self) -> type[LakeMQMessagesTrigger]:
+        return LakeMQMessagesTrigger

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
-from lakemq.jobs.commands.shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
-from lakemq.jobs.process.streams import end_with_reader
+from ..process.streams import end_with_reader
+from .shared.context import ensure_sequencer, get_session
+from .shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.batch import ConsumerBatch
-    from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
+    from lakemq.engine.client.consume.group_consumer import MemberConsumer
 
 _WAIT_MS = 500
 
@@ -67,7 +67,7 @@ def consume(
     the next member prints the message again. With --timeout-ms the command may end while other members, alive or dead,
     or an open transaction still hold messages; a line on stderr says so. --until-end waits for these messages.
     """
-    from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
+    from lakemq.engine.client.consume.group_consumer import MemberConsumer
 
     session = get_session(ctx)
     printer = open_printer(session, print_format, key_separator)

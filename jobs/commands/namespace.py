@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.console import HIGHEST_PORT, AllowChanges, TokenFile, open_console_of
-from lakemq.jobs.commands.shared.context import get_session
-from lakemq.jobs.commands.shared.progress import show_activity
-from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
-from lakemq.jobs.output import Output, note, show
-from lakemq.jobs.process.collection import collect_rarely
+from ..output import Output, note, show
+from ..process.native_memory import collect_rarely
+from .console import HIGHEST_PORT, AllowChanges, TokenFile, open_console_of
+from .shared.context import get_session
+from .shared.printing import show_activity
+from .shared.times import AsOf, parse_as_of
 
 if TYPE_CHECKING:
     from lakemq.engine.sequencer.serving import Serving
@@ -74,14 +74,14 @@ def serve(
     While another one leads, this one stands by and takes over when the other stops or dies. --metrics-port needs the
     extra `metrics`, --console the extra `console`.
     """
-    from lakemq.jobs.console.settings import make_settings
-    from lakemq.jobs.process.logs import log_to_stderr
-    from lakemq.jobs.process.native_memory import choose_allocator
-    from lakemq.jobs.serve import serve_until_signal
+    from ..console.console import make_settings
+    from ..process.native_memory import choose_allocator
+    from ..process.streams import log_to_stderr
+    from ..serve import serve_until_signal
 
     choose_allocator()
     if metrics_port is not None:
-        from lakemq.jobs.metrics.server import serve_metrics
+        from ..metrics.server import serve_metrics
 
     if with_console:
         import lakemq.jobs.console.server  # noqa: F401  # a missing extra is reported before the sequencer leads
@@ -121,7 +121,7 @@ def step(
 
     Refused with NOT_LEADER while another sequencer leads. The lease of one that was killed is taken over.
     """
-    from lakemq.jobs.step import run_steps
+    from ..step import run_steps
 
     session = get_session(ctx)
     with session.connect() as mq:
@@ -135,7 +135,7 @@ def catalog(ctx: typer.Context, as_of: AsOf = None) -> None:
     lakemq catalog > catalog.sql, then: spark-sql -i catalog.sql. As of a step or a time they are in a database of
     their own.
     """
-    from lakemq.engine.namespace.loading.snapshot import find_moment
+    from lakemq.engine.namespace.step_reader import find_moment
     from lakemq.tables.storage.delta.catalog import catalog_sql, database_name
 
     session, moment = get_session(ctx), parse_as_of(as_of)
@@ -157,12 +157,12 @@ def doctor(
     ] = None,
 ) -> None:
     """Check this machine and, with --path, the namespace, and say how to fix problems. Exit code 1: a check failed."""
-    from lakemq.engine.namespace.processes.extras import hide_pandas
+    from lakemq.engine.namespace.extras import hide_pandas
 
     session = get_session(ctx)
     spark = find_spec("pyspark") is not None if spark is None else spark
     with hide_pandas(), collect_rarely():
-        from lakemq.jobs.doctor.examination import examine
+        from ..doctor.examination import examine
 
         with show_activity("checking") as tell:
             findings = []
@@ -190,7 +190,7 @@ def audit(
     The audit reads the tables as of the last projection, whether a sequencer serves or not. Each rule is an expectation
     of Great Expectations. Exit code 1: a rule is broken.
     """
-    from lakemq.jobs.audit import audit as audit_of
+    from ..audit import audit as audit_of
 
     session = get_session(ctx)
     with session.connect() as mq, show_activity("auditing the tables"):

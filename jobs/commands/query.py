@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from lakemq.engine.client.sql.dialects import SqlDialect
-from lakemq.jobs.commands.shared.context import get_session
-from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
-from lakemq.jobs.output import note, show
+from lakemq.engine.client.sql import SqlDialect
+
+from ..output import note, show
+from .shared.context import get_session
+from .shared.times import AsOf, parse_as_of
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,9 +60,9 @@ def sql(
     if wait is not None and as_of is not None:
         raise typer.BadParameter("it contradicts --as-of, whose result does not change", param_hint="--wait")
     from lakemq.engine.client.live_tables import make_live_readers
-    from lakemq.engine.client.sql.freshness import find_projection_lag, wait_for_projection
+    from lakemq.engine.client.sql.arrow_query import find_projection_lag, wait_for_projection
     from lakemq.engine.client.sql.query import run_query
-    from lakemq.engine.namespace.loading.snapshot import take_snapshot
+    from lakemq.engine.namespace.step_reader import take_snapshot
 
     session = get_session(ctx)
     text = _from_stdin() if query == "-" else query
@@ -93,7 +94,7 @@ def spark_sql(
 
     In spark-sql, as in any Spark, INSERT INTO inbox publishes with the next micro-batch.
     """
-    from lakemq.jobs.spark_shell import run_spark_sql
+    from ..spark_shell import run_spark_sql
 
     with get_session(ctx).connect() as mq:
         code = run_spark_sql(mq.namespace, arguments or (), archive, parse_as_of(as_of))

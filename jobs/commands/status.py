@@ -1,4 +1,7 @@
-"""`lakemq status`: a live page in the terminal of what a namespace does."""
+"""`lakemq status` and `lakemq history`.
+
+`lakemq status`: a live page in the terminal of what a namespace does.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,23 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.commands.shared.context import get_session
-from lakemq.jobs.output import Output, note, show
-from lakemq.jobs.process.collection import collect_rarely
+from ..output import Output, note, show
+from ..process.native_memory import collect_rarely
+from .shared.context import get_session
+from .shared.printing import show_activity
+from .shared.times import from_millis, parse_duration, parse_past_option, to_millis
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.jobs.state.status import Outlook
+
+    from ..reports.history import History
+    from ..status import Outlook
+
 
 _REFRESH_S = 1.0
 _OUTLOOK_S = 10.0
@@ -60,7 +69,7 @@ def status(
 
 
 def _show_once(mq: Connection, output: Output) -> None:
-    from lakemq.jobs.state.status import OutlookReader, read_status, status_record, take_sample
+    from ..status import OutlookReader, read_status, status_record, take_sample
 
     before, observer = take_sample(mq), mq.observer()
     outlook = OutlookReader(mq, observer).read()
@@ -72,7 +81,7 @@ def _show_once(mq: Connection, output: Output) -> None:
         return
     from rich.console import Console
 
-    from lakemq.jobs.state.status_page import draw_status
+    from ..status_page import draw_status
 
     # In a pipe a line is as long as it needs to be, as with every other command.
     width = None if sys.stdout.isatty() else 1_000
@@ -86,8 +95,8 @@ def _show_live(mq: Connection) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from lakemq.jobs.state.status import read_status, take_sample
-    from lakemq.jobs.state.status_page import draw_status
+    from ..status import read_status, take_sample
+    from ..status_page import draw_status
 
     # The watcher has an observer of its own: its look takes long, and the page must not wait for it.
     watcher, observer, before = _OutlookWatcher(mq), mq.observer(), take_sample(mq)
@@ -114,7 +123,7 @@ class _OutlookWatcher:
         self._thread.start()
 
     def _run(self) -> None:
-        from lakemq.jobs.state.status import OutlookReader
+        from ..status import OutlookReader
 
         reader = OutlookReader(self._mq, self._mq.observer())
         while not self._stopped.is_set():
@@ -128,3 +137,116 @@ class _OutlookWatcher:
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+
+
+# `lakemq report`: what happened between two times, as tables or as one page.
+
+
+_DEFAULT_SINCE = "PT1H"
+
+
+def add_history_to(app: typer.Typer) -> None:
+    app.command()(report)
+
+
+def report(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None,
+        typer.Option("-o", "--file", metavar="FILE", help="Write this HTML file. Default: print tables."),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="From here on: ISO 8601 (by default UTC), a time of day in UTC such as 02:10 (the last one before "
+            "--until), milliseconds since 1970, or a duration before --until, such as PT30M.",
+        ),
+    ] = _DEFAULT_SINCE,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Until then: a time as for --since; a time of day is the last one. Default: now."
+        ),
+    ] = None,
+) -> None:
+    """Show what happened between two times: as tables here, or as one HTML file, which needs no network.
+
+    The tables show lag and rates of groups, who owned which partition at the end, what came into topics, handoffs, and
+    who changed topics and groups. JSON is one object with all of them, CSV has the groups. The file also draws
+    throughput, latency of steps, lag of groups, lateness of delayed messages and owners over time, each with its query.
+
+    Rates, latency, lag and changes come from the journal, which reaches back for journal.retention.ms (an hour by
+    default); the rest for group.history.ms and delay.history.ms. Needs the extra sql, and for a file also report.
+    """
+    until_ms = _parse_until(until)
+    since_ms = _parse_since(since, until_ms)
+    if since_ms >= until_ms:
+        raise typer.BadParameter("it must be before --until", param_hint="--since")
+    from ..reports.history import read_history
+
+    session = get_session(ctx)
+    with session.connect() as mq, show_activity("reading the journal and the tables") as tell:
+        history = read_history(mq, since_ms, until_ms)
+        if file is not None:
+            tell("drawing")
+            _write_page(history, mq.namespace.path, file)
+    if file is None:
+        _show_tables(history, session.output)
+    else:
+        made = {
+            "file": str(file),
+            "messages": history.message_count,
+            "steps": history.step_count,
+            "handoffs": history.handoffs.num_rows,
+        }
+        show([made], session.output, tuple(made))
+    if not history.is_in_journal:
+        note("rates and lag are known only as far back as the journal goes; journal.retention.ms keeps more")
+
+
+def _show_tables(history: History, output: Output) -> None:
+    from ..reports.history_report import list_tables
+
+    timeline, tables = history.timeline, list_tables(history)
+    summary = {
+        "since": from_millis(timeline.since_ms),
+        "until": from_millis(timeline.until_ms),
+        "messages": history.message_count,
+        "steps": history.step_count,
+    }
+    if output is Output.json:
+        show([{**summary, **{name: rows for name, _, rows in tables}}], output, ())
+    elif output is Output.csv:
+        _, columns, rows = tables[0]
+        show(rows, output, columns)
+    else:
+        show([summary], output, tuple(summary))
+        for _, columns, rows in tables:
+            typer.echo()
+            show(rows, output, columns)
+
+
+def _parse_until(text: str | None) -> int:
+    return time.time_ns() // 1_000_000 if text is None else to_millis(parse_past_option(text, "--until"))
+
+
+def _parse_since(text: str, until_ms: int) -> int:
+    if text.startswith("P"):
+        try:
+            return until_ms - round(parse_duration(text).total_seconds() * 1000)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--since") from None
+    return to_millis(parse_past_option(text, "--since", from_millis(until_ms)))
+
+
+def _write_page(history: History, path: str, file: Path) -> None:
+    from lakemq.errors import InvalidRequest
+
+    from ..reports.history_report import build_history_report
+
+    page = build_history_report(history, path)
+    try:
+        page.write(file)
+    except OSError as error:
+        raise InvalidRequest(f"The file cannot be written: {error.strerror}.", found=str(file)) from None

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 
 with needs("console"):
     import python_multipart  # noqa: F401  # forms need it, and starlette imports it late
@@ -21,26 +21,14 @@ with needs("console"):
     from starlette.routing import Route
 
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
-from lakemq.jobs.console import csrf, guard
-from lakemq.jobs.console.changes import CHANGES, Change
-from lakemq.jobs.console.console import Console, NotPossible
-from lakemq.jobs.console.inputs import LONGEST_NAME, BadInput, check_names, read_text
-from lakemq.jobs.console.pages import (
-    dead_letters,
-    delayed,
-    doctor,
-    groups,
-    history,
-    messages,
-    overview,
-    tables,
-    topics,
-    transactions,
-)
-from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page
-from lakemq.jobs.console.rendering import make_templates
-from lakemq.jobs.metrics.server import make_endpoint
-from lakemq.jobs.process.exits import describe_error
+
+from ..metrics.server import make_endpoint
+from ..process.exits import describe_error
+from . import guard
+from .changes import CHANGES, LONGEST_NAME, BadInput, Change, check_names, read_text
+from .console import Console, NotPossible
+from .pages import delayed, groups, messages, overview, queries, topics
+from .parts import Field, Form, Link, Notice, Page, make_templates
 
 log = logging.getLogger("lakemq.console")
 
@@ -82,19 +70,19 @@ PAGES: dict[str, PageReader] = {
     "/groups": PageReader(groups.read_groups),
     "/group": PageReader(groups.read_group, ("name", "minutes")),
     "/delayed": PageReader(delayed.read_delayed),
-    "/dead-letters": PageReader(dead_letters.read_dead_letters),
-    "/dead-letter-topic": PageReader(dead_letters.read_dead_letter_topic, ("topic", "as", "limit")),
-    "/transactions": PageReader(transactions.read_transactions, ("state",)),
-    "/history": PageReader(history.read_history_page, ("at", "minutes")),
-    "/tables": PageReader(tables.read_tables),
-    "/sql": PageReader(tables.read_sql_box, ("text",)),
-    "/doctor": PageReader(doctor.read_doctor),
+    "/dead-letters": PageReader(delayed.read_dead_letters),
+    "/dead-letter-topic": PageReader(delayed.read_dead_letter_topic, ("topic", "as", "limit")),
+    "/transactions": PageReader(topics.read_transactions, ("state",)),
+    "/history": PageReader(queries.read_history_page, ("at", "minutes")),
+    "/tables": PageReader(queries.read_tables),
+    "/sql": PageReader(queries.read_sql_box, ("text",)),
+    "/doctor": PageReader(overview.read_doctor),
 }
 """Pages by their address. They only read."""
 
 POSTED_PAGES: dict[str, PageReader] = {
-    "/sql": PageReader(tables.run_sql_box, ("text",)),
-    "/doctor": PageReader(doctor.run_doctor),
+    "/sql": PageReader(queries.run_sql_box, ("text",)),
+    "/doctor": PageReader(overview.run_doctor),
 }
 """Pages that read much, so that no other site may make a browser ask for them."""
 
@@ -111,7 +99,7 @@ class WebApplication:
     def __init__(self, console: Console, registry: CollectorRegistry) -> None:
         self._console, self._registry = console, registry
         self._templates = make_templates()
-        self._tokens = csrf.FormTokens()
+        self._tokens = guard.FormTokens()
         self._style, self._icon = _read_static("console.css"), _read_static("icon.svg")
 
     def list_routes(self) -> list[Route]:
@@ -160,7 +148,7 @@ class WebApplication:
         return self._render(request, Page(title, [Notice(text, "bad")]), status)
 
     def _render(self, request: Request, page: Page, status: int = 200) -> Response:
-        nonce = self._tokens.choose_nonce(request.cookies.get(csrf.COOKIE))
+        nonce = self._tokens.choose_nonce(request.cookies.get(guard.COOKIE))
         refresh_s = _find_refresh_s(request)
         done = CHANGES.get(request.query_params.get("done", ""))
         html = self._templates.get_template("page.html").render(
@@ -173,11 +161,11 @@ class WebApplication:
             refresh=refresh_s,
             refresh_links=_list_refresh_links(request),
             done=done.done if done and status == 200 else "",
-            csrf_field=csrf.FIELD,
+            csrf_field=guard.FIELD,
             make_csrf=lambda action: self._tokens.make(nonce, action),
         )
         response = HTMLResponse(html, status)
-        response.set_cookie(csrf.COOKIE, nonce, httponly=True, samesite="strict")
+        response.set_cookie(guard.COOKIE, nonce, httponly=True, samesite="strict")
         if "refresh" in request.query_params:  # the next pages do the same
             response.set_cookie(_REFRESH_COOKIE, str(refresh_s or 0), httponly=True, samesite="strict")
         return response
@@ -188,8 +176,8 @@ class WebApplication:
         """Return the fields of a form. Raises HTTPException if it was not filled on a page of this process."""
         form = await request.form(max_files=0, max_fields=20)
         inputs = {name: value for name, value in form.items() if isinstance(value, str)}
-        token = inputs.pop(csrf.FIELD, "")
-        if not self._tokens.is_valid(request.cookies.get(csrf.COOKIE), request.url.path, token):
+        token = inputs.pop(guard.FIELD, "")
+        if not self._tokens.is_valid(request.cookies.get(guard.COOKIE), request.url.path, token):
             raise HTTPException(403, "This form is not valid any more. Go back, load the page again, and repeat it.")
         return inputs
 

@@ -1,12 +1,197 @@
-"""The parts of a page as values. `page.html` draws each kind, so that all pages look and behave alike."""
+"""The parts of a page, their charts, and how they become HTML.
+
+The parts of a page as values. `page.html` draws each kind, so that all pages look and behave alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
-from lakemq.jobs.console.charts import Chart
+from lakemq.engine.namespace.extras import needs
+
+from ..commands.shared.times import from_millis
+from ..output import format_size, to_iso, to_readable
+from .payloads import escape_invisible, show_payload
+
+# Turn what pages have read into HTML. Everything is escaped; templates mark nothing as safe.
+
+
+with needs("console"):
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+
+MOST_ROWS = 1_000
+"""How many rows of a table a page shows: browsers draw more only slowly."""
+
+_LENGTHS_MS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+
+
+def make_templates() -> Environment:
+    """Return the templates, with escaping on for all of them."""
+    environment = Environment(
+        loader=PackageLoader("lakemq.jobs.console", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_escape_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": format_number, "size": format_size}
+    environment.globals |= {"most_rows": MOST_ROWS}
+    return environment
+
+
+def _escape_text(value: Any) -> Any:
+    """Escape what a screen obeys or hides in any text of a page. Markup stays, and so do values of inputs (`| e`)."""
+    return escape_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def make_link(path: str, **inputs: Any) -> str:
+    """Return the address of a page with its inputs, without those of value None."""
+    query = urlencode({name: value for name, value in inputs.items() if value is not None})
+    return f"{path}?{query}" if query else path
+
+
+def format_number(value: float | None) -> str:
+    """Return a number with separators between thousands; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
+
+
+def format_time(time: datetime | int | None) -> str:
+    """Return a time, or milliseconds since 1970, in ISO 8601 and UTC."""
+    moment = from_millis(time) if isinstance(time, int) else time
+    if moment is None:
+        return "-"
+    return to_iso(moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+
+
+def format_length(length_ms: float | None) -> str:
+    """Return a length of time in a unit that suits it."""
+    if length_ms is None:
+        return "-"
+    unit_ms, unit = next((pair for pair in _LENGTHS_MS if length_ms >= pair[0]), (1, "ms"))
+    return f"{length_ms / unit_ms:.3g} {unit}"
+
+
+def format_cell(value: Any) -> str:
+    """Return any value of a table or of SQL as short text."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return show_payload(value, "text").text
+    if isinstance(value, datetime):
+        return format_time(value)
+    text = str(to_readable(value))
+    return escape_invisible(text if len(text) <= 1_000 else f"{text[:1_000]}...")
+
+
+# Charts as numbers for a small SVG template: bars over time, and bars of owners per partition.
+
+
+WIDTH, HEIGHT = 720, 120
+"""The size of a chart in its own units; the page scales it to the width of the screen."""
+
+_ROW_HEIGHT, _LABEL_WIDTH = 18, 140
+_COLOURS = 8
+"""How many classes of colours the style sheet has."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rectangle with a text that appears beside the pointer."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
+    colour: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart. description: what it shows, for readers that do not see it. labels: x, y, text, and `start` or `end`."""
+
+    title: str
+    description: str
+    bars: list[Bar]
+    width: int
+    height: int
+    labels: list[tuple[float, float, str, str]]
+
+
+def draw_bars(title: str, values: Sequence[tuple[str, float]], unit: str, are_rates: bool = False) -> Chart:
+    """Return a chart with one bar per value. values: (label, value), in order. are_rates: their sum means nothing."""
+    most = max((value for _, value in values), default=0)
+    step = WIDTH / max(1, len(values))
+    bars = [
+        Bar(
+            x=round(number * step + step * 0.1, 2),
+            y=round(HEIGHT - HEIGHT * value / most, 2),
+            width=round(step * 0.8, 2),
+            height=round(HEIGHT * value / most, 2),
+            title=f"{label}: {value:,g} {unit}",
+        )
+        for number, (label, value) in enumerate(values)
+        if value > 0
+    ]
+    bottom = HEIGHT + 14.0
+    labels = [(0.0, bottom, values[0][0], "start"), (float(WIDTH), bottom, values[-1][0], "end")] if values else []
+    total = sum(value for _, value in values)
+    summary = f"{total / max(1, len(values)):,.4g} on average" if are_rates else f"{total:,.10g} in all"
+    description = f"{title}: at most {most:,g} {unit}, {summary}"
+    return Chart(title, description, bars, WIDTH, HEIGHT + 20, labels)
+
+
+@dataclass(frozen=True)
+class OwnershipPeriod:
+    """A time in which a member had a partition. until: None: it has it still."""
+
+    partition: str
+    owner: str
+    since: datetime
+    until: datetime | None
+    reason: str
+
+
+def draw_ownership(title: str, periods: Sequence[OwnershipPeriod], begin: datetime, end: datetime) -> Chart:
+    """Return a chart with one row per partition, in which each owner has its colour."""
+    rows = {partition: row for row, partition in enumerate(sorted({period.partition for period in periods}))}
+    colours = _choose_colours(periods)
+    span_s = max(1.0, (end - begin).total_seconds())
+    scale = (WIDTH - _LABEL_WIDTH) / span_s
+    bars = []
+    for period in periods:
+        since, until = max(period.since, begin), min(period.until or end, end)
+        if until <= since:
+            continue
+        bars.append(
+            Bar(
+                x=round(_LABEL_WIDTH + (since - begin).total_seconds() * scale, 2),
+                y=rows[period.partition] * _ROW_HEIGHT + 2,
+                width=max(1.0, round((until - since).total_seconds() * scale, 2)),
+                height=_ROW_HEIGHT - 4,
+                title=f"{period.partition}: {period.owner} from {since:%H:%M:%S} to {until:%H:%M:%S}, {period.reason}",
+                colour=colours[period.owner],
+            )
+        )
+    labels = [(0.0, (row + 1) * _ROW_HEIGHT - 5.0, partition, "start") for partition, row in rows.items()]
+    height = len(rows) * _ROW_HEIGHT
+    bottom = height + 14.0
+    labels += [(_LABEL_WIDTH, bottom, f"{begin:%H:%M:%S}", "start"), (WIDTH, bottom, f"{end:%H:%M:%S}", "end")]
+    return Chart(title, f"{title}: {len(periods)} periods of {len(rows)} partitions", bars, WIDTH, height + 20, labels)
+
+
+def _choose_colours(periods: Sequence[OwnershipPeriod]) -> Mapping[str, int]:
+    owners = dict.fromkeys(period.owner for period in periods)
+    return {owner: number % _COLOURS for number, owner in enumerate(owners)}
 
 
 @dataclass(frozen=True)

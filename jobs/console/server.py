@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 
 with needs("console"):
-    from lakemq.jobs.process.http_listener import HttpLimits, serve_http
+    from ..process.http_listener import HttpLimits, serve_http
 
-from lakemq.jobs.console.app import build_app
-from lakemq.jobs.console.console import QUERY_LIMITS, Console
-from lakemq.jobs.console.settings import ConsoleSettings
-from lakemq.jobs.metrics.server import open_registry
+from ..metrics.server import open_registry
+from .app import build_app
+from .console import QUERY_LIMITS, Console, ConsoleSettings
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.sql.query import QueryLimits
     from lakemq.engine.sequencer.serving import Serving
-    from lakemq.jobs.doctor.finding import Finding
+
+    from ..doctor.namespace import Finding
 
 log = logging.getLogger("lakemq.console")
 

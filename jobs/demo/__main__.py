@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 
 with needs("spark"), needs("report"), needs("sql"):
-    from lakemq.jobs.demo.tour import main
+    from .tour import main
 
 if __name__ == "__main__":
     sys.exit(main())

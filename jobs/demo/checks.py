@@ -1,12 +1,16 @@
-"""What the demo checks of its messages, and what it asks in SQL: each row that was sent is one message, in order.
+"""The checks of the demo, and its progress.
+
+What the demo checks of its messages, and what it asks in SQL: each row that was sent is one message, in order.
 
 A check compares what was sent with what was read, and says what it saw. It raises CheckFailed where they differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.markup import escape
 
 from lakemq.engine.client.connection import Connection
 
@@ -145,3 +151,45 @@ def check_hash(spark: SparkSession, database: str) -> Check:
     assert row is not None
     evidence = f"{row.misplaced} of {row.keyed:,} misplaced"
     return check("A message is where the hash of its key says, asked in Spark SQL", row.misplaced == 0, evidence)
+
+
+# What the demo prints: a sentence per stage with its time, a line per check that holds.
+
+
+@dataclass
+class Stage:
+    """A stage that runs. result: what it ends with, in a few words."""
+
+    show: Callable[[str], None]
+    result: str = ""
+
+
+@dataclass
+class Progress:
+    """The console, with the checks and figures so far. tiles: figures, each with what it measures."""
+
+    console: Console
+    checks: list[Check] = field(default_factory=list)
+    tiles: list[tuple[str, str]] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, sentence: str) -> Iterator[Stage]:
+        """Print a sentence that says what is being done, and how long it took.
+
+        On a terminal `show` of the stage replaces the text beside the spinner.
+        """
+        began_s = time.monotonic()
+        self._print(f"[bold]{escape(sentence)}[/]")
+        with self.console.status("") as status:
+            stage = Stage(lambda text: status.update(escape(text)))
+            yield stage
+        self._print(f"  {escape(stage.result)}  [dim]{time.monotonic() - began_s:.1f} s[/]")
+
+    def add_checks(self, *checks: Check) -> None:
+        """Print checks that passed, and keep them for the report."""
+        for check in checks:
+            self.checks.append(check)
+            self._print(f"  [green]✓[/] {escape(check.claim)}  [dim]{escape(check.evidence)}[/]")
+
+    def _print(self, markup: str) -> None:
+        self.console.print(markup, soft_wrap=True, highlight=False)

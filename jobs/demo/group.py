@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.jobs.demo.checks import DEPARTURE, Check, CheckFailed, check, check_key_order, parse_flights
-from lakemq.jobs.demo.progress import Stage
+
+from .checks import DEPARTURE, Check, CheckFailed, Stage, check, check_key_order, parse_flights
 
 SOURCE, TARGET, GROUP = "flights", "alerts", "delay-alerts"
 DELAY_MINUTES = 60

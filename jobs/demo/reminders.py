@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.jobs.demo.checks import Check, CheckFailed, check
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+
+from .checks import Check, CheckFailed, check
 
 TOPIC, GROUP = "reminders", "app"
 SPEED = 100_000

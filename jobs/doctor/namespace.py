@@ -7,8 +7,10 @@ namespace is writable and what time the store has.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 
@@ -16,30 +18,103 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.delayed.releases import UnreleasedCounter
-from lakemq.engine.client.fetch.lookup.lookup import OffsetRange
-from lakemq.engine.client.fetch.lookup.reader import Reader
-from lakemq.engine.client.fetch.planning.plan import beginning_offsets
-from lakemq.engine.client.leadership import find_store_now_ms, read_leadership
-from lakemq.engine.client.observer import Observation, Observer
-from lakemq.engine.maintenance.row_trimming import read_live_state
-from lakemq.engine.namespace.data_file_reader import verify_files
-from lakemq.engine.namespace.loading.load import read_watermark
-from lakemq.engine.namespace.processes.clock import SystemClock
-from lakemq.engine.sequencer.letters.quarantine import FOLDER as ASIDE
-from lakemq.engine.sequencer.projection.final_sync import find_damaged_files
-from lakemq.jobs.doctor.finding import Finding
-from lakemq.jobs.output import one_line, to_iso
-from lakemq.jobs.process.probe import probe
-from lakemq.jobs.state.free_space import describe_free_space, read_free_space
-from lakemq.jobs.state.key_spread import count_recent_offsets, describe_fullest_partition
+from lakemq.engine.client.delayed_rows import UnreleasedCounter
+from lakemq.engine.client.fetch.log_reader import Reader
+from lakemq.engine.client.fetch.lookup import OffsetRange
+from lakemq.engine.client.fetch.plan import beginning_offsets
+from lakemq.engine.client.operator_tools import Observation, Observer
+from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
+from lakemq.engine.maintenance.retention import read_live_state
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.data_file import verify_files
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.sequencer.finalizing import find_damaged_files
+from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import SCHEMA_VERSION
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
-from lakemq.tables.storage.delta.foreign import find_foreign_commits
-from lakemq.tables.storage.delta.store import NewerTable, NotATable
+from lakemq.tables.storage.delta.store import NewerTable, NotATable, find_foreign_commits
+from lakemq.tables.storage.object_stores.files import Files, LocalFiles
+
+from ..key_spread import count_recent_offsets, describe_fullest_partition
+from ..output import format_size, one_line, to_iso
+from ..process.probe import probe
+
+# The result of a check.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check. `mend` says how to fix the problem. If the check is ok, it is advice, or empty."""
+
+    check: str
+    ok: bool
+    found: str
+    mend: str = ""
+
+    @property
+    def state(self) -> str:
+        """`FINDING`: something must be mended. `advice`: it works, and something could be better. Else `ok`."""
+        return "FINDING" if not self.ok else "advice" if self.mend else "ok"
+
+
+# How full the disk of a namespace is: for the doctor, `lakemq status`, the console and the metrics.
+
+
+_LOW_SHARE = 0.05
+_LOW_BYTES = 5 << 30
+"""A disk is low below both: a twentieth of a large disk still lasts for long, and a small disk may be meant to be."""
+
+_LOW_INODES_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class FreeSpace:
+    """Room of the file system that holds a namespace, as its user may take it.
+
+    Attributes:
+        size_bytes: taken and free bytes, as `df` counts them: without blocks that are kept for root.
+        inodes: how many files the file system can hold; 0 if it sets no limit.
+    """
+
+    size_bytes: int
+    free_bytes: int
+    inodes: int
+    free_inodes: int
+
+    @property
+    def full_share(self) -> float:
+        """The share of the bytes that is taken, from 0 to 1."""
+        return 1 - self.free_bytes / self.size_bytes if self.size_bytes else 0.0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether to make room soon."""
+        few_bytes = self.free_bytes < min(_LOW_SHARE * self.size_bytes, _LOW_BYTES)
+        return few_bytes or self.free_inodes < _LOW_INODES_SHARE * self.inodes
+
+
+def read_free_space(files: Files) -> FreeSpace | None:
+    """Return the room on the disk of a namespace; None for an object store, which has no such limit."""
+    if not isinstance(files, LocalFiles):
+        return None
+    disk = os.statvfs(files.root)
+    return FreeSpace(
+        size_bytes=(disk.f_blocks - disk.f_bfree + disk.f_bavail) * disk.f_frsize,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        inodes=disk.f_files,
+        free_inodes=disk.f_favail,
+    )
+
+
+def describe_free_space(space: FreeSpace) -> str:
+    """Return one sentence part, such as "12 % full, 3.4 GB of 40 GB free"."""
+    text = f"{space.full_share:.0%} full, {format_size(space.free_bytes)} of {format_size(space.size_bytes)} free"
+    few_inodes = space.free_inodes < _LOW_INODES_SHARE * space.inodes
+    return f"{text}, and room for only {space.free_inodes:,} more files" if few_inodes else text
+
 
 SKEW_MS = 2_000
 """How far this clock may differ from the store's, and how far the time of steps may be ahead of it."""

@@ -19,10 +19,11 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lakemq.engine.client.delayed.releases import UnreleasedCounter
-from lakemq.engine.namespace.processes.extras import needs
-from lakemq.jobs.metrics import object_metrics, sequencer_metrics, store_metrics
-from lakemq.jobs.metrics.families import FamilyBuilder
+from lakemq.engine.client.delayed_rows import UnreleasedCounter
+from lakemq.engine.namespace.extras import needs
+
+from . import sequencer_metrics
+from .sequencer_metrics import FamilyBuilder
 
 with needs("metrics"):
     from prometheus_client.core import Metric
@@ -30,7 +31,7 @@ with needs("metrics"):
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.observer import Observer
+    from lakemq.engine.client.operator_tools import Observer
     from lakemq.engine.sequencer.serving import Serving
 
 log = logging.getLogger("lakemq.metrics")
@@ -50,11 +51,11 @@ SLOW_WAIT_S = 2.0
 _FAST_PARTS = {
     "sequencer": sequencer_metrics.read_sequencer,
     "waiting": sequencer_metrics.read_waiting,
-    "store": store_metrics.read_store,
-    "topics": object_metrics.read_topics,
-    "groups": object_metrics.read_groups,
-    "transactions": object_metrics.read_transactions,
-    "delayed": object_metrics.read_delayed,
+    "store": sequencer_metrics.read_store,
+    "topics": sequencer_metrics.read_topics,
+    "groups": sequencer_metrics.read_groups,
+    "transactions": sequencer_metrics.read_transactions,
+    "delayed": sequencer_metrics.read_delayed,
 }
 
 
@@ -82,9 +83,9 @@ class NamespaceCollector(Collector):
         self._executor = ThreadPoolExecutor(1, "lakemq-metrics")
         counter = UnreleasedCounter(mq.namespace.files, observer.query)
         self._slow_parts = {
-            "due": _SlowPart(lambda build: object_metrics.read_due(counter, mq, build)),
-            "dead letters": _SlowPart(lambda build: object_metrics.read_dead_letters(observer, build)),
-            "sizes": _SlowPart(lambda build: object_metrics.read_sizes(mq, observer, build)),
+            "due": _SlowPart(lambda build: sequencer_metrics.read_due(counter, mq, build)),
+            "dead letters": _SlowPart(lambda build: sequencer_metrics.read_dead_letters(observer, build)),
+            "sizes": _SlowPart(lambda build: sequencer_metrics.read_sizes(mq, observer, build)),
         }
 
     def describe(self) -> Iterable[Metric]:

@@ -1,25 +1,116 @@
-"""Metrics of the sequencer: who leads and who stands by, how fast it steps, what waits for it."""
+"""Metrics, by what they tell of: the sequencer, the objects of the namespace, the store.
+
+Metrics of the sequencer: who leads and who stands by, how fast it steps, what waits for it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lakemq.engine.client.leadership import find_store_now_ms, read_leadership
-from lakemq.engine.namespace.loading.load import read_watermark
-from lakemq.engine.namespace.processes.extras import needs
-from lakemq.engine.sequencer.step_durations import BOUNDS_S
-from lakemq.jobs.metrics.families import FamilyBuilder
+from lakemq.engine.client.delayed_rows import UnreleasedCounter
+from lakemq.engine.client.groups.group_info import GROUP_STATES, PARTITION_STATES
+from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
+from lakemq.engine.maintenance.retention import measure_sizes
+from lakemq.engine.namespace.extras import needs
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.engine.sequencer.step_decider import BOUNDS_S
 from lakemq.tables.storage.coordination.mailbox import LETTERS
+
+from ..doctor.namespace import read_free_space
+from ..status import MINUTES
+
+if TYPE_CHECKING:
+    from lakemq.engine.client.connection import Connection
+    from lakemq.engine.client.operator_tools import Observation, Observer
+    from lakemq.engine.sequencer.serving import Serving
+
+
+# Build metric families: bounded in their number of series, with units in their names.
+
+
+with needs("metrics"):
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        InfoMetricFamily,
+        Metric,
+        StateSetMetricFamily,
+    )
+
+MAX_SERIES = 10_000
+"""The most series of one metric. A scrape of more costs Prometheus and this process more than the detail is worth."""
+
+Row = tuple[Sequence[object], float]
+"""The values of the labels, and the value."""
+
+_UNITS = ("seconds", "bytes")
+
+
+class FamilyBuilder:
+    """Makes families, and counts the series that it left out because a metric has too many.
+
+    Attributes:
+        dropped: metric -> number of series that were left out.
+    """
+
+    def __init__(self, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
+        self.dropped: dict[str, int] = {}
+
+    def gauge(self, name: str, meaning: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
+        """Return a metric whose value goes up and down."""
+        family = GaugeMetricFamily(name, meaning, labels=labels, unit=_find_unit(name))
+        self._add_rows(name, family, rows)
+        return family
+
+    def counter(self, name: str, meaning: str, labels: Sequence[str], rows: Iterable[Row]) -> Metric:
+        """Return a metric whose value only grows. `name` ends in `_total`."""
+        family = CounterMetricFamily(name, meaning, labels=labels)
+        self._add_rows(name, family, rows)
+        return family
+
+    def value(self, name: str, meaning: str, value: float) -> Metric:
+        """Return a gauge without labels."""
+        return self.gauge(name, meaning, (), [((), value)])
+
+    def info(self, name: str, meaning: str, labels: Mapping[str, str]) -> Metric:
+        """Return a metric that is 1 and says something with its labels. `name` has no suffix `_info`."""
+        return InfoMetricFamily(name, meaning, value=dict(labels))
+
+    def states(
+        self, name: str, meaning: str, label: str, states: Sequence[str], rows: Iterable[tuple[str, str]]
+    ) -> Metric:
+        """Return a metric with one series per object and state, which is 1 for the state that the object has."""
+        family = StateSetMetricFamily(name, meaning, labels=[label])
+        for number, (subject, state) in enumerate(rows):
+            if number * len(states) >= self._max_series:
+                self._drop(name, len(states))
+                continue
+            family.add_metric([subject], {known_state: known_state == state for known_state in states})
+        return family
+
+    def _add_rows(self, name: str, family: GaugeMetricFamily | CounterMetricFamily, rows: Iterable[Row]) -> None:
+        for number, (labels, value) in enumerate(rows):
+            if number >= self._max_series:
+                self._drop(name, 1)
+                continue
+            family.add_metric([str(label) for label in labels], value)
+
+    def _drop(self, name: str, count: int) -> None:
+        self.dropped[name] = self.dropped.get(name, 0) + count
+
+
+def _find_unit(name: str) -> str:
+    """Return the unit that OpenMetrics must know: the end of the name."""
+    return next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
+
 
 with needs("metrics"):
     from prometheus_client.core import HistogramMetricFamily, Metric
 
-if TYPE_CHECKING:
-    from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.observer import Observation
-    from lakemq.engine.sequencer.serving import Serving
 
 MOST_LETTERS = 10_000
 """How many waiting letters are counted at most: a listing of more takes too long for a scrape."""
@@ -100,3 +191,184 @@ def read_serving(serving: Serving, build: FamilyBuilder) -> Iterator[Metric]:
     yield build.counter(
         "lakemq_letters_decided_total", "Letters that this process has decided.", (), [((), durations.letters)]
     )
+
+
+# Metrics of topics, groups, transactions and delayed messages.
+
+
+with needs("metrics"):
+    from prometheus_client.core import Metric
+
+
+DUE_WITHIN_S = tuple(60 * minutes for minutes in MINUTES)
+"""Windows in which delayed messages are counted."""
+
+_PLACE = ("topic", "partition")
+_GROUP_PLACE = ("group", *_PLACE)
+
+
+def read_topics(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield the extent of each log, as `topics describe` shows it."""
+    topics = sorted(observation.state.topics.values(), key=lambda topic: topic.topic)
+    ends = [(t.topic, p, end) for t in topics for p, end in enumerate(t.high_watermarks.tolist())]
+    starts = [(t.topic, p, start) for t in topics for p, start in enumerate(t.log_starts.tolist())]
+    stable = [(t.topic, p, offset) for t in topics for p, offset in enumerate(t.last_stable_offsets.tolist())]
+    yield build.value("lakemq_topics", "Topics that exist.", len(topics))
+    for name, meaning, rows in (
+        ("lakemq_partition_end_offset", "Offset that the next message of the partition gets.", ends),
+        ("lakemq_partition_log_start_offset", "First offset that is not deleted.", starts),
+        ("lakemq_partition_last_stable_offset", "Where read_committed stops.", stable),
+    ):
+        yield build.gauge(name, meaning, _PLACE, (((topic, partition), value) for topic, partition, value in rows))
+    yield build.counter(
+        "lakemq_topic_appended_messages_total",
+        "Offsets that were given out: messages, and markers of transactions.",
+        ("topic",),
+        (((topic.topic,), int(topic.high_watermarks.sum())) for topic in topics),
+    )
+    yield build.gauge(
+        "lakemq_topic_messages",
+        "Offsets that are not deleted: messages, and markers of transactions.",
+        ("topic",),
+        (((topic.topic,), int((topic.high_watermarks - topic.log_starts).sum())) for topic in topics),
+    )
+
+
+def read_groups(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield lag, members and states of groups, as `groups lag` and `groups describe` show them."""
+    infos = observation.groups.all(rates=False)
+    lags = [lag for info in infos for lag in observation.groups.lag(info.group)]
+    queues = {info.group for info in infos if info.protocol == "queue"}
+    yield build.gauge(
+        "lakemq_group_lag",
+        "Offsets that the group has not consumed, also those behind an open transaction.",
+        _GROUP_PLACE,
+        (((lag.group, lag.topic, lag.partition), lag.lag) for lag in lags),
+    )
+    yield build.counter(
+        "lakemq_group_deleted_offsets_total",
+        "Offsets that retention, or a request, deleted before the group had consumed them.",
+        _GROUP_PLACE,
+        (((lag.group, lag.topic, lag.partition), lag.deleted) for lag in lags),
+    )
+    yield build.gauge(
+        "lakemq_group_unacknowledged_messages",
+        "Messages that the owner of the partition, in a queue group, has and has not acknowledged.",
+        _GROUP_PLACE,
+        (((lag.group, lag.topic, lag.partition), lag.unacknowledged) for lag in lags if lag.group in queues),
+    )
+    yield build.gauge(
+        "lakemq_group_members", "Members of the group.", ("group",), (((info.group,), info.members) for info in infos)
+    )
+    yield build.states(
+        "lakemq_group_state", "State of the group.", "group", GROUP_STATES, ((info.group, info.state) for info in infos)
+    )
+    yield build.gauge(
+        "lakemq_group_waits",
+        "Things that hold the group up, as `waits_for` of `groups describe` names them; missing without one.",
+        ("group", "cause"),
+        (
+            ((info.group, cause), count)
+            for info in infos
+            for cause, count in Counter(stall.kind for stall in info.stalls).items()
+        ),
+    )
+    yield _count_partition_states(observation, build)
+
+
+def _count_partition_states(observation: Observation, build: FamilyBuilder) -> Metric:
+    rows = []
+    for name in sorted(observation.state.groups):
+        counts = Counter(assignment.state for assignment in observation.groups.assignments(name))
+        rows += [((name, state), float(counts[state])) for state in PARTITION_STATES]
+    return build.gauge(
+        "lakemq_group_partitions", "Partitions that members of the group share, by state.", ("group", "state"), rows
+    )
+
+
+def read_transactions(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield how many transactions are open, the age of the oldest one, and how much of its timeout one has used."""
+    infos = observation.transactions.all(("Ongoing",))
+    ages_ms = [info.open_ms or 0 for info in infos]
+    yield build.value("lakemq_transactions_open", "Open transactions.", len(ages_ms))
+    yield build.value(
+        "lakemq_oldest_open_transaction_age_seconds",
+        "Age of the oldest open transaction; 0 without one.",
+        max(ages_ms, default=0) / 1000,
+    )
+    yield build.value(
+        "lakemq_open_transaction_timeout_share",
+        "The largest share of its own timeout that an open transaction has used; 0 without one.",
+        max((age_ms / max(1, info.timeout_ms) for age_ms, info in zip(ages_ms, infos, strict=True)), default=0),
+    )
+
+
+def read_delayed(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield how many messages wait for their time."""
+    yield build.gauge(
+        "lakemq_delayed_messages",
+        "Messages that wait for their time.",
+        ("topic",),
+        (((info.topic,), info.messages) for info in observation.delayed.all()),
+    )
+
+
+def read_due(counter: UnreleasedCounter, mq: Connection, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield how many delayed messages are due soon, and how many are due and not released. This reads data files."""
+    now_ms = find_store_now_ms(mq.namespace.files)
+    yield build.value(
+        "lakemq_delayed_overdue_messages",
+        "Delayed messages that are due and not released yet.",
+        counter.count_unreleased(now_ms).messages,
+    )
+    counts = [(within_s, counter.count_unreleased(now_ms + 1000 * within_s).messages) for within_s in DUE_WITHIN_S]
+    yield build.gauge(
+        "lakemq_delayed_due_messages",
+        "Delayed messages that are due within so many seconds, or overdue.",
+        ("within_seconds",),
+        (((within_s,), count) for within_s, count in counts),
+    )
+
+
+def read_dead_letters(observer: Observer, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield the open dead letters, as `dead-letters list` counts them. This reads tables."""
+    yield build.gauge(
+        "lakemq_dead_letters",
+        "Dead letters that were neither sent back nor purged.",
+        ("topic", "group", "reason", "source_topic"),
+        (
+            ((count.topic, count.consumer_group, count.reason, count.source_topic), count.messages)
+            for count in observer.dead_letters.counts()
+        ),
+    )
+
+
+def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield the bytes of topics in data files, as retention.bytes counts them. This reads tables."""
+    topics = observer.snapshot().topics
+    sizes = measure_sizes(mq.namespace.store, topics)
+    rows = sorted((topics[topic_id].topic, sum(in_partition)) for topic_id, in_partition in sizes.items())
+    yield build.gauge(
+        "lakemq_topic_size_bytes",
+        "Bytes of the topic's messages in data files. Messages of the last second may be missing.",
+        ("topic",),
+        (((topic,), size) for topic, size in rows),
+    )
+
+
+# Metrics of the disk that holds a namespace.
+
+
+with needs("metrics"):
+    from prometheus_client.core import Metric
+
+
+def read_store(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:
+    """Yield the room on the disk."""
+    space = read_free_space(mq.namespace.files)
+    sizes = [] if space is None else [((), space.size_bytes)]
+    free = [] if space is None else [((), space.free_bytes)]
+    yield build.gauge(
+        "lakemq_store_size_bytes", "Bytes of the disk that are taken or free; missing for an object store.", (), sizes
+    )
+    yield build.gauge("lakemq_store_free_bytes", "Free bytes of the disk; missing for an object store.", (), free)

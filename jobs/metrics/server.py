@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 
 with needs("metrics"):
     from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,13 +19,13 @@ with needs("metrics"):
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from lakemq.jobs.process.http_listener import HttpLimits, serve_http
+    from ..process.http_listener import HttpLimits, serve_http
 
-from lakemq.jobs.metrics.collector import NamespaceCollector
+from .collector import NamespaceCollector
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.observer import Observer
+    from lakemq.engine.client.operator_tools import Observer
     from lakemq.engine.sequencer.serving import Serving
 
 log = logging.getLogger("lakemq.metrics")

@@ -22,7 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lakemq.errors import InvalidConfig
-from lakemq.tables.storage.coordination import tcp_sockets
+from lakemq.tables.storage.coordination import sockets
 
 _END_S = 5
 """How long requests may go on when a server ends."""
@@ -52,7 +52,7 @@ class HttpListener(socket.socket):
 
     def __init__(self, host: str, port: int, most_connections: int) -> None:
         """Listen at an address. Raises OSError. port: 0 takes a free one."""
-        super().__init__(fileno=tcp_sockets.listen(host.strip("[]"), port).detach())
+        super().__init__(fileno=sockets.listen_tcp(host.strip("[]"), port).detach())
         self.setblocking(False)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         share = most_connections if soft == resource.RLIM_INFINITY else soft // _SHARE_OF_DESCRIPTORS
@@ -76,7 +76,7 @@ class HttpListener(socket.socket):
                 self._poll.modify(super().fileno(), 0)
         connection = HttpConnection(self, accepted.detach())
         with suppress(OSError):  # the client has ended already, which its reader notices
-            tcp_sockets.configure(connection)
+            sockets.configure(connection)
         return connection, address
 
     def make_room(self) -> None:

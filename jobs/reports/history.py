@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import query_table
-from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import InvalidRequest
 
 _BUCKETS = 120

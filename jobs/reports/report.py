@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from lakemq.engine.namespace.processes.extras import needs
+from lakemq.engine.namespace.extras import needs
 
 with needs("report"):
     import plotly.graph_objects as go

@@ -1,12 +1,17 @@
-"""`groups`, `members`, `assignments` and `assignment_moves`: consumer groups and their partitions."""
+"""Groups, their members and partitions, and their offsets.
+
+`groups`, `members`, `assignments` and `assignment_moves`: consumer groups and their partitions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
-from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
+from .spec import BOOL, INT32, INT64, TEXT, TIME, TableSpec, column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +135,140 @@ ASSIGNMENT_MOVES = TableSpec(
     keys=("step", "position", "topic_id", "partition"),
     comment="Every change of the owner or state of a group's partition.",
 )
+
+
+# `consumer_offsets`: the committed offsets of each group.
+
+
+RANGES = pa.list_(
+    pa.struct(
+        [
+            pa.field("first_offset", INT64),
+            pa.field("record_count", INT64),
+            pa.field("state", TEXT),
+            pa.field("deliveries", INT32),
+            pa.field("not_before_ms", INT64),
+            pa.field("reason", TEXT),
+            pa.field("error", TEXT),
+        ]
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerOffsetRow:
+    step: int = column(INT64, "The step that decided it.")
+    group: str = column(TEXT, "Consumer group.")
+    topic_id: int = column(INT64, "Topic.")
+    topic: str = column(TEXT, "Its name.")
+    partition: int = column(INT32, "Partition.")
+    committed_offset: int = column(INT64, "Next offset to consume.")
+    ranges: list[Any] | None = column(
+        RANGES, "In a queue group: the states of messages past it, in order.", nullable=True
+    )
+    silent_since_ms: int = column(
+        INT64,
+        "In a queue group: time since which its owner holds messages without acknowledging any; 0: it holds none.",
+    )
+    metadata: str | None = column(TEXT, "Text that the consumer committed with it.", nullable=True)
+    committed_at_ms: int = column(INT64, "Time of the commit.")
+    deleted_count: int = column(INT64, "Offsets deleted before the group had consumed them.")
+    expired_count: int = column(INT64, "In a queue group: messages that expired before they were delivered.")
+    shard: int = column(INT32, "abs(hash) % offsets.topic.num.partitions of the group's name, by Java's hash of text.")
+    removed: bool = column(BOOL, "Whether it was deleted, alone or with its topic or group.")
+
+
+CONSUMER_OFFSETS = TableSpec(
+    name="consumer_offsets",
+    row=ConsumerOffsetRow,
+    shape="changelog",
+    keys=("group", "topic_id", "partition"),
+    comment="The committed offset of each group in each partition.",
+)
+
+
+# Live tables: facts of now, which no table holds. SQL reads them as of the newest step, again with each query.
+
+
+_RATE = pa.float64()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStateRow:
+    group: str = column(TEXT, "Consumer group.")
+    protocol: str | None = column(TEXT, "Rebalance protocol; null: it never had members.", nullable=True)
+    state: str = column(TEXT, "Empty, PreparingRebalance, CompletingRebalance or Stable.")
+    members: int = column(INT64, "Members.")
+    partitions: int = column(INT64, "Partitions that it shares, or has committed offsets for.")
+    lag: int = column(INT64, "Offsets that it has not consumed, over all partitions.")
+    unacknowledged: int = column(INT64, "Messages of a queue group that members have and have not acknowledged.")
+    delay_left_ms: int = column(INT64, "How much longer it waits for lost or new members; 0: it does not wait.")
+    consumption_rate: float | None = column(
+        _RATE, "Offsets per second that it got done with in the last minute; null: not known.", nullable=True
+    )
+    waits_for: list[str] = column(pa.list_(TEXT), "What holds it up, as sentences: those of group_waits.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupWaitRow:
+    group: str = column(TEXT, "Consumer group.")
+    cause: str = column(TEXT, "The kind of the wait, such as open transaction or no heartbeat.")
+    member_id: str | None = column(TEXT, "The member that is in the way; null for a transaction.", nullable=True)
+    topic: str | None = column(TEXT, "Topic of the message that is in the way.", nullable=True)
+    partition: int | None = column(INT32, "Its partition.", nullable=True)
+    offset: int | None = column(INT64, "Its offset.", nullable=True)
+    since: datetime = column(
+        TIME, "The last heartbeat, poll or acknowledgement of the member, or when the transaction began."
+    )
+    overdue: bool = column(BOOL, "Whether it lasts longer than is usual.")
+    found: str = column(TEXT, "The trouble, in a sentence.")
+    advice: str = column(TEXT, "The cure, in a sentence.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberStateRow:
+    group: str = column(TEXT, "Consumer group.")
+    member_id: str = column(TEXT, "Id of the member.")
+    instance_id: str | None = column(TEXT, "group.instance.id of a static member.", nullable=True)
+    host: str | None = column(TEXT, "Name of its machine.", nullable=True)
+    process_id: int | None = column(INT64, "Its process id.", nullable=True)
+    partitions: list[str] = column(pa.list_(TEXT), "What it has, as topic-partition.")
+    last_heartbeat: datetime | None = column(
+        TIME, "Its last heartbeat if that is overdue; null: in time.", nullable=True
+    )
+    last_poll: datetime | None = column(TIME, "Its last poll if that is long ago; null: it is not.", nullable=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencerRow:
+    sequencer: str = column(TEXT, "Name of the sequencer.")
+    role: str = column(TEXT, "leader, dead (a leader that has ended without handing over) or standby.")
+    epoch: int | None = column(INT64, "Epoch of the leader's lease; null for a standby.", nullable=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutKeysRow:
+    group: str = column(TEXT, "Consumer group.")
+    topic: str = column(TEXT, "Topic.")
+    partition: int = column(INT32, "Partition.")
+    from_member: str = column(TEXT, "The former owner.")
+    to_member: str | None = column(TEXT, "The next owner; null: none yet.", nullable=True)
+    began_at: datetime = column(TIME, "When the partition left the former owner.")
+    cut_keys: int | None = column(
+        INT64, "Keys with messages that both acknowledged; null: no next owner, or messages are deleted.", nullable=True
+    )
+
+
+def _specify(name: str, row: type[Any], keys: tuple[str, ...], comment: str) -> TableSpec:
+    return TableSpec(name=name, row=row, shape="live", keys=keys, comment=comment)
+
+
+GROUP_STATE = _specify("group_state", GroupStateRow, ("group",), "The groups: state, lag, delay, rate.")
+GROUP_WAITS = _specify("group_waits", GroupWaitRow, (), "What holds groups up, since when, and what to do.")
+MEMBER_STATE = _specify("member_state", MemberStateRow, ("group", "member_id"), "The members, and which are overdue.")
+SEQUENCERS = _specify("sequencers", SequencerRow, ("sequencer",), "Who leads, and who stands by.")
+CUT_KEYS = _specify(
+    "cut_keys", CutKeysRow, (), "Handoffs and the keys that they cut. A query reads the keys of all their messages."
+)
+
+LIVE_TABLES: tuple[TableSpec, ...] = (GROUP_STATE, GROUP_WAITS, MEMBER_STATE, SEQUENCERS, CUT_KEYS)

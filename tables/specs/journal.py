@@ -1,4 +1,7 @@
-"""`journal`: all decisions, as rows. Like every table it is written from the step objects, a second later."""
+"""The journal, and the watermark that says how far the tables are written.
+
+`journal`: all decisions, as rows. Like every table it is written from the step objects, a second later.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from .segments import SEGMENT_STRUCT
 from .spec import INT32, INT64, TEXT, TableSpec, column
+from .topics import SEGMENT_STRUCT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,4 +37,39 @@ JOURNAL = TableSpec(
     keys=("step", "position"),
     sort_by=("step", "position"),
     comment="All decisions in order, of the last journal.retention.ms. The other tables follow from them.",
+)
+
+
+# `watermarks`: the step up to which all projections are complete. Written last, read first.
+
+
+VERSIONS = pa.list_(pa.struct([pa.field("table", TEXT), pa.field("version", INT64)]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkRow:
+    step: int = column(INT64, "All tables hold every decision up to this step.")
+    floor: int = column(INT64, "Earliest step whose state can be read.")
+    decided_at_ms: int = column(INT64, "The sequencer's time at this step.")
+    leader: str = column(TEXT, "The sequencer that leads; empty if none leads.")
+    leader_epoch: int = column(INT64, "Epoch of the lease.")
+    lease_ms: int = column(INT64, "Duration of the lease after the last step.")
+    next_topic_id: int = column(INT64, "Id of the next topic.")
+    next_producer_id: int = column(INT64, "Id of the next producer.")
+    routing_step: int = column(INT64, "Last step that changed the topics of a destination.")
+    delay_pointer_ms: int = column(INT64, "All delayed messages due up to this time are released.")
+    versions: list[dict[str, Any]] = column(VERSIONS, "Least Delta version of each table that holds this step.")
+
+
+GROUP_SHARDS = "lakemq.groupShards"
+TRANSACTION_SHARDS = "lakemq.transactionShards"
+"""Properties of the table: the numbers of shards, set when the namespace is created and never changed."""
+
+WATERMARKS = TableSpec(
+    name="watermarks",
+    row=WatermarkRow,
+    shape="log",
+    keys=("step",),
+    sort_by=("step",),
+    comment="The step up to which all projections are complete, and the counters at that step.",
 )

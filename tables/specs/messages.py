@@ -1,13 +1,17 @@
-"""`messages`: the data files. A payload is written once, and not copied on its way to a consumer."""
+"""Messages: `messages`, `final_messages`, `inbox`, `rejected_rows` and `delayed`.
+
+`messages`: the data files. A payload is written once, and not copied on its way to a consumer.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 
-from .spec import BINARY, INT32, INT64, TEXT, TIME, TableSpec, column
+from .spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, TableSpec, column
 
 HEADERS = pa.list_(pa.struct([pa.field("key", TEXT), pa.field("value", BINARY)]))
 # the range of timestamps: years that Spark and Delta read reliably
@@ -80,3 +84,177 @@ class FileFacts(NamedTuple):
 
 BODY_SCHEMA: pa.Schema = pa.schema([f for f in MESSAGES.stored_schema if f.name not in ("file_id", "row")])
 """A message before it has a place in a file."""
+
+
+# `final_messages`: the messages whose outcome is certain, one row each, for any reader of Delta tables.
+#
+# The table is partitioned by topic. The files lie in a folder per topic, and have neither of the partition columns.
+
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalMessageRow:
+    topic: str = column(TEXT, "Topic.")
+    step: int = column(INT64, "The step that decided that it is final.")
+    topic_id: int = column(INT64, "Id of the topic, never reused.")
+    partition: int = column(INT32, "Partition within the topic.")
+    offset: int = column(INT64, "Offset within the partition.")
+    timestamp: Any = column(TIME, "The producer's time, or that of its step, as timestamp_type says.")
+    timestamp_type: str = column(TEXT, "CreateTime or LogAppendTime.")
+    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
+    value: bytes | None = column(BINARY, "Payload; null is a tombstone.", nullable=True)
+    headers: list[Any] | None = column(HEADERS, "Headers, in the sender's order.", nullable=True)
+    producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
+    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
+    sequence: int | None = column(INT64, "Its sequence number.", nullable=True)
+    transactional: bool = column(BOOL, "Whether it belonged to a transaction.")
+    origin: str = column(TEXT, "publish, delay, dead_letter or redrive.")
+    dead_letter: str | None = column(TEXT, "Dead letters: their cause, as JSON; see `segments`.", nullable=True)
+    source_offset: int | None = column(INT64, "Dead letters: offset in the source.", nullable=True)
+    decided_at: Any = column(TIME, "If origin is not publish: the time of its step.", nullable=True)
+    expires_at: Any = column(TIME, "When its time to live ends, or null.", nullable=True)
+    ttl_ms: int | None = column(INT64, "Its time to live, or null.", nullable=True)
+
+
+FINAL_MESSAGES = TableSpec(
+    name="final_messages",
+    row=FinalMessageRow,
+    shape="data",
+    keys=("topic_id", "partition", "offset"),
+    sort_by=("partition", "offset"),
+    partitioned_by=("topic", "step"),
+    comment="Committed messages at their offsets, one row each, for any reader of Delta tables. Made if "
+    "final.interval.ms is set.",
+    log_retention_ms=7 * _DAY_MS,
+)
+"""A stream that was down for the retention of the log goes on, so the files that its entries name stay as long."""
+
+FILE_SCHEMA: pa.Schema = pa.schema(
+    [f for f in FINAL_MESSAGES.stored_schema if f.name not in FINAL_MESSAGES.partitioned_by]
+)
+"""The columns of a file."""
+
+
+def final_file_path(topic: str, file_id: int) -> str:
+    """Return the path of a file below the table."""
+    return f"topic={topic}/{file_stem(file_id)}.parquet"
+
+
+def parse_final_file_id(path: str) -> int:
+    """Return the id of a file from its path, or -1 for a foreign file."""
+    stem = unquote(path).rpartition("/")[2].removesuffix(".parquet")
+    return int(stem, 16) if len(stem) == 16 and not set(stem) - set("0123456789abcdef") else -1
+
+
+# `inbox`: publish with plain SQL. The only table that Spark writes; the micro-batch job drains it exactly once.
+
+
+@dataclass(frozen=True, kw_only=True)
+class InboxRow:
+    topic: str = column(TEXT, "Topic or destination.")
+    key: bytes | None = column(BINARY, "Key, or null.", nullable=True)
+    value: bytes | None = column(BINARY, "Payload.", nullable=True)
+    headers: list[Any] | None = column(HEADERS, "Headers, or null.", nullable=True)
+    timestamp: Any = column(TIME, "Time of the message; null: the time when it is drained.", nullable=True)
+    deliver_at: Any = column(TIME, "Deliver the message no earlier than this; null: at once.", nullable=True)
+    delay_ms: int | None = column(INT64, "Or deliver it this long after it is drained; null: at once.", nullable=True)
+    ttl_ms: int | None = column(INT64, "Time to live; null: the topic's.", nullable=True)
+
+
+INBOX = TableSpec(
+    name="inbox",
+    row=InboxRow,
+    shape="data",
+    keys=(),
+    is_open_to_writers=True,
+    # A row that is published cannot be changed any more, so engines refuse to change one that waits.
+    properties={"delta.appendOnly": "true"},
+    comment="INSERT INTO inbox (topic, key, value) VALUES ...: published by the next micro-batch. "
+    "On a local disk, one JVM may insert at a time: Spark's commits to a local path are not atomic between processes.",
+)
+
+
+# `rejected_rows`: rows that could not become messages, by reference, with the reason.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectionRow:
+    step: int = column(INT64, "The step that decided it.")
+    source: str = column(TEXT, "Topic or destination that the rows were published to.")
+    file_id: int = column(INT64, "Data file that holds the rows.")
+    first_row: int = column(INT64, "First row.")
+    record_count: int = column(INT64, "Number of rows.")
+    error: str = column(TEXT, "Name of the error.")
+    reason: str = column(TEXT, "The value found, and the one expected.")
+    rejected_at_ms: int = column(INT64, "Time of the rejection.")
+
+
+REJECTED_ROWS = TableSpec(
+    name="rejected_rows",
+    row=RejectionRow,
+    shape="log",
+    keys=("file_id", "first_row"),
+    sort_by=("step", "file_id", "first_row"),
+    comment="Rows that could not become messages, with the reasons.",
+)
+
+
+# `delayed`: ranges of rows that wait for their due time, and their outcome.
+
+
+HOUR_MS = 3_600_000
+
+NOT_DELAYED = -1
+"""The due time of rows without a delay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayedRow:
+    step: int = column(INT64, "The step up to which the row is current.")
+    topic_id: int = column(INT64, "Topic of the rows.")
+    topic: str = column(TEXT, "Its name.")
+    partition: int = column(INT32, "Partition of the rows.")
+    due_hour: int = column(INT64, "Hour in which all rows are due, in hours since 1970.")
+    file_id: int = column(INT64, "Data file.")
+    footer_hash: int | None = column(INT64, "Hash of the file's footer, as in segments.", nullable=True)
+    first_row: int = column(INT64, "First row of the range.")
+    reschedules: int = column(INT64, "How often its row was rescheduled; 0: never.")
+    record_count: int = column(INT64, "Number of rows, in order of due time.")
+    first_due_ms: int = column(INT64, "Due time of the first row.")
+    last_due_ms: int = column(INT64, "Due time of the last row.")
+    min_timestamp_ms: int = column(INT64, "Smallest message timestamp.")
+    max_timestamp_ms: int = column(INT64, "Largest message timestamp.")
+    has_ttl: bool = column(BOOL, "Whether some rows have their own time to live.")
+    producer_id: int | None = column(INT64, "The idempotent producer, while rows wait.", nullable=True)
+    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
+    transactional_id: str | None = column(TEXT, "Id of the transaction, while it is open.", nullable=True)
+    scheduled_step: int | None = column(INT64, "The step that accepted the rows, while they wait.", nullable=True)
+    position: int | None = column(INT32, "Order among the ranges of scheduled_step.", nullable=True)
+    waiting_count: int = column(INT64, "Number of rows that wait.")
+    released_count: int = column(INT64, "Rows from the first on that are released, cancelled ones included.")
+    cancelled_rows: list[int] | None = column(
+        pa.list_(INT64), "Cancelled or rescheduled rows, as numbers within the range.", nullable=True
+    )
+    rescheduled_rows: list[int] | None = column(
+        pa.list_(INT64), "Rescheduled rows among them, which have a range of their own.", nullable=True
+    )
+    state: str = column(
+        TEXT, "open, waiting, or the outcome of its last rows: released, cancelled, rescheduled, aborted."
+    )
+    changed_at_ms: int = column(INT64, "Time of the last change of state, or of a step soon after it.")
+    changed_by: str | None = column(
+        TEXT, "The request that changed it, client id / number; null: its due time came.", nullable=True
+    )
+    removed: bool = column(BOOL, "Whether no row waits any more. The entry is deleted after delay.history.ms.")
+
+
+DELAYED = TableSpec(
+    name="delayed",
+    row=DelayedRow,
+    shape="changelog",
+    keys=("file_id", "first_row", "topic_id", "reschedules"),
+    sort_by=("due_hour", "topic_id", "partition", "file_id", "first_row"),
+    comment="Delayed messages, as ranges of rows that are due within the same hour.",
+)

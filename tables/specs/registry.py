@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from .applications import APPLICATIONS
-from .clients import CLIENTS
-from .delayed import DELAYED
-from .final_messages import FINAL_MESSAGES
-from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, GROUPS, MEMBERS
-from .inbox import INBOX
-from .journal import JOURNAL
-from .messages import MESSAGES
-from .offsets import CONSUMER_OFFSETS
-from .producers import PRODUCERS
-from .rejected_rows import REJECTED_ROWS
-from .segments import SEGMENTS
+from .groups import ASSIGNMENT_MOVES, ASSIGNMENTS, CONSUMER_OFFSETS, GROUPS, MEMBERS
+from .journal import JOURNAL, WATERMARKS
+from .messages import DELAYED, FINAL_MESSAGES, INBOX, MESSAGES, REJECTED_ROWS
 from .spec import TableSpec
-from .topics import PARTITIONS, TOPICS
-from .transactions import CONTROL_MARKERS, TRANSACTIONAL_IDS, TRANSACTIONS
-from .watermarks import WATERMARKS
+from .topics import PARTITIONS, SEGMENTS, TOPICS
+from .transactions import APPLICATIONS, CLIENTS, CONTROL_MARKERS, PRODUCERS, TRANSACTIONAL_IDS, TRANSACTIONS
 
 TABLES: tuple[TableSpec, ...] = (
     MESSAGES,

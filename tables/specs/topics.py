@@ -1,4 +1,7 @@
-"""`topics` and `partitions`: the topics, and the extent of each partition's log."""
+"""Topics, their partitions, and the segments of their logs.
+
+`topics` and `partitions`: the topics, and the extent of each partition's log.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .offsets import RANGES
+from .groups import RANGES
 from .spec import BOOL, INT32, INT64, TEXT, TableSpec, column
 
 OPEN_TRANSACTIONS = pa.list_(pa.struct([pa.field("producer_id", INT64), pa.field("first_offset", INT64)]))
@@ -70,3 +73,82 @@ PARTITIONS = TableSpec(
     keys=("topic_id", "partition"),
     comment="The extent of each partition's log.",
 )
+
+
+# `segments`: the map from rows of data files to offsets of partitions, and the extent of each log.
+#
+# This one table holds everything that SQL views need to decide which messages are visible, in one commit. Spark takes
+# the snapshots of two tables at different times, so that two tables could disagree.
+
+
+FINAL_PENDING = "final_pending"
+"""The kind of rows that name files of `final_messages`. Fetches and views do not read them yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentRow:
+    step: int = column(INT64, "The step that decided it.")
+    kind: str = column(
+        TEXT,
+        "data: rows of a file; commit, abort: the marker that ends a transaction; log_start: offsets below base_offset"
+        " are deleted; topic_deleted: the topic is deleted; final_pending: offsets in a file of final_messages.",
+    )
+    topic_id: int = column(INT64, "Id of the topic, never reused.")
+    topic: str = column(TEXT, "Name of the topic.")
+    partition: int = column(INT32, "Partition within the topic.")
+    base_offset: int = column(INT64, "Offset of the first row.")
+    record_count: int = column(INT64, "Number of offsets of the segment; with final_pending of messages.")
+    last_offset: int = column(INT64, "Offset of the last row; lets readers skip files at both ends.")
+    file_id: int | None = column(INT64, "The data file, as in its column file_id.", nullable=True)
+    footer_hash: int | None = column(
+        INT64, "Identifies the file for a fetch: xxHash64 of its Parquet footer, seeded with its size.", nullable=True
+    )
+    first_row: int | None = column(INT64, "Row of the file that has the base offset.", nullable=True)
+    file_partition: int | None = column(
+        INT32,
+        "Column partition of these rows in the file; file_id + file_partition is the join key.",
+        nullable=True,
+    )
+    min_timestamp_ms: int | None = column(INT64, "Smallest message timestamp.", nullable=True)
+    max_timestamp_ms: int | None = column(INT64, "Largest message timestamp.", nullable=True)
+    append_time_ms: int | None = column(
+        INT64, "With message.timestamp.type LogAppendTime: the timestamp of all its messages.", nullable=True
+    )
+    decided_at_ms: int | None = column(
+        INT64,
+        "If origin is not publish: the time of its step, from which the age of its messages counts.",
+        nullable=True,
+    )
+    ttl_from_ms: int | None = column(
+        INT64, "If messages may expire: the time of its step, from which their time to live counts.", nullable=True
+    )
+    ttl_ms: int | None = column(INT64, "The time to live of messages that have none of their own.", nullable=True)
+    producer_id: int | None = column(INT64, "The idempotent producer.", nullable=True)
+    producer_epoch: int | None = column(INT32, "Its epoch.", nullable=True)
+    base_sequence: int | None = column(INT64, "Its sequence number of the first row.", nullable=True)
+    transactional: bool = column(BOOL, "Whether it belongs to a transaction.")
+    origin: str = column(TEXT, "publish, delay, dead_letter or redrive.")
+    first_offset: int | None = column(
+        INT64, "Markers: first offset of the transaction in this partition.", nullable=True
+    )
+    dead_letter: str | None = column(
+        TEXT,
+        "Dead letters, as JSON: source topic and partition, group, reason, error and delivery_count.",
+        nullable=True,
+    )
+    source_offset: int | None = column(INT64, "Dead letters: offset of the first row in the source.", nullable=True)
+
+
+SEGMENTS = TableSpec(
+    name="segments",
+    row=SegmentRow,
+    shape="log",
+    keys=("topic_id", "partition", "base_offset", "kind"),
+    sort_by=("topic_id", "partition", "base_offset"),
+    comment="Ranges of rows in data files as dense offsets of partitions. SQL visibility depends on this table alone.",
+)
+
+SEGMENT_SCHEMA: pa.Schema = pa.schema([f for f in SEGMENTS.stored_schema if f.name != "step"])
+"""A segment before its step is known: the columns of the table without `step`."""
+
+SEGMENT_STRUCT: pa.DataType = pa.struct(list(SEGMENT_SCHEMA))

@@ -1,4 +1,7 @@
-"""`transactional_ids`, `transactions` and `control_markers`: ids with their producers, the transaction log, markers."""
+"""Transactions, producers, clients and applications.
+
+`transactional_ids`, `transactions` and `control_markers`: ids with their producers, the transaction log, markers.
+"""
 
 from __future__ import annotations
 
@@ -140,4 +143,88 @@ CONTROL_MARKERS = TableSpec(
     keys=("topic_id", "partition", "offset"),
     sort_by=("topic_id", "partition", "offset"),
     comment="Commit and abort markers, one offset each, never shown to consumers.",
+)
+
+
+# `producers`: sequence numbers, which identify a repeated publish.
+
+
+UNITS = pa.list_(
+    pa.struct(
+        [
+            pa.field("topic_id", INT64),
+            pa.field("partition", INT32),
+            pa.field("base_sequence", INT64),
+            pa.field("record_count", INT64),
+            pa.field("base_offset", INT64),
+            pa.field("file_id", INT64),
+        ]
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerRow:
+    step: int = column(INT64, "The step that decided it.")
+    producer_id: int = column(INT64, "Id of the producer.")
+    producer_epoch: int = column(INT32, "Its current epoch; older epochs are fenced.")
+    units: list[Any] = column(
+        UNITS,
+        "Its last five appends per partition, oldest first. For delayed rows, partition is -1 minus the partition, and"
+        " file_id and base_offset say where the rows start.",
+    )
+    seen_at_ms: int = column(INT64, "Time of its last request.")
+    removed: bool = column(BOOL, "Whether it has expired.")
+
+
+PRODUCERS = TableSpec(
+    name="producers",
+    row=ProducerRow,
+    shape="changelog",
+    keys=("producer_id",),
+    comment="Idempotent producers, with the sequence numbers that identify repeats.",
+)
+
+
+# `clients`: the clients of the mailbox, with their last answers.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRow:
+    step: int = column(INT64, "The step that decided it.")
+    client_id: str = column(TEXT, "Client: one connection of one process.")
+    number: int = column(INT64, "Number of its last letter.")
+    results: str = column(TEXT, "The answer to that letter as JSON, to repeat it if the client asks again.")
+    seen_at_ms: int = column(INT64, "Time of its last letter.")
+    removed: bool = column(BOOL, "Whether it ended, or was silent for too long.")
+
+
+CLIENTS = TableSpec(
+    name="clients",
+    row=ClientRow,
+    shape="changelog",
+    keys=("client_id",),
+    comment="Clients of the mailbox, with their last answers.",
+)
+
+
+# `applications`: the last published version per application, which identifies a repeated batch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationRow:
+    step: int = column(INT64, "The step that decided it.")
+    txn_app_id: str = column(TEXT, "Application, as in Delta's txnAppId.")
+    target: str = column(TEXT, "Destination it publishes to.")
+    version: int = column(INT64, "The last published txn_version; a batch with this or a lower one is a repeat.")
+    seen_at_ms: int = column(INT64, "Time of the last publish.")
+    removed: bool = column(BOOL, "Whether the entry has expired.")
+
+
+APPLICATIONS = TableSpec(
+    name="applications",
+    row=ApplicationRow,
+    shape="changelog",
+    keys=("txn_app_id", "target"),
+    comment="Applications that publish numbered batches, each batch once.",
 )

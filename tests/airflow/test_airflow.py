@@ -14,7 +14,7 @@ from faults.processes import until
 from real_airflow import CHECKOUT, Airflow
 
 from lakemq.engine.client.connection import Connection
-from lakemq.tables.specs.inbox import INBOX
+from lakemq.tables.specs.messages import INBOX
 
 DAGS = {f"lakemq_{name}" for name in ("audit", "drain_inbox", "release_delayed", "serve", "step", "upkeep")}
 
@@ -40,7 +40,9 @@ def test_airflow_imports_the_dags_and_finds_the_provider(airflow: Airflow) -> No
     assert {dag["dag_id"] for dag in records(airflow, "dags", "list", "--local")} == DAGS
     hooks = {hook["connection_type"]: hook for hook in records(airflow, "providers", "hooks")}
     assert hooks["lakemq"]["conn_id_attribute_name"] == "lakemq_conn_id"
-    assert "lakemq.jobs.airflow_provider.queues.LakeMQMessageQueueProvider" in airflow.run("providers", "queues").stdout
+    assert (
+        "lakemq.jobs.airflow_provider.triggers.LakeMQMessageQueueProvider" in airflow.run("providers", "queues").stdout
+    )
 
 
 def test_a_step_decides_what_waits_and_is_harmless_where_another_leads(airflow: Airflow, mq: Connection) -> None:

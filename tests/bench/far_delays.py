@@ -18,8 +18,8 @@ from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.loading.load import read_watermark
-from lakemq.tables.specs.delayed import DELAYED, HOUR_MS
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.tables.specs.messages import DELAYED, HOUR_MS
 
 YEAR_MS = 365 * 24 * HOUR_MS
 FILE_RANGES = 50_000

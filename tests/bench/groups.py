@@ -23,7 +23,7 @@ from serving import run_sequencer
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER
 

@@ -18,7 +18,7 @@ from without_jvm import rows
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 from lakemq.spark import spark_session
 

@@ -21,7 +21,7 @@ from without_jvm import rows
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.tables.storage.object_stores.store_options import connect
 
 WARM_UP = 10

@@ -11,7 +11,7 @@ from unit.browsing import Browser, open_browser
 from unit.busy_namespace import HOSTILE, ORDERS, READERS, WORKERS, BusyNamespace
 
 from lakemq.jobs.console.app import PAGES
-from lakemq.jobs.console.rendering import make_link
+from lakemq.jobs.console.parts import make_link
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 

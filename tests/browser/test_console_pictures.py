@@ -16,7 +16,7 @@ from browser.webdriver import CHROMIUM, DRIVER, Tab
 from unit.browsing import Browser, open_browser
 from unit.busy_namespace import READERS, WORKERS, BusyNamespace
 
-from lakemq.jobs.console.rendering import make_link
+from lakemq.jobs.console.parts import make_link
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver")
 

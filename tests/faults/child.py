@@ -21,13 +21,13 @@ from defects import raise_for_defects
 from faults.messages import value_of
 
 import lakemq
-from lakemq.engine.namespace.processes.extras import hide_pandas
+from lakemq.engine.namespace.extras import hide_pandas
 
 with hide_pandas():  # no role uses frames, and pandas is half of a child's imports
     from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.processes import crash
 from lakemq.errors import LakeMQError
 
 raise_for_defects()
@@ -70,7 +70,7 @@ def serve(path: str, config: dict[str, Any], stop_at: str | None = None, packs: 
     """Run a sequencer, as `lakemq serve` does. packs: delays that are due within a second are packed too, in tiny
     blocks.
     """
-    from lakemq.jobs.process.logs import log_to_stderr
+    from lakemq.jobs.process.streams import log_to_stderr
     from lakemq.jobs.serve import serve_until_signal
 
     if packs:
@@ -82,10 +82,10 @@ def serve(path: str, config: dict[str, Any], stop_at: str | None = None, packs: 
 
 def _pack_tiny_blocks() -> None:
     from lakemq.engine.protocol.rows import delays
-    from lakemq.engine.protocol.values.delayed import packed, packed_block
+    from lakemq.engine.protocol.values import packed
     from lakemq.engine.sequencer import delay_queue, term
 
-    packed.BLOCK_RANGES = packed_block.BLOCK_RANGES = 4
+    packed.BLOCK_RANGES = packed.BLOCK_RANGES = 4
     packed.MAX_SMALL_BLOCKS = 2
     delays.RESTORED_RANGES, delays.NEAR_MS = 3, 200
     delay_queue._MAX_QUEUED_PER_STEP, delay_queue._MAX_BLOCKS_PER_STEP, delay_queue._MAX_QUEUE = 2, 1, 5

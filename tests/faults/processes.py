@@ -20,7 +20,7 @@ from faults.forks import Fork
 from faults.messages import Acknowledged, value_of
 
 import lakemq
-from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace import crash
 
 Child: TypeAlias = "subprocess.Popen[str] | Fork"
 TOPIC = "t"

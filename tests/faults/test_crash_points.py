@@ -21,7 +21,7 @@ from faults.processes import (
 from targets import extended_but, nightly_but
 
 import lakemq
-from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace import crash
 
 SEQUENCER_POINTS = {
     "sequencer.elected": 1,

@@ -23,9 +23,9 @@ from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.namespace.processes.clock import SystemClock
-from lakemq.engine.namespace.processes.process_identity import new_id
+from lakemq.engine.namespace.process import new_id
 from lakemq.engine.protocol.errors import LakeMQError, NamespaceError, RequestTimedOut, StorageError
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.jobs.doctor.namespace import check_writable

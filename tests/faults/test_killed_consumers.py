@@ -15,7 +15,7 @@ from faults.processes import until
 from targets import nightly_but
 
 import lakemq
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.engine.protocol.parameters import GROUP
 from lakemq.engine.sequencer import attendance

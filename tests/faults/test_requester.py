@@ -9,8 +9,8 @@ from faults.processes import QUICK, TOPIC, Processes, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.requests.requester import IDLE_MS
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
 from lakemq.engine.sequencer.serving import Serving

@@ -12,7 +12,7 @@ from faults.shims import ShiftedClock
 from targets import nightly_but
 
 import lakemq
-from lakemq.engine.client.producer.transactional import TransactionalProducer
+from lakemq.engine.client.producer.producer import TransactionalProducer
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

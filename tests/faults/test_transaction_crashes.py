@@ -20,9 +20,9 @@ from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup.reader import WHOLE, Reader
+from lakemq.engine.client.fetch.log_reader import WHOLE, Reader
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.errors import RequestTimedOut
 
 Answer = TypeVar("Answer")

@@ -15,12 +15,11 @@ from targets import extended_but, nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.errors import NotLeader
-from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.protocol.values.clients import LeaderElected, Letter
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.sequencer import Sequencer
 

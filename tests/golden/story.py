@@ -13,12 +13,15 @@ from golden.queue_words import QueueWords, format_range, parse_tp
 from protocol_harness import Harness, plain
 from protocol_reader import Reader
 
-from lakemq.engine.client.groups.partition_lag import count_deleted_offsets
+from lakemq.engine.client.groups.lag import count_deleted_offsets
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
+from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.consuming.assignments import Group
-from lakemq.engine.protocol.values.consuming.groups import (
+from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged
+from lakemq.engine.protocol.values.delays import CancelDelays, Delayed, DelayedRange, DelaysJudged, RescheduleDelays
+from lakemq.engine.protocol.values.deliveries import AcknowledgementsJudged
+from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
     DeleteGroup,
@@ -28,7 +31,10 @@ from lakemq.engine.protocol.values.consuming.groups import (
     ReleasePartitions,
     TargetComputed,
 )
-from lakemq.engine.protocol.values.consuming.offsets import (
+from lakemq.engine.protocol.values.journal import JournalEntry
+from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RejectedRows
+from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
     DeleteOffsets,
     FetchOffsets,
@@ -39,19 +45,7 @@ from lakemq.engine.protocol.values.consuming.offsets import (
     ResetOffsets,
     ResetPartition,
 )
-from lakemq.engine.protocol.values.delayed.delays import (
-    CancelDelays,
-    Delayed,
-    DelayedRange,
-    DelaysJudged,
-    RescheduleDelays,
-)
-from lakemq.engine.protocol.values.journal import JournalEntry
-from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
-from lakemq.engine.protocol.values.log import ApplicationVersion, Produce, Produced, Published, RejectedRows
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef, UnitAppended
-from lakemq.engine.protocol.values.queues.dead_letters import DeadLettersJudged
-from lakemq.engine.protocol.values.queues.deliveries import AcknowledgementsJudged
 from lakemq.engine.protocol.values.topics import (
     AlterTopic,
     CreateTopic,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import lakemq
-from lakemq.engine.client.leadership import read_leadership
+from lakemq.engine.client.sequencers import read_leadership
 
 ROLES = Path(__file__).with_name("roles.py")
 COMMAND = [sys.executable, "-m", "lakemq.jobs.cli"]

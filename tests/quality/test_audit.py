@@ -22,10 +22,10 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.quality import audit_relations
-from lakemq.engine.client.quality.invariants import INVARIANTS, RELATIONS, SUBJECTS, Invariant
-from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.engine.client.quality import audit as audit_relations
+from lakemq.engine.client.quality.audit import INVARIANTS, RELATIONS, SUBJECTS, Invariant
 from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import TableDamaged
 from lakemq.jobs.audit import Audit, audit, main
 from lakemq.jobs.cli import app

@@ -17,10 +17,9 @@ from unit.test_settings_files import BILLION_LAUGHS
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.quality import create_ephemeral_context, import_great_expectations
 from lakemq.engine.client.quality.expectation_types import EXPECTATION_TYPES
-from lakemq.engine.client.quality.gate import Gate, Gates
-from lakemq.engine.client.quality.gx_context import create_ephemeral_context, import_great_expectations
-from lakemq.engine.client.quality.suites import Suite, load_suite
+from lakemq.engine.client.quality.gate import Gate, Gates, Suite, load_suite
 from lakemq.engine.client.rows.placing import FIRST_FAILED
 from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import ExpectationFailed, InvalidConfig, InvalidRecord

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.spark import spark_session
 
 

@@ -20,12 +20,12 @@ from targets import extended_but
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
-from lakemq.engine.namespace.loading.snapshot import find_moment
+from lakemq.engine.namespace.step_reader import find_moment
 from lakemq.engine.protocol.values.log import DataFile, Produce, Published, Ranges, RejectedRows
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import NamespaceError
 from lakemq.jobs.jars import kept_jars
-from lakemq.tables.specs.live import LIVE_TABLES
+from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta import catalog

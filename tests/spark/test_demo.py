@@ -15,8 +15,7 @@ import lakemq
 from lakemq.jobs.demo import checks
 from lakemq.jobs.demo import data as demo_data
 from lakemq.jobs.demo.checks import CheckFailed
-from lakemq.jobs.demo.data import Source, load_source
-from lakemq.jobs.demo.folder import MARKER, NAMESPACE, take_folder
+from lakemq.jobs.demo.data import MARKER, NAMESPACE, Source, load_source, take_folder
 from lakemq.jobs.demo.tour import main
 
 FLIGHTS = 2000

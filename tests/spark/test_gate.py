@@ -18,9 +18,8 @@ from quality.expectations import OF_ALL, OF_ROWS, TABLE, expect
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.quality.gate import Gate
+from lakemq.engine.client.quality.gate import Gate, load_suite
 from lakemq.engine.client.quality.spark_gate import SparkGate
-from lakemq.engine.client.quality.suites import load_suite
 from lakemq.engine.client.rows.placing import FIRST_FAILED
 from lakemq.errors import ExpectationFailed, InvalidRecord
 

@@ -16,8 +16,8 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.publish.inbox import Inbox
 from lakemq.errors import IllegalState, NamespaceError
-from lakemq.tables.specs.inbox import INBOX
-from lakemq.tables.storage.delta.insertions import read_insertion
+from lakemq.tables.specs.messages import INBOX
+from lakemq.tables.storage.delta.store import read_insertion
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reading.arrow import FETCHED
+from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import HEADERS, MESSAGES
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace import crash
 from lakemq.jobs import microbatch
 
 CHECKOUT = Path(__file__).parents[2]

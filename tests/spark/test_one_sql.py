@@ -16,7 +16,7 @@ from pyspark.sql import Row, SparkSession
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.views import VIEWS

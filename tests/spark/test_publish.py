@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reading.arrow import FETCHED
-from lakemq.engine.client.fetch.reading.spark import FETCHED_DDL, cut_into_blocks
+from lakemq.engine.client.fetch.arrow import FETCHED
+from lakemq.engine.client.fetch.spark import FETCHED_DDL, cut_into_blocks
 from lakemq.engine.protocol.hashing import murmur2
 from lakemq.errors import FileTruncated, InvalidRecord, InvalidTimestamp, MessageTooLarge, StaleTopicMetadata
 

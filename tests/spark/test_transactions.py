@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.planning.plan import Isolation
+from lakemq.engine.client.fetch.plan import Isolation
 
 
 class Undo(Exception):

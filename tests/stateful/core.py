@@ -11,7 +11,7 @@ from stateful.model.namespace import TopicIdPartition
 from stateful.model.topics import outgrow
 from stateful.side_by_side import Shown, SideBySide
 
-from lakemq.engine.client.fetch.planning.plan import Isolation
+from lakemq.engine.client.fetch.plan import Isolation
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult

@@ -5,8 +5,8 @@ from __future__ import annotations
 from stateful.projections import assert_projections_are_the_replay
 from stateful.world import Background, World
 
-from lakemq.engine.client.fetch.lookup.reader import Reader
-from lakemq.engine.namespace.processes.clock import Clock
+from lakemq.engine.client.fetch.log_reader import Reader
+from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef

@@ -10,17 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.engine.maintenance.row_trimming import mask_deleted_segments, read_live_state, trim_rows
+from lakemq.engine.maintenance.retention import mask_deleted_segments, read_live_state, trim_rows
 from lakemq.engine.namespace.data_file import read_file_facts
-from lakemq.engine.namespace.loading.load import load_state, read_watermark
+from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import PROJECT, build_watermark, project
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.delta.changelog import select_newest
-from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.delta.store import Store, select_newest
 
 RETENTION_MS = 7 * 86_400_000
 

@@ -8,7 +8,7 @@ from typing import get_args
 from stateful.model import Model
 from stateful.model.namespace import TopicIdPartition
 
-from lakemq.engine.client.fetch.planning.plan import Isolation
+from lakemq.engine.client.fetch.plan import Isolation
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import Topic
 

@@ -15,11 +15,9 @@ from protocol_harness import AtOnce, Harness
 from stateful.world import TimedFiles
 
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
-from lakemq.engine.sequencer.attendance import MAX_READ_GAP_MS, READ_INTERVAL_MS, Attendance
-from lakemq.engine.sequencer.overdue_members import OverdueMembers
-from lakemq.tables.storage.coordination.beats import Beats
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.sequencer.attendance import MAX_READ_GAP_MS, READ_INTERVAL_MS, Attendance, OverdueMembers
+from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
 from lakemq.tables.storage.object_stores.objects import Data
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ from clocks import ManualClock
 from stateful.player import Player
 from stateful.world import EXPIRY_INTERVAL_MS, LEASE_MS
 
-from lakemq.engine.client.fetch.lookup.reader import Reader
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.client.fetch.log_reader import Reader
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.sequencer.sequencer import MAX_BACKLOG_MS
-from lakemq.engine.sequencer.step_time import StepTime
+from lakemq.engine.sequencer.term import StepTime
 from lakemq.tables.storage.coordination.step_objects import LOOK_MS, list_steps
 
 pytestmark = pytest.mark.slow

@@ -19,15 +19,15 @@ from protocol_harness import HOUR_MS, Harness, plain
 from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.runs import runs
 
-from lakemq.engine.namespace.loading.due_runs import DueRun, DueRuns
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.waiting_rows import DueRun, DueRuns
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.rows import delays as rows_of_delays
 from lakemq.engine.protocol.rows.delays import EndedRange, find_ended_ranges
-from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values.delayed import packed, packed_block
-from lakemq.engine.protocol.values.delayed.delays import (
+from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.values import packed
+from lakemq.engine.protocol.values.delays import (
     CancelDelays,
     CancelOutcome,
     DelayedRange,
@@ -302,7 +302,7 @@ class Delays(RuleBasedStateMachine):
         machine.begin_step(self.mq.state, self.mq.now_ms)
         self.slots.read_ahead(self.mq.state.delays, self.mq.now_ms)
         entries = self._decide_releases()
-        self.mq.land(entries or machine.fold(self.mq.state, [leader.decide_renew(self.mq.state)]))
+        self.mq.land(entries or machine.fold(self.mq.state, [clients.decide_renew(self.mq.state)]))
         self.slots.pack(self.mq.state.delays, self.mq.state.step)
         self.releases_are_due_unique_and_in_order()
 
@@ -385,7 +385,7 @@ class PackedDelays(Delays):
     def __init__(self) -> None:
         self.patches = ExitStack()
         self.patches.enter_context(patch.multiple(packed, BLOCK_RANGES=4, MAX_SMALL_BLOCKS=2))
-        self.patches.enter_context(patch.object(packed_block, "BLOCK_RANGES", 4))
+        self.patches.enter_context(patch.object(packed, "BLOCK_RANGES", 4))
         self.patches.enter_context(patch.multiple(rows_of_delays, RESTORED_RANGES=3, NEAR_MS=2_000))
         self.patches.enter_context(
             patch.multiple(delay_queue, _MAX_QUEUED_PER_STEP=2, _MAX_BLOCKS_PER_STEP=1, _MAX_QUEUE=3)

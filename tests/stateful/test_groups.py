@@ -21,9 +21,9 @@ from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.rules.consuming import reconciling
-from lakemq.engine.protocol.values.consuming.assignments import Group, GroupStatus, PartitionStatus, TopicIdPartition
-from lakemq.engine.protocol.values.consuming.groups import (
+from lakemq.engine.protocol.rules import reconciling
+from lakemq.engine.protocol.values.assignments import Group, GroupStatus, PartitionStatus, TopicIdPartition
+from lakemq.engine.protocol.values.groups import (
     Assigned,
     DeleteGroup,
     GroupForgotten,
@@ -39,7 +39,8 @@ from lakemq.engine.protocol.values.consuming.groups import (
     ReleasePartitions,
     TargetComputed,
 )
-from lakemq.engine.protocol.values.consuming.offsets import (
+from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.offsets import (
     CommitOffsets,
     DeleteOffsets,
     OffsetCommit,
@@ -49,7 +50,6 @@ from lakemq.engine.protocol.values.consuming.offsets import (
     OffsetsRemoved,
     ResetOffsets,
 )
-from lakemq.engine.protocol.values.log import Produce
 from lakemq.engine.protocol.values.topics import AlterTopic, DeleteTopic, PartitionsEnded, Topic
 
 GROUP = "g"

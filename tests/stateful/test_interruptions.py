@@ -14,7 +14,7 @@ from stateful.player import Player
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, FINAL_MS, GRACE_MS, Background, Killed, World
 from targets import extended_but
 
-from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.log import Produce, Ranges
 from lakemq.engine.protocol.values.producers import InitProducer
@@ -22,7 +22,7 @@ from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 
 pytestmark = pytest.mark.slow
 

@@ -17,12 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from queue_world import QueueWorld
 from stateful.runs import runs
 
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
-from lakemq.engine.protocol.values.consuming.groups import MemberSilent
+from lakemq.engine.protocol.values.deliveries import Acknowledge
+from lakemq.engine.protocol.values.groups import MemberSilent
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.queues.deliveries import Acknowledge
-from lakemq.engine.protocol.values.queues.stretches import DeliveryStatus
+from lakemq.engine.protocol.values.stretches import DeliveryStatus
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import FencedMemberEpoch, IllegalState, InvalidRecordState, LakeMQError, UnknownMemberId
 

@@ -20,18 +20,10 @@ from protocol_tables import add_pass, mark_of, restored
 from stateful.runs import runs
 
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.rules.consuming import reconciling
-from lakemq.engine.protocol.values.consuming.assignments import PartitionStatus, TopicIdPartition
-from lakemq.engine.protocol.values.consuming.groups import (
-    Assigned,
-    JoinGroup,
-    LeaveGroup,
-    MemberSilent,
-    PartitionsMoved,
-)
-from lakemq.engine.protocol.values.producers import InitProducer
-from lakemq.engine.protocol.values.queues.dead_letters import REDRIVE, SettleDeadLetters
-from lakemq.engine.protocol.values.queues.deliveries import (
+from lakemq.engine.protocol.rules import reconciling
+from lakemq.engine.protocol.values.assignments import PartitionStatus, TopicIdPartition
+from lakemq.engine.protocol.values.dead_letters import REDRIVE, SettleDeadLetters
+from lakemq.engine.protocol.values.deliveries import (
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
@@ -40,7 +32,9 @@ from lakemq.engine.protocol.values.queues.deliveries import (
     MessagesAcquired,
     WantedMessages,
 )
-from lakemq.engine.protocol.values.queues.stretches import DELIVERY_TRANSITIONS, DeliveryStatus
+from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup, MemberSilent, PartitionsMoved
+from lakemq.engine.protocol.values.producers import InitProducer
+from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS, DeliveryStatus
 from lakemq.engine.protocol.values.topics import AlterTopic
 from lakemq.engine.protocol.values.transactions import EndTransaction
 

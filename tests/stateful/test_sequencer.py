@@ -29,7 +29,7 @@ from stateful.projections import assert_projections_are_the_replay
 from stateful.runs import runs
 from stateful.world import EXPIRATION_MS, EXPIRY_INTERVAL_MS, GAP_MS, LEASE_MS, Killed, World
 
-from lakemq.engine.namespace.processes import crash
+from lakemq.engine.namespace import crash
 from lakemq.engine.protocol.errors import NotLeader, Refusal
 from lakemq.engine.protocol.values.clients import Answered, ClientRemoved
 from lakemq.engine.protocol.values.kinds import AnyRequest

@@ -22,15 +22,15 @@ from protocol_harness import letter_bytes
 from stateful.model import Model
 from stateful.side_by_side import ISOLATIONS, Shown, SideBySide
 
-from lakemq.engine.client.fetch.lookup.reader import Reader
-from lakemq.engine.client.fetch.planning.fetch_plan import FetchPlan
-from lakemq.engine.client.fetch.planning.plan import Isolation, beginning_offsets, end_offsets, plan_fetch, replan
-from lakemq.engine.client.fetch.reading.arrow import fetch_arrow
+from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.log_reader import Reader
+from lakemq.engine.client.fetch.plan import Isolation, beginning_offsets, end_offsets, plan_fetch, replan
+from lakemq.engine.client.fetch.rows import FetchPlan
+from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import write_data_file
-from lakemq.engine.namespace.loading.step_reader import StepReader, follow_from_watermark
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.processes.clock import Clock
+from lakemq.engine.namespace.step_reader import StepReader, follow_from_watermark
 from lakemq.engine.protocol.codec.journal import decode_steps
 from lakemq.engine.protocol.codec.letter import decode_answer
 from lakemq.engine.protocol.values.clients import Letter
@@ -40,9 +40,8 @@ from lakemq.engine.protocol.values.log import DataFile
 from lakemq.engine.protocol.values.topics import Topic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileTruncated
-from lakemq.tables.specs.final_messages import FINAL_MESSAGES
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.messages import BODY_SCHEMA
+from lakemq.tables.specs.messages import BODY_SCHEMA, FINAL_MESSAGES
 from lakemq.tables.storage.coordination.mailbox import Mailbox
 from lakemq.tables.storage.coordination.step_objects import StepsGone
 from lakemq.tables.storage.delta.store import Store

@@ -21,9 +21,9 @@ from targets import nightly_but
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.namespace.processes import crash
-from lakemq.engine.protocol.values.leader import LeaderElected
-from lakemq.tables.storage.coordination.line_objects import list_lines
+from lakemq.engine.namespace import crash
+from lakemq.engine.protocol.values.clients import LeaderElected
+from lakemq.tables.storage.coordination.sockets import list_lines
 
 CONFIG = "lease.ms: 3000\n"
 TOPIC = "orders"

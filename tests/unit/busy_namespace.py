@@ -11,8 +11,8 @@ import pyarrow as pa
 from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.producer.transactional import TransactionalProducer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.producer.producer import TransactionalProducer
 from lakemq.engine.sequencer.serving import Serving
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>"

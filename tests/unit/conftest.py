@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from unit.served import new_name, new_topic, served
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import reader
+from lakemq.engine.client.fetch import log_reader
 from lakemq.jobs.cli import app
 
 
@@ -23,7 +23,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 @pytest.fixture
 def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make readers look only twice for a table that is gone, instead of for a second."""
-    monkeypatch.setattr(reader, "_ATTEMPTS", 2)
+    monkeypatch.setattr(log_reader, "_ATTEMPTS", 2)
 
 
 @pytest.fixture

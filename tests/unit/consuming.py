@@ -8,9 +8,9 @@ import pyarrow as pa
 from unit.served import new_name, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.listener import RebalanceListener
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
+from lakemq.engine.client.consume.options import RebalanceListener
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 
 
 class RecordingListener(RebalanceListener):

@@ -11,8 +11,7 @@ from pathlib import Path
 from clocks import AheadClock
 
 from lakemq.engine.namespace.line_frames import MAX_FRAME_BYTES, Frame, FrameReader, LineAddress, encode_letter_frame
-from lakemq.engine.sequencer.letters.line_connections import LineListener
-from lakemq.engine.sequencer.letters.line_table import LineLetter
+from lakemq.engine.sequencer.letters.line_table import LineLetter, LineListener
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 

@@ -15,12 +15,12 @@ import hypothesis.strategies as st
 import msgspec
 
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.values.delayed.delays import CancelDelays, DelayedRanges, EndedRanges, RescheduleDelays
+from lakemq.engine.protocol.values.delays import CancelDelays, DelayedRanges, EndedRanges, RescheduleDelays
 from lakemq.engine.protocol.values.journal import RECORDS, AnyRecord
 from lakemq.engine.protocol.values.kinds import SUBJECTS, AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import Ranges
 from lakemq.engine.protocol.values.segments import Segments
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 small = st.integers(0, 3)

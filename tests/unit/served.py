@@ -12,10 +12,10 @@ from typing import Any
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql.query import run_query
+from lakemq.engine.namespace.clock import Clock
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.processes.clock import Clock
-from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
+from lakemq.engine.protocol.values.offsets import FetchOffsets
 from lakemq.engine.sequencer.sequencer import Sequencer
 
 CONFIG = {"engine.tick.ms": 1, "engine.idle.ms": 10, "project.interval.ms": 3000, "inline.max.bytes": 2000}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from unit.line_peers import PATIENCE_S, LineClient, LineLeader
 
-from lakemq.engine.client.requests.line_connector import connect_to_leader
+from lakemq.engine.client.requests.direct_line import connect_to_leader
 from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, LineAddress, encode_hello
-from lakemq.engine.sequencer.letters.line_certificate import make_tls_context
-from lakemq.engine.sequencer.letters.line_connections import LineListener
-from lakemq.tables.storage.coordination import tcp_sockets
+from lakemq.engine.sequencer.letters.line_opener import make_tls_context
+from lakemq.engine.sequencer.letters.line_table import LineListener
+from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.object_stores.files import Files
 
 
@@ -21,7 +21,7 @@ class TcpLeader(LineLeader):
     def __init__(self, folder: Path, files: Files | None = None, namespace_id: str = "ns") -> None:
         self.folder = folder
         context, fingerprint = make_tls_context()
-        listening = tcp_sockets.listen("127.0.0.1", 0)
+        listening = sockets.listen_tcp("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         address = LineAddress(namespace_id, 3, "token", "", "127.0.0.1", self.port, fingerprint)
         super().__init__(folder, LineListener(listening, is_tcp=True, context=context), address, files)

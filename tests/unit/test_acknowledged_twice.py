@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
-from lakemq.engine.protocol.values.queues.deliveries import (
+from lakemq.engine.protocol.values.deliveries import (
     Acknowledge,
     Acknowledgement,
     AcknowledgementsJudged,
@@ -14,7 +13,8 @@ from lakemq.engine.protocol.values.queues.deliveries import (
     Acquire,
     WantedMessages,
 )
-from lakemq.engine.protocol.values.queues.stretches import Range
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.protocol.values.stretches import Range
 from lakemq.engine.protocol.values.transactions import EndTransaction
 
 Parts = list[tuple[AckOutcome, list[Range]]]

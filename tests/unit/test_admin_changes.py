@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import lakemq
-from lakemq.engine.namespace.processes.process_identity import new_client_id
+from lakemq.engine.namespace.process import new_client_id
 
 
 def test_id_of_a_client_names_host_and_process() -> None:

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.positions.position_consumer import AssignedConsumer
-from lakemq.engine.client.delayed.delayed import DelayedMessages
+from lakemq.engine.client.consume.position_consumer import AssignedConsumer
+from lakemq.engine.client.delayed import DelayedMessages
 from lakemq.engine.client.groups.groups import Groups
 from lakemq.engine.client.topics import Topics
 from lakemq.engine.client.transactions.operations import Transactions

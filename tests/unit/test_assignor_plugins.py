@@ -20,10 +20,14 @@ import pytest
 
 import lakemq.assignors
 from lakemq.assignors import Member
-from lakemq.engine.protocol.assignors.assignor import check_assignment
-from lakemq.engine.protocol.assignors.registry import BUILT_IN
-from lakemq.engine.sequencer.assignments.assignor_runs import ComputedAssignment, PlugInThreads, compute_assignment
-from lakemq.engine.sequencer.assignments.plugins import GROUP, find_assignor
+from lakemq.engine.protocol.assignors import BUILT_IN, check_assignment
+from lakemq.engine.sequencer.assignments import (
+    GROUP,
+    ComputedAssignment,
+    PlugInThreads,
+    compute_assignment,
+    find_assignor,
+)
 from lakemq.errors import UnsupportedAssignor
 
 SETUP = Path(__file__).parents[2] / "setup.cfg"

@@ -13,8 +13,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.protocol.assignors.assignor import Assignor, Member, TopicPartition, check_assignment
-from lakemq.engine.protocol.assignors.registry import BUILT_IN
+from lakemq.engine.protocol.assignors import BUILT_IN, Assignor, Member, TopicPartition, check_assignment
 
 STICKY = ("sticky", "cooperative-sticky")
 

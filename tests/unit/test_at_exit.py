@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from unit.served import served
 
-from lakemq.engine.namespace.processes.at_exit import ExitHooks, Stage
+from lakemq.engine.namespace.at_exit import ExitHooks, Stage
 from lakemq.tables.storage.native_calls import NativeCalls
 
 LONG_S = 30
@@ -83,7 +83,7 @@ def test_forked_child_runs_no_hooks() -> None:
 
 PROGRAM = """
 import sys, threading
-from lakemq.engine.namespace.processes.at_exit import HOOKS, Stage
+from lakemq.engine.namespace.at_exit import HOOKS, Stage
 
 def work():
     ended.wait(30)
@@ -112,7 +112,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 def work(path):
-    from lakemq.engine.namespace.processes.at_exit import HOOKS, Stage
+    from lakemq.engine.namespace.at_exit import HOOKS, Stage
     written = []
     ThreadPoolExecutor(1).submit(written.append, "pool").result()
     late = threading.Thread(target=lambda: (time.sleep(0.2), written.append("late thread")))
@@ -186,7 +186,7 @@ def test_exit_waits_for_a_native_call_and_then_lets_no_daemon_thread_begin_one(
 READING = """
 import sys, threading
 import lakemq
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 mq = lakemq.connect(sys.argv[1])
 def read():
     while True:

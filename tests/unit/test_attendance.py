@@ -13,15 +13,11 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 from protocol_harness import AtOnce, Harness
 
-from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
-from lakemq.engine.client.consume.member.membership import MemberOptions, Membership
-from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.protocol.codec.overdue_member import decode_overdue_members
-from lakemq.engine.protocol.values.consuming.groups import Assigned, JoinGroup, LeaveGroup
-from lakemq.engine.sequencer.attendance import Attendance
-from lakemq.engine.sequencer.overdue_members import OverdueMembers
-from lakemq.tables.storage.coordination.beats import Beats
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.engine.client.consume.membership import HeartbeatThread, MemberOptions, Membership
+from lakemq.engine.protocol.codec.beat import MemberBeat, decode_overdue_members, encode_beat
+from lakemq.engine.protocol.values.groups import Assigned, JoinGroup, LeaveGroup
+from lakemq.engine.sequencer.attendance import Attendance, OverdueMembers
+from lakemq.tables.storage.coordination.beats import Beats, OverdueNotes
 
 SESSION_MS = 6_000
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from unit.test_attendance import SESSION_MS, Scene
 
-from lakemq.engine.namespace.processes.process_identity import is_process_gone, read_own_identity
+from lakemq.engine.namespace.process import is_process_gone, read_own_identity
 from lakemq.engine.protocol.codec.beat import FencedMember, MemberBeat, decode_beat, decode_fenced_members, encode_beat
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.sequencer.attendance import ABANDONED_AFTER_MS, MAX_READ_GAP_MS
 
 INTERVAL_MS = 200
@@ -233,9 +233,7 @@ needs_identity = pytest.mark.skipif(not read_own_identity(), reason="this system
 
 def start_and_end_process() -> str:
     """Return the identity of a process of this machine that has ended."""
-    code = (
-        "from lakemq.engine.namespace.processes.process_identity import read_own_identity; print(read_own_identity())"
-    )
+    code = "from lakemq.engine.namespace.process import read_own_identity; print(read_own_identity())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -277,8 +275,7 @@ def test_invalid_identity_is_no_dead_process(identity: str) -> None:
 @pytest.mark.slow
 def test_a_killed_process_that_nobody_waited_for_has_ended() -> None:
     code = (
-        "from lakemq.engine.namespace.processes.process_identity import read_own_identity\n"
-        "print(read_own_identity(), flush=True); input()"
+        "from lakemq.engine.namespace.process import read_own_identity\nprint(read_own_identity(), flush=True); input()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -16,8 +16,8 @@ from clocks import ManualClock
 from faulty_files import FaultyFiles
 
 from lakemq.engine.client.requests.requester import Requester
-from lakemq.engine.namespace.processes.clock import SystemClock
-from lakemq.engine.namespace.processes.folder_waiter import LOOK_MS, FolderWaiter
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.folder_waiter import LOOK_MS, FolderWaiter
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone
@@ -80,8 +80,8 @@ def test_a_watch_may_be_closed_while_another_is_added(tmp_path: Path, monkeypatc
 
 CLOSED_BY_THE_COLLECTOR = """
 import gc, sys
-from lakemq.engine.namespace.processes.clock import SystemClock
-from lakemq.engine.namespace.processes.folder_waiter import FolderWaiter
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.folder_waiter import FolderWaiter
 from lakemq.tables.storage.object_stores import inotify
 
 class Owner:

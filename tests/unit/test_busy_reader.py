@@ -13,13 +13,13 @@ from clocks import HastyClock
 from protocol_harness import letter_bytes
 
 import lakemq
+from lakemq.engine.client import delayed_rows
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.delayed import ended_ranges
-from lakemq.engine.client.fetch.lookup.reader import Reader
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.client.fetch.log_reader import Reader
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.errors import ReadOvertaken
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.delayed.delays import RangeKey
+from lakemq.engine.protocol.values.delays import RangeKey
 from lakemq.engine.protocol.values.topics import CreateTopic
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.tables.specs.spec import TableSpec
@@ -105,7 +105,7 @@ def test_ended_delays_are_read_while_the_leader_goes_on_at_each_table(mq: Connec
     busy = Busy(mq)
     busy.go_on()
     store = BusyStore(mq.namespace.files, busy)
-    assert ended_ranges.read_ended_ranges(store, HastyClock(), [RangeKey(1, 0, 0)]) == {}
+    assert delayed_rows.read_ended_ranges(store, HastyClock(), [RangeKey(1, 0, 0)]) == {}
     assert store.opened == 2, "watermarks and delayed, once each"
     busy.sequencer.resign()
 

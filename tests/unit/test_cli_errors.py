@@ -21,7 +21,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.output import one_line
 from lakemq.jobs.process.exits import describe_error
-from lakemq.jobs.process.logs import log_to_stderr
+from lakemq.jobs.process.streams import log_to_stderr
 from lakemq.tables.storage.delta.store import NewerTable, NotATable
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

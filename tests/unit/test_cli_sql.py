@@ -18,17 +18,16 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
-from lakemq.engine.namespace.loading.load import read_watermark
-from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import open_namespace
+from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import InvalidRequest, RequestTimedOut
 from lakemq.jobs.cli import app
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.topics import PARTITIONS
+from lakemq.tables.specs.topics import PARTITIONS, SEGMENTS
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.views import VIEWS
 
@@ -204,7 +203,7 @@ def test_snapshot_starts_over_when_a_merge_has_removed_the_watermarks_step(
         found = real(store)  # type: ignore[arg-type]
         return found if next(watermarks, None) is None else type(found)(**{**vars(found), "step": -1})
 
-    monkeypatch.setattr("lakemq.engine.namespace.loading.snapshot.read_watermark", lagging)
+    monkeypatch.setattr("lakemq.engine.namespace.step_reader.read_watermark", lagging)
     assert take_snapshot(mq.namespace.store).watermark.step == real(mq.namespace.store).step
 
 

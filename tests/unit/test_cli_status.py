@@ -22,13 +22,13 @@ from unit.served import new_name, new_topic, served, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.leadership import Leadership
+from lakemq.engine.client.sequencers import Leadership
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands.shared.message_format import TOKENS, FormatPrinter, parse_format, unescape
-from lakemq.jobs.commands.shared.progress import RateMeter
-from lakemq.jobs.state.status import read_status, take_sample, topic_rows
-from lakemq.tables.storage.coordination import tcp_sockets
-from lakemq.tables.storage.coordination.standby_signs import StandbySigns
+from lakemq.jobs.commands.shared.printing import RateMeter
+from lakemq.jobs.status import read_status, take_sample, topic_rows
+from lakemq.tables.storage.coordination import sockets
+from lakemq.tables.storage.coordination.leader_locks import StandbySigns
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_leader_is_silent_after_its_lease() -> None:
 
 
 def test_the_page_shows_where_clients_connect_and_where_they_cannot(tmp_path: Path) -> None:
-    taken = tcp_sockets.listen("127.0.0.1", 0)
+    taken = sockets.listen_tcp("127.0.0.1", 0)
     place = f"127.0.0.1:{taken.getsockname()[1]}"
     with served(tmp_path, **{"line.listen": place}) as mq:
         until(lambda: mq.state().leader != "")

@@ -235,7 +235,7 @@ def test_scripts_for_other_shells_ask_the_command(tmp_path: Path) -> None:
 
 _ACTIVITY = """
 import sys, time
-from lakemq.jobs.commands.shared.progress import show_activity
+from lakemq.jobs.commands.shared.printing import show_activity
 with show_activity("counting") as tell:
     tell("counting keys")
     time.sleep(float(sys.argv[1]))

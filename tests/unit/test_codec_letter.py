@@ -16,23 +16,23 @@ from protocol_harness import Harness, letter_bytes, plain
 from unit.protocol_values import requests, results
 
 from lakemq.engine.protocol import errors, machine
-from lakemq.engine.protocol.codec.checksum import compute_checksum
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.codec.letter import (
     MAX_REQUESTS,
+    compute_checksum,
     decode_answer,
     decode_letter,
     encode_answer,
     encode_letter,
     encode_request,
+    encode_rows,
 )
-from lakemq.engine.protocol.codec.letter_rows import encode_rows
 from lakemq.engine.protocol.errors import InvalidRequest, Refusal
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Answer, Letter, Unreadable
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
 from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords
 from lakemq.tables.specs.messages import BODY_SCHEMA

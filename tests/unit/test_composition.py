@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from lakemq.engine.client.consume.consumer import Consumer
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-from lakemq.engine.client.consume.positions.position_consumer import AssignedConsumer
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.producer.producer import Producer
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.position_consumer import AssignedConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.producer.producer import Producer, TransactionalProducer
 from lakemq.engine.client.producer.record_producer import RecordProducer
-from lakemq.engine.client.producer.transactional import TransactionalProducer
 
 CONSUMERS = (AssignedConsumer, GroupConsumer, QueueConsumer)
 

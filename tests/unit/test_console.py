@@ -18,12 +18,11 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.jobs.console.app import MENU, PAGES
-from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.console import Console, ConsoleSettings
 from lakemq.jobs.console.pages import overview
-from lakemq.jobs.console.settings import ConsoleSettings
 from lakemq.jobs.metrics.server import open_registry
-from lakemq.tables.specs.segments import SEGMENTS
 from lakemq.tables.specs.spec import TableSpec
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
 from lakemq.tables.storage.object_stores.files import Files

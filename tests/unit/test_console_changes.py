@@ -13,10 +13,10 @@ from unit.browsing import Browser, form_fields, notices, open_browser, table_row
 from unit.busy_namespace import ORDERS, READERS, SHIPPED, WORKERS, BusyNamespace, open_busy_namespace
 from unit.served import served, until, values
 
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
-from lakemq.engine.protocol.codec.overdue_member import OverdueMember, encode_overdue_members
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.jobs.console.changes import CHANGES
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
+from lakemq.tables.storage.coordination.beats import OverdueNotes
 
 pytestmark = pytest.mark.slow
 

@@ -27,6 +27,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
+from lakemq.jobs.console.console import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
 from lakemq.jobs.console.guard import (
     MAX_BODY_BYTES,
     SECURITY_HEADERS,
@@ -36,7 +37,6 @@ from lakemq.jobs.console.guard import (
     Guard,
     make_session,
 )
-from lakemq.jobs.console.settings import TOKEN_VARIABLE, ConsoleSettings, is_loopback, make_settings
 
 TOKEN = "0123456789abcdef0123"
 

@@ -12,10 +12,24 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.jobs.console.charts import HEIGHT, WIDTH, OwnershipPeriod, draw_bars, draw_ownership
-from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, Table
+from lakemq.jobs.console.parts import (
+    HEIGHT,
+    MOST_ROWS,
+    WIDTH,
+    Field,
+    Form,
+    Link,
+    Notice,
+    OwnershipPeriod,
+    Page,
+    Table,
+    draw_bars,
+    draw_ownership,
+    format_length,
+    make_link,
+    make_templates,
+)
 from lakemq.jobs.console.payloads import LONG_CHARACTERS, escape_invisible, indent_json, show_payload
-from lakemq.jobs.console.rendering import MOST_ROWS, format_length, make_link, make_templates
 from lakemq.jobs.output import format_size
 
 JSON = st.recursive(

@@ -13,10 +13,10 @@ from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume import consumer as consumer_module
-from lakemq.engine.client.consume import iteration
+from lakemq.engine.client.consume import consumer as iteration
 from lakemq.engine.client.consume.consumer import Consumer
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import FetchResult, Message
 from lakemq.errors import StorageError
 

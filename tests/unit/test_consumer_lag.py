@@ -11,7 +11,7 @@ from unit.projected import project_tables, run_sql
 from unit.test_protocol_projection import build_busy_namespace
 
 from lakemq.engine.client.groups.group_info import describe_group
-from lakemq.engine.client.groups.partition_lag import list_partition_lags
+from lakemq.engine.client.groups.lag import list_partition_lags
 
 Lag = tuple[str, str, int, int, str, int, int]
 

@@ -12,7 +12,7 @@ from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.member_options import read_member_options
+from lakemq.engine.client.consume.group_consumer import read_member_options
 from lakemq.engine.client.consume.options import (
     ASSIGN_OPTIONS,
     CONSUMER,

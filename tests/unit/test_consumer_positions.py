@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.protocol.values.consuming.offsets import FetchOffsets
 from lakemq.engine.protocol.values.kinds import AnyRequest, AnyResult
+from lakemq.engine.protocol.values.offsets import FetchOffsets
 
 pytestmark = pytest.mark.slow
 

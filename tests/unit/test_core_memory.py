@@ -13,10 +13,10 @@ from lakemq.engine.protocol.codec.journal import encode_steps
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.base import Request
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.decision import DecisionInputs, InlineRows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import PendingFile, Produce, Ranges, RowsJournaled
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, ProducerSequences
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef

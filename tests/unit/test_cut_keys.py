@@ -10,7 +10,7 @@ from unit.consuming import list_partitions, take_messages
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.handoffs import count_cut_keys, read_handoffs
+from lakemq.engine.client.live_tables import count_cut_keys, read_handoffs
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

@@ -23,19 +23,19 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import stored_segments
+from lakemq.engine.client.fetch import lookup
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql import query as sql_query
-from lakemq.engine.client.sql.dialects import SqlDialect
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace.loading import load as recovery
-from lakemq.engine.namespace.loading.load import load_state, read_watermark
-from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.engine.namespace import load as recovery
+from lakemq.engine.namespace.load import load_state, read_watermark
+from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.projection import RESTORED
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import NewerFormat, RequestTimedOut, StorageError, TableDamaged
 from lakemq.jobs.doctor.examination import examine
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -269,7 +269,7 @@ def test_a_fetch_notices_offsets_that_the_statistics_of_a_footer_hide(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row group of a large file is skipped, as a file is."""
-    monkeypatch.setattr(stored_segments, "_FEW_ROWS", 0)
+    monkeypatch.setattr(lookup, "_FEW_ROWS", 0)
     last_offset = 4_241
     with lakemq.connect(path, config=CONFIG) as mq, mq.serving():
         mq.publish("t", pa.table({"value": ["a"] * last_offset + ["b"]}))

@@ -17,12 +17,12 @@ from unit.consuming import take_messages
 from unit.served import new_name, new_topic, run_sql, served, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.dead_letters import COLUMNS, DeadLetterCount, Redriven
-from lakemq.engine.client.fetch.lookup import reader
+from lakemq.engine.client.fetch import log_reader
 from lakemq.engine.client.predicate import Predicate
 from lakemq.engine.maintenance.dying_messages import DyingMessages, find_dying
-from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, SettleDeadLetters
+from lakemq.engine.protocol.values.dead_letters import DyingFound, SettleDeadLetters
 from lakemq.errors import InvalidRequest, UnknownTopicId, UnknownTopicOrPartition
 from lakemq.jobs.cli import app
 
@@ -96,8 +96,8 @@ def test_observer_loads_the_namespace_once_for_groups_and_dead_letters(
         consumer.flush()
         wait_until_done(mq, consumer)
     until(lambda: mq.dead_letters.counts(f"{topic}.dlq"))
-    loads, load_state = list[object](), reader.load_state
-    monkeypatch.setattr(reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
+    loads, load_state = list[object](), log_reader.load_state
+    monkeypatch.setattr(log_reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
     observer = mq.observer()
     with observer.look() as observation:
         assert group in {info.group for info in observation.groups.all(rates=False)}

@@ -16,11 +16,11 @@ from unit.served import CONFIG, create_quick_topic, now_ms, run_sql, served, unt
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
-from lakemq.engine.namespace.loading import later_ranges
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace import waiting_rows
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.jobs.cli import app
 from lakemq.jobs.release_delayed import release, sentence
-from lakemq.tables.specs.delayed import DELAYED
+from lakemq.tables.specs.messages import DELAYED
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.extended
 def test_new_leader_cancels_and_reschedules_packed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are due within a day are packed when a leader begins, or while it already works."""
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 1)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 1)
     with served(tmp_path) as mq:
         topic, doomed = create_quick_topic(mq), create_quick_topic(mq)
         with mq.producer() as producer:

@@ -11,7 +11,7 @@ from clocks import AheadClock
 from unit.served import create_quick_topic, new_topic, now_ms, served, until, values, wait_for_messages
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.delayed.delayed import RescheduleResult
+from lakemq.engine.client.delayed import RescheduleResult
 from lakemq.errors import DelayTooLong, InvalidReceipt, InvalidRecord, InvalidRequest, InvalidTimestamp, LakeMQError
 
 YEAR_9999_MS = 253_402_300_799_999

@@ -10,7 +10,7 @@ from protocol_tables import add_pass, mark_of, restored
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import EndTransaction

@@ -32,8 +32,8 @@ from lakemq.engine.sequencer.letters.line_opener import open_term_lines
 from lakemq.engine.sequencer.letters.line_table import LineLetter
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage.coordination.line_objects import line_name, remove_older_lines
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox, MailboxFull
+from lakemq.tables.storage.coordination.sockets import line_name, remove_older_lines
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 

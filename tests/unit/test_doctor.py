@@ -28,10 +28,8 @@ from lakemq.jobs.cli import app
 from lakemq.jobs.doctor import examination as doctor
 from lakemq.jobs.doctor import namespace as doctor_namespace
 from lakemq.jobs.doctor.examination import examine, requirements, within
-from lakemq.jobs.doctor.finding import Finding
-from lakemq.jobs.doctor.namespace import check_sequencer, make_checks
-from lakemq.tables.specs.messages import MESSAGES
-from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
+from lakemq.jobs.doctor.namespace import Finding, check_sequencer, make_checks
+from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up")]

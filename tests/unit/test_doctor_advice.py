@@ -26,7 +26,7 @@ from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError, TableDamaged
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.examination import examine
-from lakemq.jobs.doctor.finding import Finding
+from lakemq.jobs.doctor.namespace import Finding
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_to_give_up"), pytest.mark.extended]

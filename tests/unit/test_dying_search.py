@@ -11,16 +11,10 @@ from clocks import ManualClock
 from protocol_harness import AtOnce, Harness
 
 from lakemq.engine.maintenance.dying_messages import DyingMessages, Sighting
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
-from lakemq.engine.protocol.values.queues.dead_letters import DyingFound, RowLocation
-from lakemq.engine.protocol.values.queues.deliveries import (
-    Acknowledge,
-    Acknowledgement,
-    AckOutcome,
-    Acquire,
-    WantedMessages,
-)
-from lakemq.engine.sequencer.dying_search import LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DyingSearch
+from lakemq.engine.protocol.values.dead_letters import DyingFound, RowLocation
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
+from lakemq.engine.protocol.values.groups import JoinGroup
+from lakemq.engine.sequencer.searches import DYING_LOOK_TIMEOUT_MS, PATIENCE_MS, RETRY_MS, DyingSearch
 
 
 class Tables:
@@ -213,7 +207,7 @@ def test_late_result_of_a_search_is_ignored(queue: Harness) -> None:
     clock, tables, later = ManualClock(), Tables(), ManualExecutor()
     letters = DyingSearch(tables.find, later, clock, Lock())
     letters.take_findings(queue.state)
-    clock.sleep(LOOK_TIMEOUT_MS)
+    clock.sleep(DYING_LOOK_TIMEOUT_MS)
     later.run()
     for _ in range(2):
         assert not letters.take_findings(queue.state)

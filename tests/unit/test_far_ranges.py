@@ -17,14 +17,13 @@ import pyarrow.compute as pc
 import pytest
 
 import lakemq
-from lakemq.engine.namespace.loading import waiting_rows
-from lakemq.engine.namespace.loading.later_ranges import LaterRanges
-from lakemq.engine.namespace.loading.load import load_state, read_watermark
-from lakemq.engine.namespace.loading.waiting_rows import WaitingRows
+from lakemq.engine.namespace import waiting_rows
+from lakemq.engine.namespace.load import load_state, read_watermark
+from lakemq.engine.namespace.waiting_rows import LaterRanges, WaitingRows
 from lakemq.engine.protocol.values.state import State
-from lakemq.tables.specs.delayed import DELAYED
+from lakemq.tables.specs.messages import DELAYED
 from lakemq.tables.storage.delta.store import Store
-from lakemq.tables.storage.workers import Workers
+from lakemq.tables.storage.native_calls import Workers
 
 pytestmark = pytest.mark.extended
 

@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakemq.engine.client.fetch import arrow
+from lakemq.engine.client.fetch.arrow import FETCHED, fetch_arrow
 from lakemq.engine.client.fetch.fetch_result import Message, _iterate_messages
-from lakemq.engine.client.fetch.lookup.lookup import PLAN_SCHEMA
-from lakemq.engine.client.fetch.lookup.tail import StepRows
-from lakemq.engine.client.fetch.planning.plan import FetchPlan
-from lakemq.engine.client.fetch.reading import arrow
-from lakemq.engine.client.fetch.reading.arrow import FETCHED, fetch_arrow
+from lakemq.engine.client.fetch.lookup import PLAN_SCHEMA
+from lakemq.engine.client.fetch.plan import FetchPlan
+from lakemq.engine.client.fetch.tail import StepRows
 from lakemq.engine.namespace.data_file import write_data_file
-from lakemq.engine.protocol.codec.letter_rows import encode_rows
+from lakemq.engine.protocol.codec.letter import encode_rows
 from lakemq.errors import FileTruncated
 from lakemq.tables.specs.messages import BODY_SCHEMA, SEQUENCERS_FILES
 from lakemq.tables.storage.object_stores.files import LocalFiles

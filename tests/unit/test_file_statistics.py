@@ -8,16 +8,16 @@ from threading import Lock
 import pyarrow as pa
 import pytest
 
-from lakemq.engine.maintenance.data_file_merger import DataFileMerger
 from lakemq.engine.maintenance.housekeeping import Housekeeping
+from lakemq.engine.maintenance.merging import DataFileMerger
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import file_name, new_file_id
-from lakemq.engine.namespace.loading.load import BEGINNING
+from lakemq.engine.namespace.load import BEGINNING
 from lakemq.engine.namespace.namespace import open_namespace
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import DataFile, FilesAdded
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.projection.projector import Projector, plan_projection
+from lakemq.engine.sequencer.projector import Projector, plan_projection
 from lakemq.tables.specs.messages import MESSAGES
 from lakemq.tables.storage.delta.commits import StoredFile, compute_statistics
 

@@ -13,7 +13,7 @@ from protocol_harness import Harness
 from unit.served import until
 
 import lakemq
-from lakemq.engine.protocol.values.finals import FinalFile, FinalRange, RangesWritten
+from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.topics import DeleteRecords
 from lakemq.jobs.doctor.namespace import make_checks
 

@@ -11,14 +11,14 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.line_frames import LineAddress, encode_address
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol.errors import NotLeader
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.engine.sequencer.step_log import StepLog
-from lakemq.tables.storage.coordination.line_objects import MAX_LINE_BYTES, line_name
+from lakemq.tables.storage.coordination.sockets import MAX_LINE_BYTES, line_name
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
 from lakemq.tables.storage.object_stores.files import ObjectFiles
 

@@ -22,8 +22,8 @@ from unit.served import new_name, new_topic, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.processes.process import OwnLock, check_same_process, pause_garbage_collection
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.namespace.process import OwnLock, check_same_process, pause_garbage_collection
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.errors import IllegalState
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -14,10 +14,10 @@ import pytest
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reading.arrow import FETCHED
+from lakemq.engine.client.fetch.arrow import FETCHED
 from lakemq.engine.client.format import tasks
-from lakemq.engine.client.format.batch import BatchReader
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.client.format.stream import BatchReader
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.errors import InvalidConfig, InvalidRegularExpression, OffsetOutOfRange, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow

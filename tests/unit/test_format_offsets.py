@@ -10,7 +10,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakemq.engine.client.fetch.planning.plan import Bounds
+from lakemq.engine.client.fetch.plan import Bounds
 from lakemq.engine.client.format.offsets import StreamOffset, find_available_ranges, limit_ranges
 from lakemq.errors import InvalidConfig
 

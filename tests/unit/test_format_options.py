@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lakemq.engine.client.format.options import OffsetBound, parse_batch_options, parse_stream_options
-from lakemq.engine.client.format.write_task import parse_batch_write_options, parse_stream_write_options
+from lakemq.engine.client.format.tasks import parse_batch_write_options, parse_stream_write_options
 from lakemq.errors import InvalidConfig, InvalidGroupId, LakeMQError
 
 READ = {"path": "data/mq", "subscribe": "orders"}

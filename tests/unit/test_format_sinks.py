@@ -21,7 +21,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.format.publishing import BY_COLUMN
 from lakemq.engine.client.format.source import LakeMQDataSource
 from lakemq.engine.client.format.writers import BatchWriter, StreamWriter
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -30,7 +30,7 @@ from lakemq.errors import (
     StaleTopicMetadata,
     UnknownTopicOrPartition,
 )
-from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
+from lakemq.tables.specs.messages import REJECTED_ROWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

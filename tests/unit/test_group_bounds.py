@@ -11,11 +11,12 @@ from protocol_harness import Harness
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.names import MAX_LENGTH
-from lakemq.engine.protocol.rules.consuming import group_operations
-from lakemq.engine.protocol.rules.consuming.offsets import estimate_answer_bytes
+from lakemq.engine.protocol.rules import group_operations
+from lakemq.engine.protocol.rules.offsets import estimate_answer_bytes
 from lakemq.engine.protocol.rules.timers import Time
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.consuming.groups import (
+from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, AckOutcome
+from lakemq.engine.protocol.values.groups import (
     MAX_ASSIGNORS,
     MAX_PATTERN,
     MAX_POLL_MS,
@@ -25,8 +26,7 @@ from lakemq.engine.protocol.values.consuming.groups import (
     JoinGroup,
     LeaveGroup,
 )
-from lakemq.engine.protocol.values.consuming.offset_checks import MAX_METADATA
-from lakemq.engine.protocol.values.consuming.offsets import (
+from lakemq.engine.protocol.values.offsets import (
     MAX_OFFSETS,
     CommitOffsets,
     FetchOffsets,
@@ -36,7 +36,7 @@ from lakemq.engine.protocol.values.consuming.offsets import (
     ResetOffsets,
     ResetPartition,
 )
-from lakemq.engine.protocol.values.queues.deliveries import MAX_RANGES, Acknowledge, Acknowledgement, AckOutcome
+from lakemq.engine.protocol.values.state import MAX_METADATA
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from unit.served import new_name, new_topic, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.batch import ConsumerBatch
-from lakemq.engine.client.consume.listener import RebalanceListener
-from lakemq.engine.client.consume.member.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.options import RebalanceListener
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,

@@ -12,8 +12,8 @@ from unit import projected
 from unit.projected import project_tables, time_at
 from unit.test_protocol_projection import build_busy_namespace
 
-from lakemq.engine.maintenance.row_trimming import is_mostly_old, read_live_state, trim_rows
-from lakemq.engine.protocol.values.consuming.groups import DeleteGroup, LeaveGroup
+from lakemq.engine.maintenance.retention import is_mostly_old, read_live_state, trim_rows
+from lakemq.engine.protocol.values.groups import DeleteGroup, LeaveGroup
 from lakemq.tables.specs.groups import ASSIGNMENT_MOVES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.storage.delta.commits import StoredFile

@@ -14,16 +14,15 @@ from unit.served import new_name, new_topic
 from lakemq.engine.client.arguments import format_time
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.groups.groups import Groups
-from lakemq.engine.client.groups.stall import NO_NOTES, MemberNotes
-from lakemq.engine.client.observer import Observation
-from lakemq.engine.protocol.codec.overdue_member import OverdueMember
-from lakemq.engine.protocol.rules.consuming.joining import decide_join
-from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, JoinGroup
+from lakemq.engine.client.groups.stalls import NO_NOTES, MemberNotes
+from lakemq.engine.client.operator_tools import Observation
+from lakemq.engine.protocol.codec.beat import OverdueMember
+from lakemq.engine.protocol.rules.joining import decide_join
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
+from lakemq.engine.protocol.values.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import InvalidRequest
-from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.jobs.metrics.object_metrics import read_groups
+from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder, read_groups
 
 FOR_GOOD = -1
 

@@ -11,7 +11,7 @@ import pytest
 from unit.pages import read_blocks, run_commands, run_program
 
 import lakemq
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 
 pytestmark = pytest.mark.slow

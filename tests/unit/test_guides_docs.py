@@ -15,7 +15,7 @@ from unit.pages import join_python, read_blocks, read_page, run_as_process, run_
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 
 pytestmark = pytest.mark.slow

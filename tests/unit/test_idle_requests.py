@@ -26,12 +26,12 @@ from unit.test_direct_line import letter_of
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.maintenance.data_file_merger import FEW_FILES
+from lakemq.engine.maintenance.merging import FEW_FILES
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
 from lakemq.engine.sequencer.sequencer import STANDBY_MS, Sequencer
+from lakemq.jobs.console.console import ConsoleSettings
 from lakemq.jobs.console.server import serve_console
-from lakemq.jobs.console.settings import ConsoleSettings
 from lakemq.jobs.metrics.server import serve_metrics
 from lakemq.jobs.process.http_listener import HttpLimits, HttpListener
 from lakemq.tables.specs.registry import BY_NAME
@@ -297,10 +297,10 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.console.server import serve_console
-from lakemq.jobs.console.settings import ConsoleSettings
+from lakemq.jobs.console.console import ConsoleSettings
 from lakemq.jobs.metrics.server import serve_metrics
 from lakemq.jobs.process.http_listener import HttpLimits
-from lakemq.tables.storage.coordination.line_objects import line_name
+from lakemq.tables.storage.coordination.sockets import line_name
 
 limits = HttpLimits(connections=64, request_s=0.2)
 with (

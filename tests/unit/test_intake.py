@@ -23,9 +23,17 @@ from lakemq.engine.protocol.errors import ClientEnded, InconsistentClusterId
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.state import State
-from lakemq.engine.sequencer.letters.intake import LONGEST_PAUSE_MS, SHORTEST_PAUSE_MS, Intake, StepLetters
+from lakemq.engine.sequencer.letters.intake import (
+    BUSY_MS,
+    LONGEST_MS,
+    LONGEST_PAUSE_MS,
+    SHORTEST_MS,
+    SHORTEST_PAUSE_MS,
+    Intake,
+    ListingPace,
+    StepLetters,
+)
 from lakemq.engine.sequencer.letters.line_table import Line, LineLetter, LineTable
-from lakemq.engine.sequencer.letters.listing_pace import BUSY_MS, LONGEST_MS, SHORTEST_MS, ListingPace
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
 

@@ -15,9 +15,9 @@ from unit.served import new_name, new_topic
 from unit.test_fetch_rows import OTHER, make_body, make_plan
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.reading import rows as rows_module
-from lakemq.engine.client.fetch.reading.arrow import fetch_arrow
-from lakemq.engine.client.fetch.reading.row_group_cache import RowGroupCache
+from lakemq.engine.client.fetch import rows as rows_module
+from lakemq.engine.client.fetch.arrow import fetch_arrow
+from lakemq.engine.client.fetch.rows import RowGroupCache
 from lakemq.engine.client.publish.executor import FLUSH_BYTES
 from lakemq.engine.namespace.data_file import new_data_file
 from lakemq.tables.storage.object_stores.files import Files

@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 from unit.served import new_topic, until
 
 from lakemq.engine.client.connection import Connection
+from lakemq.jobs import key_spread
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor import namespace
 from lakemq.jobs.doctor.namespace import check_spread
-from lakemq.jobs.state import key_spread
-from lakemq.jobs.state.key_spread import (
+from lakemq.jobs.key_spread import (
     RECENT_MS,
     KeySpread,
     PartitionSpread,

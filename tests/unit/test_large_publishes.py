@@ -13,10 +13,10 @@ from unit.served import CONFIG, new_topic
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
-from lakemq.engine.client.fetch.reading.row_group_cache import MOST_BYTES
+from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.rows import MOST_BYTES
 from lakemq.engine.client.publish import arrow
-from lakemq.engine.client.publish.row_publisher import find_last_version
+from lakemq.engine.client.publish.arrow import find_last_version
 from lakemq.engine.client.rows.placing import SortedRows
 from lakemq.engine.namespace.data_file import file_name
 

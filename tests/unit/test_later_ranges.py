@@ -14,20 +14,19 @@ from unit.served import CONFIG, new_topic, served, until, values
 from unit.test_waiting_rows import make_row
 
 import lakemq
+from lakemq.engine.namespace import waiting_rows
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.namespace.loading import later_ranges
-from lakemq.engine.namespace.loading.later_ranges import LaterRanges
-from lakemq.engine.namespace.loading.waiting_rows import WaitingRows
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.waiting_rows import LaterRanges, WaitingRows
 from lakemq.engine.protocol.errors import TableDamaged
 from lakemq.engine.protocol.projection import restore_delays
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import DelayQueueFull, StorageError
-from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
+from lakemq.tables.specs.messages import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.local_files import LocalFiles
-from lakemq.tables.storage.workers import Workers
 
 DAY_MS = 24 * HOUR_MS
 
@@ -45,7 +44,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         yield from read(self, first_hour, last_hour)
 
     monkeypatch.setattr(WaitingRows, "read", read_behind_gate)
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 1)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 1)
     yield gate
     gate.set()
 
@@ -103,7 +102,7 @@ def test_step_that_waits_for_later_ranges_renews_the_lease_and_is_not_stuck(
 def test_step_gives_up_waiting_for_ranges_due_much_later(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(later_ranges, "LONGEST_WAIT_S", 0.4)
+    monkeypatch.setattr(waiting_rows, "LONGEST_WAIT_S", 0.4)
     with served(tmp_path) as mq:
         receipt = mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
     with lakemq.connect(str(tmp_path / "mq"), config={**CONFIG, "lease.ms": 500}) as mq:
@@ -143,7 +142,7 @@ def test_ranges_due_much_later_count_before_they_are_read(tmp_path: Path, gate: 
 
 @pytest.mark.slow
 def test_a_term_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 1)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 1)
     with served(tmp_path) as mq:
         mq.delayed.schedule(new_topic(mq), "later", delay_ms=DAY_MS)
 
@@ -176,7 +175,7 @@ def make_later_row(key: int) -> DelayedRow:
 
 
 def test_reading_later_gives_the_state_of_reading_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 0)
     changed = replace(make_later_row(7), cancelled_rows=[3, 5], rescheduled_rows=[5], waiting_count=6)
     near = replace(make_row(1, 1, False), due_hour=0, first_due_ms=5000, last_due_ms=5000)
     store, rows = store_rows(tmp_path, [near, *map(make_later_row, range(100, 300)), changed])
@@ -193,7 +192,7 @@ def test_reading_later_gives_the_state_of_reading_at_once(tmp_path: Path, monkey
 
 def test_ranges_that_are_due_are_never_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock may even jump beyond the hour after which ranges are read later."""
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 0)
     store, rows = store_rows(tmp_path, [make_later_row(key) for key in range(10)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     restore_delays(state, rows.read(last_hour=later.start(store, rows, state)))
@@ -201,7 +200,7 @@ def test_ranges_that_are_due_are_never_passed_over(tmp_path: Path, monkeypatch: 
 
 
 def test_open_transactions_are_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 0)
     open_row = replace(make_later_row(3), state="open", producer_id=1, producer_epoch=0, transactional_id="x")
     store, rows = store_rows(tmp_path, [make_later_row(2), open_row])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
@@ -216,7 +215,7 @@ def test_few_rows_are_read_at_once(tmp_path: Path) -> None:
 
 
 def test_damage_is_reported_whenever_the_ranges_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(later_ranges, "MIN_ROWS", 0)
+    monkeypatch.setattr(waiting_rows, "MIN_ROWS", 0)
     store, rows = store_rows(tmp_path, [make_later_row(2), replace(make_later_row(3), released_count=99)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     later.start(store, rows, state)
@@ -230,7 +229,7 @@ def test_threads_switch_often_only_while_ranges_are_read(tmp_path: Path, gate: t
     store, rows = store_rows(tmp_path, [make_later_row(2)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     later.start(store, rows, state)
-    until(lambda: sys.getswitchinterval() == pytest.approx(later_ranges.SWITCH_S))
+    until(lambda: sys.getswitchinterval() == pytest.approx(waiting_rows.SWITCH_S))
     gate.set()
     state.delays.ranges.packed.complete()
     assert sys.getswitchinterval() == pytest.approx(before_s)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lakemq.jobs.state.free_space import FreeSpace, describe_free_space, read_free_space
+from lakemq.jobs.doctor.namespace import FreeSpace, describe_free_space, read_free_space
 from lakemq.tables.storage.coordination import leader_locks
-from lakemq.tables.storage.coordination.leader_locks import FOLDER, LeaderLocks
+from lakemq.tables.storage.coordination.leader_locks import LOCK_FOLDER, LeaderLocks
 from lakemq.tables.storage.object_stores.files import LocalFiles, ObjectFiles, open_files
 
 
@@ -24,7 +24,7 @@ def files(tmp_path: Path) -> LocalFiles:
 
 
 def names(files: LocalFiles) -> list[str]:
-    return sorted(os.listdir(Path(files.root, FOLDER)))
+    return sorted(os.listdir(Path(files.root, LOCK_FOLDER)))
 
 
 def hold_in_child(files: LocalFiles, name: str) -> int:
@@ -123,7 +123,7 @@ def test_leader_of_another_boot_or_without_a_file_is_not_called_dead(files: Loca
     kill(hold_in_child(files, "leader"))
     locks = LeaderLocks(files)
     assert locks.is_dead("leader")
-    Path(files.root, FOLDER, "leader").write_bytes(b"of another boot")
+    Path(files.root, LOCK_FOLDER, "leader").write_bytes(b"of another boot")
     assert not locks.is_dead("leader")
     for name in ("nobody", "", "..", "../leader", "a/b", "x\0y", "x" * 1000):
         assert not locks.is_dead(name)
@@ -152,7 +152,7 @@ def test_a_new_leader_removes_the_files_of_dead_ones_only(files: LocalFiles) -> 
     alive = hold_in_child(files, "alive")
     try:
         kill(hold_in_child(files, "of another boot"))
-        Path(files.root, FOLDER, "of another boot").write_bytes(b"of another boot")
+        Path(files.root, LOCK_FOLDER, "of another boot").write_bytes(b"of another boot")
         locks = LeaderLocks(files)
         locks.hold("new")
         locks.remove_dead()

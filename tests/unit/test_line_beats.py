@@ -21,16 +21,23 @@ from unit.test_attendance_terms import needs_identity
 from unit.test_lines import ADDRESS, HELLO, Client, Leader
 
 import lakemq
-from lakemq.engine.client.consume.member.heartbeats import HeartbeatThread
+from lakemq.engine.client.consume.membership import HeartbeatThread
 from lakemq.engine.client.requests.follow_line import BEAT_SEEN_MS, REDIAL_MS, FollowLine
-from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame, encode_number_frame
-from lakemq.engine.namespace.line_frames import Frame, FrameReader, Hello
+from lakemq.engine.namespace.line_frames import (
+    FollowFrameKind,
+    Frame,
+    FrameReader,
+    Hello,
+    LineBeat,
+    encode_beat_frame,
+    encode_number_frame,
+)
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.sequencer.letters import line_beats
-from lakemq.engine.sequencer.letters.line_connections import LineListener
+from lakemq.engine.sequencer.letters import lines as line_beats
+from lakemq.engine.sequencer.letters.line_table import LineListener
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.tables.storage.coordination import unix_sockets
+from lakemq.tables.storage.coordination import sockets
 from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
@@ -146,7 +153,7 @@ class LineScene(Scene):
         super().__init__(folder)
         self.clock = AheadClock()  # a clock for both, which goes on
         path, now_ms = str(folder / "beats.sock"), self.clock.steady_ms()
-        listeners = [LineListener(unix_sockets.listen(path))]
+        listeners = [LineListener(sockets.listen_unix(path))]
         self.lines = LineServer(listeners, self.files, ADDRESS, 10**9, now_ms, threading.Event(), self.clock)
         self.attendance = self.make_attendance()
         self.attendance.use_line_beats(self.lines.beats)
@@ -241,7 +248,7 @@ def test_next_leader_keeps_a_member_whose_beats_came_on_lines(scene: LineScene) 
 
 IDENTIFY = """
 import time
-from lakemq.engine.namespace.processes.process_identity import read_own_identity
+from lakemq.engine.namespace.process import read_own_identity
 print(read_own_identity(), flush=True)
 time.sleep(600)
 """
@@ -333,7 +340,7 @@ def list_beats(mq: lakemq.Connection) -> list[str]:
     return list(mq.namespace.files.list("beats"))
 
 
-def member(mq: lakemq.Connection, topic: str) -> lakemq.engine.client.consume.member.group_consumer.GroupConsumer:
+def member(mq: lakemq.Connection, topic: str) -> lakemq.engine.client.consume.group_consumer.GroupConsumer:
     options = {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": INTERVAL_MS}
     return mq.consumer(new_name("g"), topics=[topic], **options)  # type: ignore[return-value]
 

@@ -32,9 +32,9 @@ from lakemq.engine.namespace.line_frames import (
     encode_letter_frame,
 )
 from lakemq.engine.sequencer.letters import lines as lines_module
-from lakemq.engine.sequencer.letters.line_connections import LineListener
+from lakemq.engine.sequencer.letters.line_table import LineListener
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, TRANSFER_MS
-from lakemq.tables.storage.coordination import unix_sockets
+from lakemq.tables.storage.coordination import sockets
 
 ADDRESS = LineAddress("ns", 3, "secret", "line.sock")
 HELLO = Hello("ns", 3, "secret", "client")
@@ -44,7 +44,7 @@ class Client(LineClient):
     """A client's end over a Unix socket."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(unix_sockets.connect(path, PATIENCE_S))
+        super().__init__(sockets.connect_unix(path, PATIENCE_S))
 
     def greet(self, hello: Hello = HELLO) -> Client:
         self.send(encode_hello(hello))
@@ -57,7 +57,7 @@ class Leader(LineLeader):
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "line.sock")
-        super().__init__(folder, LineListener(unix_sockets.listen(self.path)), ADDRESS)
+        super().__init__(folder, LineListener(sockets.listen_unix(self.path)), ADDRESS)
 
     def connect(self) -> Client:
         return Client(self.path)
@@ -318,7 +318,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_no_hindrance(tmp_path: Path) ->
 def test_the_umask_decides_who_may_connect(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        listener = unix_sockets.listen(str(tmp_path / "s"))
+        listener = sockets.listen_unix(str(tmp_path / "s"))
     finally:
         os.umask(before)
     assert os.stat(tmp_path / "s").st_mode & 0o777 == 0o700
@@ -329,9 +329,9 @@ def test_a_path_that_is_taken_is_refused_and_leaves_no_descriptor(tmp_path: Path
     (tmp_path / "s").touch()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="already in use"):
-        unix_sockets.listen(str(tmp_path / "s"))
+        sockets.listen_unix(str(tmp_path / "s"))
     with pytest.raises(ConnectionRefusedError):
-        unix_sockets.connect(str(tmp_path / "s"), 1)
+        sockets.connect_unix(str(tmp_path / "s"), 1)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 

@@ -16,13 +16,13 @@ from unit.browsing import notices, open_browser, table_rows
 from unit.busy_namespace import READERS, WORKERS, BusyNamespace, open_busy_namespace
 
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.protocol.codec.overdue_member import OverdueMember, encode_overdue_members
+from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.errors import InvalidRequest
 from lakemq.jobs.cli import app
 from lakemq.jobs.metrics.collector import NamespaceCollector
-from lakemq.tables.specs.live import LIVE_TABLES
-from lakemq.tables.storage.coordination.overdue_notes import OverdueNotes
-from lakemq.tables.storage.coordination.standby_signs import StandbySigns
+from lakemq.tables.specs.groups import LIVE_TABLES
+from lakemq.tables.storage.coordination.beats import OverdueNotes
+from lakemq.tables.storage.coordination.leader_locks import StandbySigns
 
 pytestmark = pytest.mark.slow
 

@@ -16,17 +16,17 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import reader, stored_segments
-from lakemq.engine.client.fetch.lookup import tail as tail_module
-from lakemq.engine.client.fetch.lookup.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange
-from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
-from lakemq.engine.client.fetch.lookup.stored_segments import StoredSegments
-from lakemq.engine.client.fetch.lookup.tail import TailSegments
+from lakemq.engine.client.fetch import log_reader
+from lakemq.engine.client.fetch import lookup as stored_segments
+from lakemq.engine.client.fetch import tail as tail_module
+from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange, StoredSegments
+from lakemq.engine.client.fetch.tail import TailSegments
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import Produced
 from lakemq.engine.protocol.values.segments import Segments
 from lakemq.errors import OffsetOutOfRange, TableDamaged
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA, SEGMENTS, SegmentRow
 from lakemq.tables.storage.delta.commits import NewFile, compute_statistics
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -217,10 +217,10 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
     for turn in range(6):
         mq.publish("t", pa.table({"value": [f"{turn}-{n}" for n in range(5)], "partition": [0, 0, 0, 1, 1]}))
         step = mq.state().step
-        until(lambda step=step: reader.read_watermark(mq.namespace.store).step >= step)  # type: ignore[misc]
+        until(lambda step=step: log_reader.read_watermark(mq.namespace.store).step >= step)  # type: ignore[misc]
         clock.ahead_ms += between_looks_ms
         with monkeypatch.context() as patched:
-            patched.setattr(reader, "load_state", load_state)
+            patched.setattr(log_reader, "load_state", load_state)
             state = follower.refresh()
         fresh = Reader(mq.namespace.store, clock)
         assert fresh.refresh().topic("t").high_watermarks.tolist() == state.topic("t").high_watermarks.tolist()
@@ -238,13 +238,13 @@ def test_follower_moves_to_newer_watermarks_without_loading_again(
 def test_reader_that_looks_rarely_loads_if_too_many_steps_have_come(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, most_followed: int, load_count: int
 ) -> None:
-    clock, loads, load_state = AheadClock(), list[object](), reader.load_state
+    clock, loads, load_state = AheadClock(), list[object](), log_reader.load_state
     follower = Reader(mq.namespace.store, clock)
     follower.refresh()
     for _ in range(3):
         mq.publish("t", pa.table({"value": ["0"]}))
-    monkeypatch.setattr(reader, "_MOST_FOLLOWED", most_followed)
-    monkeypatch.setattr(reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
+    monkeypatch.setattr(log_reader, "_MOST_FOLLOWED", most_followed)
+    monkeypatch.setattr(log_reader, "load_state", lambda *given: loads.append(given) or load_state(*given))
     clock.ahead_ms += REBASE_MS + 1
     state = follower.refresh()
     assert (len(loads), int(state.topic("t").high_watermarks.sum())) == (load_count, 3)
@@ -277,14 +277,14 @@ def test_offsets_of_open_committed_and_aborted_transactions_are_all_found(mq: Co
 
 def test_a_lookup_that_lacks_offsets_loads_the_namespace_again(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     mq.publish("t", pa.table({"value": ["a", "b"], "partition": [0, 0]}))
-    find, calls = reader._View.find, list[int]()
+    find, calls = log_reader._View.find, list[int]()
 
     def lack_once(view: Any, *arguments: Any) -> pa.Table:
         calls.append(1)
         found = find(view, *arguments)
         return found.slice(0, 0) if len(calls) == 1 else found
 
-    monkeypatch.setattr(reader._View, "find", lack_once)
+    monkeypatch.setattr(log_reader._View, "find", lack_once)
     assert [message.value for message in mq.fetch("t")] == [b"a", b"b"]
     assert len(calls) == 2
 
@@ -297,8 +297,8 @@ def test_offsets_that_stay_away_are_deleted_or_damage(
     mq.state()
     if deleted_meanwhile:
         mq.topics.delete_records("t", {0: 1})
-    find = reader._View.find
-    monkeypatch.setattr(reader._View, "find", lambda *arguments: find(*arguments).slice(0, 0))
+    find = log_reader._View.find
+    monkeypatch.setattr(log_reader._View, "find", lambda *arguments: find(*arguments).slice(0, 0))
     follower = Reader(mq.namespace.store, AheadClock())
     topic = follower.refresh().topic("t")
     error = OffsetOutOfRange if deleted_meanwhile else TableDamaged
@@ -313,15 +313,15 @@ def test_follower_of_an_idle_namespace_reads_no_newer_watermark(
     follower = Reader(mq.namespace.store, clock)
     mq.publish("t", pa.table({"value": ["0"]}))
     step = mq.state().step
-    until(lambda: reader.read_watermark(mq.namespace.store).step >= step)
+    until(lambda: log_reader.read_watermark(mq.namespace.store).step >= step)
     follower.refresh()
-    read_watermark, watermarks = reader.read_watermark, list[object]()
+    read_watermark, watermarks = log_reader.read_watermark, list[object]()
 
     def note_watermark(store: Any) -> Any:
         watermarks.append(read_watermark(store))
         return watermarks[-1]
 
-    monkeypatch.setattr(reader, "read_watermark", note_watermark)
+    monkeypatch.setattr(log_reader, "read_watermark", note_watermark)
     for _ in range(6):
         clock.ahead_ms += 2 * REBASE_MS // 3
         follower.refresh()

@@ -8,28 +8,22 @@ import pytest
 from protocol_harness import Harness
 from protocol_reader import FollowedViews
 
-from lakemq.engine.client.consume.member import membership_view
-from lakemq.engine.client.consume.member.membership_view import ViewBuilder
-from lakemq.engine.client.fetch.planning.plan import Bounds, read_bounds
+from lakemq.engine.client.consume import membership_view
+from lakemq.engine.client.consume.membership_view import ViewBuilder
+from lakemq.engine.client.fetch.plan import Bounds, read_bounds
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
-from lakemq.engine.protocol.rules.consuming.reconciling import find_groups_without_target
+from lakemq.engine.protocol.rules.reconciling import find_groups_without_target
 from lakemq.engine.protocol.rules.timers import Time
-from lakemq.engine.protocol.values.consuming.assignments import Group
-from lakemq.engine.protocol.values.consuming.groups import (
+from lakemq.engine.protocol.values.assignments import Group
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
+from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
     JoinGroup,
     LeaveGroup,
     ReleasePartitions,
     TargetSet,
-)
-from lakemq.engine.protocol.values.queues.deliveries import (
-    Acknowledge,
-    Acknowledgement,
-    AckOutcome,
-    Acquire,
-    WantedMessages,
 )
 from lakemq.engine.protocol.values.state import KEPT_CHANGES
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic

@@ -19,20 +19,19 @@ from unit.test_bounded_files import ID, write_long_entry
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch.fetch_result import FetchResult
-from lakemq.engine.client.fetch.lookup.reader import Reader
+from lakemq.engine.client.fetch.log_reader import Reader
 from lakemq.engine.client.sql.query import connect_duckdb, run_query
 from lakemq.engine.maintenance import housekeeping, merging
 from lakemq.engine.namespace.data_file import file_name, write_data_file
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import FileMissing, FileTruncated, ReadOvertaken, TableDamaged
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, SEQUENCERS_FILES
-from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES, REJECTED_ROWS, SEQUENCERS_FILES
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 from lakemq.tables.storage.delta.leftovers import FOLDER, Leftovers
 from lakemq.tables.storage.object_stores.files import LocalFiles

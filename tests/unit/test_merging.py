@@ -14,16 +14,16 @@ from examples import examples
 from hypothesis import given
 
 from lakemq.engine.maintenance import merging
-from lakemq.engine.maintenance.log_bounds import LogBounds
 from lakemq.engine.maintenance.merging import (
+    LogBounds,
     choose_files_to_merge,
     coalesce_segments,
     find_pointed_rows,
     move_ranges,
     order_merged_rows,
 )
-from lakemq.tables.specs.rejected_rows import REJECTED_ROWS, RejectionRow
-from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.tables.specs.messages import REJECTED_ROWS, RejectionRow
+from lakemq.tables.specs.topics import SEGMENTS, SegmentRow
 
 MERGED = 99
 FLOOR = 10

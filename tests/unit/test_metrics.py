@@ -17,11 +17,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from unit.busy_namespace import ORDERS, READERS, WORKERS, BusyNamespace, open_busy_namespace
 from unit.served import served
 
-from lakemq.engine.sequencer.step_durations import BOUNDS_S, StepDurations
+from lakemq.engine.sequencer.step_decider import BOUNDS_S, StepDurations
 from lakemq.errors import InvalidConfig
-from lakemq.jobs.metrics import collector, object_metrics
+from lakemq.jobs.metrics import collector, sequencer_metrics
 from lakemq.jobs.metrics.collector import NamespaceCollector
-from lakemq.jobs.metrics.families import FamilyBuilder
+from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder
 from lakemq.jobs.metrics.server import serve_metrics
 
 pytestmark = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_failing_part_of_a_scrape_hides_no_other(busy: BusyNamespace, monkeypatc
         raise OSError("the table is gone")
 
     monkeypatch.setitem(collector._FAST_PARTS, "groups", fail)
-    monkeypatch.setattr(object_metrics, "measure_sizes", fail)
+    monkeypatch.setattr(sequencer_metrics, "measure_sizes", fail)
     broken = NamespaceCollector(busy.mq, busy.mq.observer())
     families = {family.name: family for family in broken.collect()}
     broken.close()

@@ -10,9 +10,9 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 from stateful.player import Player
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.rules.consuming import reconciling
-from lakemq.engine.protocol.values.consuming.assignments import GroupStatus
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup, LeaveGroup
+from lakemq.engine.protocol.rules import reconciling
+from lakemq.engine.protocol.values.assignments import GroupStatus
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from mutations.run import ALLOWED, FOLDERS, changes_of, is_noticed
 
-from lakemq.engine.protocol.rules.consuming.offsets import _may_commit
+from lakemq.engine.protocol.rules.offsets import _may_commit
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 

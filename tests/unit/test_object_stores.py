@@ -31,10 +31,10 @@ from lakemq.jobs import entry
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.commits import CommitConflict
 from lakemq.tables.storage.delta.store import NotATable, Store
-from lakemq.tables.storage.object_stores import time_objects
+from lakemq.tables.storage.object_stores import object_store
 from lakemq.tables.storage.object_stores.files import ObjectFiles, open_files
 from lakemq.tables.storage.object_stores.objects import MaybeThere
-from lakemq.tables.storage.object_stores.secrets import hide_secrets
+from lakemq.tables.storage.object_stores.store_options import hide_secrets
 
 
 @pytest.fixture
@@ -180,13 +180,13 @@ def test_a_footer_and_its_columns_take_few_requests(object_server: ObjectServer,
 
 
 def test_objects_of_looks_at_the_time_are_removed_when_they_are_old(files: ObjectFiles) -> None:
-    names = [time_objects.make_time_name(), "time-table"]
+    names = [object_store.make_time_name(), "time-table"]
     for name in names:
         files.put(name, b".")
     now_ms = files.time_ms()
-    time_objects.remove_abandoned_times(files, now_ms)
+    object_store.remove_abandoned_times(files, now_ms)
     assert files.list("") == sorted(names)
-    time_objects.remove_abandoned_times(files, now_ms + time_objects.ABANDONED_AFTER_MS + 60_000)
+    object_store.remove_abandoned_times(files, now_ms + object_store.ABANDONED_AFTER_MS + 60_000)
     assert files.list("") == ["time-table"]
 
 
@@ -195,9 +195,9 @@ def test_objects_of_looks_at_the_time_are_removed_when_they_are_old(files: Objec
 def test_a_leader_removes_what_killed_processes_left_of_looks_at_the_time(
     object_server: ObjectServer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_objects, "ABANDONED_AFTER_MS", -1_000)
+    monkeypatch.setattr(object_store, "ABANDONED_AFTER_MS", -1_000)
     with lakemq.connect(f"{root}/mq", storage_options=object_server.options, create=True) as mq:
-        files, name = mq.namespace.files, time_objects.make_time_name()
+        files, name = mq.namespace.files, object_store.make_time_name()
         files.put(name, b".")
         with mq.serving():
             until(lambda: name not in files.list(""))

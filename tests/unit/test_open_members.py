@@ -20,19 +20,13 @@ from unit.served import new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.listener import RebalanceListener
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-from lakemq.engine.client.consume.outcome import PollOutcome
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.client.consume.queue.queue_poll import FIRST_LIMIT, ProcessingPace
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
-from lakemq.engine.protocol.values.queues.deliveries import (
-    Acknowledge,
-    Acknowledgement,
-    AckOutcome,
-    Acquire,
-    WantedMessages,
-)
+from lakemq.engine.client.consume.batch import PollOutcome
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
+from lakemq.engine.client.consume.options import RebalanceListener
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_poll import FIRST_LIMIT, ProcessingPace
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
+from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.errors import EndNotReached
 
 PROTOCOLS = ["cooperative", "classic", "queue"]

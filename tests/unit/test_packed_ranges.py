@@ -10,11 +10,10 @@ import pytest
 from examples import examples
 from hypothesis import given
 
-from lakemq.engine.protocol.values.delayed import packed
-from lakemq.engine.protocol.values.delayed.delays import DelayedRange, RangeKey, WaitingRange
-from lakemq.engine.protocol.values.delayed.packed import PackedRanges
-from lakemq.engine.protocol.values.delayed.packed_block import NEVER_MS, pack_ranges
-from lakemq.engine.protocol.values.delayed.waiting import WaitingRanges
+from lakemq.engine.protocol.values import packed
+from lakemq.engine.protocol.values.delays import DelayedRange, RangeKey, WaitingRange
+from lakemq.engine.protocol.values.packed import NEVER_MS, PackedRanges, pack_ranges
+from lakemq.engine.protocol.values.waiting import WaitingRanges
 
 BIG = 2**62
 HOUR_MS = 3_600_000

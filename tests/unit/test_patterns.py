@@ -11,9 +11,9 @@ import pytest
 from unit.served import new_name, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-from lakemq.engine.client.consume.member.subscription import Pattern, Subscription
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
+from lakemq.engine.client.consume.membership_view import Pattern, Subscription
+from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import InvalidRegularExpression, InvalidRequest
 

@@ -11,8 +11,8 @@ import pytest
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import fetch_result as fetch_result_module
-from lakemq.engine.client.fetch.planning.plan import FetchPlan
-from lakemq.engine.client.fetch.reading import pieces as pieces_module
+from lakemq.engine.client.fetch import rows as pieces_module
+from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.tables.storage.object_stores.files import Files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

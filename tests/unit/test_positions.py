@@ -11,7 +11,7 @@ import pytest
 from unit.served import new_name, new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.planning import plan as planning
+from lakemq.engine.client.fetch import plan as planning
 from lakemq.errors import InvalidRequest, OffsetOutOfRange, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow

@@ -19,10 +19,9 @@ from unit.served import CONFIG, new_name, new_topic, served, until, values
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.producer.delivery import RecordFuture
-from lakemq.engine.client.producer.producer import Producer
-from lakemq.engine.client.producer.transactional import TransactionalProducer
+from lakemq.engine.client.producer.producer import Producer, TransactionalProducer
 from lakemq.engine.client.transactions.scope import TransactionScope
-from lakemq.engine.namespace.processes.process import end_block
+from lakemq.engine.namespace.process import end_block
 from lakemq.engine.protocol.values.kinds import AnyResult
 from lakemq.engine.protocol.values.log import Produce, Published
 from lakemq.engine.protocol.values.transactions import EndTransaction

@@ -5,33 +5,33 @@ from __future__ import annotations
 from protocol_harness import plain
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values.leader import LeaderElected
+from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.engine.protocol.values.state import State
 
 
 def test_lease_is_taken_kept_and_given_back() -> None:
     state = State()
-    assert leader.may_lead(state, "a", 0)
-    machine.fold(state, [leader.decide_take_over(state, "a", 500)])
+    assert clients.may_lead(state, "a", 0)
+    machine.fold(state, [clients.decide_take_over(state, "a", 500)])
     assert (state.leader, state.leader_epoch, state.lease_ms) == ("a", 1, 500)
-    assert not leader.may_lead(state, "b", 500)
-    assert leader.may_lead(state, "b", 501)
-    assert leader.may_lead(state, "a", 0)
-    machine.fold(state, [leader.decide_renew(state)])
+    assert not clients.may_lead(state, "b", 500)
+    assert clients.may_lead(state, "b", 501)
+    assert clients.may_lead(state, "a", 0)
+    machine.fold(state, [clients.decide_renew(state)])
     assert (state.leader, state.leader_epoch) == ("a", 1)
-    machine.fold(state, [leader.decide_take_over(state, "b", 700)])
+    machine.fold(state, [clients.decide_take_over(state, "b", 700)])
     assert (state.leader, state.leader_epoch, state.lease_ms) == ("b", 2, 700)
-    machine.fold(state, [leader.decide_resign(state)])
-    assert leader.may_lead(state, "a", 0)
+    machine.fold(state, [clients.decide_resign(state)])
+    assert clients.may_lead(state, "a", 0)
     assert state.leader_epoch == 2
 
 
 def test_renewal_of_a_lease_changes_no_state() -> None:
     state = State()
-    machine.fold(state, [leader.decide_take_over(state, "a", 500)])
+    machine.fold(state, [clients.decide_take_over(state, "a", 500)])
     before = plain(state)
-    renewed = leader.decide_renew(state)
+    renewed = clients.decide_renew(state)
     assert renewed.record == LeaderElected("a", 1, 500)
     machine.fold(state, [renewed])
     assert plain(state) == before

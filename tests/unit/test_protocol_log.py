@@ -14,8 +14,7 @@ from stateful.model import Model
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import InvalidRequest, Refusal
-from lakemq.engine.protocol.rules.ranges import RangeColumns, RowSource, compute_base_offsets
-from lakemq.engine.protocol.rules.units import build_units
+from lakemq.engine.protocol.rules.units import RangeColumns, RowSource, build_units, compute_base_offsets
 from lakemq.engine.protocol.values.decision import DecisionInputs
 from lakemq.engine.protocol.values.log import (
     ApplicationVersion,
@@ -30,8 +29,7 @@ from lakemq.engine.protocol.values.log import (
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerSequences
 from lakemq.engine.protocol.values.segments import Segments, segments_to_table
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicRef
-from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import FILE_IDS, SEQUENCERS_FILES, FileFacts
+from lakemq.tables.specs.messages import FILE_IDS, NOT_DELAYED, SEQUENCERS_FILES, FileFacts
 
 
 @pytest.fixture

@@ -19,9 +19,11 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
 from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, project
-from lakemq.engine.protocol.rules import leader
-from lakemq.engine.protocol.values.changes import Changes
-from lakemq.engine.protocol.values.consuming.groups import (
+from lakemq.engine.protocol.rules import clients
+from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
+from lakemq.engine.protocol.values.delays import CancelDelays, RescheduleDelays
+from lakemq.engine.protocol.values.deliveries import Acknowledge, Acknowledgement, AckOutcome, Acquire, WantedMessages
+from lakemq.engine.protocol.values.groups import (
     Assigned,
     ConfigureGroup,
     DeleteGroup,
@@ -30,20 +32,11 @@ from lakemq.engine.protocol.values.consuming.groups import (
     MemberSilent,
     ReleasePartitions,
 )
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
-from lakemq.engine.protocol.values.delayed.delays import CancelDelays, RescheduleDelays
-from lakemq.engine.protocol.values.finals import FinalFile, FinalRange, RangesWritten
 from lakemq.engine.protocol.values.journal import Step
+from lakemq.engine.protocol.values.log import FinalFile, FinalRange, RangesWritten
+from lakemq.engine.protocol.values.offsets import CommitOffsets, DeleteOffsets, OffsetCommit, ResetOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.queues.dead_letters import SettleDeadLetters
-from lakemq.engine.protocol.values.queues.deliveries import (
-    Acknowledge,
-    Acknowledgement,
-    AckOutcome,
-    Acquire,
-    WantedMessages,
-)
-from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.state import Changes, State
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic, Topic
 from lakemq.engine.protocol.values.transactions import (
     AbortTransaction,
@@ -52,7 +45,7 @@ from lakemq.engine.protocol.values.transactions import (
     TransactionStatus,
 )
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.delta.changelog import select_newest
+from lakemq.tables.storage.delta.store import select_newest
 
 SEEDS = 12
 STEPS = 90
@@ -63,7 +56,7 @@ def build_busy_namespace(seed: int, steps: int = STEPS) -> Harness:
     """A namespace with many different events, which tests only read."""
     chance, mq = random.Random(seed), Harness()
     machine.begin_step(mq.state, mq.now_ms)
-    mq.land(machine.fold(mq.state, [leader.decide_take_over(mq.state, "me", 500)]))
+    mq.land(machine.fold(mq.state, [clients.decide_take_over(mq.state, "me", 500)]))
     for _ in range(steps):
         mq.now_ms += chance.choice([1, 1000, HOUR_MS // 2])
         happen(mq, chance)
@@ -448,7 +441,7 @@ def test_cut_of_a_log_follows_the_segments_of_its_step(mq: Harness) -> None:
 def test_a_step_that_changes_no_table_adds_no_rows() -> None:
     mq = Harness()
     machine.begin_step(mq.state, 5)
-    mq.land(machine.fold(mq.state, [leader.decide_take_over(mq.state, "me", 500)]))
+    mq.land(machine.fold(mq.state, [clients.decide_take_over(mq.state, "me", 500)]))
     assert project(mq.state, mq.steps) == {}
     (mark,) = build_watermark(mq.state, 7).to_pylist()
     assert (mark["step"], mark["floor"], mark["leader"]) == (1, 7, "me")

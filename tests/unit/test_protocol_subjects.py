@@ -10,11 +10,10 @@ from enum import Enum
 
 import pytest
 
-from lakemq.engine.client.transactions.phase import PHASE_TRANSITIONS, Phase, PhaseEvent
+from lakemq.engine.client.transactions.state import PHASE_TRANSITIONS, Phase, PhaseEvent
 from lakemq.engine.protocol import machine, projection, rows, rules
 from lakemq.engine.protocol.values import clients as client_values
-from lakemq.engine.protocol.values import finals as final_values
-from lakemq.engine.protocol.values import leader as leader_values
+from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
 from lakemq.engine.protocol.values.base import (
     Done,
     GroupRecord,
@@ -23,10 +22,11 @@ from lakemq.engine.protocol.values.base import (
     Result,
     TopicRecord,
     TransactionRecord,
+    Transitions,
+    log_defect,
 )
-from lakemq.engine.protocol.values.consuming.assignments import PARTITION_TRANSITIONS, PartitionEvent, PartitionStatus
-from lakemq.engine.protocol.values.consuming.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
-from lakemq.engine.protocol.values.delayed.delays import (
+from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
+from lakemq.engine.protocol.values.delays import (
     DELAY_TRANSITIONS,
     Delayed,
     DelayedRange,
@@ -35,17 +35,11 @@ from lakemq.engine.protocol.values.delayed.delays import (
     DelayStatus,
     ranges_to_columns,
 )
-from lakemq.engine.protocol.values.finals import RangesFinalized
+from lakemq.engine.protocol.values.deliveries import MessageRanges, MessagesAcquired, MessagesSettled, SettledMessages
+from lakemq.engine.protocol.values.groups import GroupConfigured, Move, PartitionsAdded, PartitionsMoved
 from lakemq.engine.protocol.values.kinds import SUBJECTS
-from lakemq.engine.protocol.values.queues.dead_letters import REDRIVE_TRANSITIONS, RedriveEvent
-from lakemq.engine.protocol.values.queues.deliveries import (
-    MessageRanges,
-    MessagesAcquired,
-    MessagesSettled,
-    SettledMessages,
-)
-from lakemq.engine.protocol.values.queues.stretches import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
 from lakemq.engine.protocol.values.state import State
+from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS, DeliveryEvent, DeliveryStatus
 from lakemq.engine.protocol.values.topics import (
     LOG_TRANSITIONS,
     LogEvent,
@@ -61,14 +55,12 @@ from lakemq.engine.protocol.values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from lakemq.engine.protocol.values.transitions import Transitions, log_defect
 from lakemq.tables.specs.registry import TABLES
 
 RULES = [
     module
     for info in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.")
-    if not info.name.endswith(".transaction_end")  # their registries are those of transactions
-    and hasattr(module := importlib.import_module(info.name), "EVOLVE")
+    if hasattr(module := importlib.import_module(info.name), "EVOLVE")
 ]
 
 
@@ -95,7 +87,7 @@ def test_every_result_is_listed() -> None:
 
 
 def test_every_record_is_listed_and_has_a_fold() -> None:
-    subjects = (*SUBJECTS, final_values, client_values, leader_values)
+    subjects = (*SUBJECTS, client_values)
     assert set(kinds(Record)) == {kind for subject in subjects for kind in subject.RECORDS} == machine.EVOLVE.keys()
 
 
@@ -109,7 +101,6 @@ def test_no_rule_stands_twice_and_none_is_left_out(registry: str) -> None:
 SHOWN_BY_LOGS = {
     ("log", TopicDeleted): "segments lists where logs end",
     ("log", RecordsDeleted): "segments lists where logs start",
-    ("log", RangesFinalized): "segments names the files of final_messages",
     ("log", Delayed): "the files of delayed rows are registered as all others",
     ("groups", MessagesSettled): "assignment_moves counts the messages that a move delivers again",
 }

@@ -10,10 +10,10 @@ from protocol_harness import F, Harness
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.log import Published
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
 from lakemq.engine.protocol.values.transactions import (
     EndTransaction,

@@ -14,12 +14,8 @@ from unit.consuming import (
 from unit.served import new_name, new_topic, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.ack_sender import split_into_requests
-from lakemq.engine.protocol.values.queues.deliveries import (
-    MAX_RANGES,
-    Acknowledgement,
-    AckOutcome,
-)
+from lakemq.engine.client.consume.ack_sender import split_into_requests
+from lakemq.engine.protocol.values.deliveries import MAX_RANGES, Acknowledgement, AckOutcome
 from lakemq.errors import (
     FencedMemberEpoch,
     IllegalState,

@@ -23,9 +23,9 @@ from unit.served import new_name, new_topic, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.protocol.values.consuming.groups import LeaveGroup
-from lakemq.engine.protocol.values.queues.deliveries import Acquire, WantedMessages
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.protocol.values.deliveries import Acquire, WantedMessages
+from lakemq.engine.protocol.values.groups import LeaveGroup
 from lakemq.errors import (
     FencedInstanceId,
     FencedMemberEpoch,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from queue_world import QueueWorld
 
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.protocol.values.deliveries import Acknowledge
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.queues.deliveries import Acknowledge
 from lakemq.engine.protocol.values.transactions import EndTransaction
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from queue_world import QueueWorld
 
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import Message
-from lakemq.engine.protocol.values.consuming.groups import MemberSilent
+from lakemq.engine.protocol.values.deliveries import Acknowledge
+from lakemq.engine.protocol.values.groups import MemberSilent
 from lakemq.engine.protocol.values.producers import InitProducer, TransactionRef
-from lakemq.engine.protocol.values.queues.deliveries import Acknowledge
 from lakemq.engine.protocol.values.transactions import EndTransaction
 from lakemq.errors import FencedMemberEpoch, InvalidRecordState, UnknownMemberId
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from queue_world import QueueWorld
 
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.groups.groups import Groups, Stall
-from lakemq.engine.client.groups.stall import NO_NOTES
+from lakemq.engine.client.groups.stalls import NO_NOTES
 from lakemq.errors import IllegalState
 from lakemq.jobs.doctor import namespace as doctor
 

@@ -15,11 +15,11 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.client.sql.spark_sql import translate_to_duckdb
 from lakemq.engine.namespace.data_file import file_name
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.errors import TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -9,9 +9,9 @@ from unit.consuming import add
 from unit.served import new_name, new_topic, served, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.groups.rates import WINDOW_MS, Consumption, read_consumption
-from lakemq.engine.namespace.loading.load import read_watermark
-from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
+from lakemq.engine.client.groups.lag import WINDOW_MS, Consumption, read_consumption
+from lakemq.engine.namespace.load import read_watermark
+from lakemq.tables.specs.groups import CONSUMER_OFFSETS
 from lakemq.tables.storage.delta.delta_log import DeltaLog
 
 # -- the rate -----------------------------------------------------------------------------------------------

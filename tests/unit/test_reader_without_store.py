@@ -12,8 +12,8 @@ from unit.served import CONFIG
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import reader as reader_module
-from lakemq.engine.client.fetch.lookup.reader import REBASE_MS, Reader
+from lakemq.engine.client.fetch import log_reader as reader_module
+from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
 from lakemq.engine.protocol.errors import LakeMQError, StorageError, TableDamaged
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

@@ -11,7 +11,7 @@ import pytest
 from unit.pages import CHECKOUT, read_blocks, read_page, run_as_process, run_commands, run_program
 
 import lakemq
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from golden.story import Story
 from protocol_harness import Harness
 
-from lakemq.engine.protocol.values.queues.dead_letters import DeadLettersJudged, SettleDeadLetters
+from lakemq.engine.protocol.values.dead_letters import DeadLettersJudged, SettleDeadLetters
 
 
 def bury_message(**config: str) -> Story:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lakemq.engine.client.transactions.end_requests import CommitReply
+from lakemq.engine.client.transactions.manager import CommitReply
 from lakemq.engine.protocol.values.log import Published
 from lakemq.errors import InvalidTxnState, LakeMQError, StaleTopicMetadata, UnknownTopicId
 

@@ -16,11 +16,11 @@ from unit.served import until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.sequencer.projection.background_projection import RENEWALS_INTERVAL_MS
+from lakemq.engine.sequencer.projector import RENEWALS_INTERVAL_MS
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import InconsistentClusterId, NamespaceError, NotLeader, RequestTimedOut, TableDamaged
+from lakemq.tables.specs.journal import WATERMARKS
 from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.coordination.step_objects import list_steps, step_name
 from lakemq.tables.storage.delta.commits import CommitConflict
 from lakemq.tables.storage.delta.delta_log import log_folder

@@ -11,14 +11,13 @@ from unit.served import CONFIG
 from unit.test_direct_line import letter_of, until
 
 import lakemq
-from lakemq.engine.client.observer import Observer
-from lakemq.engine.client.sql.freshness import find_projection_lag
+from lakemq.engine.client.operator_tools import Observer
+from lakemq.engine.client.sql.arrow_query import find_projection_lag
 from lakemq.engine.namespace.config import load_config
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.jobs.metrics.families import FamilyBuilder
-from lakemq.jobs.metrics.sequencer_metrics import read_waiting
-from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder, read_waiting
+from lakemq.tables.specs.journal import WATERMARKS
 
 RENEWAL_MS = 4_000
 """More than a third of the lease."""

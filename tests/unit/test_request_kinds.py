@@ -21,7 +21,7 @@ RESTORE = """
 from protocol_harness import Harness
 from lakemq.engine.protocol.projection import build_watermark, project, restore
 from lakemq.engine.protocol.values.topics import CreateTopic, PauseTopic
-from lakemq.tables.specs.watermarks import WATERMARKS
+from lakemq.tables.specs.journal import WATERMARKS
 
 mq = Harness()
 mq.one(CreateTopic("t", 1))

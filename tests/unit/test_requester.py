@@ -19,8 +19,7 @@ from stateful.world import Background
 from unit.desk import Desk
 
 from lakemq.engine.client.requests import requester as requester_module
-from lakemq.engine.client.requests.attempts import NEVER_PUBLISHED, ask_with_retries
-from lakemq.engine.client.requests.requester import Requester
+from lakemq.engine.client.requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
 from lakemq.engine.protocol.errors import (
     ClientEnded,
     IllegalState,

@@ -28,9 +28,9 @@ from lakemq.engine.maintenance import housekeeping
 from lakemq.engine.maintenance.retention import find_outgrown
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import LogOutgrown, Topic
-from lakemq.engine.sequencer.retention_search import LOOK_TIMEOUT_MS, RetentionSearch
+from lakemq.engine.sequencer.searches import RETENTION_LOOK_TIMEOUT_MS, RetentionSearch
 from lakemq.tables.specs.messages import MESSAGES
-from lakemq.tables.specs.segments import SEGMENTS, SegmentRow
+from lakemq.tables.specs.topics import SEGMENTS, SegmentRow
 from lakemq.tables.storage.delta.commits import NewFile
 from lakemq.tables.storage.delta.store import Store
 from lakemq.tables.storage.object_stores.files import LocalFiles
@@ -238,7 +238,7 @@ def test_search_without_a_result_is_given_up() -> None:
     retention.make_due()
     retention.take_outgrown(State(), 1)
     assert retention.is_working
-    clock.sleep(LOOK_TIMEOUT_MS)
+    clock.sleep(RETENTION_LOOK_TIMEOUT_MS)
     assert not retention.is_working
 
 

@@ -14,19 +14,18 @@ from unit.served import run_leader, until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.fetch.lookup import tail
+from lakemq.engine.client.fetch import tail
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import read_file_facts, write_data_file
-from lakemq.engine.protocol.codec.step_rows import decode_step_rows
+from lakemq.engine.protocol.codec.journal import decode_step_rows
 from lakemq.engine.protocol.projection import collect_journaled_rows
 from lakemq.engine.protocol.values.journal import JournalEntry, Step
 from lakemq.engine.protocol.values.log import RowsJournaled
-from lakemq.engine.sequencer.projection import pending_file
-from lakemq.engine.sequencer.projection.journaled_rows import write_journaled_rows
+from lakemq.engine.sequencer import projector
+from lakemq.engine.sequencer.projector import write_journaled_rows
 from lakemq.errors import FileTruncated
 from lakemq.jobs.doctor.namespace import check_data_files
-from lakemq.tables.specs.messages import MESSAGES
-from lakemq.tables.specs.rejected_rows import REJECTED_ROWS
+from lakemq.tables.specs.messages import MESSAGES, REJECTED_ROWS
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -189,7 +188,7 @@ def test_rows_of_a_step_above_the_bound_are_a_file_at_once(tmp_path: Path) -> No
 
 
 def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_file, "MAX_BYTES", 3_000)
+    monkeypatch.setattr(projector, "MAX_BYTES", 3_000)
     with run_leader(mq):
         mq.topics.create("t")
         publish(mq, *(f"{n}".ljust(600) for n in range(10)))
@@ -198,7 +197,7 @@ def test_rows_that_ride_since_the_last_pass_have_a_bound(mq: Connection, monkeyp
 
 
 def test_a_pass_is_due_when_many_bytes_ride(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakemq.engine.sequencer.projection.background_projection.PASS_DUE_BYTES", 2_000)
+    monkeypatch.setattr("lakemq.engine.sequencer.projector.PASS_DUE_BYTES", 2_000)
     with run_leader(mq):
         mq.topics.create("t")
         publish(mq, *("x" * 600 for _ in range(8)))

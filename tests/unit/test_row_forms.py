@@ -14,21 +14,18 @@ from hypothesis import given
 from row_cases import CASES, DESTINATION, NOW_MS, RowCase, read_rows, stored_row, to_columns
 
 from lakemq.engine.client.requests.requester import PendingRequest, build_letter
-from lakemq.engine.client.rows.arrow_body import ArrowBody, build_arrow_body
-from lakemq.engine.client.rows.body import Body
+from lakemq.engine.client.rows.body import ArrowBody, Body, build_arrow_body
 from lakemq.engine.client.rows.delay_rule import DelayRule
-from lakemq.engine.client.rows.few_rows import FewBody, build_few_body
-from lakemq.engine.client.rows.forms import FEW_BYTES, FEW_ROWS, Records, build_body
+from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, FewBody, Records, build_body, build_few_body
 from lakemq.engine.client.rows.message_columns import list_columns, read_columns
 from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy, RequestedPartitions
-from lakemq.engine.client.schemas.schema_rule import SchemaRule
+from lakemq.engine.client.schemas.topic_schema import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import rows_to_table
 from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.hashing import partition_few_keys, partition_keys
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.errors import InvalidRecord
-from lakemq.tables.specs.delayed import NOT_DELAYED
-from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US
+from lakemq.tables.specs.messages import HEADERS, MAX_TIMESTAMP_US, NOT_DELAYED
 from lakemq.tables.specs.spec import TIME
 
 Build: TypeAlias = Callable[[dict[str, pa.ChunkedArray]], tuple[Body, RequestedPartitions]]

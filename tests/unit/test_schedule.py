@@ -12,7 +12,7 @@ from protocol_harness import letter_bytes
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.protocol.values.clients import Letter
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, OffsetCommit
+from lakemq.engine.protocol.values.offsets import CommitOffsets, OffsetCommit
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 
 pytestmark = pytest.mark.slow

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from lakemq.engine.client.schemas.avro import MARKER, fingerprint, parse_avro
-from lakemq.engine.client.schemas.compatibility import check_compatibility
-from lakemq.engine.client.schemas.schema_changes import check_new_schema
-from lakemq.engine.client.schemas.schema_rule import SchemaRule
-from lakemq.engine.client.schemas.value_schema import ValueSchema, compile_schema
-from lakemq.engine.protocol.values.schemas import SchemaVersion
+from lakemq.engine.client.schemas.compatibility import check_compatibility, check_new_schema
+from lakemq.engine.client.schemas.topic_schema import SchemaRule, ValueSchema, compile_schema
+from lakemq.engine.protocol.parameters import SchemaVersion
 from lakemq.errors import IncompatibleSchema, InvalidConfig
 
 MOST_BYTES = 600 << 20

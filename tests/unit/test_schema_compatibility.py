@@ -13,14 +13,14 @@ from examples import examples
 from hypothesis import assume, given
 
 from lakemq.engine.client.schemas.avro import parse_avro
-from lakemq.engine.client.schemas.avro_compatibility import find_avro_obstacle
-from lakemq.engine.client.schemas.compatibility import check_compatibility
-from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
-from lakemq.engine.client.schemas.ddl_compatibility import find_struct_obstacle
-from lakemq.engine.client.schemas.json_schema_compatibility import find_json_schema_obstacle
-from lakemq.engine.client.schemas.schema_rule import SchemaRule
-from lakemq.engine.client.schemas.value_schema import compile_schema
-from lakemq.engine.protocol.values.schemas import SchemaVersion
+from lakemq.engine.client.schemas.compatibility import (
+    check_compatibility,
+    find_avro_obstacle,
+    find_json_schema_obstacle,
+)
+from lakemq.engine.client.schemas.ddl import find_struct_obstacle, parse_ddl, to_ddl
+from lakemq.engine.client.schemas.topic_schema import SchemaRule, compile_schema
+from lakemq.engine.protocol.parameters import SchemaVersion
 from lakemq.errors import IncompatibleSchema
 
 

@@ -17,10 +17,8 @@ import pytest
 from lakemq.engine.client.schemas.avro import AvroCheck, parse_avro
 from lakemq.engine.client.schemas.columns import make_nullable, to_array
 from lakemq.engine.client.schemas.ddl import parse_ddl, to_ddl
-from lakemq.engine.client.schemas.schema_rule import SchemaRule
-from lakemq.engine.client.schemas.topic_schema import open_topic_schema
-from lakemq.engine.client.schemas.value_schema import ValueSchema, compile_schema
-from lakemq.engine.protocol.values.schemas import SchemaVersion
+from lakemq.engine.client.schemas.topic_schema import SchemaRule, ValueSchema, compile_schema, open_topic_schema
+from lakemq.engine.protocol.parameters import SchemaVersion
 from lakemq.errors import InvalidConfig, SchemaMismatch
 
 ALL_DDL = (

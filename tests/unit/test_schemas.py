@@ -16,10 +16,10 @@ import pytest
 from unit.served import new_name, served
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.rows.misfits import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
-from lakemq.engine.client.schemas import value_schema
-from lakemq.engine.client.schemas.schema_rule import SchemaRule
-from lakemq.engine.namespace.loading.load import load_state, read_watermark
+from lakemq.engine.client.rows.input_rows import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
+from lakemq.engine.client.schemas import topic_schema
+from lakemq.engine.client.schemas.topic_schema import SchemaRule
+from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.errors import (
     IncompatibleSchema,
     InvalidConfig,
@@ -280,7 +280,7 @@ def test_exist_ok_refuses_another_schema(mq: Connection) -> None:
 def test_missing_extra_says_what_to_install(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = new_topic(mq, {"type": "object"}, schema_type="json")
     monkeypatch.setitem(sys.modules, "jsonschema_rs", None)
-    value_schema.compile_schema.cache_clear()
+    topic_schema.compile_schema.cache_clear()
     for call in (
         lambda: mq.publish(topic, table(FITS)),
         lambda: mq.fetch(topic, parse=True).to_arrow(),

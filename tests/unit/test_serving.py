@@ -21,29 +21,29 @@ from unit.served import until, values
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id, write_data_file
-from lakemq.engine.namespace.loading.load import read_watermark
+from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.namespace.namespace import Namespace, open_namespace
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import FileMissing, IllegalState, NotLeader, StorageError, UnknownServerError
+from lakemq.engine.protocol.values.clients import LeaderElected
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
 from lakemq.engine.protocol.values.journal import JournalEntry
-from lakemq.engine.protocol.values.leader import LeaderElected
 from lakemq.engine.protocol.values.log import DataFile, Produce, Ranges
 from lakemq.engine.protocol.values.segments import Segments
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import CreateTopic, TopicCreated, TopicDone, TopicRef
+from lakemq.engine.sequencer import projector
 from lakemq.engine.sequencer import serving as serving_module
-from lakemq.engine.sequencer.letters.quarantine import Quarantine
-from lakemq.engine.sequencer.projection import background_projection
-from lakemq.engine.sequencer.projection.projector import Projector
+from lakemq.engine.sequencer.letters.intake import Quarantine
+from lakemq.engine.sequencer.projector import Projector
 from lakemq.engine.sequencer.sequencer import MAX_FAILED_TERMS, Sequencer
 from lakemq.engine.sequencer.serving import Serving
 from lakemq.jobs.doctor.namespace import check_aside
+from lakemq.tables.specs.journal import WATERMARKS
 from lakemq.tables.specs.messages import BODY_SCHEMA
 from lakemq.tables.specs.spec import TableSpec
-from lakemq.tables.specs.watermarks import WATERMARKS
 from lakemq.tables.storage.coordination.mailbox import LetterName
 from lakemq.tables.storage.delta.commits import StoredFile
 from lakemq.tables.storage.delta.store import Store, TableHandle
@@ -247,7 +247,7 @@ def test_a_watchdog_that_can_make_no_other_sequencer_says_so(mq: Connection) -> 
 
 def test_steps_wait_for_a_projection_that_is_slower(path: str, mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that are not projected are in memory, so their number has a bound."""
-    monkeypatch.setattr(background_projection, "MAX_TAIL", 5)
+    monkeypatch.setattr(projector, "MAX_TAIL", 5)
     slow, waiting = threading.Event(), list[int]()
 
     def wait_at_point(point: str) -> None:
@@ -287,7 +287,7 @@ def test_a_leader_hands_over_even_if_the_one_before_it_still_projects(
     def meet_another(*_: object) -> None:
         raise NotLeader("Projecting was overtaken.")
 
-    monkeypatch.setattr(background_projection.BackgroundProjection, "drain", meet_another)
+    monkeypatch.setattr(projector.BackgroundProjection, "drain", meet_another)
     leader = make(mq.namespace, "leader")
     assert leader.try_lead()
     assert leader.resign()
@@ -500,7 +500,7 @@ def test_a_sequencer_of_the_process_goes_on_when_the_main_thread_has_ended(path:
 HANGS = """
 import threading
 import lakemq
-from lakemq.tables.storage.workers import Workers
+from lakemq.tables.storage.native_calls import Workers
 workers = Workers(1, "w")
 workers.submit(threading.Event().wait)
 print(workers.submit(lambda: 1).cancel())

@@ -12,15 +12,14 @@ from unit.served import served
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.maintenance.replay_comparison import compare_with_replay
+from lakemq.engine.maintenance.row_audit import compare_with_replay
 from lakemq.engine.namespace.config import ENGINE, EngineConfig, build_limits, load_config
-from lakemq.engine.namespace.loading.snapshot import take_snapshot
+from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.hashing import shard
 from lakemq.engine.protocol.parameters import GROUP, MEMBER, TOPIC
 from lakemq.errors import InvalidConfig
 from lakemq.jobs.cli import app
-from lakemq.tables.specs.groups import GROUPS
-from lakemq.tables.specs.offsets import CONSUMER_OFFSETS
+from lakemq.tables.specs.groups import CONSUMER_OFFSETS, GROUPS
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.specs.transactions import TRANSACTIONS
 

@@ -6,11 +6,11 @@ import pytest
 from protocol_harness import Harness
 
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.rules.consuming import reconciling
+from lakemq.engine.protocol.rules import reconciling
+from lakemq.engine.protocol.values.assignments import Group
 from lakemq.engine.protocol.values.base import Record
-from lakemq.engine.protocol.values.consuming.assignments import Group
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup, LeaveGroup, MemberSilent
 from lakemq.engine.protocol.values.decision import Decision, DecisionInputs
+from lakemq.engine.protocol.values.groups import JoinGroup, LeaveGroup, MemberSilent
 from lakemq.engine.protocol.values.state import State
 
 

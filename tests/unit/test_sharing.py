@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.errors import NamespaceError
 from lakemq.jobs.cli import app
-from lakemq.tables.storage.object_stores import sharing
+from lakemq.tables.storage.object_stores import local_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
@@ -145,6 +145,6 @@ def test_sharing_without_access_lists_is_refused_with_another_way(tmp_path: Path
     def fail(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(sharing.os, "setxattr", fail)
+    monkeypatch.setattr(local_files.os, "setxattr", fail)
     with pytest.raises(NamespaceError, match=r"cannot be shared .*Operation not supported.* umask 002 or 007"):
         open_namespace(str(tmp_path / "mq"), create=True, shared_with_group=True)

@@ -8,16 +8,10 @@ from collections.abc import Sequence
 import pytest
 from protocol_harness import AtOnce, Harness
 
-from lakemq.engine.namespace.loading.due_runs import DueRun
-from lakemq.engine.namespace.processes.clock import SystemClock
+from lakemq.engine.namespace.clock import SystemClock
+from lakemq.engine.namespace.waiting_rows import DueRun
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.values.delayed.delays import (
-    CancelDelays,
-    CancelOutcome,
-    Delayed,
-    DelayedRange,
-    ranges_to_columns,
-)
+from lakemq.engine.protocol.values.delays import CancelDelays, CancelOutcome, Delayed, DelayedRange, ranges_to_columns
 from lakemq.engine.protocol.values.journal import JournalEntry
 from lakemq.engine.protocol.values.segments import segments_to_table
 from lakemq.engine.sequencer import delay_queue

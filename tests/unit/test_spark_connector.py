@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakemq.tables.storage.object_stores.spark_connector import build_abfs_settings, build_s3a_settings
+from lakemq.tables.storage.object_stores.store_options import build_abfs_settings, build_s3a_settings
 
 PREFIX = "fs.s3a.bucket.b."
 

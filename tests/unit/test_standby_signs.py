@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from lakemq.tables.storage.coordination.standby_signs import SIGN_EVERY_MS, StandbySigns
+from lakemq.tables.storage.coordination.leader_locks import SIGN_EVERY_MS, StandbySigns
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 

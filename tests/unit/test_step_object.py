@@ -16,7 +16,7 @@ from unit.protocol_values import counts, records, segments, texts
 
 from lakemq.engine.client.requests.requester import PendingRequest, build_letter
 from lakemq.engine.protocol import errors
-from lakemq.engine.protocol.codec import step_rows
+from lakemq.engine.protocol.codec import journal
 from lakemq.engine.protocol.codec.few_rows import (
     MAX_FEW_BYTES,
     FewRows,
@@ -24,9 +24,15 @@ from lakemq.engine.protocol.codec.few_rows import (
     encode_few_rows,
     rows_to_table,
 )
-from lakemq.engine.protocol.codec.journal import decode_steps, decode_steps_after, encode_steps
-from lakemq.engine.protocol.codec.letter import decode_letter
-from lakemq.engine.protocol.codec.letter_rows import encode_rows
+from lakemq.engine.protocol.codec.journal import (
+    decode_step_rows,
+    decode_steps,
+    decode_steps_after,
+    encode_step_rows,
+    encode_steps,
+    join_step_rows,
+)
+from lakemq.engine.protocol.codec.letter import decode_letter, encode_rows
 from lakemq.engine.protocol.codec.step_object import (
     StepHead,
     add_checksum,
@@ -34,18 +40,17 @@ from lakemq.engine.protocol.codec.step_object import (
     decode_step_object,
     encode_step_object,
 )
-from lakemq.engine.protocol.codec.step_rows import decode_step_rows, encode_step_rows, join_step_rows
 from lakemq.engine.protocol.values.base import Done
 from lakemq.engine.protocol.values.clients import Answered, Letter
-from lakemq.engine.protocol.values.consuming.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.journal import FORMAT_VERSION, MANY_SEGMENTS, JournalEntry, Step, StepBatch
 from lakemq.engine.protocol.values.log import Produced, RowsJournaled
+from lakemq.engine.protocol.values.offsets import OffsetCommit, OffsetsCommitted
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.segments import NO_SEGMENTS, build_segments
 from lakemq.engine.protocol.values.transactions import MarkersWritten
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
 entries = st.builds(JournalEntry, records, st.just(NO_SEGMENTS) | segments, st.none() | texts)
 steps = st.builds(Step, counts, counts, counts, st.lists(entries, max_size=4), st.none() | st.binary())
@@ -220,10 +225,10 @@ def test_one_row_takes_a_fraction_of_the_bytes_of_an_arrow_stream() -> None:
 
 def test_rows_whose_msgpack_readers_would_refuse_become_an_arrow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(b"x" * 1000)
-    assert not encode_step_rows(rows).startswith(step_rows._ARROW_START)
-    monkeypatch.setattr(step_rows, "MAX_FEW_BYTES", 1000)
+    assert not encode_step_rows(rows).startswith(journal._ARROW_START)
+    monkeypatch.setattr(journal, "MAX_FEW_BYTES", 1000)
     body = encode_step_rows(rows)
-    assert body.startswith(step_rows._ARROW_START)
+    assert body.startswith(journal._ARROW_START)
     assert decode_step_rows([body]).equals(rows_to_table([rows]))
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import lakemq
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.data_file import new_file_id
-from lakemq.engine.namespace.processes.clock import SystemClock
 from lakemq.engine.sequencer.sequencer import Sequencer, StepReport
 from lakemq.engine.sequencer.serving import _Pace, serve
 from lakemq.tables.storage.coordination.mailbox import Mailbox

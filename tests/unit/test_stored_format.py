@@ -13,12 +13,12 @@ from unit.served import CONFIG
 import lakemq
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.protocol.errors import NamespaceError, NewerFormat
-from lakemq.tables.specs.inbox import INBOX
 from lakemq.tables.specs.journal import JOURNAL
+from lakemq.tables.specs.messages import INBOX
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION, VERSION_PROPERTY
 from lakemq.tables.specs.topics import TOPICS
-from lakemq.tables.storage.delta.log_entry import WRITER_FEATURE
+from lakemq.tables.storage.delta.delta_log import WRITER_FEATURE
 from lakemq.tables.storage.delta.store import NewerTable, OlderTable
 
 

@@ -9,7 +9,7 @@ from unit.consuming import RecordingListener, add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.errors import IllegalState, InvalidRegularExpression, InvalidRequest, UnknownTopicOrPartition
 
 pytestmark = pytest.mark.slow

@@ -16,12 +16,10 @@ from lakemq.engine.client.sql.query import _MACROS
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.messages import BODY_SCHEMA, MESSAGES
 from lakemq.tables.specs.registry import BY_NAME, TABLES
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
 from lakemq.tables.specs.spec import BINARY, BOOL, INT32, INT64, TEXT, TIME, VERSION_PROPERTY, TableSpec, column
-from lakemq.tables.specs.topics import PARTITIONS
+from lakemq.tables.specs.topics import PARTITIONS, SEGMENT_SCHEMA, SEGMENT_STRUCT, SegmentRow
 from lakemq.tables.storage.delta.catalog import catalog_sql, columns_ddl, database_name, ddl_type
-from lakemq.tables.storage.delta.changelog import select_newest
-from lakemq.tables.storage.delta.store import Store
+from lakemq.tables.storage.delta.store import Store, select_newest
 from lakemq.tables.storage.object_stores.files import LocalFiles
 from lakemq.tables.views import VIEW_COLUMNS, VIEWS
 

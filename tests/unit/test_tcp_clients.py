@@ -29,28 +29,34 @@ from unit.test_direct_line import letter_of
 import lakemq
 from lakemq.engine.client.fetch.step_waiter import StepWaiter
 from lakemq.engine.client.requests import direct_line
-from lakemq.engine.client.requests.direct_line import BAD_LINE_MS, LONGEST_PAUSE_MS, PATIENCE_MS, DirectLine
+from lakemq.engine.client.requests.direct_line import (
+    BAD_LINE_MS,
+    LONGEST_PAUSE_MS,
+    PATIENCE_MS,
+    DirectLine,
+    connect_to_leader,
+)
 from lakemq.engine.client.requests.follow_line import SHORTEST_DIAL_MS, FollowLine
-from lakemq.engine.client.requests.line_connector import connect_to_leader
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.line_frames import (
     FrameKind,
     LineAddress,
+    LineSettings,
     decode_address,
     encode_address,
     encode_frame,
     encode_hello,
+    read_line_settings,
 )
-from lakemq.engine.namespace.line_settings import LineSettings, read_line_settings
 from lakemq.engine.protocol.codec.letter import encode_answer
 from lakemq.engine.protocol.errors import InvalidConfig
 from lakemq.engine.protocol.values.clients import Answer
 from lakemq.engine.protocol.values.producers import ProducerDone
 from lakemq.engine.sequencer.letters import line_opener
-from lakemq.engine.sequencer.letters.line_connections import LineListener
 from lakemq.engine.sequencer.letters.line_opener import open_term_lines
-from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
-from lakemq.tables.storage.coordination.line_objects import line_name, list_lines
+from lakemq.engine.sequencer.letters.line_table import LineListener
+from lakemq.tables.storage.coordination import sockets
+from lakemq.tables.storage.coordination.sockets import line_name, list_lines
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles, ObjectFiles
 
 # -- settings -----------------------------------------------------------------------------------------------
@@ -158,7 +164,7 @@ def test_client_sends_nothing_to_who_took_the_port_of_a_dead_leader(
     dead = TcpLeader(tmp_path)
     dead.lines.close()
     received = list[bytes]()
-    with tcp_sockets.listen("127.0.0.1", 0) as impostor:
+    with sockets.listen_tcp("127.0.0.1", 0) as impostor:
 
         def pose_as_leader() -> None:
             connection, _ = impostor.accept()
@@ -225,10 +231,10 @@ def test_a_stopped_leader_hardly_prolongs_a_short_wait(leader: TcpLeader, is_uni
     """Nobody accepts the connection of a consumer that polls with a short timeout."""
     if is_unix:
         (leader.folder / "line").mkdir()
-        stopped = unix_sockets.listen(str(leader.folder / "line" / "stopped"))
+        stopped = sockets.listen_unix(str(leader.folder / "line" / "stopped"))
         line = announce(leader, socket="line/stopped", port=0)
     else:
-        stopped = tcp_sockets.listen("127.0.0.1", 0)
+        stopped = sockets.listen_tcp("127.0.0.1", 0)
         line = announce(leader, port=stopped.getsockname()[1])
     follow_line = FollowLine(line, lambda: "follower", leader.clock)
     waiter = StepWaiter(lambda: None, leader.clock, follow_line, lambda: 0, lambda: 0, threading.Event())
@@ -251,7 +257,7 @@ def test_a_name_that_is_not_resolved_in_time_holds_up_no_letter(monkeypatch: pyt
     monkeypatch.setattr(socket, "getaddrinfo", resolve_slowly)
     begun_s = time.monotonic()
     with pytest.raises(TimeoutError, match="no address of mq"):
-        tcp_sockets.connect("mq.example.org", 7788, 0.2)
+        sockets.connect_tcp("mq.example.org", 7788, 0.2)
     assert time.monotonic() - begun_s < 2
     go_on.set()
 
@@ -274,7 +280,7 @@ def test_clients_of_a_disk_prefer_the_unix_socket_and_other_machines_use_tcp(tmp
     assert reached[0].family == socket.AF_UNIX
     # where another machine shares the folder, its sockets are there, and nothing listens on them
     os.unlink(tmp_path / address.socket)
-    unix_sockets.listen(str(tmp_path / address.socket)).close()
+    sockets.listen_unix(str(tmp_path / address.socket)).close()
     far = connect_to_leader(files, address, "far", 5, 5)
     assert far is not None
     assert far[0].family == socket.AF_INET
@@ -288,7 +294,7 @@ def take_port() -> socket.socket:
     """Listen at a port below those that the system gives out, so that nobody else gets it when it is free again."""
     for port in random.sample(range(20_000, 30_000), 100):
         with suppress(OSError):
-            return tcp_sockets.listen("127.0.0.1", port)
+            return sockets.listen_tcp("127.0.0.1", port)
     raise AssertionError("no port is free")
 
 
@@ -319,18 +325,18 @@ def test_a_port_that_is_taken_leaves_the_other_lines_and_is_tried_again(
     lines.close()
     assert files.list("line") == []
     with pytest.raises(OSError, match="refused"):
-        tcp_sockets.connect("127.0.0.1", settings.listen_port, 1)
+        sockets.connect_tcp("127.0.0.1", settings.listen_port, 1)
 
 
 def test_a_port_that_is_taken_until_the_term_ends_leaves_nothing(tmp_path: Path) -> None:
     files, clock = LocalFiles(str(tmp_path)), AheadClock()
-    taken = tcp_sockets.listen("127.0.0.1", 0)
+    taken = sockets.listen_tcp("127.0.0.1", 0)
     settings = LineSettings("127.0.0.1", taken.getsockname()[1], "127.0.0.1", 0)
     lines = open_term_lines(files, "ns", 1, 60_000, clock.steady_ms(), threading.Event(), clock, settings)
     assert lines is not None
     lines.close()
     taken.close()
-    late = tcp_sockets.listen("127.0.0.1", 0)
+    late = sockets.listen_tcp("127.0.0.1", 0)
     lines.add_listener(LineListener(late, is_tcp=True))
     assert late.fileno() == -1, "a socket that comes after the end is closed"
     assert files.list("line") == []

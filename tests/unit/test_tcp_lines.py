@@ -21,16 +21,25 @@ from unit.tcp_lines import TcpLeader
 from unit.test_direct_line import letter_of
 
 import lakemq
-from lakemq.engine.namespace.follow_frames import FollowFrameKind, LineBeat, encode_beat_frame
-from lakemq.engine.namespace.line_frames import Frame, FrameKind, Hello, compute_proof, decode_address, encode_hello
+from lakemq.engine.namespace.line_frames import (
+    FollowFrameKind,
+    Frame,
+    FrameKind,
+    Hello,
+    LineBeat,
+    compute_proof,
+    decode_address,
+    encode_beat_frame,
+    encode_hello,
+)
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.sequencer.letters import line_acceptor, line_beats, line_opener, line_table, proof_checker
-from lakemq.engine.sequencer.letters.line_connections import MAX_HANDSHAKE_BYTES
+from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
+from lakemq.engine.sequencer.letters import lines as line_beats
+from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
-from lakemq.tables.storage.coordination import unix_sockets
-from lakemq.tables.storage.coordination.line_objects import line_name
-from lakemq.tables.storage.coordination.line_proofs import ABANDONED_AFTER_MS, put_proof, remove_abandoned_proofs
+from lakemq.tables.storage.coordination import sockets
+from lakemq.tables.storage.coordination.sockets import ABANDONED_AFTER_MS, line_name, put_proof, remove_abandoned_proofs
 from lakemq.tables.storage.object_stores.files import LocalFiles
 
 
@@ -299,7 +308,7 @@ class SlowFiles(LocalFiles):
 
 @pytest.mark.slow
 def test_a_store_that_takes_its_time_holds_up_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof_checker, "MAX_WAITING", 3)
+    monkeypatch.setattr(line_acceptor, "MAX_WAITING", 3)
     files = SlowFiles(str(tmp_path))
     leader = TcpLeader(tmp_path, files=files)
     files.may_answer.set()
@@ -474,7 +483,7 @@ def test_a_socket_that_cannot_be_made_is_reported_and_made_later(
     obstacle.unlink()
     until(lambda: line_name(1) in files.list("line"))
     address = decode_address(files.get(line_name(1)))
-    unix_sockets.connect(str(tmp_path / address.socket), 1).close()
+    sockets.connect_unix(str(tmp_path / address.socket), 1).close()
     lines.close()
     assert list(obstacle.iterdir()) == []
 

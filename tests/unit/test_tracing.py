@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from unit.served import create_quick_topic, new_topic, wait_for_messages
 
+from lakemq.engine.client import tracing
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.tracing import spans
-from lakemq.engine.client.tracing.headers import add_trace_to_record, add_trace_to_table
+from lakemq.engine.client.tracing import add_trace_to_record, add_trace_to_table
 from lakemq.errors import InvalidRecord, LakeMQError
 from lakemq.tables.specs.messages import HEADERS
 
@@ -193,7 +193,7 @@ def test_failed_call_has_its_error_in_the_span(mq: Connection, exporter: InMemor
 
 def test_messages_get_no_headers_without_a_tracer(mq: Connection) -> None:
     assert "opentelemetry.trace" in sys.modules
-    assert spans.find_tracer() is None
+    assert tracing.find_tracer() is None
     topic = new_topic(mq)
     mq.publish(topic, pa.table({"value": ["x"]}))
     with mq.producer() as producer:

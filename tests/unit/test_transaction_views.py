@@ -13,7 +13,7 @@ from unit.served import CONFIG, read_committed_offset, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.producer.transactional import TransactionalProducer
+from lakemq.engine.client.producer.producer import TransactionalProducer
 from lakemq.engine.client.sql.query import run_query
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended]

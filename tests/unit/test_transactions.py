@@ -12,7 +12,7 @@ import pytest
 from unit.served import everything, new_name, new_topic, read_committed_offset, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.producer.transactional import TransactionalProducer
+from lakemq.engine.client.producer.producer import TransactionalProducer
 from lakemq.errors import (
     IllegalState,
     InvalidProducerEpoch,

@@ -11,7 +11,7 @@ from unit.pages import join_python, read_blocks, read_page, run_commands, run_pr
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.sql.dialects import SqlDialect
+from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import run_query
 from lakemq.errors import ProducerFenced
 

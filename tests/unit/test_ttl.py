@@ -15,13 +15,13 @@ from unit.consuming import take_messages, texts
 from unit.served import new_name, new_topic, served, until, values
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.fetch.fetch_result import FetchResult
 from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.namespace.data_file import file_name
 from lakemq.engine.protocol.codec.few_rows import FewRows
 from lakemq.engine.protocol.values.log import Produce, Ranges
-from lakemq.engine.protocol.values.queues.stretches import DeathReason
+from lakemq.engine.protocol.values.stretches import DeathReason
 from lakemq.engine.protocol.values.topics import TopicRef
 from lakemq.errors import FileTruncated, InvalidConfig, InvalidRecord
 from lakemq.jobs.cli import app

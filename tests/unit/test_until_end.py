@@ -10,10 +10,10 @@ from unit.consuming import add, texts
 from unit.served import new_name, new_topic, until
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.consume.member.member_consumer import MemberConsumer
-from lakemq.engine.client.consume.outcome import PollOutcome
-from lakemq.engine.client.consume.queue.queue_consumer import QueueConsumer
-from lakemq.engine.protocol.values.consuming.groups import JoinGroup
+from lakemq.engine.client.consume.batch import PollOutcome
+from lakemq.engine.client.consume.group_consumer import MemberConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
+from lakemq.engine.protocol.values.groups import JoinGroup
 from lakemq.errors import EndNotReached, IllegalState, InvalidRequest
 
 pytestmark = pytest.mark.slow

@@ -15,25 +15,24 @@ from protocol_harness import F, G, Harness, letter_bytes
 from stateful.world import World
 
 from lakemq.engine.maintenance import housekeeping
-from lakemq.engine.maintenance.data_file_removal import read_named_file_ids
 from lakemq.engine.maintenance.housekeeping import _drop_outdated_rows, iterate_by_hours
-from lakemq.engine.maintenance.row_trimming import is_mostly_old, read_live_state, trim_rows
-from lakemq.engine.maintenance.writing import join_statistics, write_merged_file, write_merged_pieces
-from lakemq.engine.namespace.loading import waiting_rows
-from lakemq.engine.namespace.loading.load import read_delayed_rows
-from lakemq.engine.namespace.loading.waiting_rows import WaitingRows
+from lakemq.engine.maintenance.merging import join_statistics, write_merged_file, write_merged_pieces
+from lakemq.engine.maintenance.removal import read_named_file_ids
+from lakemq.engine.maintenance.retention import is_mostly_old, read_live_state, trim_rows
+from lakemq.engine.namespace import waiting_rows
+from lakemq.engine.namespace.load import read_delayed_rows
+from lakemq.engine.namespace.waiting_rows import WaitingRows
 from lakemq.engine.protocol.projection import project
 from lakemq.engine.protocol.values.clients import Letter
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import CreateTopic, DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction
-from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
+from lakemq.tables.specs.messages import DELAYED, HOUR_MS, DelayedRow
 from lakemq.tables.specs.registry import BY_NAME
-from lakemq.tables.storage.delta.changelog import select_newest
 from lakemq.tables.storage.delta.commits import NewFile, StoredFile, compute_statistics
 from lakemq.tables.storage.delta.leftovers import Leftovers
-from lakemq.tables.storage.delta.store import Store, TableHandle
+from lakemq.tables.storage.delta.store import Store, TableHandle, select_newest
 from lakemq.tables.storage.object_stores.local_files import LocalFiles
 
 PASSES = 6

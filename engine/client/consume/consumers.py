@@ -9,12 +9,12 @@ from typing import Any
 
 from lakemq.tables.storage.coordination.beats import Beats
 
+from ...namespace.clock import Clock
 from ...namespace.config import EngineConfig
-from ...namespace.processes.clock import Clock
 from ...protocol.errors import InvalidRequest
 from ...protocol.parameters import GROUP
 from ...protocol.unsupported_settings import normalize_option_names
-from ...protocol.values.consuming.assignments import TopicIdPartition
+from ...protocol.values.assignments import TopicIdPartition
 from ...protocol.values.state import State
 from ..arguments import (
     check_option_names,
@@ -26,25 +26,20 @@ from ..arguments import (
     parse_whole_number,
 )
 from ..fetch.fetcher import Fetcher
-from ..fetch.planning.plan import Bounds, Isolation, check_isolation
-from ..fetch.reading.row_group_cache import RowGroupCache
+from ..fetch.plan import Bounds, Isolation, check_isolation
+from ..fetch.rows import RowGroupCache
 from ..fetch.step_waiter import StepWaiter
 from ..groups.stalls import find_open_transactions
 from ..requests.follow_line import FollowLine
 from ..requests.requester import Requester
-from .listener import RebalanceListener
-from .member.group_consumer import GroupConsumer
-from .member.heartbeats import HeartbeatThread
-from .member.member_consumer import MemberConsumer
-from .member.member_options import read_member_options
-from .member.membership import Membership
-from .member.open_members import OpenMember
-from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS
-from .poll_loop import ConsumerParts
-from .positions.position_consumer import AssignedConsumer, AssignedPartitions
-from .positions.positions import Reset
-from .queue.queue_consumer import QueueConsumer
-from .range_fetcher import RangeFetcher
+from .group_consumer import GroupConsumer, MemberConsumer, read_member_options
+from .membership import HeartbeatThread, Membership
+from .open_members import OpenMember
+from .options import ASSIGN_OPTIONS, MEMBER_OPTIONS, PROTOCOLS, RebalanceListener
+from .poll_loop import ConsumerParts, RangeFetcher
+from .position_consumer import AssignedConsumer, AssignedPartitions
+from .position_reader import Reset
+from .queue_consumer import QueueConsumer
 
 _MEMBER_WAIT_MS = 1_000
 """Longest wait of a member, after which its poll notes again that the member polls."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ...namespace.processes.clock import Clock
-from ...namespace.processes.process import ProcessBound
+from ...namespace.clock import Clock
+from ...namespace.process import ProcessBound
 from ...protocol.errors import (
     FencedMemberEpoch,
     IllegalGeneration,
@@ -22,7 +22,7 @@ from ...protocol.errors import (
 from ..arguments import invalid_argument, parse_flag, parse_text, parse_whole_number
 from ..transactions.scope import TransactionScope
 from .batch import ConsumerBatch
-from .member.member_consumer import MemberConsumer
+from .group_consumer import MemberConsumer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

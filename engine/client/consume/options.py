@@ -1,16 +1,19 @@
-"""The options of a consumer: defaults, ranges, and where each applies. `docs/settings.md` is made from this table."""
+"""What a consumer is made with: its options, where it begins, and what it tells its user of rebalances.
+
+The options of a consumer: defaults, ranges, and where each applies. `docs/settings.md` is made from this table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from ...protocol.parameters import GROUP
-from ...protocol.values.consuming.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
-
-if TYPE_CHECKING:
-    from .listener import RebalanceListener
+from ...protocol.values.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
+from ...protocol.values.state import State
+from ..offsets import TopicPartition
 
 
 class ReaderKeywords(TypedDict, total=False):
@@ -188,3 +191,85 @@ _SOURCES = ("topics", "assign", "protocol")
 """Keywords that say what a consumer reads, and how. `mq.consumer` handles them before the other options."""
 ASSIGN_OPTIONS = [name for name, option in CONSUMER.items() if _ASSIGN in option.applies and name not in _SOURCES]
 MEMBER_OPTIONS = [name for name, option in CONSUMER.items() if option.applies != (_ASSIGN,) and name not in _SOURCES]
+
+
+# Log where a new group begins in the messages that are already there: how many it will read, and how many it skips.
+
+
+log = logging.getLogger("lakemq.consumer")
+
+
+@dataclass
+class Beginning:
+    """The beginning of a group in a topic, summed over the partitions in which it has committed nothing.
+
+    Attributes:
+        skipped: number of offsets before its start.
+        waiting: number of offsets from its start to the end.
+    """
+
+    skipped: int = 0
+    waiting: int = 0
+
+    def add(self, first: int, start: int, end: int) -> None:
+        """Count one partition, whose log holds the offsets from `first` to `end`."""
+        self.skipped += max(0, start - first)
+        self.waiting += max(0, end - start)
+
+
+def find_new_topics(state: State, group: str, topics: Iterable[str]) -> list[str]:
+    """Return the existing topics that the group has no partitions of yet."""
+    known_topic_ids = state.groups[group].partition_counts if group in state.groups else {}
+    return [name for name in topics if (topic_id := state.topic_ids.get(name)) and topic_id not in known_topic_ids]
+
+
+def find_beginnings(state: State, group: str, topics: Iterable[str]) -> dict[str, Beginning]:
+    """Return where the group begins in each of these topics; partitions with a committed offset are left out."""
+    beginnings: dict[str, Beginning] = {}
+    committed, group_state = state.offsets.get(group, {}), state.groups.get(group)
+    topic_ids = {state.topic_ids[name] for name in topics if name in state.topic_ids}
+    for tp, assignment in group_state.assignments.items() if group_state else ():
+        if tp[0] in topic_ids and tp not in committed and assignment.start_offset is not None:
+            topic, partition = state.topics[tp[0]], tp[1]
+            first, end = int(topic.log_starts[partition]), int(topic.last_stable_offsets[partition])
+            beginnings.setdefault(topic.topic, Beginning()).add(first, assignment.start_offset, end)
+    return beginnings
+
+
+def log_beginnings(group: str, beginnings: Mapping[str, Beginning]) -> None:
+    """Log one line per topic in which there are messages already. A group that skips some is worth a warning."""
+    for topic, beginning in sorted(beginnings.items()):
+        if beginning.skipped:
+            log.warning(
+                "Group %s is new to %s and begins behind %d offsets that are already there: it skips them. "
+                'To read them, begin with auto_offset_reset="earliest", or reset the offsets of the group.',
+                group,
+                topic,
+                beginning.skipped,
+            )
+        elif beginning.waiting:
+            log.info(
+                "Group %s is new to %s and begins at its start: it reads the %d offsets that are already there.",
+                group,
+                topic,
+                beginning.waiting,
+            )
+
+
+# Callbacks for a member whose partitions change.
+
+
+class RebalanceListener:
+    """Is called by `poll` when partitions come and go. Inherit from it, and override the methods you need.
+
+    Each method gets a list of (topic, partition) pairs.
+    """
+
+    def on_assigned(self, partitions: list[TopicPartition]) -> None:
+        """Called when the consumer has got these partitions. You may `seek` here."""
+
+    def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        """Called before the consumer gives up these partitions. Commit here what was read of them."""
+
+    def on_lost(self, partitions: list[TopicPartition]) -> None:
+        """Called when these partitions belong to other members already. They cannot be committed any more."""

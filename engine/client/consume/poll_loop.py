@@ -1,22 +1,198 @@
-"""The loop of a poll, which looks for messages until some come or it times out; and what a consumer's parts share."""
+"""A poll: its loop, the readers that it asks, and the fetch of ranges ahead of time.
+
+The loop of a poll, which looks for messages until some come or it times out; and what a consumer's parts share.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, Generic, Protocol, TypeVar
 
-from ...namespace.processes.clock import Clock
-from ...namespace.processes.process import OwnLock
-from ...protocol.errors import IllegalState
+from ...namespace.clock import Clock
+from ...namespace.process import OwnLock
+from ...protocol.errors import IllegalState, OffsetOutOfRange, UnknownTopicOrPartition
 from ..arguments import parse_whole_number
+from ..fetch.fetch_result import FetchResult, Message
+from ..fetch.plan import Isolation
 from ..fetch.step_waiter import StepWaiter
-from ..offsets import ConsumedOffsets
+from ..offsets import ConsumedOffsets, TopicPartition
 from ..requests.requester import Requester
-from .batch import ExplainTransactions
-from .partition_reader import Batch, Moves, PartitionReader
-from .range_fetcher import RangeFetcher
+from .batch import ConsumerBatch, ExplainTransactions
+
+# The interface of the readers of consumers: one reads from positions, the other the deliveries of a queue group.
+
+
+Moves = dict[TopicPartition, Any]
+"""(topic, partition) -> how a poll has moved on in it, for `undo_moves`. Each reader has its own kind of values."""
+
+Batch = TypeVar("Batch", bound=ConsumerBatch)
+
+
+class Unseen(Protocol):
+    """The messages of a poll that the loop has not got yet. The consumer's lock is held for each call."""
+
+    messages: list[Message]
+
+    def show(self, message: Message) -> bool:
+        """Note that the message is handed out. False: the consumer has it no longer, or it will come again."""
+        ...
+
+    def end(self) -> None:
+        """Note that all messages were handed out, or passed over."""
+        ...
+
+
+class PartitionReader(Protocol[Batch]):
+    """Reads the partitions of a consumer, which holds its lock for every call unless a method says otherwise.
+
+    Attributes:
+        paused_by_user: partitions of which no messages are read.
+    """
+
+    paused_by_user: set[TopicPartition]
+
+    def list_partitions(self) -> Container[TopicPartition]:
+        """Return the partitions that the consumer has."""
+        ...
+
+    def begin_poll(self, newest: bool) -> None:
+        """Take in what has changed about the partitions. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
+        ...
+
+    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> Batch | None:
+        """Look once for messages, and move on past them; return None to be called again.
+
+        Args:
+            max_records: the most messages of the batch.
+            moves: how the poll has moved on so far; this call adds its own moves.
+            read_ahead: least number of offsets to look at. It grows after offsets without visible messages.
+        """
+        ...
+
+    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
+        """Move back to where a poll that failed has begun."""
+        ...
+
+    def mark_unseen(self, batch: Batch) -> Unseen:
+        """Move back to where the poll of this batch has begun, so that its messages can be handed out one by one."""
+        ...
+
+    def explain_empty(self, batch: Batch) -> None:
+        """Note in an empty batch why it is empty, or raise if the caller has to act before anything comes."""
+        ...
+
+    def waits_for_partitions(self) -> bool:
+        """Return whether the consumer has no partitions yet, and is about to get some. Needs no lock."""
+        ...
+
+    def expects_messages(self, deadline_ms: float) -> bool:
+        """Return whether messages are on their way, so that the poll waits a moment longer. Needs no lock."""
+        ...
+
+    def rest(self, poll_ms: int, most_ms: int) -> None:
+        """Sleep until polling again is worthwhile, at most `most_ms`. The lock must not be held.
+
+        poll_ms: how long to sleep if nothing tells of messages.
+        """
+        ...
+
+
+# Fetch what one poll of a consumer reads: evenly from its partitions, one range of offsets in each.
+
+
+K = TypeVar("K")
+
+
+class RangeFetcher:
+    """Fetches for one consumer.
+
+    Attributes:
+        fetch: fetches ranges of a topic.
+        isolation: which messages are visible. A queue group has its own setting, which may change.
+    """
+
+    def __init__(self, fetch: Callable[..., FetchResult], isolation: Isolation) -> None:
+        self.fetch, self.isolation = fetch, isolation
+
+    def fetch_topics(
+        self,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, int],
+        all_partitions: Collection[TopicPartition],
+    ) -> list[FetchResult] | None:
+        """Fetch the offsets from `starts` to `ends`, topic by topic; return None if any of them were deleted meanwhile.
+
+        Args:
+            starts: (topic, partition) -> first offset, at least for the partitions in `ends`.
+            ends: (topic, partition) -> end offset (exclusive).
+            topic_ids: of these topics.
+            all_places: partitions of the consumer. If there is nothing to fetch, one of their topics is fetched
+                without offsets, so that a batch without messages is a table and a DataFrame as well.
+        """
+        parts = []
+        for topic in sorted({topic for topic, _ in ends} or {topic for topic, _ in list(all_partitions)[:1]}):
+            topic_ends = {partition: end for (name, partition), end in ends.items() if name == topic}
+            topic_starts = {partition: starts[topic, partition] for partition in topic_ends}
+            part = self.try_to_fetch(topic, topic_ids[topic], topic_starts, topic_ends)
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
+
+    def try_to_fetch(
+        self, topic: str, topic_id: int, start: Mapping[int, int], end: Mapping[int, int]
+    ) -> FetchResult | None:
+        """Fetch ranges of a topic; None: some of them, or all of the topic, were deleted meanwhile."""
+        try:
+            fetched = self.fetch(topic, isolation=self.isolation, start=start, end=end)
+        except (OffsetOutOfRange, UnknownTopicOrPartition):
+            return None
+        return fetched if fetched.plan.topic_id == topic_id else None
+
+
+def divide_room(available: Mapping[K, int], room: int) -> dict[K, int]:
+    """Divide the room of a poll evenly among partitions, so that none starves and no room is wasted.
+
+    Room that a partition cannot use goes to the others. A remainder that does not divide goes to those named first.
+
+    Args:
+        available: partition -> offsets that it could use.
+        room: offsets to divide.
+
+    Returns:
+        Partition -> offsets, also for those that get none.
+    """
+    sizes = dict.fromkeys(available, 0)
+    unsatisfied = [partition for partition, count in available.items() if count > 0]
+    while room >= len(unsatisfied) > 0:
+        share = room // len(unsatisfied)
+        for partition in unsatisfied:
+            more = min(share, available[partition] - sizes[partition])
+            sizes[partition] += more
+            room -= more
+        unsatisfied = [partition for partition in unsatisfied if sizes[partition] < available[partition]]
+    for partition in unsatisfied[:room]:
+        sizes[partition] += 1
+    return sizes
+
+
+def cut_to_messages(
+    ends: Mapping[TopicPartition, int], parts: Iterable[FetchResult], max_records: int
+) -> dict[TopicPartition, int]:
+    """Return smaller `ends`, so that the parts have at most `max_records` messages, evenly from all partitions.
+
+    A partition that is cut ends at the first message that is left out.
+    """
+    offsets = {(part.plan.topic, partition): at for part in parts for partition, at in part.offsets().items()}
+    sizes = divide_room({tp: len(at) for tp, at in offsets.items()}, max_records)
+    return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}
+
 
 _PASSING_MS = 1_000
 """How long a poll reads past offsets without visible messages, even if its timeout is shorter."""

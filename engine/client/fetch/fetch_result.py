@@ -18,17 +18,13 @@ import pyarrow as pa
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
 from ...namespace.namespace import Namespace
-from ...namespace.processes.process import ProcessBound
+from ...namespace.process import ProcessBound
 from ...protocol.errors import FileTruncated, IllegalState
-from ..schemas.schema_rule import SchemaRule
-from ..tracing.spans import API, open_span
-from .planning.plan import FetchPlan
-from .reading.arrow import fetch_arrow
-from .reading.expiry import find_expired_offsets
-from .reading.parsed import append_parsed
-from .reading.pieces import read_in_pieces
-from .reading.row_group_cache import RowGroupCache
-from .reading.rows import count_up_per_row, segment_index_per_row
+from ..schemas.topic_schema import SchemaRule
+from ..tracing import API, open_span
+from .arrow import append_parsed, fetch_arrow
+from .plan import FetchPlan
+from .rows import RowGroupCache, count_up_per_row, find_expired_offsets, read_in_pieces, segment_index_per_row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,7 +174,7 @@ class FetchResult(ProcessBound):
         """
         if self._spark is None:
             raise IllegalState("No Spark session: connect with lakemq.connect(path, spark=...).")
-        from .reading.spark import fetch_spark, parse_in_spark  # pyspark is heavy, and not every client has it
+        from .spark import fetch_spark, parse_in_spark  # pyspark is heavy, and not every client has it
 
         spark = self._spark
         with self._open_span(self.plan):

@@ -12,26 +12,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.step_objects import STEPS_FOLDER, StepsGone
 from lakemq.tables.storage.object_stores.inotify import Watch
 
-from ...namespace.loading.step_reader import follow_from_watermark
+from ...namespace.clock import Clock
+from ...namespace.folder_waiter import LOOK_MS
 from ...namespace.namespace import Namespace
-from ...namespace.processes.clock import Clock
-from ...namespace.processes.folder_waiter import LOOK_MS
-from ...namespace.processes.process import OwnLock
+from ...namespace.process import OwnLock
+from ...namespace.step_reader import follow_from_watermark
 from ...protocol.errors import LakeMQError, UnknownTopicOrPartition
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicDeleted
 from ..arguments import format_time
 from ..requests.follow_line import FollowLine
-from ..schemas.reading_rule import find_reading_rule
-from ..schemas.schema_rule import SchemaRule
+from ..schemas.topic_schema import SchemaRule, find_reading_rule
 from .fetch_result import FetchResult
-from .lookup.reader import WHOLE, Reader
-from .planning.plan import (
+from .log_reader import WHOLE, Reader
+from .plan import (
     Bounds,
     FetchPlan,
     FetchPosition,
@@ -42,7 +41,7 @@ from .planning.plan import (
     read_bounds,
     replan,
 )
-from .reading.row_group_cache import RowGroupCache
+from .rows import RowGroupCache
 from .step_waiter import StepWaiter
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 from lakemq.tables.storage.object_stores.inotify import Watch
 
-from ...namespace.processes.clock import Clock
-from ...namespace.processes.folder_waiter import FolderWaiter
+from ...namespace.clock import Clock
+from ...namespace.folder_waiter import FolderWaiter
 from ..requests.follow_line import FollowLine
 
 LEAST_LINE_LOOK_MS, MOST_LINE_LOOK_MS = 5_000, 12_000
 """Bounds of the time between two looks while a line is open. A reader that has not looked for 15 s loads its tables
-again (`lookup.reader`), which takes many requests; so it looks before that."""
+again (`fetch.log_reader`), which takes many requests; so it looks before that."""
 
 WATCHED_LOOK_MS = 1_000
 """Longest wait where the system tells of new steps. More looks would cost an idle reader more than all else."""

@@ -1,10 +1,18 @@
-"""Plan a read: check ranges of offsets against what the log still has, and cut them into tasks."""
+"""Plans of reads, on the driver.
+
+Plan a read: check ranges of offsets against what the log still has, and cut them into tasks.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructField
 
 from ...protocol.errors import (
     FileTruncated,
@@ -15,12 +23,11 @@ from ...protocol.errors import (
 )
 from ...protocol.values.state import State
 from ..connection import Connection
-from ..fetch.planning.fetch_plan import FetchPlan
-from ..fetch.planning.plan import Bounds, read_bounds
-from ..schemas.reading_rule import add_schemas
-from .log_offsets import find_logs, find_offsets
-from .offsets import find_topic_ids
-from .options import ReadOptions
+from ..fetch.plan import Bounds, read_bounds
+from ..fetch.rows import FetchPlan
+from ..schemas.topic_schema import PARSED, SchemaRule, add_schemas, compile_schema, find_reading_rule
+from .offsets import find_logs, find_offsets, find_topic_ids
+from .options import ReadOptions, parse_selection_options
 from .tasks import MessagesTask, cut_into_tasks
 
 logger = logging.getLogger("lakemq.format")
@@ -146,3 +153,30 @@ def report_data_loss(options: ReadOptions, error: OffsetOutOfRange | UnknownTopi
     if options.fail_on_data_loss:
         raise error
     logger.warning("%s The rest is read, because failOnDataLoss is false.", error)
+
+
+# The option parseValues: the schema that gives values their types in a read.
+
+
+class TypedValues(NamedTuple):
+    """The schema of a read. field: the column that it adds."""
+
+    rule: SchemaRule
+    field: StructField
+
+
+def find_typed_values(options: Mapping[str, str]) -> TypedValues:
+    """Return the newest schema of the topics that the options select.
+
+    Raises:
+        InvalidConfig, UnknownTopicOrPartition: an option is not valid.
+        InvalidRequest: a topic has no schema, or they have several.
+        MissingExtra: the extra `schemas` is not installed.
+    """
+    location, selection = parse_selection_options(options)
+    with location.connect() as mq:
+        state = mq.state()
+        rule = find_reading_rule(state.topic(name) for name in find_logs(state, selection, "read_uncommitted"))
+    # Timestamps without a zone stay so, as a DDL schema may have both.
+    schema = pa.schema([(PARSED, compile_schema(rule).parsed_type)])
+    return TypedValues(rule, from_arrow_schema(schema, prefer_timestamp_ntz=True).fields[0])

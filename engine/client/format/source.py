@@ -16,15 +16,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
-from ..schemas.schema_rule import SchemaRule
-from .batch import BatchReader
-from .option_parser import NO_TABLES
-from .options import includes_headers, parses_values
-from .stream import StreamReader
+from ..schemas.topic_schema import SchemaRule
+from .options import NO_TABLES, includes_headers, parses_values
+from .stream import BatchReader, StreamReader
 from .writers import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
-    from .typed_values import TypedValues
+    from .planning import TypedValues
 
 FORMAT = "lakemq"
 
@@ -63,7 +61,7 @@ class LakeMQDataSource(DataSource):
     def _values(self) -> TypedValues | None:
         if not parses_values(self.options):
             return None
-        from .typed_values import find_typed_values  # executors have not all that it needs
+        from .planning import find_typed_values  # executors have not all that it needs
 
         return find_typed_values(self.options)
 

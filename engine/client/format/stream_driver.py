@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...protocol.errors import InconsistentClusterId, LakeMQError, OffsetOutOfRange, UnknownTopicId
-from ...protocol.values.consuming.offsets import CommitOffsets
+from ...protocol.values.offsets import CommitOffsets
 from ..offsets import ConsumedOffsets, build_offset_commits
-from .log_offsets import Logs, find_logs, find_offsets
-from .offsets import StreamOffset, find_available_ranges, find_topic_ids, limit_ranges
+from .offsets import Logs, StreamOffset, find_available_ranges, find_logs, find_offsets, find_topic_ids, limit_ranges
 from .options import ReadOptions
 from .planning import Range, plan_tasks, report_data_loss
 from .tasks import MessagesTask

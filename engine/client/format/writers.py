@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from ...protocol.errors import InvalidRequest
-from .write_task import WrittenRows, parse_batch_write_options, parse_stream_write_options
+from .tasks import WrittenRows, parse_batch_write_options, parse_stream_write_options
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -8,12 +8,10 @@ from typing import Any
 
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
-from ...protocol.values.consuming.assignments import Assignment, Group, GroupStatus, PartitionStatus, TopicIdPartition
+from ...protocol.values.assignments import Assignment, Group, GroupStatus, PartitionStatus, TopicIdPartition
 from ...protocol.values.state import State
-from .partition_lag import LagOrigin, count_deleted_offsets, list_partition_lags
-from .rates import Consumption
-from .stall import NO_NOTES, MemberNotes, Stall
-from .stalls import find_stalls
+from .lag import Consumption, LagOrigin, count_deleted_offsets, list_partition_lags
+from .stalls import NO_NOTES, MemberNotes, Stall, find_stalls
 
 _RETENTION = "offsets.retention.ms"
 

@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from typing import Any
 
-from ...namespace.processes.clock import Clock
+from ...namespace.clock import Clock
 from ..publish.arrow import Body, RequestedPartitions
-from ..rows.forms import Records
+from ..rows.few_rows import Records
 from .delivery import Batch, DeliveryMonitor, RecordFuture
 from .options import ProducerOptions
 

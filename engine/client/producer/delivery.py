@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lakemq.tables.specs.delayed import NOT_DELAYED
+from lakemq.tables.specs.messages import NOT_DELAYED
 
-from ...namespace.processes import process
+from ...namespace import process
 from ...protocol.errors import (
     IllegalState,
     InvalidRequest,
@@ -29,8 +29,8 @@ from ...protocol.errors import (
 )
 from ...protocol.values.log import Published, Unit
 from ..publish.arrow import Body, RequestedPartitions
-from ..rows.forms import Records
-from ..rows.misfits import find_reason
+from ..rows.few_rows import Records
+from ..rows.input_rows import find_reason
 from ..rows.placing import Copy, describe_rejection
 from ..rows.receipts import Receipts
 from ..rows.record import check_callback

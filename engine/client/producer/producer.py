@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ...namespace.processes.clock import Clock
+from ...namespace.clock import Clock
+from ...namespace.process import close_after
+from ...protocol.errors import LakeMQError
 from ..publish.arrow import ArrowPublisher
 from ..requests.requester import Requester
-from .idempotent_batches import IdempotentBatches
+from ..transactions.manager import TransactionManager
+from .batches import IdempotentBatches, Sender, TransactionBatches
 from .options import ProducerOptions
 from .record_producer import RecordProducer
-from .sender import Sender
 
 _TRANSACTION_CALLS = frozenset(
     {
@@ -114,3 +117,152 @@ class Producer(RecordProducer):
 
     def end_at_exit(self) -> None:
         """Finish at exit, once everything is sent. Nothing is left to do here."""
+
+
+# The transactional producer: its messages and the offsets of their input become visible with its commit.
+
+
+class TransactionalProducer(RecordProducer):
+    """A producer that sends inside transactions only. It has the methods of confluent-kafka's producer.
+
+    It owns the transactional id from its creation on: an earlier producer with the id is fenced, and its open
+    transaction is aborted. Once a commit or an abort has begun, records of other threads are refused until the next
+    transaction begins.
+
+    Small transactions need one letter. If all batches still wait in the queue when the commit begins, they are
+    detached from it, and their requests travel in the letter of the commit. While a commit has no answer, the detached
+    batches have no outcome: `commit_error` says why, `flush` does not wait for them, and a repeated commit sends the
+    very same requests. The next successful commit or abort settles them.
+    """
+
+    def __init__(
+        self,
+        publisher: ArrowPublisher,
+        clock: Clock,
+        options: ProducerOptions,
+        transactions: TransactionManager,
+        on_close: Callable[[RecordProducer], object] = lambda _: None,
+    ) -> None:
+        """on_close: called once the producer is closed."""
+        # a record outside a transaction is refused, so each record needs the check
+        super().__init__(clock, options, transactions.lock, on_close, check_sendable=transactions.ref)
+        self._transactions = transactions
+        self._batches = TransactionBatches(publisher, transactions, self._buffer, self._settler, self._monitor, clock)
+        self._sender = Sender(
+            self._buffer, self._settler, self._batches, clock, options.delivery_timeout_ms, self.stop_accepting
+        )
+
+    def init_transactions(self) -> None:
+        """Do nothing: the producer owns its id from its creation on. Raises IllegalState if it is closed."""
+        self._monitor.check_process()
+        self._check_open()
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. Later records become visible with its commit, or never.
+
+        Raises:
+            IllegalState: a transaction is open, or the producer is closed.
+            ProducerFenced: another producer has the transactional id.
+        """
+        self._monitor.check_process()
+        with self._lock:
+            self._check_open()
+            unsettled = self._batches.begin()
+        self._batches.settle_as_unknown(unsettled)
+
+    def send_offsets_to_transaction(
+        self, offsets: Mapping[tuple[str, int], int], group: str, metadata: str | None = None
+    ) -> None:
+        """Commit offsets of a group together with the transaction. They are sent now, and pending until it ends.
+
+        An error of this call makes the transaction abort-only, so that it cannot commit without them.
+
+        Args:
+            offsets: (topic, partition) -> next offset to consume; usually `batch.offsets`.
+            group: the group that consumes.
+            metadata: text that is stored with the offsets.
+
+        Raises:
+            InvalidRequest, InvalidGroupId, OffsetMetadataTooLarge: an argument is not valid.
+            UnknownTopicOrPartition, UnknownTopicId, OffsetOutOfRange: the log does not have an offset.
+            FencedMemberEpoch, UnknownMemberId, IllegalGeneration, InvalidRecordState: the member has lost what it read.
+            IllegalState, TransactionAbortable, ProducerFenced: the transaction cannot take offsets.
+            RequestTimedOut: no sequencer has answered.
+        """
+        self._monitor.check_can_wait()
+        with self._lock:
+            self._check_open()
+        self._transactions.add_offsets(group, offsets, metadata)
+
+    def commit_transaction(self) -> None:
+        """Commit the transaction. Records that were not sent yet travel with the commit.
+
+        Raises:
+            TransactionAbortable: the transaction cannot commit. Abort it, and begin again.
+            ProducerFenced: another process has the transactional id.
+            RequestTimedOut: the outcome is unknown. Commit again.
+            IllegalState: no transaction is open.
+        """
+        self._monitor.check_can_wait()
+        with self._lock:
+            self._check_open()
+        self._batches.commit()
+
+    def abort_transaction(self) -> None:
+        """Abort the transaction: none of its messages and offsets become visible.
+
+        Raises:
+            InvalidTxnState: an earlier commit without an answer has committed it.
+            RequestTimedOut: the outcome is unknown. Abort again.
+            ProducerFenced, IllegalState: as `commit_transaction`.
+        """
+        self._monitor.check_can_wait()
+        with self._lock:
+            self._check_open()
+        self._batches.abort()
+
+    def has_open_work(self) -> bool:
+        """Return whether `close` has a transaction to abort, or something to send."""
+        if self._transactions.is_open:
+            return True
+        with self._lock:
+            return self._buffer.held_bytes > 0
+
+    def close(self) -> None:
+        """Close the producer, and abort an open transaction. Without an answer, its timeout aborts it later."""
+        self._monitor.check_can_wait()
+        self.stop_accepting()
+        with close_after(self._finish):
+            try:
+                self._transactions.wait_while_ending()
+                if self._transactions.is_open:
+                    with suppress(LakeMQError):
+                        self._batches.abort()
+            finally:
+                self._batches.drop_all()
+                self._failures.clear()
+
+    # -- at exit ----------------------------------------------------------------------------------------
+
+    def start_ending(self) -> None:
+        """Refuse later records. The buffer belongs to a transaction, which `end_at_exit` aborts."""
+        self.stop_accepting()
+
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Return at once: an open transaction is aborted, so its records need not arrive."""
+
+    def unsettled_count(self) -> int:
+        """Return 0: records without a commit are aborted."""
+        return 0
+
+    def describe_losses(self) -> str | None:
+        """Describe the transaction that was left open; None: there is none."""
+        if not self._transactions.is_open:
+            return None
+        name = self._transactions.transactional_id
+        return f"The transaction of {name!r} was open. It is aborted, with its messages."
+
+    def end_at_exit(self) -> None:
+        """Abort the open transaction. Without an answer, its timeout aborts it later."""
+        with suppress(LakeMQError):
+            self.close()

@@ -11,20 +11,19 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ...namespace.processes import process
-from ...namespace.processes.clock import Clock
-from ...namespace.processes.process import ProcessBound
+from ...namespace import process
+from ...namespace.clock import Clock
+from ...namespace.process import ProcessBound
 from ...protocol.errors import BufferFull, IllegalState, InvalidRecord
 from ..arguments import parse_whole_number
-from ..rows.forms import build_body
+from ..rows.few_rows import build_body
 from ..rows.record import MAX_BYTES, Header, check_callback, check_size, parse_bytes, parse_destination, parse_extras
-from ..tracing.headers import add_trace_to_record, add_trace_to_table
-from ..tracing.spans import API
+from ..tracing import API, add_trace_to_record, add_trace_to_table
+from .batches import Sender
 from .buffer import Buffer
 from .delivery import DeliveryMonitor, OnDelivery, RecordFuture
-from .flush_report import FlushReport
+from .failures import FlushReport
 from .options import ProducerOptions
-from .sender import Sender
 from .settler import BatchSettler
 
 log = logging.getLogger("lakemq.producer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ...namespace.processes.clock import Clock
+from ...namespace.clock import Clock
 from ...namespace.storage_error import storage_error
 from ...protocol.errors import LakeMQError, RequestTimedOut, UnknownServerError
 from ...protocol.values.log import Published
@@ -13,7 +13,7 @@ from ..publish.arrow import PreparedPublish
 from ..rows.receipts import Receipts
 from .buffer import Buffer
 from .delivery import Batch, BatchOutcome, DeliveryMonitor, Placement, run_callbacks
-from .flush_report import AcknowledgedSpan, FlushReport
+from .failures import AcknowledgedSpan, FlushReport
 
 
 class FlushCounter:

@@ -25,7 +25,7 @@ from ...namespace.data_file import (
     new_data_file,
     new_file_id,
 )
-from ..rows.arrow_body import COLUMN_TYPES, ArrowBody, build_arrow_body
+from ..rows.body import COLUMN_TYPES, ArrowBody, build_arrow_body
 from ..rows.placing import Copy, RowRun
 
 FLUSH_ROWS = 1 << 18

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from lakemq.tables.specs.inbox import INBOX
+from lakemq.tables.specs.messages import INBOX
 from lakemq.tables.storage.delta.catalog import columns_ddl
 from lakemq.tables.storage.delta.commits import CommitConflict
-from lakemq.tables.storage.delta.insertions import Insertion, read_insertion
 from lakemq.tables.storage.delta.leftovers import Leftovers
-from lakemq.tables.storage.delta.store import NotATable, TableHandle
+from lakemq.tables.storage.delta.store import Insertion, NotATable, TableHandle, read_insertion
 
+from ...namespace import crash
 from ...namespace.namespace import Namespace
-from ...namespace.processes import crash
 from ...protocol.errors import IllegalState, NamespaceError, StaleApplicationVersion
 from ...protocol.values.log import ApplicationVersion
-from .row_publisher import find_last_version
+from .arrow import find_last_version
 from .spark import SparkPublisher
 
 log = logging.getLogger("lakemq.inbox")

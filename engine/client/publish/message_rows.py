@@ -8,23 +8,16 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegralType,
-    NullType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, BinaryType, IntegralType, NullType, StringType, TimestampNTZType, TimestampType
 
 from ...protocol.errors import InvalidRecord
 from ..arguments import parse_text
 from ..quality.spark_gate import SparkGate
-from ..rows.arrow_body import COLUMN_TYPES, KEY_HEADERS
+from ..rows.body import COLUMN_TYPES, KEY_HEADERS
 from ..rows.delay_rule import FAR_MS, TWO_TIMES
 from ..rows.input_rows import DELAY_COLUMNS, constant_delay, warn_of_misspelt_columns
 from ..rows.record import parse_ttl
+from ..tracing import TRACEPARENT, find_trace_headers
 from .executor import FAILED, TOPIC
 
 HEADERS_DDL = "array<struct<key:string,value:binary>>"
@@ -175,3 +168,23 @@ def _check_header_type(type: ArrayType) -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+# The current span's context in the headers of a DataFrame's rows. It is that of the driver, for all rows.
+
+
+def add_trace_to_columns(df: DataFrame, columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns of a publish, whose headers also have those of the current span, if there is one.
+
+    Rows that have a traceparent keep theirs.
+    """
+    if not (trace := find_trace_headers()):
+        return columns
+    added = F.array(*(F.struct(F.lit(name).alias("key"), F.lit(value).alias("value")) for name, value in trace))
+    headers = columns.get("headers")
+    if headers is None and "headers" not in map(str.lower, df.columns):
+        return {**columns, "headers": added.cast(HEADERS_DDL)}
+    named = F.col("headers") if headers is None else F.col(headers) if isinstance(headers, str) else headers
+    own = F.coalesce(named.cast(HEADERS_DDL), F.array().cast(HEADERS_DDL))
+    has_trace = F.exists(own, lambda header: header["key"] == TRACEPARENT)
+    return {**columns, "headers": F.when(has_trace, own).otherwise(F.concat(own, added.cast(HEADERS_DDL)))}

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, Row
 
+from ...namespace import crash
+from ...namespace.clock import Clock
 from ...namespace.data_file import WrittenFile
 from ...namespace.namespace import Namespace
-from ...namespace.processes import crash
-from ...namespace.processes.clock import Clock
 from ...protocol.errors import InvalidRecord, InvalidTopic, LakeMQError, StaleTopicMetadata, UnknownTopicOrPartition
 from ...protocol.names import MAX_LENGTH
 from ...protocol.values.log import ApplicationVersion, Produce, Published, Ranges, RejectedRows
@@ -21,9 +21,8 @@ from ...protocol.values.state import State
 from ...protocol.values.topics import TopicRef
 from ..quality.gate import Gate
 from ..quality.spark_gate import SparkGate
-from ..requests.attempts import NEVER_PUBLISHED, ask_with_retries
-from ..requests.requester import Requester
-from ..rows.placing import Copy, RowRun
+from ..requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
+from ..rows.placing import Copy, Route, RowRun, find_route
 from ..rows.publication import (
     Publication,
     build_produce_ranges,
@@ -33,7 +32,6 @@ from ..rows.publication import (
     report_bad_times,
 )
 from ..rows.receipts import PublishedRows
-from ..rows.routing import Route, find_route
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
 from .message_rows import select_message_rows
 

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, TimestampType
 
 from ..rows.placing import FIRST_FAILED
+from .expectation_types import SPARK, ColumnNames
 from .gate import Gate
-from .suite_rules import SPARK, ColumnNames
 
 _ROWS = "n"
 

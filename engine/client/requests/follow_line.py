@@ -10,18 +10,17 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from ...namespace.follow_frames import (
+from ...namespace.clock import Clock
+from ...namespace.line_frames import (
     MAX_LINE_BEAT_BYTES,
     FollowFrameKind,
+    FrameReader,
     LineBeat,
     decode_number,
     encode_beat_frame,
     encode_number_frame,
 )
-from ...namespace.line_frames import FrameReader
-from ...namespace.processes.clock import Clock
-from .direct_line import PATIENCE_MS, DirectLine
-from .line_connector import close_in_forked_child
+from .direct_line import PATIENCE_MS, DirectLine, close_in_forked_child
 
 log = logging.getLogger(__name__)
 

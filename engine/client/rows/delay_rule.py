@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
-from lakemq.tables.specs.messages import DUE_LIKE_SECONDS_US, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US
+from lakemq.tables.specs.messages import DUE_LIKE_SECONDS_US, HOUR_MS, MAX_TIMESTAMP_US, MIN_TIMESTAMP_US, NOT_DELAYED
 
 Numbers = npt.NDArray[np.int64]
 

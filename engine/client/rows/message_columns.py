@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.spec import TIME
 
 from ...protocol.errors import InvalidRecord
-from .arrow_body import COLUMN_TYPES
+from .body import COLUMN_TYPES
 from .delay_rule import FAR_MS
 
 _OTHER_KINDS = {

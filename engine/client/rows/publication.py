@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lakemq.tables.specs.delayed import NOT_DELAYED
+from lakemq.tables.specs.messages import NOT_DELAYED
 
 from ...namespace.data_file import WrittenFile
 from ...protocol.errors import (
@@ -25,9 +25,8 @@ from ...protocol.errors import (
 from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RejectedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
 from ...protocol.values.topics import TopicRef
-from .misfits import find_reason
-from .placing import FIRST_FAILED, Copy, RowRun, describe_rejection
-from .routing import Route
+from .input_rows import find_reason
+from .placing import FIRST_FAILED, Copy, Route, RowRun, describe_rejection
 
 log = logging.getLogger("lakemq.publish")
 

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakemq.tables.specs.delayed import HOUR_MS, NOT_DELAYED
+from lakemq.tables.specs.messages import HOUR_MS, NOT_DELAYED
 from lakemq.tables.specs.spec import INT64, TEXT, TIME
 
 from ...protocol.errors import InvalidReceipt
 from ...protocol.names import shorten
-from ...protocol.values.delayed.delays import RangeKey
+from ...protocol.values.delays import RangeKey
 from ...protocol.values.log import Published, Unit, WaitingUnit
 from .placing import RowPlacement
 

@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from lakemq.tables.specs.spec import TIME
 
-from ...namespace.processes.extras import needs
+from ...namespace.extras import needs
 from ...protocol.errors import InvalidConfig
-from .avro_defaults import collect_named_types, decode_defaults
-from .avro_shape import RECORD_NAME, AvroShape, name_branch
+from .avro_shape import RECORD_NAME, AvroShape, collect_named_types, decode_defaults, name_branch
 from .budgets import MAX_CELLS, MAX_DEPTH, BeyondBudgetError, PartBudget, count_items, measure_depth, parse_json
 from .columns import MAX_DIGITS, json_text_field, text_field
 

@@ -1,19 +1,34 @@
-"""JSON Schema: validated by jsonschema-rs, with the Arrow type that its values have."""
+"""JSON Schema: its validator, patterns, values, and the Arrow types of values.
+
+JSON Schema: validated by jsonschema-rs, with the Arrow type that its values have.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
-from collections.abc import Mapping
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
-from typing import Any
+from math import isfinite
+from types import new_class
+from typing import Annotated, Any, TypedDict
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from ...namespace.processes.extras import needs
+from lakemq.tables.specs.spec import TIME
+
+from ...namespace.extras import needs
 from ...protocol.errors import InvalidConfig
 from .budgets import (
     MAX_CHECKS,
+    BeyondBudgetError,
     JsonSchemaExpansion,
     PartBudget,
     count_items,
@@ -21,11 +36,233 @@ from .budgets import (
     measure_depth,
     parse_json,
 )
-from .columns import json_text_field
-from .json_patterns import MAX_STEPS, PatternBudget, build_keyword, count_letters, list_patterns
-from .json_values import TOO_DEEP
+from .columns import JsonText, is_json_text, json_text_field, read_shown_type, to_json_text
 
-_LEAVES = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
+# The time that patterns of a JSON Schema take: the letters of a pattern, multiplied by the bytes of its texts.
+#
+# The engine of jsonschema-rs follows all ways through a pattern at once. So `[ab]{5000}` may take 5000 steps for each
+# byte of a text. Neither texts nor patterns can be bounded alone: `.{1,1000}` is common, and so are long texts.
+
+
+MAX_STEPS = 100_000_000
+"""Steps that the patterns of one value may take: about a second."""
+
+_TOKEN = re.compile(
+    r"""\\[pPuUxX]\{[^}]*\} | \\.                         # one letter
+      | \[\^?\]?(?:\\.|[^\]\\])*\]                        # a class of letters
+      | \(\?(?P<flags>[a-zA-Z-]*)\)                       # flags, which hold no letters
+      | (?P<open>\((?:\?(?:P?<[^>]*>|(?P<scope>[a-zA-Z-]*):))?)
+      | (?P<close>\))
+      | \{\s*(?P<least>\d+)\s*(?:,\s*(?P<most>\d*)\s*)?\}
+      | .""",
+    re.VERBOSE | re.DOTALL,
+)
+_NO_LETTERS = frozenset("*+?")
+
+
+def count_letters(pattern: str) -> int:
+    """Return how many letters a pattern has, each counted as often as it is repeated: 81 for `(a{9}){9}`.
+
+    Raises:
+        InvalidConfig: the pattern has comments, in which anything may stand.
+    """
+    sums, last = [0], 0
+    for token in _TOKEN.finditer(pattern):
+        if "x" in (token["flags"] or token["scope"] or ""):
+            raise InvalidConfig(
+                "A pattern of the schema has the flag x, which is not of JSON Schema.",
+                found=pattern,
+                expected="a pattern without comments",
+            )
+        if token["open"]:
+            sums.append(0)
+        elif token["close"]:
+            last = max(1, sums.pop() if len(sums) > 1 else 0)  # the engine goes through empty groups, too
+            sums[-1] += last
+        elif token["least"]:
+            times = max(1, int(token["most"] or token["least"]))
+            sums[-1] += last * (times - 1)
+            last *= times
+        elif token["flags"] is None and token[0] not in _NO_LETTERS:
+            last = 1
+            sums[-1] += 1
+    return sum(sums)
+
+
+def list_patterns(schema: Any) -> Iterator[tuple[str, str]]:
+    """Yield each keyword of a JSON Schema that may hold a pattern, with the pattern."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from list_patterns(part)
+    elif isinstance(schema, Mapping):
+        if isinstance(pattern := schema.get("pattern"), str):
+            yield "pattern", pattern
+        if isinstance(by_pattern := schema.get("patternProperties"), Mapping):
+            yield from (("patternProperties", pattern) for pattern in by_pattern)
+        for part in schema.values():
+            yield from list_patterns(part)
+
+
+class PatternBudget(threading.local):
+    """Counts the steps of the patterns of one value. Each thread has a budget of its own."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def restart(self) -> None:
+        """Begin a value."""
+        self._steps = 0
+
+    def spend(self, letters: int, size_bytes: int) -> None:
+        """Count the steps of a pattern on a text. Raises BeyondBudgetError: the value takes too many."""
+        self._steps += size_bytes * min(letters, size_bytes)
+        self.check()
+
+    def check(self) -> None:
+        """Raise BeyondBudgetError if too many steps were counted: jsonschema-rs takes that of `spend` for a misfit."""
+        if self._steps > MAX_STEPS:
+            raise BeyondBudgetError(
+                f"found texts that are too long for the patterns of the schema, expected at most {MAX_STEPS} steps,"
+                " which are bytes of a text times letters of its pattern"
+            )
+
+
+def build_keyword(budget: PatternBudget, build_matcher: Callable[[str], Any]) -> type:
+    """Return the keyword `pattern` for jsonschema-rs, which matches within the budget."""
+
+    class BudgetedPattern:
+        def __init__(self, _parent: Any, pattern: str, _path: list[Any]) -> None:
+            self._is_match = build_matcher(pattern).is_valid
+            self._letters = count_letters(pattern)
+
+        def validate(self, text: object) -> None:
+            if isinstance(text, str):
+                budget.spend(self._letters, len(text.encode()))
+                if not self._is_match(text):
+                    raise ValueError("the pattern does not match")
+
+    return BudgetedPattern
+
+
+# JSON values of an Arrow type: decoded by msgspec, which checks the types on the way.
+
+
+TOO_DEEP = "found JSON that is nested too deeply"
+
+_INDEX = re.compile(r"\[\d+\]")
+_BITS = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
+_TOO_LARGE_FLOAT = 2.0**128 - 2.0**103
+"""The least number that is rounded to infinity in 32 bits. The largest one is written as 3.4028235e38, which is rounded
+down.
+"""
+
+_LEAVES: dict[pa.DataType, Any] = {
+    pa.bool_(): bool,
+    pa.float32(): Annotated[float, msgspec.Meta(gt=-_TOO_LARGE_FLOAT, lt=_TOO_LARGE_FLOAT)],
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+    TIME: Annotated[datetime, msgspec.Meta(tz=True)],
+    pa.timestamp("us"): Annotated[datetime, msgspec.Meta(tz=False)],
+}
+
+
+class JsonDecoder:
+    """Decodes JSON values of one type: objects become dicts, with the declared fields only."""
+
+    def __init__(self, field: pa.Field, has_integral_floats: bool = False) -> None:
+        """has_integral_floats: 1.0 is a whole number, as in JSON Schema."""
+        self._has_integral_floats = has_integral_floats
+        self._decoder = msgspec.json.Decoder(self._to_msgspec(field), dec_hook=_decode_part, float_hook=Decimal)
+
+    def decode(self, value: bytes) -> Any:
+        """Return the decoded value. Raises ValueError, whose text holds names of the schema and types, no values."""
+        try:
+            return self._decoder.decode(value)
+        except msgspec.DecodeError as error:
+            raise ValueError(describe_decode_error(error)) from None
+        except RecursionError:
+            raise ValueError(TOO_DEEP) from None
+
+    def _to_msgspec(self, field: pa.Field) -> Any:
+        annotation = self._annotate(field)
+        return annotation | None if field.nullable else annotation
+
+    def _annotate(self, field: pa.Field) -> Any:
+        type = field.type
+        if is_json_text(field):
+            return JsonText
+        if pa.types.is_struct(type):
+            return self._to_typed_dict(type)
+        if pa.types.is_list(type):
+            return list[self._to_msgspec(type.value_field)]  # type: ignore[misc]
+        if pa.types.is_map(type):
+            return dict[str, self._to_msgspec(type.item_field)]  # type: ignore[misc]
+        if pa.types.is_decimal(type):
+            return _make_decimal_class(type)
+        if type in _BITS:
+            half = 2 ** (_BITS[type] - 1)
+            whole = Annotated[int, msgspec.Meta(ge=-half, le=half - 1)]
+            return whole | float if self._has_integral_floats else whole
+        return _LEAVES[type]
+
+    def _to_typed_dict(self, type: pa.StructType) -> Any:
+        required = {_keep_utf8(f.name): self._to_msgspec(f) for f in type if not f.nullable}
+        optional = {_keep_utf8(f.name): self._to_msgspec(f) for f in type if f.nullable}
+        # A class that inherits from the required fields, because `typing.Required` needs Python 3.11.
+        base = TypedDict("Required", required)  # type: ignore[misc]
+        return new_class("Fields", (base,), {"total": False}, lambda body: body.update(__annotations__=optional))
+
+
+def _keep_utf8(name: str) -> str:
+    """Return the name, with its UTF-8 kept in the object.
+
+    msgspec compares names with the UTF-8 that the object already keeps. Python makes it when it is first asked for, and
+    until then no name beyond ASCII is found.
+    """
+    msgspec.json.encode(name)
+    return name
+
+
+def describe_decode_error(error: msgspec.DecodeError) -> str:
+    """Return what does not fit and where. Places in lists are left out, so that rows share their reasons."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "found no JSON"
+    text, _, path = _INDEX.sub("[...]", str(error)).replace("`", "").partition(" - at ")
+    expected, _, type_name = text.removeprefix("Expected ").partition(", got ")
+    if type_name:
+        return f"at {path or '$'}: found {type_name}, expected {expected}"
+    return f"at {path or '$'}: {text[0].lower()}{text[1:]}"
+
+
+def _decode_part(type: type, part: object) -> object:
+    if type is JsonText:
+        return to_json_text(part)
+    return type(part)
+
+
+def _make_decimal_class(declared: pa.Decimal128Type) -> type:
+    """Return a class of decimals that have room in the declared type."""
+    most_whole = declared.precision - declared.scale
+    name = f"decimal({declared.precision},{declared.scale})"
+
+    class Bounded(Decimal):
+        def __new__(cls, part: object) -> Bounded:
+            try:
+                number = super().__new__(cls, part if isinstance(part, int | str | Decimal) else "NaN")
+            except InvalidOperation:
+                raise ValueError(f"Expected {name}") from None
+            _, digits, exponent = number.as_tuple()
+            is_finite = isinstance(exponent, int) and not isinstance(part, bool)
+            if not is_finite or -exponent > declared.scale or len(digits) + exponent > most_whole:  # type: ignore[operator]
+                raise ValueError(f"Expected {name}")
+            return number
+
+    return Bounded
+
+
+_LEAF_KEYWORDS = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
 _MAX_SHOWN = 80
 _MOST_PATTERN_BYTES = 128 << 20
 """Most memory of all compiled patterns of a schema. By default each may take 10 MB."""
@@ -235,7 +472,7 @@ class _JsonSchemaConverter:
             return pa.field(name, pa.struct([self.convert(part, key) for key, part in schema["properties"].items()]))
         if plain[0] == "array" and isinstance(schema.get("items"), Mapping) and "prefixItems" not in schema:
             return pa.field(name, pa.list_(self.convert(schema["items"], "item")))
-        return pa.field(name, _LEAVES[plain[0]]) if plain[0] in _LEAVES else json_text_field(name)
+        return pa.field(name, _LEAF_KEYWORDS[plain[0]]) if plain[0] in _LEAF_KEYWORDS else json_text_field(name)
 
     def _convert_reference(self, reference: str, name: str) -> pa.Field:
         steps = reference.removeprefix("#").split("/")[1:]
@@ -247,3 +484,118 @@ class _JsonSchemaConverter:
             return self.convert(part, name)
         finally:
             self._open.pop()
+
+
+# Rows of Python as JSON, and JSON as people write it, in which times, decimals and bytes are text, as such rows.
+
+
+def encode_json_row(row: Any) -> bytes:
+    """Return Python objects as JSON. Raises ValueError, without parts of the row: JSON cannot hold one of them."""
+    try:
+        text = _encoder.encode(row)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(_find_foreign(row, "$") or "found a value that JSON cannot hold") from None
+    # Numbers that JSON does not have become null, or a word outside JSON.
+    nulls = text.count(b"null")
+    is_clear = not nulls or (isinstance(row, dict) and nulls == sum(part is None for part in row.values()))
+    if (not is_clear or b"NaN" in text or b"Infinity" in text) and (reason := _find_foreign(row, "$")):
+        raise ValueError(reason)
+    return text
+
+
+def _to_builtin(part: object) -> object:
+    """Return an object of a subclass, such as a number of NumPy, as JSON knows it. Raises TypeError: it has none."""
+    if isinstance(part, np.bool_ | np.integer | np.floating | np.ndarray):
+        return part.tolist()
+    if isinstance(part, datetime | date) and part == part:  # NaT of pandas is a datetime
+        return part.isoformat()
+    for base in (int, float, str):
+        if isinstance(part, base):
+            return base(part)
+    raise TypeError
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_to_builtin, decimal_format="number")
+
+
+def _find_foreign(part: Any, place: str) -> str:
+    """Return what JSON cannot hold, and where; an empty text if there is nothing."""
+    if part is None or type(part) in (int, bool) or (type(part) is str and part.isascii()):
+        return ""
+    if isinstance(part, Mapping):
+        for key, value in part.items():
+            reason = "" if type(key) is str else _find_unencodable({key: None}, place)
+            if reason := reason or _find_foreign(value, f"{place}.{key}"):
+                return reason
+        return ""
+    if isinstance(part, list | tuple | np.ndarray):
+        return next((reason for item in part if (reason := _find_foreign(item, f"{place}[...]"))), "")
+    if isinstance(part, float | Decimal | np.floating):
+        return "" if isfinite(part) else f"at {place}: found NaN or an infinite number, which JSON cannot hold"
+    return _find_unencodable(part, place)
+
+
+def _find_unencodable(part: Any, place: str) -> str:
+    try:
+        _encoder.encode(part)
+    except (TypeError, ValueError, OverflowError):
+        return f"at {place}: found {type(part).__name__}, which JSON cannot hold"
+    return ""
+
+
+def read_json_row(text: bytes, field: pa.Field) -> Any:
+    """Return JSON as Python objects of the field's types, for an encoder. Raises ValueError, without the value."""
+    try:
+        decode_json(text)
+        return _convert(_decoder.decode(text), field)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (binascii.Error, InvalidOperation, ValueError) as error:
+        if isinstance(error, ValueError) and str(error).startswith("found"):
+            raise
+        raise ValueError("found text that is no time, no decimal or no base64") from None
+
+
+_decoder = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def _convert(value: Any, field: pa.Field | None) -> Any:
+    """Convert a part. Parts without a type are left to the encoder, which refuses or understands them."""
+    if field is None or is_json_text(field):
+        return _to_floats(value)
+    type, shown = field.type, read_shown_type(field)
+    if value is None:
+        return value
+    if pa.types.is_struct(type) and isinstance(value, Mapping):
+        fields = {child.name: child for child in type}
+        return {name: _convert(part, fields.get(name)) for name, part in value.items()}
+    if pa.types.is_map(type) and isinstance(value, Mapping):
+        return {name: _convert(part, type.item_field) for name, part in value.items()}
+    if pa.types.is_list(type) and isinstance(value, list):
+        return [_convert(part, type.value_field) for part in value]
+    if (pa.types.is_decimal(type) or shown == "decimal") and not isinstance(value, bool):
+        return Decimal(str(value))
+    if shown.startswith("time") and isinstance(value, str):
+        return time.fromisoformat(value)
+    return _convert_text(value, type) if isinstance(value, str) else _to_floats(value)
+
+
+def _to_floats(value: Any) -> Any:
+    """Return a part with its numbers as JSON has them. They are read as decimals, which lose no digits."""
+    if isinstance(value, Mapping):
+        return {name: _to_floats(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_to_floats, value))
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _convert_text(text: str, type: pa.DataType) -> Any:
+    if pa.types.is_binary(type):
+        return base64.b64decode(text, validate=True)
+    if pa.types.is_date(type):
+        return date.fromisoformat(text)
+    if pa.types.is_timestamp(type):
+        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+    return text

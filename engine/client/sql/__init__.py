@@ -1,1 +1,12 @@
 """SQL over a namespace without a JVM: DuckDB runs queries that are written in Spark's SQL."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SqlDialect(str, Enum):
+    """Dialects of queries. They are here, so that `lakemq --help` need not load the modules that run queries."""
+
+    spark = "spark"
+    duckdb = "duckdb"

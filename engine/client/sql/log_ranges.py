@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from lakemq.tables.views import log
+from lakemq.tables import views
 
 _SAME_IN_SEGMENTS = ("topic", "partition")
 _LITERAL = (exp.Literal, exp.Neg, exp.Paren, exp.Add, exp.Sub, exp.Mul)
@@ -42,7 +42,7 @@ class LogRange(NamedTuple):
 
 def replace_log_views(statement: exp.Expr, ranges: list[LogRange]) -> None:
     """Redirect the references of a query that ask for a part of the log, and add them to `ranges`."""
-    if any(cte.alias.lower() in log.VIEWS for cte in statement.find_all(exp.CTE)):
+    if any(cte.alias.lower() in views._LOG_VIEWS for cte in statement.find_all(exp.CTE)):
         return
     for select in list(statement.find_all(exp.Select)):
         table = _find_only_source(select)
@@ -61,7 +61,7 @@ def _find_only_source(select: exp.Select) -> exp.Table | None:
     """Return the view of the log if the query selects from it alone; None otherwise."""
     source, where = select.args.get("from_"), select.args.get("where")
     table = source.this if source is not None and where is not None else None
-    if not isinstance(table, exp.Table) or table.name.lower() not in log.VIEWS:
+    if not isinstance(table, exp.Table) or table.name.lower() not in views._LOG_VIEWS:
         return None
     is_plain = all(name in ("this", "alias") for name, value in table.args.items() if value)
     renames = isinstance(table.args.get("alias"), exp.TableAlias) and table.args["alias"].columns

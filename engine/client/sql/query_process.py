@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from ...namespace.loading.snapshot import take_snapshot
+from ...namespace.extras import needs
 from ...namespace.namespace import Namespace, open_namespace
-from ...namespace.processes.extras import needs
+from ...namespace.step_reader import take_snapshot
 from ...protocol.errors import InvalidRequest, LakeMQError, Refusal, error_from_refusal
 from .query import (
     NOT_LIVE,
@@ -150,7 +150,7 @@ def _run_limited(task: _Task) -> BoundedResult:
     limit_bytes = limits.memory_mb << 20
     statm = Path("/proc/self/statm")
     if statm.exists():
-        # What can be written. Addresses are no measure, because allocators set gigabytes of them aside.
+        # What can be written. Addresses measure nothing, because allocators set gigabytes of them aside.
         taken_bytes = int(statm.read_text().split()[5]) * resource.getpagesize()
         _limit(resource.RLIMIT_DATA, taken_bytes + limit_bytes + (_ROOM_MB << 20))
     _limit(resource.RLIMIT_FSIZE, 2 * limit_bytes)  # DuckDB says more when it meets its own bound first

@@ -1,4 +1,6 @@
-"""A transactional id in this process: its producer, its open transaction, and how the transaction ends.
+"""A transactional id in this process, from its first request to the end of each transaction.
+
+A transactional id in this process: its producer, its open transaction, and how the transaction ends.
 
 The reply to the end decides. A commit that is accepted includes all parts, whatever became of their own replies. After
 a commit that is refused, the transaction is still open: it can be ended again or aborted.
@@ -9,24 +11,215 @@ closed the transaction. So nothing becomes part of a transaction after its end, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ...namespace.processes.clock import Clock
-from ...protocol.errors import InvalidRequest
-from ...protocol.values.consuming.offsets import CommitOffsets
-from ...protocol.values.log import Published
-from ...protocol.values.producers import TransactionRef
+from ...namespace.clock import Clock
+from ...protocol.codec.few_rows import Rows
+from ...protocol.errors import (
+    InvalidRequest,
+    InvalidTxnState,
+    LakeMQError,
+    RequestTimedOut,
+    StaleTopicMetadata,
+    TransactionAbortable,
+)
+from ...protocol.values.kinds import AnyRequest, AnyResult
+from ...protocol.values.log import Produce, Published
+from ...protocol.values.offsets import CommitOffsets
+from ...protocol.values.producers import InitProducer, ProducerDone, TransactionRef
+from ...protocol.values.transactions import EndTransaction, TransactionEnded
 from ..arguments import parse_group_name, parse_partition_offsets, parse_text
 from ..offsets import ConsumedMessages, ConsumedOffsets, build_offset_commits
-from ..requests.requester import Requester
-from ..tracing.spans import open_span
-from .end_requests import EndRequests, Part
-from .parts import FENCED
-from .phase import PhaseEvent
-from .state import TransactionState
-from .transaction_end import TransactionEnder
+from ..requests.requester import NO_EFFECT, Requester, ask_with_retries
+from ..tracing import open_span
+from .state import FENCED, PhaseEvent, TransactionParts, TransactionState
+
+# The requests that begin and end transactions. Each is sent again while no reply comes.
+
+
+Part: TypeAlias = tuple[Produce, Rows | None]
+"""A publish that is not sent yet, with the rows that go in its letter."""
+
+R = TypeVar("R")
+
+
+class CommitReply(NamedTuple):
+    """The reply to a commit, and those to the requests that came with it, in their order."""
+
+    end: Future[AnyResult]
+    other_replies: list[Future[AnyResult]]
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which the commit was refused; None: the transaction is committed."""
+        return self.end.exception()
+
+    def next_ref(self, ref: TransactionRef) -> TransactionRef:
+        """Return the transaction that follows the committed one."""
+        return build_next_ref(ref, get_result(self.end, TransactionEnded))
+
+    def list_published(self, part_count: int) -> list[Published | None]:
+        """Return the results of the first requests; None for a request that was refused, if the commit was, too.
+
+        For a repeated commit, only the end gets a reply again: the places of its parts are unknown.
+        """
+        unknown = None if self.error is not None else Published([])
+        return [
+            unknown if answer.exception() else get_result(answer, Published)
+            for answer in self.other_replies[:part_count]
+        ]
+
+    def find_cause(self, part_count: int) -> BaseException | None:
+        """Return the error that makes a refused commit final; None if its refused parts can be built again."""
+        errors = [answer.exception() for answer in self.other_replies]
+        for index, error in enumerate(errors):
+            if error and not (isinstance(error, StaleTopicMetadata) and index < part_count):
+                return error
+        return None if any(errors) else self.error
+
+
+class EndRequests:
+    """Sends the requests of one transactional id, and waits for their replies."""
+
+    def __init__(self, requester: Requester, clock: Clock, answer_timeout_ms: int, parts: TransactionParts) -> None:
+        """answer_timeout_ms: how long a request is tried before giving up; parts: note a request without a reply."""
+        self._requester, self._clock, self._parts = requester, clock, parts
+        self._answer_timeout_ms = answer_timeout_ms
+
+    def take_id(self, transactional_id: str, timeout_ms: int) -> ProducerDone:
+        """Take the id: fence its holder, and abort its open transaction."""
+        return self._ask_until_reply(lambda: self._ask(InitProducer(transactional_id, timeout_ms), ProducerDone))
+
+    def abort(self, ref: TransactionRef) -> TransactionRef:
+        """Abort the transaction, and return the one that follows."""
+        done = self._ask_until_reply(lambda: self._ask(EndTransaction(ref, False), TransactionEnded))
+        return build_next_ref(ref, done)
+
+    def send_offsets(self, request: CommitOffsets) -> None:
+        """Send offsets of a group. In the same transaction, a repeat changes nothing."""
+        self._ask_until_reply(lambda: self._requester.ask(request))
+
+    def commit(self, requests: Sequence[tuple[AnyRequest, Rows | None]]) -> CommitReply:
+        """Send requests, the commit last, in one letter if they fit. Return the replies, also if they are refusals."""
+
+        def send() -> CommitReply:
+            *other_replies, end = self._requester.submit_all(requests)
+            # a timeout and "not sent" hold for the letter as a whole
+            if isinstance(error := end.exception(), (RequestTimedOut, *NO_EFFECT)):
+                raise error
+            return CommitReply(end, other_replies)
+
+        return self._ask_until_reply(send)
+
+    def _ask(self, request: AnyRequest, kind: type[R]) -> R:
+        result = self._requester.ask(request)
+        assert isinstance(result, kind)
+        return result
+
+    def _ask_until_reply(self, ask: Callable[[], R]) -> R:
+        """Send again while no reply comes: an init or end that was decided already gets the same reply."""
+
+        def noting() -> R:
+            try:
+                return ask()
+            except LakeMQError as error:
+                self._parts.has_unanswered |= isinstance(error, RequestTimedOut)
+                raise
+            except BaseException:
+                self._parts.has_unanswered = True
+                raise
+
+        return ask_with_retries(noting, self._clock, self._clock.steady_ms() + self._answer_timeout_ms)
+
+
+def get_result(future: Future[AnyResult], kind: type[R]) -> R:
+    """Wait for a result of this class, and return it. Raises the error of the request."""
+    result = future.result()
+    assert isinstance(result, kind)
+    return result
+
+
+def build_next_ref(ref: TransactionRef, done: TransactionEnded) -> TransactionRef:
+    """Return the transaction that follows one that has ended."""
+    return TransactionRef(ref.transactional_id, done.producer_id, done.producer_epoch)
+
+
+# How a transaction ends: the letter of its commit or abort, and what the reply changes.
+
+
+class TransactionEnder:
+    """Commits and aborts the transaction of a state, inside its block `ending`."""
+
+    def __init__(self, state: TransactionState, requests: EndRequests, take_id: Callable[[], TransactionRef]) -> None:
+        """take_id: takes the id again, and returns the next transaction."""
+        self._state, self._requests, self._take_id = state, requests, take_id
+
+    def commit(self, parts: Sequence[Part], batch_id: int | None) -> list[Published | None]:
+        """Send the last parts, acknowledgements and the commit. See `TransactionManager.send_commit`."""
+        state = self._state
+        with state.lock.own:
+            state.parts.wait_until_finished()
+            state.parts.check_no_failure()
+        assert state.ref is not None
+        ref = state.ref
+        acknowledgements = state.build_acknowledgements(ref)
+        if not (parts or acknowledgements or state.parts.count):
+            state.finish(ref)
+            return []
+        end = EndTransaction(ref, True, state.parts.count + len(parts) + len(acknowledgements), batch_id)
+        letter: list[tuple[AnyRequest, Rows | None]] = [
+            *parts,
+            *((request, None) for request in acknowledgements),
+            (end, None),
+        ]
+        state.fallback = PhaseEvent.LOSE_REPLY
+        reply = self._requests.commit(letter)
+        state.fallback = PhaseEvent.REFUSE
+        if reply.error is not None:
+            self._take_refusal(reply, reply.error, len(parts))
+        else:
+            state.finish(reply.next_ref(ref), batch_id)
+        return reply.list_published(len(parts))
+
+    def _take_refusal(self, reply: CommitReply, error: BaseException, part_count: int) -> None:
+        """Take in a refused commit. Raises its error, unless all that failed are parts that can be built again."""
+        if isinstance(error, FENCED):
+            self._state.lose_id(error)
+            raise error
+        cause = reply.find_cause(part_count)
+        with self._state.lock.own:
+            if cause is not None:
+                self._state.parts.note_failure(cause)
+                self._state.parts.check_no_failure()
+            # The sequencer has the accepted acknowledgements now.
+            self._state.parts.count += sum(answer.exception() is None for answer in reply.other_replies)
+            self._state.forget_messages()
+
+    def abort(self) -> None:
+        """Send the abort. See `TransactionManager.send_abort`."""
+        state = self._state
+        with state.lock.own:
+            state.parts.wait_until_finished()
+        assert state.ref is not None
+        ref = state.ref
+        try:
+            following = self._requests.abort(ref)
+        except FENCED as error:
+            state.lose_id(error)
+            raise
+        except InvalidTxnState:
+            raise
+        except BaseException:
+            with state.lock.own:
+                state.parts.note_failure(TransactionAbortable("The abort was not answered. Abort again."))
+            raise
+        if state.parts.has_unanswered and following == ref:
+            following = self._take_id()  # nothing had come: should it come yet, it must not find the next transaction
+        state.finish(following)
+
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""

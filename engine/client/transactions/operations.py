@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...namespace.processes.process import ProcessBound
+from ...namespace.process import ProcessBound
 from ...protocol.errors import TransactionalIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.state import State

@@ -35,7 +35,7 @@ class FencedMember(MemberBeat, frozen=True, array_like=True, kw_only=True):
     successor_process_id: int | None = None
 
 
-_decoder = msgspec.msgpack.Decoder(list[MemberBeat])
+_beat_decoder = msgspec.msgpack.Decoder(list[MemberBeat])
 _fenced_decoder = msgspec.msgpack.Decoder(list[FencedMember])
 
 
@@ -45,9 +45,37 @@ def encode_beat(members: Sequence[MemberBeat]) -> bytes:
 
 def decode_beat(body: bytes) -> list[MemberBeat]:
     """Return the members of a heartbeat. Raises ValueError for other bytes."""
-    return _decoder.decode(body)
+    return _beat_decoder.decode(body)
 
 
 def decode_fenced_members(body: bytes) -> list[FencedMember]:
     """Return the members of a note. Raises ValueError for other bytes."""
     return _fenced_decoder.decode(body)
+
+
+# The members of groups that are overdue, as the leader writes them down for people.
+
+
+class OverdueMember(msgspec.Struct, frozen=True, array_like=True):
+    """A member that has not sent a heartbeat, or has not polled, for longer than is usual.
+
+    heard_ms: when its last heartbeat came, by the leader's clock; None: heartbeats come. polled_ms: when it polled
+    last, as its heartbeats say; None: that is not long ago.
+    """
+
+    group: str
+    member_id: str
+    heard_ms: int | None
+    polled_ms: int | None
+
+
+_overdue_decoder = msgspec.msgpack.Decoder(list[OverdueMember])
+
+
+def encode_overdue_members(members: list[OverdueMember]) -> bytes:
+    return msgspec.msgpack.encode(members)
+
+
+def decode_overdue_members(body: bytes) -> list[OverdueMember]:
+    """Return the members of a note. Raises ValueError for other bytes."""
+    return _overdue_decoder.decode(body)

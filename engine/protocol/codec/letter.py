@@ -1,4 +1,6 @@
-"""A request, a letter and its answer as bytes.
+"""Letters as bytes: requests, the rows that travel with them, answers, and the checksum of each object.
+
+A request, a letter and its answer as bytes.
 
 A letter is a JSON head, followed by the rows that travel with it: as Arrow (`letter_rows`) or, if they are few, as
 msgpack (`few_rows`). Its first bytes say which, and have a checksum of all others. Each request in the head was encoded
@@ -16,15 +18,145 @@ from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
+import xxhash
 
-from ..errors import MAX_SHOWN, InvalidRequest
+from lakemq.tables.specs.messages import BODY_SCHEMA
+
+from ..errors import MAX_SHOWN, InvalidRequest, NewerFormat
 from ..values.base import Count
 from ..values.clients import Answer, Letter, Unreadable
-from ..values.kinds import AnyRequest
+from ..values.kinds import OUTCOMES, AnyRequest, AnyResult
 from ..values.log import Produce
-from .checksum import CHECKSUM_BYTES, compute_checksum, verify_checksum
 from .few_rows import FewRows, Rows, decode_few_rows, encode_few_rows
-from .letter_rows import decode_rows, encode_rows
+
+# The rows of a letter as an Arrow stream of message bodies.
+#
+# Anybody may have written the bytes. So the rows take no more memory than they have bytes, and every row has the fields
+# that a message needs.
+
+
+_NEEDED = ("topic", "partition", "timestamp")
+
+# numbers of fields in the tables of Arrow's Message.fbs
+_HEADER, _COMPRESSION = 2, 3
+
+
+def encode_rows(rows: pa.Table) -> bytes:
+    """Return the rows as an Arrow stream, not compressed."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+def decode_rows(stream: memoryview) -> pa.Table:
+    """Return the rows. Raises ValueError, ArrowException, OSError for other bytes, and for compressed rows."""
+    body = pa.py_buffer(stream)
+    reader = pa.ipc.open_stream(body)
+    if reader.schema != BODY_SCHEMA:
+        raise ValueError(f"not message bodies: found {reader.schema.names}, expected {BODY_SCHEMA.names}")
+    # check this before reading: a few compressed bytes may need more memory than there is
+    for message in pa.ipc.MessageReader.open_stream(body):
+        check_plain(message)
+    rows = reader.read_all()
+    # a wrong offset in foreign bytes would make us read our own memory as data
+    rows.validate(full=True)
+    for name in _NEEDED:
+        if rows.column(name).null_count:
+            raise ValueError(f"a message body has no {name}")
+    # drop the schema's metadata, which would travel on into the journal, whatever its size
+    return pa.Table.from_arrays(rows.columns, schema=BODY_SCHEMA)
+
+
+def check_plain(message: pa.Message) -> None:
+    """Raise ValueError unless the message takes as much memory as it has bytes."""
+    # older versions store the compression in another place
+    if message.metadata_version != pa.ipc.MetadataVersion.V5:
+        raise ValueError(f"Arrow metadata: found {message.metadata_version!r}, expected V5")
+    if message.type not in ("schema", "record batch"):
+        raise ValueError(f"found a {message.type}, expected rows only")
+    if message.type == "record batch" and _has_compression(memoryview(message.metadata)):
+        raise ValueError("found compressed rows, expected plain ones")
+
+
+def _has_compression(message: memoryview) -> bool:
+    """Return whether a record batch is compressed, by its metadata. Arrow has checked them, but pyarrow hides them."""
+    try:
+        (root,) = struct.unpack_from("<I", message)
+        header = _find_field(message, root, _HEADER)
+        (to_batch,) = struct.unpack_from("<I", message, header)
+        return _find_field(message, header + to_batch, _COMPRESSION) != 0
+    except struct.error as error:
+        raise ValueError(f"metadata of rows: {error}") from error
+
+
+def _find_field(message: memoryview, table: int, number: int) -> int:
+    """Return the position of a field of a flatbuffer's table; 0 if it is left out."""
+    (to_vtable,) = struct.unpack_from("<i", message, table)
+    vtable = table - to_vtable
+    (size,) = struct.unpack_from("<H", message, vtable)
+    entry = 4 + 2 * number
+    if entry >= size:
+        return 0
+    (at,) = struct.unpack_from("<H", message, vtable + entry)
+    return table + at if at else 0
+
+
+# Results as the journal and `clients` store them: JSON. An unknown kind of result means a newer version.
+
+
+class _OutcomeTag(msgspec.Struct):
+    outcome: str
+
+
+class _AnsweredTags(msgspec.Struct):
+    results: list[_OutcomeTag]
+
+
+_results: msgspec.json.Decoder[list[AnyResult]] = msgspec.json.Decoder(list[AnyResult])
+_tags = msgspec.json.Decoder(list[_OutcomeTag])
+_tags_of_answered = msgspec.json.Decoder(_AnsweredTags)
+
+
+def decode_results(text: str) -> list[AnyResult]:
+    """Return the results. Raises NewerFormat; ValidationError for other text."""
+    try:
+        return _results.decode(text)
+    except msgspec.ValidationError:
+        _check_outcomes(_tags.decode(text))
+        raise
+
+
+def check_answer(text: str) -> None:
+    """Raise NewerFormat if this JSON of an `answered` record has a kind of result that only a newer version knows."""
+    _check_outcomes(_tags_of_answered.decode(text).results)
+
+
+def _check_outcomes(tags: list[_OutcomeTag]) -> None:
+    for tag in tags:
+        if tag.outcome not in OUTCOMES:
+            raise NewerFormat(found=f"a result {tag.outcome}", expected="one that this version knows") from None
+
+
+# The checksum of letters and steps: XXH3 in 64 bits.
+
+
+CHECKSUM_BYTES = 8
+
+
+def compute_checksum(*parts: bytes | memoryview) -> bytes:
+    """Return the checksum of these bytes, one part after the other."""
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return checksum.digest()
+
+
+def verify_checksum(stored: bytes | memoryview, *parts: bytes | memoryview) -> None:
+    """Raise ValueError if the parts do not have the checksum that is stored with them."""
+    if (actual := compute_checksum(*parts)) != stored:
+        raise ValueError(f"the bytes have the checksum {actual.hex()}, expected {stored.hex()}")
+
 
 MAX_REQUESTS = 5000
 """Requests in a letter. Each takes a hundred times its bytes while it is decided and answered."""

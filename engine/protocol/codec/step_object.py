@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from ..values.journal import JournalEntry, Step
 from ..values.segments import NO_SEGMENTS, Segments
-from .checksum import CHECKSUM_BYTES, compute_checksum, verify_checksum
-from .letter_rows import check_plain
-from .records import check_format, decode_record, encode_record
+from .journal import check_format, decode_record, encode_record
+from .letter import CHECKSUM_BYTES, check_plain, compute_checksum, verify_checksum
 
 
 class StepHead(msgspec.Struct, frozen=True, array_like=True):

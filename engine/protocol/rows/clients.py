@@ -1,25 +1,101 @@
-"""The table `clients`."""
+"""The rows of clients, producers and the leader; and the types of what all modules of rows list.
+
+The table `clients`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
 
-from lakemq.tables.specs.clients import CLIENTS, ClientRow
+from lakemq.tables.specs.journal import WATERMARKS, WatermarkRow
+from lakemq.tables.specs.transactions import CLIENTS, PRODUCERS, ClientRow, ProducerRow
 
-from ..codec.results import decode_results
+from ..codec.letter import decode_results
+from ..values.base import Record
 from ..values.clients import Client
-from ..values.journal import StepBatch
+from ..values.journal import Step, StepBatch, batch_steps
+from ..values.producers import ProducerState, UnitAppended
 from ..values.state import State
-from .steps import Project, Restore, map_change_times
+from ..values.waiting import Delays
+
+# The table `watermarks`: the leader, and the next numbers.
+
+
+def build_watermark(state: State, floor: int) -> pa.Table:
+    """Return the row that declares all tables complete up to the state's step. Whoever writes it adds the versions."""
+    row = WatermarkRow(
+        step=state.step,
+        floor=floor,
+        decided_at_ms=state.now_ms,
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        lease_ms=state.lease_ms,
+        next_topic_id=state.next_topic_id,
+        next_producer_id=state.next_producer_id,
+        routing_step=state.routing_step,
+        delay_pointer_ms=state.delays.pointer_ms,
+        versions=[],
+    )
+    return WATERMARKS.table([row])
+
+
+def create_state(watermark: WatermarkRow) -> State:
+    """Return a state with nothing but the watermark."""
+    return State(
+        step=watermark.step,
+        now_ms=watermark.decided_at_ms,
+        leader=watermark.leader,
+        leader_epoch=watermark.leader_epoch,
+        lease_ms=watermark.lease_ms,
+        next_topic_id=watermark.next_topic_id,
+        next_producer_id=watermark.next_producer_id,
+        routing_step=watermark.routing_step,
+        delays=Delays(watermark.delay_pointer_ms),
+    )
+
+
+# Types for modules that turn steps into rows of tables.
+
+
+K = TypeVar("K", bound=Any)
+R = TypeVar("R", bound=Record)
+
+Project = Mapping[str, Callable[[State, StepBatch], pa.Table]]
+"""Table -> function that returns the rows that steps add. Its state is the fold up to the last step."""
+
+Restore = Mapping[str, Callable[[State, pa.Table], None]]
+"""Table -> function that restores state from its rows, the newest of each key that still exists."""
+
+
+def list_changed(changes: Mapping[K, int], steps: StepBatch) -> list[K]:
+    """Return the keys that these steps have changed, sorted. changes: a field of `Changes`."""
+    if not steps:
+        return []
+    first = steps[0].step
+    return sorted(key for key, step in changes.items() if step >= first)
+
+
+def map_change_times(changes: Mapping[K, int], steps: StepBatch) -> dict[K, int]:
+    """Return the keys that these steps have changed, sorted, with the time of the last change."""
+    times_ms = {step.step: step.decided_at_ms for step in steps}
+    return {key: times_ms[changes[key]] for key in list_changed(changes, steps)}
+
+
+def find_records(steps: Sequence[Step], kind: type[R]) -> list[tuple[Step, R]]:
+    """Return the records of this kind, in order, each with its step."""
+    return [(step, cast(R, entry.record)) for step, _, entry in batch_steps(steps).find_entries(kind)]
 
 
 def _project_clients(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.clients, steps)
-    return CLIENTS.table(_build_row(state, client_id, at_ms) for client_id, at_ms in changed.items())
+    return CLIENTS.table(_build_client_row(state, client_id, at_ms) for client_id, at_ms in changed.items())
 
 
-def _build_row(state: State, client_id: str, at_ms: int) -> ClientRow:
+def _build_client_row(state: State, client_id: str, at_ms: int) -> ClientRow:
     client = state.clients.get(client_id)
     return ClientRow(
         step=state.step,
@@ -31,10 +107,42 @@ def _build_row(state: State, client_id: str, at_ms: int) -> ClientRow:
     )
 
 
-def _restore(state: State, rows: pa.Table) -> None:
+def _restore_clients(state: State, rows: pa.Table) -> None:
     for row in CLIENTS.rows(rows):
         state.clients[row.client_id] = Client(row.number, decode_results(row.results), row.seen_at_ms)
 
 
-PROJECT: Project = {CLIENTS.name: _project_clients}
-RESTORE: Restore = {CLIENTS.name: _restore}
+# The table `producers`.
+
+
+def _project_producers(state: State, steps: StepBatch) -> pa.Table:
+    changed = map_change_times(state.changes.producers, steps)
+    return PRODUCERS.table(_build_producer_row(state, producer_id, at_ms) for producer_id, at_ms in changed.items())
+
+
+def _build_producer_row(state: State, producer_id: int, at_ms: int) -> ProducerRow:
+    producer = state.producers.get(producer_id)
+    units = [] if producer is None else [unit for units in producer.units.values() for unit in units]
+    return ProducerRow(
+        step=state.step,
+        producer_id=producer_id,
+        producer_epoch=producer.epoch if producer else 0,
+        units=[{name: getattr(unit, name) for name in unit.__struct_fields__} for unit in units],
+        seen_at_ms=producer.seen_at_ms if producer else at_ms,
+        removed=producer is None,
+    )
+
+
+def _restore_producers(state: State, rows: pa.Table) -> None:
+    for row in PRODUCERS.rows(rows):
+        producer = ProducerState(row.producer_epoch, row.seen_at_ms)
+        for stored in row.units:
+            unit = UnitAppended(**stored)
+            key = (unit.topic_id, unit.partition)
+            producer.units[key] = (*producer.units.get(key, ()), unit)
+        state.producers[row.producer_id] = producer
+
+
+PROJECT: Project = {CLIENTS.name: _project_clients, PRODUCERS.name: _project_producers}
+
+RESTORE: Restore = {CLIENTS.name: _restore_clients, PRODUCERS.name: _restore_producers}

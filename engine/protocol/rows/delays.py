@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.delayed import DELAYED, HOUR_MS, DelayedRow
+from lakemq.tables.specs.messages import DELAYED, HOUR_MS, DelayedRow
 
 from ..values.base import Record
-from ..values.delayed.delays import (
+from ..values.delays import (
     CancelOutcome,
     Delayed,
     DelayedRange,
@@ -31,13 +31,11 @@ from ..values.delayed.delays import (
     count_cancelled_after,
     find_outcome,
 )
-from ..values.delayed.packed import RESTORED_RANGES
-from ..values.delayed.packed_block import COLUMNS, NULL, Block, reorder_columns, sort_by_publishing
-from ..values.delayed.packed_columns import Numbers
-from ..values.delayed.waiting import CountedBlock
 from ..values.journal import Step, StepBatch, batch_steps
+from ..values.packed import COLUMNS, NULL, RESTORED_RANGES, Block, Numbers, reorder_columns, sort_by_publishing
 from ..values.state import State
-from .steps import Project, Restore
+from ..values.waiting import CountedBlock
+from .clients import Project, Restore
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The tables `groups`, `members`, `assignments` and `assignment_moves`."""
+"""The rows of groups, of their offsets, and of what queue groups have delivered.
+
+The tables `groups`, `members`, `assignments` and `assignment_moves`.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,22 @@ import pyarrow as pa
 from lakemq.tables.specs.groups import (
     ASSIGNMENT_MOVES,
     ASSIGNMENTS,
+    CONSUMER_OFFSETS,
     GROUPS,
     MEMBERS,
+    ConsumerOffsetRow,
     GroupRow,
     MemberRow,
 )
 
-from ..values.consuming.assignments import (
-    Assignment,
-    Group,
-    GroupMember,
-    GroupStatus,
-    PartitionStatus,
-    TopicIdPartition,
-)
-from ..values.consuming.groups import Move, PartitionsGone, PartitionsMoved
+from ..values.assignments import Assignment, Group, GroupMember, GroupStatus, PartitionStatus, TopicIdPartition
+from ..values.deliveries import ABORTED, BY_MEMBER, COMMITTED, Deliveries, MessagesSettled
+from ..values.groups import Move, PartitionsGone, PartitionsMoved
 from ..values.journal import PlacedEntry, Step, StepBatch
-from ..values.queues.deliveries import ABORTED, BY_MEMBER, COMMITTED, MessagesSettled
-from ..values.queues.stretches import DeliveryStatus
+from ..values.offsets import CommittedOffset
 from ..values.state import State
-from .steps import Project, Restore, list_changed
+from ..values.stretches import DeathReason, DeliveryStatus, Stretch
+from .clients import Project, Restore, list_changed, map_change_times
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
@@ -263,13 +262,81 @@ def _restore_assignments(state: State, rows: pa.Table) -> None:
     state.touched_groups = {name for name, group in state.groups.items() if group.is_moving_on}
 
 
+# Stretches of offsets as the column `ranges` of a table.
+
+
+def stretch_to_row(stretch: Stretch) -> dict[str, Any]:
+    return {
+        "first_offset": stretch.first,
+        "record_count": stretch.length,
+        "state": stretch.status.value,
+        "deliveries": stretch.deliveries,
+        "not_before_ms": stretch.not_before_ms,
+        "reason": None if stretch.reason is None else stretch.reason.value,
+        "error": stretch.error or None,
+    }
+
+
+def row_to_stretch(row: dict[str, Any]) -> Stretch:
+    status, reason = DeliveryStatus(row["state"]), row["reason"] and DeathReason(row["reason"])
+    offsets = row["first_offset"], row["record_count"]
+    return Stretch(*offsets, status, row["deliveries"], row["not_before_ms"], reason, row["error"] or "")
+
+
+# The table `consumer_offsets`.
+
+
+def _project_offsets(state: State, steps: StepBatch) -> pa.Table:
+    changed = map_change_times(state.changes.offsets, steps)
+    shards = {group: state.shards.of_group(group) for group in {group for group, _ in changed}}
+    return CONSUMER_OFFSETS.table(
+        _build_row(state, group, tp, at_ms, shards[group]) for (group, tp), at_ms in changed.items()
+    )
+
+
+def _build_row(state: State, group: str, tp: TopicIdPartition, at_ms: int, shard: int) -> ConsumerOffsetRow:
+    committed, (topic_id, partition) = state.offsets.get(group, {}).get(tp), tp
+    deliveries = state.find_deliveries(group, tp)
+    return ConsumerOffsetRow(
+        step=state.step,
+        group=group,
+        topic_id=topic_id,
+        topic=state.find_topic_name(topic_id),
+        partition=partition,
+        committed_offset=committed.offset if committed else 0,
+        ranges=None if deliveries is None else [stretch_to_row(stretch) for stretch in deliveries.stretches],
+        silent_since_ms=0 if deliveries is None else deliveries.silent_since_ms,
+        metadata=committed.metadata if committed else None,
+        committed_at_ms=committed.committed_at_ms if committed else at_ms,
+        deleted_count=committed.deleted_count if committed else 0,
+        expired_count=committed.expired_count if committed else 0,
+        shard=shard,
+        removed=committed is None,
+    )
+
+
+def _restore_offsets(state: State, rows: pa.Table) -> None:
+    for row in CONSUMER_OFFSETS.rows(rows):
+        tp, counts = (row.topic_id, row.partition), (row.deleted_count, row.expired_count)
+        committed = CommittedOffset(row.committed_offset, row.metadata, row.committed_at_ms, *counts)
+        state.offsets.setdefault(row.group, {})[tp] = committed
+        if row.ranges is not None:
+            deliveries = state.deliveries.setdefault(row.group, {})
+            ranges = [row_to_stretch(stretch) for stretch in row.ranges]
+            deliveries[tp] = Deliveries.from_stretches(row.committed_offset, ranges, row.silent_since_ms)
+            state.note_deliveries(row.group, tp)
+
+
 PROJECT: Project = {
+    CONSUMER_OFFSETS.name: _project_offsets,
     GROUPS.name: _project_groups,
     MEMBERS.name: _project_members,
     ASSIGNMENTS.name: _project_assignments,
     ASSIGNMENT_MOVES.name: _project_moves,
 }
+
 RESTORE: Restore = {
+    CONSUMER_OFFSETS.name: _restore_offsets,
     GROUPS.name: _restore_groups,
     MEMBERS.name: _restore_members,
     ASSIGNMENTS.name: _restore_assignments,

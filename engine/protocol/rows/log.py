@@ -9,18 +9,17 @@ from itertools import accumulate
 import numpy as np
 import pyarrow as pa
 
-from lakemq.tables.specs.applications import APPLICATIONS, ApplicationRow
-from lakemq.tables.specs.rejected_rows import REJECTED_ROWS, RejectionRow
-from lakemq.tables.specs.segments import FINAL_PENDING, SEGMENTS, SegmentRow
+from lakemq.tables.specs.messages import REJECTED_ROWS, RejectionRow
+from lakemq.tables.specs.topics import FINAL_PENDING, SEGMENTS, SegmentRow
+from lakemq.tables.specs.transactions import APPLICATIONS, ApplicationRow
 
 from ..values.base import Record
-from ..values.delayed.delays import Delayed
-from ..values.finals import FinalRange, RangesFinalized
+from ..values.delays import Delayed
 from ..values.journal import Step, StepBatch, batch_steps
-from ..values.log import Application, DataFile, FilesAdded, RowsJournaled, RowsRejected
+from ..values.log import Application, DataFile, FilesAdded, FinalRange, RangesFinalized, RowsJournaled, RowsRejected
 from ..values.state import State
 from ..values.topics import RecordsDeleted, TopicDeleted
-from .steps import Project, Restore, find_records, list_changed
+from .clients import Project, Restore, find_records, list_changed
 
 
 def find_added_files(steps: Sequence[Step]) -> list[DataFile]:

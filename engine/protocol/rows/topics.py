@@ -10,19 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.tables.specs.offsets import RANGES
+from lakemq.tables.specs.groups import RANGES
 from lakemq.tables.specs.topics import OPEN_TRANSACTIONS, PARTITIONS, TOPICS, TopicRow
 
-from ..values.changes import Changes, DeletedTopic
+from ..parameters import SchemaVersion
+from ..values.dead_letters import REDRIVE
+from ..values.deliveries import Deliveries
 from ..values.journal import StepBatch
-from ..values.queues.dead_letters import REDRIVE
-from ..values.queues.partition_deliveries import Deliveries
-from ..values.queues.stretches import DeliveryStatus, Stretch
-from ..values.schemas import SchemaVersion
-from ..values.state import State
+from ..values.state import Changes, DeletedTopic, State
+from ..values.stretches import DeliveryStatus, Stretch
 from ..values.topics import MAX_PARTITIONS, Topic
-from . import stretches
-from .steps import Project, Restore, list_changed
+from . import groups
+from .clients import Project, Restore, list_changed
 
 _configs = msgspec.json.Decoder(dict[str, Any])
 
@@ -142,7 +141,7 @@ def _build_redrives(touched: Sequence[tuple[Topic, Sequence[int]]], count: int) 
     redrives = [topic.redrives.get(partition) for topic, partitions in touched for partition in partitions]
     return pa.array(
         [
-            None if deliveries is None else list(map(stretches.stretch_to_row, _list_all_stretches(deliveries)))
+            None if deliveries is None else list(map(groups.stretch_to_row, _list_all_stretches(deliveries)))
             for deliveries in redrives
         ],
         RANGES,
@@ -200,7 +199,7 @@ def _restore_partitions(state: State, partitions: pa.Table) -> None:
         state.topics[row["topic_id"]].open_transactions[row["partition"]] = opened
     redriven = partitions.filter(pc.is_valid(partitions.column("redrives")))
     for row in redriven.select(["topic_id", "partition", "redrives"]).to_pylist():
-        deliveries = Deliveries.from_stretches(0, list(map(stretches.row_to_stretch, row["redrives"])))
+        deliveries = Deliveries.from_stretches(0, list(map(groups.row_to_stretch, row["redrives"])))
         state.topics[row["topic_id"]].redrives[row["partition"]] = deliveries
         state.note_deliveries(REDRIVE, (row["topic_id"], row["partition"]))
 

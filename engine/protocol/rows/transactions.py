@@ -18,12 +18,12 @@ from lakemq.tables.specs.transactions import (
     TransactionalIdRow,
 )
 
-from ..values.consuming.offsets import OffsetCommit
+from ..values.deliveries import MessageRanges
 from ..values.journal import StepBatch
+from ..values.offsets import OffsetCommit
 from ..values.producers import ProducerState
-from ..values.queues.deliveries import MessageRanges
-from ..values.queues.stretches import Range
 from ..values.state import State
+from ..values.stretches import Range
 from ..values.transactions import (
     EndedTransaction,
     EndReason,
@@ -32,7 +32,7 @@ from ..values.transactions import (
     TransactionMoved,
     TransactionStatus,
 )
-from .steps import Project, Restore, find_records, map_change_times
+from .clients import Project, Restore, find_records, map_change_times
 
 
 def _project_ids(state: State, steps: StepBatch) -> pa.Table:

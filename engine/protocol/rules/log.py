@@ -23,7 +23,7 @@ from ..errors import (
     StaleTopicMetadata,
 )
 from ..names import MAX_LENGTH, check_destination, shorten
-from ..values.base import MAX_SEQUENCE
+from ..values.base import MAX_SEQUENCE, Done
 from ..values.decision import Decision, DecisionInputs, InlineRows
 from ..values.journal import JournalEntry
 from ..values.log import (
@@ -35,21 +35,33 @@ from ..values.log import (
     Produce,
     Produced,
     Published,
+    RangesFinalized,
+    RangesWritten,
     RowsJournaled,
     RowsRejected,
     WaitingUnit,
+    find_range_ends,
 )
 from ..values.producers import UnitAppended, waiting_unit
 from ..values.segments import NO_SEGMENTS, Segments, build_segments
 from ..values.state import State
 from ..values.topics import Topic, TopicRef
-from .delayed.delays import decide_delayed_rows
-from .producers import remember_units
-from .ranges import Column, RangeColumns, RowSource, compute_base_offsets
-from .registries import Folds, Rules
-from .timers import Timers
+from .clients import remember_units
+from .delays import decide_delayed_rows
+from .timers import Folds, Rules, Timers
 from .transactions import build_join_entries, check_can_join
-from .units import Units, build_rejected_unit, build_units, find_earlier_appends, is_repeated_rejection, list_log_units
+from .units import (
+    Column,
+    RangeColumns,
+    RowSource,
+    Units,
+    build_rejected_unit,
+    build_units,
+    compute_base_offsets,
+    find_earlier_appends,
+    is_repeated_rejection,
+    list_log_units,
+)
 
 MAX_VERSION = 2**63 - 1
 
@@ -354,11 +366,48 @@ def ignore_record(state: State, record: FilesAdded | RowsJournaled | RowsRejecte
     """Do nothing: these records only matter to the tables."""
 
 
-DECIDE: Rules = {Produce: decide_produce}
+# Final messages: decide that ranges of messages are in files of `final_messages`.
+#
+# Invariants: `final_offset` of a partition only grows, and never passes its last stable offset. Each range begins where
+# the one before has ended. So each committed message is in one file, once, and of two writers the second one is
+# refused.
+
+
+def decide_final_ranges(state: State, written: RangesWritten, inputs: DecisionInputs) -> Decision:
+    """Accept the files. If the topic or its log has changed meanwhile, they are left over.
+
+    Raises InvalidRequest: a range does not begin at the final offset, or ends beyond the last stable offset.
+    """
+    topic = state.topics.get(written.topic_id)
+    if topic is None:
+        return Decision(Done())
+    stable = topic.last_stable_offsets
+    for partition, (first, end) in find_range_ends(written.ranges).items():
+        topic.find_partition(partition)
+        final = int(topic.final_offsets[partition])
+        if first != final or end > stable[partition]:
+            raise InvalidRequest(
+                f"These offsets of {topic.topic}-{partition} cannot become final now.",
+                found=f"{first} to {end - 1}",
+                expected=f"from {final}, below {stable[partition]}",
+            )
+    record = RangesFinalized(topic.topic_id, topic.topic, written.files, written.ranges)
+    return Decision(Done(), (JournalEntry(record),))
+
+
+def advance_final_offsets(state: State, record: RangesFinalized, segments: Segments) -> None:
+    for partition, (_, end) in find_range_ends(record.ranges).items():
+        state.change_partition(record.topic_id, partition).final_offsets[partition] = end
+
+
+DECIDE: Rules = {Produce: decide_produce, RangesWritten: decide_final_ranges}
+
 EVOLVE: Folds = {
     Produced: append_rows,
     FilesAdded: ignore_record,
     RowsJournaled: ignore_record,
     RowsRejected: ignore_record,
+    RangesFinalized: advance_final_offsets,
 }
+
 TIMERS: Timers = ()

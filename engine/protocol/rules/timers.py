@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..values.decision import Limits
+from ..values.base import Record
+from ..values.decision import Decision, DecisionInputs, Limits
 from ..values.journal import JournalEntry
+from ..values.segments import Segments
 from ..values.state import State
-from .observed_waits import ObservedWaits
+
+# Observed waits: how long the leader has itself seen something wait. No clock of another process counts.
+#
+# After a change of leader everything waits its full time again, at most; nothing ever ends early.
+
+
+class ObservedWaits:
+    """The waits that a leader has observed during its term. Times are those of its monotonic clock."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[Hashable, int] = {}
+
+    def observe(self, waiting: Iterable[Hashable], steady_ms: int) -> None:
+        """Note what waits now and forget what no longer waits. A key names one wait and is never used again."""
+        self._since_ms = {key: self._since_ms.get(key, steady_ms) for key in waiting}
+
+    def waited_ms(self, key: Hashable, steady_ms: int) -> int:
+        """Return how long the wait was observed; 0 if it was not observed yet."""
+        return steady_ms - self._since_ms.get(key, steady_ms)
 
 
 @dataclass(frozen=True)
@@ -51,3 +71,15 @@ class Timer(NamedTuple):
 
 Timers = tuple[Timer, ...]
 """A subject's `TIMERS`."""
+
+
+# The types of the registries that each subject fills: `DECIDE` and `EVOLVE`. `TIMERS` is described in `timers`.
+
+
+Rules = Mapping[type[Any], Callable[[State, Any, DecisionInputs], Decision]]
+"""Maps a kind of request to its rule. A rule only reads the state, and raises a refusal."""
+
+Fold = Callable[[State, Any, Segments], None]
+
+Folds = Mapping[type[Record], Fold]
+"""Maps a kind of record to the function that applies it to the state. It never fails: the record is already decided."""

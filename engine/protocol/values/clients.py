@@ -1,4 +1,7 @@
-"""Clients: letters, answers, and the last answer of each client, kept for a repeat."""
+"""Clients and the leader.
+
+Clients: letters, answers, and the last answer of each client, kept for a repeat.
+"""
 
 from __future__ import annotations
 
@@ -71,4 +74,23 @@ class Client:
     seen_at_ms: int
 
 
-RECORDS = (Answered, ClientRemoved)
+# The lease of the leader.
+
+
+class LeaderElected(Record, frozen=True, tag="leader_elected"):
+    """A sequencer took or renewed the lease. An empty leader means that the lease was given back."""
+
+    leader: str
+    epoch: int
+    lease_ms: int
+
+    @property
+    def subject(self) -> str:
+        return self.leader
+
+
+RECORDS = (
+    Answered,
+    ClientRemoved,
+    LeaderElected,
+)

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import msgspec
 import pyarrow as pa
 
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
-from . import clients, finals, leader
+from . import clients
 from .base import Record
 from .kinds import SUBJECTS
 from .segments import NO_SEGMENTS, Segments, segments_to_table
 
-RECORDS: tuple[type[Record], ...] = tuple(
-    kind for subject in (*SUBJECTS, finals, clients, leader) for kind in subject.RECORDS
-)
+RECORDS: tuple[type[Record], ...] = tuple(kind for subject in (*SUBJECTS, clients) for kind in subject.RECORDS)
 
 if TYPE_CHECKING:
     AnyRecord = Record
@@ -51,7 +49,7 @@ other steps.
 class Step(msgspec.Struct, frozen=True, dict=True):
     """Everything that a sequencer decided in one turn, in order. `step` is its number.
 
-    rows: the message rows that the step object holds (`codec/step_rows.py`); the step's record `rows_journaled` says
+    rows: the message rows that the step object holds (`codec/journal.py`); the step's record `rows_journaled` says
     which rows of which data file they will be. None without such rows, or if they were not read.
     """
 
@@ -133,4 +131,4 @@ def batch_steps(steps: Sequence[Step]) -> StepBatch:
 
 def is_renewal(step: Step) -> bool:
     """Return whether a step only names its leader. Followers read that from the step itself."""
-    return all(isinstance(entry.record, leader.LeaderElected) for entry in step.entries)
+    return all(isinstance(entry.record, clients.LeaderElected) for entry in step.entries)

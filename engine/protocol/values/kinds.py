@@ -8,11 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Union
 
 from ..errors import Refusal
-from . import log, producers, topics, transactions
+from . import dead_letters, delays, deliveries, groups, log, offsets, producers, topics, transactions
 from .base import Done, Request, Result
-from .consuming import groups, offsets
-from .delayed import delays
-from .queues import dead_letters, deliveries
 
 SUBJECTS = (topics, producers, log, delays, offsets, groups, deliveries, dead_letters, transactions)
 

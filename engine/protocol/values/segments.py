@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakemq.tables.specs.segments import SEGMENT_SCHEMA
+from lakemq.tables.specs.topics import SEGMENT_SCHEMA
 
 Mask = npt.NDArray[np.bool_]
 

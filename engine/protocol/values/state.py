@@ -7,24 +7,102 @@ delayed rows. It holds nothing per segment or message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import NamedTuple
 
-from ..errors import UnknownTopicOrPartition
+from ..errors import InvalidRequest, OffsetMetadataTooLarge, OffsetOutOfRange, UnknownTopicId, UnknownTopicOrPartition
+from ..hashing import SHARDS, shard
 from ..names import shorten, unify_collision_chars
-from .changes import Changes, DeletedTopic
+from .assignments import Assignment, Group, TopicIdPartition
 from .clients import Client
-from .consuming.assignments import Assignment, Group, TopicIdPartition
-from .consuming.offsets import CommittedOffset
-from .delayed.waiting import Delays
+from .dead_letters import REDRIVE
+from .deliveries import Deliveries
 from .log import Application
+from .offsets import MAX_OFFSETS, CommittedOffset, OffsetCommit
 from .producers import ProducerState
-from .queues.dead_letters import REDRIVE
-from .queues.partition_deliveries import Deliveries
 from .segments import Segments
-from .shards import Shards
 from .topics import Topic
 from .transactions import Transaction
+from .waiting import Delays
+
+# The changes of folds: the keys of the rows that the next projection writes.
+
+
+class DeletedTopic(NamedTuple):
+    """The facts that the last rows of a deleted topic need. log_count: its partitions, including ended ones."""
+
+    topic: str
+    log_count: int
+
+
+@dataclass
+class Changes:
+    """Key of a row -> the last step that has changed it. One field per table that holds state.
+
+    The methods of State that change a thing, or let a fold change it, note its key here. So no projection needs to know
+    which records change its rows, and no member which records change its view of the group. Delayed rows are missing:
+    their rows name the request of each change, which only the journal tells.
+
+    appended: segments that have changed their partitions, with the step. To note each partition would slow down a step
+    of many segments. deleted_topics: by topic id. removed_partitions: group and partition -> topic, of partitions that
+    a group no longer has.
+    """
+
+    topics: dict[int, int] = field(default_factory=dict)
+    partitions: dict[TopicIdPartition, int] = field(default_factory=dict)
+    producers: dict[int, int] = field(default_factory=dict)
+    applications: dict[tuple[str, str], int] = field(default_factory=dict)
+    clients: dict[str, int] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+    offsets: dict[tuple[str, TopicIdPartition], int] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
+    members: dict[tuple[str, str], int] = field(default_factory=dict)
+    assignments: dict[tuple[str, TopicIdPartition], int] = field(default_factory=dict)
+    appended: list[tuple[int, Segments]] = field(default_factory=list)
+    deleted_topics: dict[int, DeletedTopic] = field(default_factory=dict)
+    removed_partitions: dict[tuple[str, TopicIdPartition], str] = field(default_factory=dict)
+
+    def find_partitions(self, group: str) -> set[TopicIdPartition]:
+        """Return the partitions of which the log, or what this group knows of them, has changed.
+
+        Partitions of topics that have changed as a whole may be missing.
+        """
+        changed = {tp for name, tp in chain(self.offsets, self.assignments) if name == group}
+        changed.update(self.partitions)
+        for _, segments in self.appended:
+            changed.update(zip(segments.column("topic_id"), segments.column("partition"), strict=True))
+        return changed
+
+    def clear(self) -> None:
+        """Forget all changes: the tables hold them."""
+        for part in fields(self):
+            getattr(self, part.name).clear()
+
+
+# Shards of groups and transactional ids, in numbers that are chosen when a namespace is created.
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The number of shards of a namespace's groups and of its transactional ids.
+
+    A shard is what a partition of `__consumer_offsets` and of `__transaction_state` is in Kafka: rows that share one
+    may be read together. One sequencer decides for all of them.
+    """
+
+    group_shard_count: int = SHARDS
+    transaction_shard_count: int = SHARDS
+
+    def of_group(self, group: str) -> int:
+        """Return the group's shard."""
+        return shard(group, self.group_shard_count)
+
+    def of_transactional_id(self, transactional_id: str) -> int:
+        """Return the transactional id's shard."""
+        return shard(transactional_id, self.transaction_shard_count)
+
 
 KEPT_CHANGES = 32
 """Looks for new steps whose changes a reader keeps. A view that was built before these is built again."""
@@ -381,3 +459,40 @@ class State:
             for tp in self.transactions[name].list_partitions(group)
             if tp[0] in self.topics
         }
+
+
+# Checks of offsets against the log, for the rule that decides and for the client that sends them.
+
+
+MAX_METADATA = 4096
+"""Characters of the metadata of an offset."""
+
+
+def check_commits(state: State, commits: Sequence[OffsetCommit]) -> list[int]:
+    """Return the topic id of each commit.
+
+    Raises UnknownTopicOrPartition, UnknownTopicId (the topic is deleted, even if its name exists again),
+    OffsetOutOfRange (beyond the high watermark), OffsetMetadataTooLarge, InvalidRequest (too many).
+    """
+    if len(commits) > MAX_OFFSETS:
+        raise InvalidRequest("Too many offsets.", found=len(commits), expected=f"at most {MAX_OFFSETS}")
+    return [_check_commit(state, commit) for commit in commits]
+
+
+def _check_commit(state: State, commit: OffsetCommit) -> int:
+    topic = state.topic(commit.topic) if commit.topic_id is None else state.topics.get(commit.topic_id)
+    if topic is None:
+        raise UnknownTopicId(found=f"{shorten(commit.topic)} with id {commit.topic_id}")
+    topic_id, partition = topic.find_partition(commit.partition)
+    high_watermark = int(topic.high_watermarks[partition])
+    if not 0 <= commit.offset <= high_watermark:
+        raise OffsetOutOfRange(
+            f"{commit.topic}-{partition} does not reach this offset.",
+            found=commit.offset,
+            expected=f"0 to {high_watermark}",
+        )
+    if commit.metadata is not None and len(commit.metadata) > MAX_METADATA:
+        raise OffsetMetadataTooLarge(
+            found=f"{len(commit.metadata)} characters", expected=f"at most {MAX_METADATA} characters"
+        )
+    return topic_id

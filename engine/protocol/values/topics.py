@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnknownTopicOrPartition
-from ..parameters import TOPIC
-from .base import Count, Number, Request, Result, TopicRecord
-from .queues.partition_deliveries import Deliveries
-from .schemas import SchemaVersion, schema_from_config
-from .transitions import Transitions
+from ..parameters import TOPIC, SchemaVersion, schema_from_config
+from .base import Count, Number, Request, Result, TopicRecord, Transitions
+from .deliveries import Deliveries
 
 MAX_PARTITIONS = 100_000
 """The largest number of partitions of a topic."""

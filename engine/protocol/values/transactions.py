@@ -7,12 +7,11 @@ from enum import Enum
 
 import msgspec
 
-from .base import Count, Number, Request, Result, TransactionRecord
-from .consuming.assignments import TopicIdPartition
-from .consuming.offsets import OffsetCommit
+from .assignments import TopicIdPartition
+from .base import Count, Number, Request, Result, TransactionRecord, Transitions
+from .deliveries import MessageRanges
+from .offsets import OffsetCommit
 from .producers import TransactionRef
-from .queues.deliveries import MessageRanges
-from .transitions import Transitions
 
 
 class EndTransaction(Request, frozen=True, tag="end_transaction"):

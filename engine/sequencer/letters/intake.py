@@ -1,4 +1,6 @@
-"""The intake: which letters a step takes, which of them must wait, and which are refused unread.
+"""The intake of a step: when the mailbox is listed, which letters are taken, and which are set aside.
+
+The intake: which letters a step takes, which of them must wait, and which are refused unread.
 
 Letters come through the mailbox, or on the lines of clients that are connected (`lines`). Those of lines come first,
 unless they left no room for the mailbox in the last step.
@@ -16,20 +18,72 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from lakemq.tables.storage.coordination.mailbox import LetterName, Mailbox
+from lakemq.tables.storage.object_stores.files import Files
 
+from ...namespace.clock import Clock
 from ...namespace.config import EngineConfig
-from ...namespace.processes.clock import Clock
 from ...protocol.codec.few_rows import Rows
 from ...protocol.codec.letter import decode_letter
-from ...protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest, LakeMQError
+from ...protocol.errors import ClientEnded, InconsistentClusterId, InvalidRequest, LakeMQError, UnknownServerError
 from ...protocol.rules.clients import Turn, find_turn
 from ...protocol.values.clients import Letter
 from ...protocol.values.state import State
 from .line_table import LineLetter, LineTable
-from .listing_pace import ListingPace
+
+# Decide when the leader lists the mailbox of an object store.
+#
+# Listing costs a request. While clients send their letters on lines, few come through the mailbox, so the leader lists
+# it every few seconds. It lists at every step if no client has had a line since the mailbox last held a letter. A
+# client that is idle gives up its line, and comes back on a line. The leader also lists at every step for a while after
+# it found a letter, because that client sends its next letters in the same way.
+
+
+SHORTEST_MS, LONGEST_MS = 1_000, 5_000
+"""Time between two listings while clients have lines. It grows while the mailbox is empty."""
+BUSY_MS = 2_000
+"""Time after a letter in which each step lists the mailbox."""
+_GROWTH = 1.5
+
+
+class ListingPace:
+    """The listings of one sequencer. For its thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._client_count = 0
+        self._has_line_clients = False
+        self._interval_ms: float = SHORTEST_MS
+        self._due_at_ms: float = clock.steady_ms()
+        self._busy_until_ms: float = clock.steady_ms()
+
+    def is_due(self, client_count: int) -> bool:
+        """Return whether this step should list the mailbox. client_count: how many clients have lines."""
+        # a client whose line has ended may have put its letter into the mailbox
+        has_lost_client, self._client_count = client_count < self._client_count, client_count
+        self._has_line_clients |= bool(client_count)
+        now_ms = self._clock.steady_ms()
+        if has_lost_client and not client_count:
+            self._busy_until_ms = now_ms + BUSY_MS
+        is_used = has_lost_client or not self._has_line_clients
+        return is_used or now_ms >= self._due_at_ms or now_ms < self._busy_until_ms
+
+    def request(self) -> None:
+        """Let the next step list the mailbox."""
+        self._due_at_ms = self._clock.steady_ms()
+
+    def note_listing(self, has_letters: bool) -> None:
+        """Note that the mailbox was listed, and whether letters were there."""
+        now_ms = self._clock.steady_ms()
+        if has_letters:
+            self._busy_until_ms, self._interval_ms = now_ms + BUSY_MS, SHORTEST_MS
+            self._has_line_clients = bool(self._client_count)
+        self._due_at_ms = now_ms + self._interval_ms
+        self._interval_ms = min(LONGEST_MS, _GROWTH * self._interval_ms)
+
 
 log = logging.getLogger("lakemq.serve")
 
@@ -293,3 +347,44 @@ def _memory_bytes(opened: OpenedLetter, size_bytes: int) -> int:
 
 def _empty_letter(name: LetterName) -> Letter:
     return Letter(name.client_id, name.number, [], 0)
+
+
+# Quarantine: letters that met an unexpected error are refused, logged, and copied for an examination.
+
+
+FOLDER = "aside"
+"""The folder of copies."""
+MAX_FILES = 100
+
+
+class Quarantine:
+    """The quarantine of one sequencer. It never raises: one bad letter must not stop the others."""
+
+    def __init__(self, files: Files, mailbox: Mailbox) -> None:
+        self._files, self._mailbox = files, mailbox
+        self._refused_unread: set[tuple[str, int]] = set()
+        """Client and number of each. They stay: a step that refuses one may fail, and the letter comes again then."""
+
+    def store_copy(self, letter: LetterName, error: Exception, body: bytes | None = None) -> None:
+        """Log the error and store a copy of the letter, up to MAX_FILES copies. body: if it is not in the mailbox."""
+        text = "Letter %s met an unexpected error. A copy of it is in %s/: %s"
+        log.error(text, letter.name, FOLDER, error, exc_info=error)
+        with suppress(OSError):
+            body = self._mailbox.read(letter) if body is None else body
+            if body is not None and len(self._files.list(FOLDER, MAX_FILES)) < MAX_FILES:
+                self._files.put(f"{FOLDER}/{letter.name}", body)
+
+    def refuse_next_time(self, client_id: str, number: int) -> None:
+        """Refuse this letter unread when it comes again.
+
+        The state may be half changed by it, so the caller throws the state away.
+        """
+        self._refused_unread.add((client_id, number))
+
+    def find_refusal(self, letter: LetterName) -> LakeMQError | None:
+        """Return why a letter is refused unread. None for all but a few."""
+        if (letter.client_id, letter.number) not in self._refused_unread:
+            return None
+        return UnknownServerError(
+            "The sequencer met an unexpected error with this request. A copy of it is in aside/.", found=letter.name
+        )

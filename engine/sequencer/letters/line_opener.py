@@ -6,25 +6,84 @@ leader can take it for its own or remove a newer one. With `line.listen` it also
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
+import ssl
 import threading
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 
 from msgspec.structs import replace
 
-from lakemq.tables.storage.coordination import tcp_sockets, unix_sockets
-from lakemq.tables.storage.coordination.line_objects import LINES_FOLDER, line_name, remove_older_lines
+from lakemq.tables.storage.coordination import sockets
+from lakemq.tables.storage.coordination.sockets import LINES_FOLDER, line_name, remove_older_lines
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
 
-from ...namespace.line_frames import LineAddress, decode_address, encode_address
-from ...namespace.line_settings import LineSettings
-from ...namespace.processes.clock import Clock
+from ...namespace.clock import Clock
+from ...namespace.extras import needs
+from ...namespace.line_frames import LineAddress, LineSettings, decode_address, encode_address
 from ...protocol.errors import MissingExtra
-from .line_certificate import make_tls_context
-from .line_connections import LineListener
+from .line_table import LineListener
 from .lines import LineServer
+
+# The certificate of one term: made when the term begins, and never stored.
+#
+# Clients do not ask an authority about it. They compare it with the fingerprint in the object of the line, which only
+# the leader could put there.
+
+
+_LIFETIME = timedelta(days=3650)
+"""Clients do not look at it: clocks of machines differ, and a term may be long."""
+
+
+def make_tls_context() -> tuple[ssl.SSLContext, str]:
+    """Return a context for a leader with a new certificate, and the certificate's fingerprint.
+
+    Raises MissingExtra without the package `cryptography`; OSError if the system refuses.
+    """
+    certificate, key, fingerprint = _make_certificate()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Tickets resume a session on a later connection, which a line never does.
+    context.num_tickets = 0
+    # ssl reads only files. This one is in memory, so that the key is never on a disk.
+    descriptor = os.memfd_create("lakemq-line", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(key + certificate)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context, fingerprint
+
+
+def _make_certificate() -> tuple[bytes, bytes, str]:
+    """Return certificate and key as PEM, and the fingerprint."""
+    with needs("tls"):
+        from cryptography import x509  # only leaders that listen to other machines need it
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+        from cryptography.x509.oid import NameOID
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lakemq-line")])
+    now = datetime.now(timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + _LIFETIME)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    fingerprint = hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
+    return certificate.public_bytes(Encoding.PEM), private, fingerprint
+
 
 log = logging.getLogger("lakemq.serve")
 
@@ -107,13 +166,13 @@ class _LineOpener:
     def _listen_on_unix_socket(self, files: LocalFiles) -> LineListener:
         name = f"{line_name(self.address.epoch)}-{secrets.token_hex(4)}.sock"
         os.makedirs(os.path.join(files.root, LINES_FOLDER), exist_ok=True)
-        listener = LineListener(unix_sockets.listen(os.path.join(files.root, name)))
+        listener = LineListener(sockets.listen_unix(os.path.join(files.root, name)))
         self.address = replace(self.address, socket=name)
         return listener
 
     def _listen_on_tcp(self, settings: LineSettings) -> LineListener:
         context, fingerprint = make_tls_context()
-        listening_socket = tcp_sockets.listen(settings.listen_host, settings.listen_port)
+        listening_socket = sockets.listen_tcp(settings.listen_host, settings.listen_port)
         port = settings.connect_port or listening_socket.getsockname()[1]
         log.info("Clients of other machines connect to %s:%d", settings.connect_host, port)
         self.address = replace(self.address, host=settings.connect_host, port=port, fingerprint=fingerprint)

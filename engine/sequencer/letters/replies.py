@@ -1,19 +1,29 @@
-"""Write replies into the mailbox. The steps have the truth, so a reply that cannot be written stops no step."""
+"""Answers on their way back: on lines, in the mailbox, and to clients that follow the steps.
+
+Write replies into the mailbox. The steps have the truth, so a reply that cannot be written stops no step.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from lakemq.tables.storage.coordination.mailbox import Mailbox
 
-from ...namespace.processes.clock import Clock
+from ...namespace import crash
+from ...namespace.clock import Clock
+from ...namespace.line_frames import FollowFrameKind, encode_number_frame
 from ...protocol.codec.letter import encode_answer
-from ...protocol.values.clients import Answer
+from ...protocol.values.clients import Answer, Answered, ClientRemoved
+from ...protocol.values.journal import JournalEntry
 from ...protocol.values.kinds import AnyResult
 from ...protocol.values.state import State
+from .intake import Intake, StepLetters
+from .line_table import Line, LineTable
 
 log = logging.getLogger("lakemq.serve")
 
@@ -133,3 +143,148 @@ class Replies:
                 failed = error
         if failed is not None:
             log.warning("Replies that no client fetches may be left behind: %s", failed)
+
+
+# Answer the letters of a step, each the way it came: on its line, or by a reply in the mailbox.
+
+
+Pace = Callable[[Iterable[Any]], Iterator[Any]]
+"""Yields the items one by one, and does other urgent work in between."""
+
+
+class Answers:
+    """Answer letters once their step has landed, and discard those of the mailbox."""
+
+    def __init__(self, intake: Intake, replies: Replies, crash_point: crash.CrashPoint) -> None:
+        self._intake, self._replies, self._crash_point = intake, replies, crash_point
+
+    def send(
+        self,
+        state: State,
+        lines: LineTable | None,
+        letters: StepLetters,
+        entries: Sequence[JournalEntry],
+        pace: Pace,
+        announce_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Answer the letters of the last step.
+
+        Args:
+            state: after the step.
+            lines: on which letters may have come. None: there are no lines.
+            entries: of the step.
+            pace: yields items, and renews the lease in between: the request for each item may take a while.
+            announce_step: tells followers of the step. It comes after the answers on lines, which take no time, and
+                before the replies in the mailbox, which may take long.
+        """
+        answered = set() if lines is None else _answer_on_lines(state, lines, letters)
+        announce_step()
+        self._replies.send(state.step, pace(_list_replies(state, letters, entries, answered)))
+        self._replies.retry_replies(state)
+        removed = [entry.record for entry in entries if entry.request_id is None]
+        self._replies.forget([record.client_id for record in removed if isinstance(record, ClientRemoved)])
+        self._crash_point("sequencer.answered")
+        done = [opened.name for opened in letters.taken if opened.on_line is None] + letters.repeated
+        if done:
+            self._intake.discard(pace(done))
+            self._crash_point("sequencer.letters_discarded")
+
+
+def _list_replies(
+    state: State, letters: StepLetters, entries: Sequence[JournalEntry], answered: set[tuple[str, int]]
+) -> list[Reply]:
+    """Return the replies to write into the mailbox. answered: clients and numbers of letters that came on lines."""
+    records = [entry.record for entry in entries]
+    replies: list[Reply] = [
+        (record.client_id, record.number, record.results)
+        for record in records
+        if isinstance(record, Answered) and (record.client_id, record.number) not in answered
+    ]
+    for name in letters.repeated:
+        client = state.clients.get(name.client_id)
+        if client is not None and client.number == name.number:
+            replies.append((name.client_id, name.number, client.results))
+    return replies
+
+
+def _answer_on_lines(state: State, lines: LineTable, letters: StepLetters) -> set[tuple[str, int]]:
+    """Answer the letters that came on lines. Return client and number of those that this step has decided."""
+    decided = [opened.on_line for opened in letters.taken if opened.on_line is not None]
+    for on_line in decided:
+        name = on_line.name
+        client = state.clients.get(name.client_id)
+        if client is None or client.number != name.number:
+            lines.refuse(on_line)
+            continue
+        answer = Answer(name.client_id, name.number, state.step, client.results)
+        lines.answer(on_line, encode_answer(answer))
+    return {(on_line.name.client_id, on_line.name.number) for on_line in decided}
+
+
+# The lines whose clients wait for a step, and the steps that they are told of.
+#
+# A hint only says that there is a new step. The client then reads the step from the store, as it would without a hint.
+# So a hint that is late, lost or from a former leader does no harm.
+#
+# The sequencer's thread notes steps that are decided. The reading thread sends the hints, one per request of a client:
+# a client that reads slowly asks rarely, and never has more than one hint in its way.
+
+
+class Followers:
+    """The waiting followers of one term. Thread-safe."""
+
+    def __init__(self, send: Callable[[Line, bytes], None], wake_reader: Callable[[], None]) -> None:
+        """Create them for a term.
+
+        Args:
+            send: sends a frame on a line without waiting.
+            wake_reader: called when the reading thread has hints to send.
+        """
+        self._send, self._wake_reader = send, wake_reader
+        self._lock = threading.Lock()
+        self._waiting: dict[Line, int] = {}
+        """Line -> the last step that its client has read."""
+        self._newest_step = self._announced_step = 0
+
+    # -- the sequencer's thread -------------------------------------------------------------------------
+
+    def note_step(self, step: int) -> None:
+        """Note a step that is decided: its put succeeded, and the look afterwards found the step before unchanged."""
+        self._newest_step = step
+
+    def announce(self) -> None:
+        """Have the followers told of the newest step. Its letters must be answered before."""
+        with self._lock:
+            is_new = self._announced_step != self._newest_step
+            self._announced_step = self._newest_step
+            has_hints = is_new and bool(self._waiting)
+        if has_hints:
+            self._wake_reader()
+
+    # -- the reading thread -----------------------------------------------------------------------------
+
+    def add(self, line: Line, step: int) -> None:
+        """Tell the client once of a step after this one: now, or when there is one."""
+        with self._lock:
+            newest = self._announced_step
+            if step >= newest:
+                self._waiting[line] = step
+                return
+            self._waiting.pop(line, None)
+        self._send(line, encode_number_frame(FollowFrameKind.STEP, newest))
+
+    def send_hints(self) -> None:
+        """Tell the clients that wait for a step that is there now."""
+        with self._lock:
+            newest = self._announced_step
+            behind = [line for line, step in self._waiting.items() if step < newest]
+            for line in behind:
+                del self._waiting[line]
+        if behind:
+            frame = encode_number_frame(FollowFrameKind.STEP, newest)
+            for line in behind:
+                self._send(line, frame)
+
+    def forget(self, line: Line) -> None:
+        with self._lock:
+            self._waiting.pop(line, None)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakemq.jobs.entry import PATH_VARIABLE
-from lakemq.jobs.output import Output, note
-from lakemq.jobs.process.probe import probe
+from ...entry import PATH_VARIABLE
+from ...output import Output, note, one_line
+from ...process.exits import Exit
+from ...process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
+
 
 log = logging.getLogger("lakemq.command")
 
@@ -51,7 +54,7 @@ class Session:
 
     def connect(self, create: bool = False, shared_with_group: bool = False) -> Connection:
         """Connect to the namespace. Raises NamespaceError, NewerFormat, InvalidConfig."""
-        from lakemq.engine.namespace.processes.extras import hide_pandas
+        from lakemq.engine.namespace.extras import hide_pandas
 
         with hide_pandas():
             import lakemq
@@ -142,3 +145,37 @@ def _who(leader: str, epoch: int, lease_ms: int) -> str:
         return "this command's own sequencer is slow"
     takeover = f"this command takes over if it stays silent for its lease of {lease_ms / 1000:g} s"
     return f"{leader} leads (epoch {epoch}) and is silent; {takeover}"
+
+
+# Confirmation of commands that delete something for good.
+
+
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required where stdin is not a terminal.")
+]
+
+ASKS = "Asks for confirmation first, unless --yes is given."
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on stderr whether to go on, unless `yes` is given.
+
+    Ask before a sequencer starts: nobody should hold a lease while a person thinks.
+
+    Raises:
+        typer.Exit: Nothing was changed. Code 2: stdin is not a terminal, so nobody can be asked. Code 1: the
+            answer was no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        note(
+            f"CONFIRMATION_REQUIRED: {question} This cannot be undone, and stdin is not a terminal, so nobody can be"
+            " asked. Nothing was changed. Give --yes to do it."
+        )
+        raise typer.Exit(Exit.USAGE)
+    # not typer.confirm: it prints a blank to stdout, among the data
+    print(f"{one_line(question)} This cannot be undone. [y/N]: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        note("Nothing was changed.")
+        raise typer.Exit(Exit.FAILED)

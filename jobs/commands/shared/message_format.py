@@ -1,4 +1,7 @@
-"""Print messages by a format string, as kcat -f does: '%k: %s\\n'."""
+"""How commands print messages, and read schemas from files.
+
+Print messages by a format string, as kcat -f does: '%k: %s\\n'.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from lakemq.jobs.output import decode_utf8, escape_control_characters
+import typer
+
+from ...output import decode_utf8, escape_control_characters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,3 +138,27 @@ class FormatPrinter:
 
     def close(self) -> None:
         """Do nothing: a format has no header."""
+
+
+# Schemas of topics in files: `--schema orders.avsc`.
+
+
+_TYPES = {".avsc": "avro", ".json": "json", ".ddl": "ddl", ".sql": "ddl"}
+_NAMES = ".avsc for Avro, .json for JSON Schema, .ddl for the DDL of a struct"
+
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help=f"File with the schema of the values: {_NAMES}."),
+]
+
+
+def read_schema_settings(path: Path | None) -> dict[str, str]:
+    """Return the settings `schema` and `schema.type` for a file; none without a file."""
+    if path is None:
+        return {}
+    if path.suffix not in _TYPES:
+        raise typer.BadParameter(f"{path.name} does not say what it is; expected {_NAMES}", param_hint="--schema")
+    try:
+        return {"schema": path.read_text(encoding="utf-8").strip(), "schema.type": _TYPES[path.suffix]}
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--schema") from None

@@ -6,13 +6,27 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.commands.groups import list_settings
-from lakemq.jobs.console.charts import OwnershipPeriod, draw_ownership
-from lakemq.jobs.console.console import Console, quote_sql
-from lakemq.jobs.console.inputs import read_number, read_text
-from lakemq.jobs.console.pages.queries import draw_or_explain
-from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
-from lakemq.jobs.console.rendering import format_length, format_time, make_link
+from ...commands.groups import list_settings
+from ..changes import read_number, read_text
+from ..console import Console, quote_sql
+from ..parts import (
+    Actions,
+    Facts,
+    Field,
+    Form,
+    Link,
+    Notice,
+    OwnershipPeriod,
+    Page,
+    Part,
+    Picture,
+    Table,
+    draw_ownership,
+    format_length,
+    format_time,
+    make_link,
+)
+from .queries import draw_or_explain
 
 if TYPE_CHECKING:
     from lakemq.engine.client.groups.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakemq.jobs.commands.messages import find_last_offsets
-from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.inputs import BadInput, read_choice, read_number, read_position, read_text
-from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Table, TextBlock
-from lakemq.jobs.console.payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
-from lakemq.jobs.console.rendering import format_time, make_link
-from lakemq.jobs.output import format_size
+from ...commands.messages import find_last_offsets
+from ...output import format_size
+from ..changes import BadInput, read_choice, read_number, read_position, read_text
+from ..console import Console
+from ..parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Table, TextBlock, format_time, make_link
+from ..payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
 DEFAULT_LIMIT, HIGHEST_LIMIT = 50, 200

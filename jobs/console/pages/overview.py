@@ -1,4 +1,7 @@
-"""The overview: is the sequencer alive, what waits, what lags, and the last hour as charts."""
+"""The overview, and the doctor's findings.
+
+The overview: is the sequencer alive, what waits, what lags, and the last hour as charts.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,15 @@ from typing import Any
 import pyarrow.compute as pc
 
 from lakemq.engine.namespace.store_errors import store_errors
-from lakemq.jobs.console.charts import draw_bars
-from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.pages.queries import draw_or_explain
-from lakemq.jobs.console.parts import Facts, Link, Notice, Page, Part, Picture, Table
-from lakemq.jobs.console.rendering import format_length, make_link
-from lakemq.jobs.state.free_space import FreeSpace, describe_free_space, read_free_space
-from lakemq.jobs.state.status import MINUTES
 from lakemq.tables.specs.journal import JOURNAL
-from lakemq.tables.specs.segments import SEGMENTS
+from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.store import Store
+
+from ...doctor.namespace import FreeSpace, describe_free_space, read_free_space
+from ...status import MINUTES
+from ..console import Console
+from ..parts import Facts, Form, Link, Notice, Page, Part, Picture, Table, draw_bars, format_length, make_link
+from .queries import draw_or_explain
 
 _CHART_MINUTES = 60
 _MOST_GROUPS = 10
@@ -194,3 +196,35 @@ def count_by_minute(store: Store, since_ms: int) -> dict[int, tuple[int, int]]:
     counts = steps.append_column("minute", minutes).join(added, "step").group_by("minute")
     rows = counts.aggregate([("step", "count"), ("record_count_sum", "sum")]).to_pylist()
     return {row["minute"]: (row["step_count"], row["record_count_sum_sum"] or 0) for row in rows}
+
+
+# The doctor's findings: problems of this machine and of the namespace, and how to mend them.
+
+
+def read_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return a button, or what the doctor has found: it looks at all data files, which may take a while."""
+    return Page(
+        "Doctor",
+        [
+            Notice("The doctor checks this machine and the namespace. With many data files it takes a while."),
+            _make_button(),
+        ],
+    )
+
+
+def run_doctor(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Run all checks, and return what they found."""
+    findings = sorted(console.examine(), key=lambda finding: (finding.ok, not finding.mend))
+    count = sum(not finding.ok for finding in findings)
+    text = "Everything is all right." if not count else f"{count} of {len(findings)} checks found a problem."
+    rows = [[finding.check, finding.state, finding.found, finding.mend] for finding in findings]
+    parts: list[Part] = [
+        Notice(text, "bad" if count else "good"),
+        Table("Checks", ("check", "state", "found", "how to mend it"), rows),
+        _make_button(),
+    ]
+    return Page("Doctor", parts)
+
+
+def _make_button() -> Form:
+    return Form("Examine", "/doctor", [], "Run all checks", "post")

@@ -1,21 +1,40 @@
-"""Topics: their settings, their partitions, the groups that read them, and how keys spread."""
+"""Pages of topics and of transactions.
+
+Topics: their settings, their partitions, the groups that read them, and how keys spread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lakemq.jobs.commands.topics import list_schemas, list_settings
-from lakemq.jobs.console.charts import draw_bars
-from lakemq.jobs.console.console import Console
-from lakemq.jobs.console.inputs import read_choice, read_text
-from lakemq.jobs.console.parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Picture, Table
-from lakemq.jobs.console.payloads import show_payload
-from lakemq.jobs.console.rendering import make_link
-from lakemq.jobs.output import format_setting, format_size
+from ...commands.topics import list_schemas, list_settings
+from ...commands.transactions import STATES
+from ...output import format_setting, format_size
+from ..changes import read_choice, read_text
+from ..console import Console
+from ..parts import (
+    Actions,
+    Facts,
+    Field,
+    Form,
+    Link,
+    Notice,
+    Page,
+    Part,
+    Picture,
+    Table,
+    draw_bars,
+    format_length,
+    format_time,
+    make_link,
+)
+from ..payloads import show_payload
 
 if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription
+    from lakemq.engine.client.transactions.operations import TransactionInfo
+
 
 _HOME = Link("Topics", "/topics")
 _MOST_BARS = 200
@@ -141,7 +160,7 @@ def _list_readers(console: Console, name: str) -> Table:
 
 
 def _show_key_spread(console: Console, name: str) -> list[Part]:
-    from lakemq.jobs.state.key_spread import find_key_spread
+    from ...key_spread import find_key_spread
 
     spread = find_key_spread(console.mq, name)
     rows = [
@@ -168,3 +187,54 @@ def _offer_setting(name: str) -> Form:
         Field("value", "new value; empty: the default"),
     ]
     return Form("Change a setting", "/change/alter-topic", fields, "Continue", is_change=True)
+
+
+# Transactions: who holds readers of committed messages up, and since when.
+
+
+_MOST_ROWS = 500
+_COLUMNS = (
+    "transactional id",
+    "state",
+    "open for",
+    "timeout",
+    "started",
+    "partitions",
+    "groups",
+    "problem",
+    "producer",
+)
+
+
+def read_transactions(console: Console, inputs: Mapping[str, Any]) -> Page:
+    """Return transactional ids, those with an open transaction first."""
+    state = read_choice(inputs, "state", ("all", *STATES))
+    with console.observer.look() as observation:
+        infos = observation.transactions.all(() if state == "all" else (state,))
+    infos.sort(key=lambda info: -(info.open_ms or 0))
+    rows = [_make_row(console, info) for info in infos[:_MOST_ROWS]]
+    note = f"{len(infos) - _MOST_ROWS:,} more are not shown." if len(infos) > _MOST_ROWS else ""
+    columns = (*_COLUMNS, "") if console.settings.allow_changes else _COLUMNS
+    parts: list[Part] = [
+        Form("Filter", "/transactions", [Field("state", "state", state, ("all", *STATES))], "Show"),
+        Table("Transactional ids", columns, rows, "There is none.", note),
+    ]
+    return Page("Transactions", parts)
+
+
+def _make_row(console: Console, info: TransactionInfo) -> list[Any]:
+    row: list[Any] = [
+        info.transactional_id,
+        info.state,
+        format_length(info.open_ms),
+        format_length(info.timeout_ms),
+        format_time(info.started_at_ms),
+        ", ".join(info.partitions),
+        ", ".join(info.groups),
+        info.error or "",
+        f"{info.producer_id}, epoch {info.producer_epoch}",
+    ]
+    if console.settings.allow_changes:
+        is_open = info.state == "Ongoing"
+        row.append(Link("abort", make_link("/change/abort", id=info.transactional_id)) if is_open else "")
+    return row

@@ -10,25 +10,158 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import reduce
+from operator import and_
 from typing import Any, cast
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from ...specs.messages import INBOX
+from ...specs.registry import TABLES
 from ...specs.spec import SCHEMA_VERSION, VERSION_PROPERTY, TableSpec
 from ..native_calls import NATIVE_CALLS
-from ..object_stores.arrow_filesystem import arrow_filesystem
-from ..object_stores.files import Files, LocalFiles
-from ..object_stores.secrets import hide_secrets
-from ..object_stores.store_options import DELTA_DEFAULTS
+from ..object_stores.files import Files, LocalFiles, arrow_filesystem
+from ..object_stores.store_options import DELTA_DEFAULTS, hide_secrets
+from ..parquet import open_parquet
 from .commits import CommitConflict, NewFile, StoredFile, write_rows
-from .datasets import make_filter, open_dataset, report_damaged_file
-from .delta_log import DeltaLog
-from .log_entry import WriterProtocol, encode_creation, encode_entry, read_clock_ms, writer_protocol
+from .delta_log import (
+    CREATION,
+    ENGINE,
+    OPERATION,
+    DeltaLog,
+    WriterProtocol,
+    encode_creation,
+    encode_entry,
+    read_clock_ms,
+    writer_protocol,
+)
+
+# Changelogs: append-only tables in which the newest row of a key is its state.
+
+
+def select_newest(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return the row with the highest step per key, in order of step; of equal steps, the later row."""
+    if rows.num_rows == 0:
+        return rows
+    ordered = _in_order(rows)
+    numbered = ordered.select(list(keys)).append_column("row", pa.array(np.arange(ordered.num_rows)))
+    last = numbered.group_by(list(keys)).aggregate([("row", "max")])
+    if last.num_rows == ordered.num_rows:  # large tables are merged and mostly unique: avoid copying all rows
+        return ordered
+    return ordered.take(pa.array(np.sort(last.column("row_max").to_numpy())))
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """Sort the rows by step, stably."""
+    steps = rows.column("step").to_numpy()
+    return rows if (steps[1:] >= steps[:-1]).all() else rows.take(pa.array(np.argsort(steps, kind="stable")))
+
+
+# Find the rows that a commit of a Delta table inserted, so that each of them is processed once.
+
+
+Action = dict[str, Any]
+
+_OF_OLD_ROWS = ("RESTORE", "CLONE")
+"""Operations that add rows which an earlier commit has inserted."""
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """The files that a commit inserted: their names below the namespace, and their size in bytes."""
+
+    version: int
+    files: tuple[str, ...]
+    size_bytes: int
+
+
+def read_insertion(files: Files, spec: TableSpec, version: int) -> Insertion:
+    """Return the files that commit `version` inserted; none if it restored, moved or rewrote rows.
+
+    Where a table was made before it only took new rows, UPDATE, DELETE and MERGE rewrite rows that were inserted
+    before, and INSERT OVERWRITE inserts new ones.
+
+    Raises FileNotFoundError if the log no longer holds the commit.
+    """
+    actions = DeltaLog(files, spec.name).read_actions(version)
+    operation = next((action["commitInfo"].get("operation") for action in actions if "commitInfo" in action), "")
+    is_rewrite = operation != "WRITE" and any(_of(actions, "remove"))
+    added = [] if is_rewrite or operation in _OF_OLD_ROWS else list(_of(actions, "add"))
+    names = tuple(f"{spec.name}/{unquote(add['path'])}" for add in added)
+    return Insertion(version, names, sum(add["size"] for add in added))
+
+
+def _of(actions: list[Action], kind: str) -> Iterator[Action]:
+    return (action[kind] for action in actions if kind in action and action[kind].get("dataChange", True))
+
+
+# Datasets of Parquet files whose pages are verified, and which file is damaged if a read of them fails.
+
+
+_VERIFYING = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+
+
+Bounds = Mapping[str, tuple[Any, Any]]
+"""Column -> lowest and highest value, both inclusive. None: unbounded."""
+
+
+class DamagedFile(ValueError):
+    """The bytes of a file can be read, but are not what was written."""
+
+
+def open_dataset(files: Mapping[str, Mapping[str, Any]], schema: pa.Schema, filesystem: object) -> ds.Dataset:
+    """Return a dataset of these files. Its reads raise OSError or ArrowException if they meet a damaged page.
+
+    files: name -> values of the columns that the file lacks, since its table is partitioned by them.
+    """
+    if not any(files.values()):
+        return ds.dataset(list(files), schema=schema, format=_VERIFYING, filesystem=filesystem)
+    fragments = [
+        _VERIFYING.make_fragment(name, filesystem, reduce(and_, (pc.field(n) == value for n, value in values.items())))
+        for name, values in files.items()
+    ]
+    return ds.FileSystemDataset(fragments, schema, _VERIFYING)
+
+
+def make_filter(bounds: Bounds, where: pc.Expression | None = None) -> pc.Expression | None:
+    """Return the filter of rows within all bounds for which `where` holds. None: all rows."""
+    tests = [] if where is None else [where]
+    for name, (low, high) in bounds.items():
+        tests += [] if low is None else [pc.field(name) >= low]
+        tests += [] if high is None else [pc.field(name) <= high]
+    return reduce(and_, tests) if tests else None
+
+
+@contextmanager
+def report_damaged_file(files: Files, names: Sequence[str]) -> Iterator[None]:
+    """Raise DamagedFile if a read of these files fails in the block because of what is in one of them.
+
+    Other errors pass, such as those of a store that fails.
+    """
+    try:
+        yield
+    except (FileNotFoundError, pa.ArrowMemoryError, pa.ArrowCancelled):
+        raise
+    except (OSError, pa.ArrowException) as error:
+        for name in names:
+            with files.open_input(name) as source:
+                content = source.read()
+            try:
+                open_parquet(pa.BufferReader(content)).read()
+            except (OSError, pa.ArrowException) as cause:
+                raise DamagedFile(f"{name} is damaged: {' '.join(str(cause).split())}") from error
+        raise
+
 
 APP_ID = "lakemq"
 """Delta application id under which a projection stores its last step."""
@@ -402,3 +535,53 @@ class Store:
 def _name_notes(last_step: int | None, floor: int | None = None) -> dict[str, int]:
     steps = {APP_ID: last_step, FLOOR_ID: floor}
     return {app_id: step for app_id, step in steps.items() if step is not None}
+
+
+# Find commits of other writers to tables that only LakeMQ should write.
+
+
+_OUR_OPERATIONS = (OPERATION, CREATION)
+"""LakeMQ's own operations in the tables' history. Anything else is foreign."""
+
+_MAINTENANCE = ("OPTIMIZE", "VACUUM", "SET TBLPROPERTIES")
+
+
+@dataclass(frozen=True)
+class ForeignCommit:
+    """A commit of another writer.
+
+    description: operation, writer and time. keeps_rows: it was maintenance.
+    """
+
+    table: str
+    version: int
+    description: str
+    keeps_rows: bool
+
+    def __str__(self) -> str:
+        return f"{self.table} version {self.version}: {self.description}"
+
+
+def find_foreign_commits(store: Store) -> Iterator[ForeignCommit]:
+    """Yield foreign commits as far back as the logs go, without `inbox` and tables that cannot be opened."""
+    for spec in TABLES:
+        if spec.name == INBOX.name:
+            continue
+        try:
+            commits = store.open(spec).commits_after(-1)
+        except (NotATable, NewerTable):
+            continue
+        for commit in commits:
+            if text := _describe_foreign(commit):
+                yield ForeignCommit(spec.name, int(commit["version"]), text, text.startswith(_MAINTENANCE))
+
+
+def _describe_foreign(commit: Mapping[str, Any]) -> str:
+    """Describe a commit, its writer and time; empty if it is LakeMQ's own."""
+    engine, operation = str(commit.get("engineInfo")), str(commit.get("operation"))
+    mode = str((commit.get("operationParameters") or {}).get("mode", ""))
+    if engine.startswith(ENGINE) and operation in _OUR_OPERATIONS:
+        return ""
+    at = datetime.fromtimestamp(int(commit.get("timestamp", 0)) / 1000, timezone.utc)
+    when = at.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f"{operation}{f' ({mode})' if mode else ''} by {engine} at {when}Z"

@@ -1,17 +1,59 @@
-"""Open a store of obstore with options that are spelled as in delta-rs."""
+"""Stores by URI: their options, their secrets, and how Spark reaches them.
+
+Open a store of obstore with options that are spelled as in delta-rs.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-
-from .secrets import hide_secrets
+from urllib.parse import quote, quote_plus, urlsplit
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+    from pyspark.sql import SparkSession
+
+
+# Keep credentials out of texts that people read.
+
+
+_SECRET_OPTION = re.compile(r"key|secret|token|sas|password|credential|proxy_url", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_.*(SECRET|TOKEN|SAS|PASSWORD|KEY)")
+"""Variables of the environment from which the libraries of stores take credentials that are no options."""
+_SIGNATURE = re.compile(
+    r"(?i)\b((?:sig|signature|x-amz-signature|x-amz-security-token|authorization)\s*[=:]\s*)[^\s&\"'<>]+"
+)
+_USER_OF_URL = re.compile(r"(://)[^/@\s'\"]*:(?!\d{1,5}/)(?:[^/@\s'\"]+|[^@\s'\"]+)@")
+"""A password may have a slash that is not quoted, as keys of AWS do. Digits before a slash are a port."""
+_SHORTEST = 4
+"""Length below which a value is no secret: hiding `1` or `on` would only garble texts."""
+
+_FLAGS = {"true", "false"}
+HIDDEN = "***"
+
+
+def has_user(url: str) -> bool:
+    """Return whether a URL has a user and a password, also one with a slash that is not quoted."""
+    return _USER_OF_URL.search(url) is not None
+
+
+def hide_secrets(text: str, options: Mapping[str, str]) -> str:
+    """Return the text with stars in place of secrets.
+
+    Secrets are credentials among the storage options and in the environment, signatures of requests, and users and
+    passwords in URLs.
+    """
+    named = [value for name, value in options.items() if _SECRET_OPTION.search(name)]
+    named += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]
+    secrets = [value for value in named if len(value) >= _SHORTEST and value.lower() not in _FLAGS]
+    spellings = {spelling for value in secrets for spelling in (value, quote(value, safe=""), quote_plus(value))}
+    for spelling in sorted(spellings, key=len, reverse=True):
+        text = text.replace(spelling, HIDDEN)
+    return _USER_OF_URL.sub(rf"\g<1>{HIDDEN}@", _SIGNATURE.sub(rf"\g<1>{HIDDEN}", text))
+
 
 # A request that hangs ends after 9 s, and none is repeated later than 8 s after the first, after a pause of 2 s at
 # most: 8 + 2 + 9 is below 20 s, the time within which every wait for a small request must end.
@@ -122,3 +164,87 @@ def _check_account(url: str, config: Mapping[str, str]) -> None:
     names = ("azure_storage_account_name", "azure_account_name")
     if "@" not in urlsplit(url).netloc and not any(config.get(name) for name in names):
         raise ValueError("storage option AZURE_STORAGE_ACCOUNT_NAME: found none, expected the name of the account")
+
+
+# Configure Spark's own connectors to S3 (S3A) and Azure (ABFS) with the storage options of a namespace.
+#
+# Spark reads and writes Delta tables, fetches and checkpoints through Hadoop, not through obstore. The settings go into
+# the Hadoop configuration of the running session, and from there to the executors. They are no settings of Spark: these
+# would show in `SET`, and as arguments of processes.
+
+
+_S3_SCHEMES = ("s3", "s3a")
+_AZURE_SCHEMES = ("abfs", "abfss")
+_ACCOUNT_KEYS = ("storage_account_key", "storage_access_key", "access_key", "account_key", "storage_master_key")
+_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_ANONYMOUS = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
+
+_SETTINGS = {
+    "access_key_id": "access.key",
+    "secret_access_key": "secret.key",
+    "session_token": "session.token",
+    "token": "session.token",
+    "endpoint_url": "endpoint",
+    "endpoint": "endpoint",
+    "region": "endpoint.region",
+    "default_region": "endpoint.region",
+}
+"""Name of an option without its prefix -> the setting of S3A with the same meaning and value."""
+
+
+def configure_spark(spark: SparkSession, root: str, options: Mapping[str, str]) -> None:
+    """Configure S3A or ABFS for a namespace. Other stores keep the settings that the session has.
+
+    A session of Spark Connect has no Hadoop configuration on this machine, and is left alone.
+
+    Args:
+        spark: the session.
+        root: URI of the namespace.
+        options: its storage options, spelled as in delta-rs.
+    """
+    url = urlsplit(root)
+    context = getattr(spark, "_sc", None)
+    if context is None:
+        return
+    settings: dict[str, str] = {}
+    if url.scheme in _S3_SCHEMES:
+        settings = build_s3a_settings(url.netloc, options)
+    elif url.scheme in _AZURE_SCHEMES:
+        settings = build_abfs_settings(url.hostname or "", options)
+    hadoop = context._jsc.hadoopConfiguration()
+    for key, value in settings.items():
+        hadoop.set(key, value)
+    # some platforms have their own file system for s3://
+    if url.scheme == "s3" and hadoop.get("fs.s3.impl") is None:
+        hadoop.set("fs.s3.impl", _FILE_SYSTEM)
+
+
+def build_s3a_settings(bucket: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of S3A for one bucket, so that a session can use buckets with other credentials beside it."""
+    named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
+    settings = {setting: named[name] for name, setting in _SETTINGS.items() if name in named}
+    if _is_true(named, "skip_signature"):
+        settings["aws.credentials.provider"] = _ANONYMOUS
+    if "endpoint" in settings:
+        # obstore puts the bucket into the path unless it is told otherwise; S3A does the opposite
+        settings["path.style.access"] = str(not _is_true(named, "virtual_hosted_style_request")).lower()
+        settings["connection.ssl.enabled"] = str(not settings["endpoint"].startswith("http://")).lower()
+    return {f"fs.s3a.bucket.{bucket}.{setting}": value for setting, value in settings.items()}
+
+
+def build_abfs_settings(host: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return settings of ABFS for one account, whose key the options hold. Other credentials give none.
+
+    Args:
+        host: host of the account, `account.dfs.core.windows.net`.
+        options: storage options, spelled as in delta-rs.
+    """
+    named = {key.lower().removeprefix("azure_"): value for key, value in options.items()}
+    keys = [named[name] for name in _ACCOUNT_KEYS if name in named]
+    if not keys:
+        return {}
+    return {f"fs.azure.account.auth.type.{host}": "SharedKey", f"fs.azure.account.key.{host}": keys[0]}
+
+
+def _is_true(options: Mapping[str, str], name: str) -> bool:
+    return options.get(name, "").lower() in ("1", "true", "on", "yes")

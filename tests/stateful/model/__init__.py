@@ -12,9 +12,9 @@ from typing import Any
 from stateful.model import log, offsets, topics, transactions
 from stateful.model.namespace import Namespace, Refused
 
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets
 from lakemq.engine.protocol.values.kinds import AnyRequest
 from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets
 from lakemq.engine.protocol.values.producers import InitProducer
 from lakemq.engine.protocol.values.topics import AlterTopic, CreateTopic, DeleteRecords, DeleteTopic
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction

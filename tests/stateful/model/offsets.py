@@ -6,7 +6,7 @@ from stateful.model import transactions
 from stateful.model.namespace import Namespace, Refused, TopicIdPartition
 
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
+from lakemq.engine.protocol.values.offsets import CommitOffsets, FetchOffsets, OffsetCommit, OffsetsFetched
 
 
 def commit(model: Namespace, request: CommitOffsets) -> Done:

@@ -6,8 +6,8 @@ from stateful.model import producers
 from stateful.model.namespace import Namespace, Producer, Refused, Transaction, TransactionalId
 
 from lakemq.engine.protocol.values.base import Done
-from lakemq.engine.protocol.values.consuming.offsets import CommitOffsets
 from lakemq.engine.protocol.values.log import Produce
+from lakemq.engine.protocol.values.offsets import CommitOffsets
 from lakemq.engine.protocol.values.producers import InitProducer, ProducerDone, TransactionRef
 from lakemq.engine.protocol.values.transactions import AbortTransaction, EndTransaction, TransactionEnded
 

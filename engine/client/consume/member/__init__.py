@@ -1,1 +1,0 @@
-"""Members of groups: joining, heartbeats, and the partitions that the group assigns."""

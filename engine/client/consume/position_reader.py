@@ -1,0 +1,443 @@
+"""Read partitions at positions, which move on with each poll."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, cast
+
+from ...protocol.errors import IllegalState, LakeMQError, NoOffsetForPartition, OffsetOutOfRange
+from ...protocol.values.assignments import TopicIdPartition
+from ...protocol.values.offsets import OffsetCommit
+from ..arguments import parse_choice, parse_partition, parse_partition_offsets, parse_topic_name, parse_whole_number
+from ..fetch.fetch_result import Message
+from ..fetch.plan import Bounds
+from ..offsets import ConsumedOffsets, TopicPartition
+from .batch import ConsumerBatch, Ownership, PollOutcome
+from .options import Beginning, log_beginnings
+from .poll_loop import ConsumerParts, Moves, cut_to_messages, divide_room
+
+# The positions of a consumer: the offset at which it reads on in each of its partitions.
+
+
+Reset = Literal["earliest", "latest", "none"]
+
+
+@dataclass
+class ReadPosition:
+    """The position in a partition of the topic with this id.
+
+    Attributes:
+        offset: the next offset to read; None: not known yet.
+        is_new: the partition was added after the consumer began. Without a committed offset it is read from its start,
+            because the consumer is to get all that it ever held.
+        is_group_start: the group decided where to begin here. If offsets behind that are deleted, the consumer passes
+            over them, and its own `auto_offset_reset` does not count.
+    """
+
+    topic_id: int
+    offset: int | None = None
+    is_new: bool = False
+    is_group_start: bool = False
+
+
+class ReadBounds(Protocol):
+    """Returns bounds of partitions as of the newest step; newest=False: of the step that was read last."""
+
+    def __call__(self, newest: bool) -> Mapping[TopicPartition, Bounds]: ...
+
+
+class Positions:
+    """The positions of a consumer, which holds its lock for every call. The partition read longest ago comes first.
+
+    A position becomes known when it is first needed: it is the committed offset, or else where `auto_offset_reset`
+    says.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        reset: Reset,
+        read_bounds: ReadBounds,
+        read_committed: Callable[[], Mapping[TopicPartition, OffsetCommit]],
+    ) -> None:
+        """read_bounds: returns the bounds of the consumer's partitions, and adds and drops positions as needed;
+        read_committed: returns the committed offsets of these partitions, and may wait for them.
+        """
+        self._group, self._reset = group, reset
+        self._read_bounds, self._read_committed = read_bounds, read_committed
+        self.by_partition: dict[TopicPartition, ReadPosition] = {}
+
+    def follow(self, bounds: Mapping[TopicPartition, Bounds], are_new: bool) -> None:
+        """Keep positions of exactly these partitions; are_new: those that are added came after the consumer began."""
+        for tp in self.by_partition.keys() - bounds.keys():
+            del self.by_partition[tp]
+        for tp, partition in bounds.items():
+            position = self.by_partition.get(tp)
+            if position is None or position.topic_id != partition.topic_id:  # else the topic was created again
+                self.by_partition[tp] = ReadPosition(partition.topic_id, is_new=are_new)
+
+    def settle(
+        self, only: TopicPartition | None = None, newest: bool = True
+    ) -> tuple[Mapping[TopicPartition, Bounds], dict[TopicPartition, int]]:
+        """Return the bounds of all partitions, and the next offset to read in all of them or in one.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+
+        Raises:
+            IllegalState: `only` is not assigned.
+            NoOffsetForPartition, OffsetOutOfRange: a position is unknown or not in the log, and the reset is `none`.
+        """
+        bounds, asked_topic_ids = self._read_bounds(newest), dict[TopicPartition, int]()
+        # Partitions may come, or belong to a topic that is created again, while the committed offsets are read.
+        while any(asked_topic_ids.get(tp) != self.by_partition[tp].topic_id for tp in self._find_unknown(only)):
+            asked_topic_ids = {tp: position.topic_id for tp, position in self.by_partition.items()}
+            for tp, commit in self._read_committed().items():
+                position = self.by_partition[tp]
+                if position.offset is None and commit.topic_id == position.topic_id:
+                    position.offset = commit.offset
+            # Read the bounds after the commits: another consumer may have read on and committed meanwhile.
+            bounds = self._read_bounds(newest=True)
+        if only is not None:
+            check_assignment(only, bounds)
+        topic_partitions = bounds if only is None else [only]
+        # Most positions stay where they are: a consumer may have a thousand, and looks with each poll.
+        lost = [tp for tp in topic_partitions if not self._is_in_log(tp, bounds[tp])]
+        starts = {tp: self._find_start(tp, bounds[tp]) for tp in lost}
+        self._log_beginnings(starts, bounds)
+        for tp, offset in starts.items():
+            self.by_partition[tp].offset = offset
+        offsets = {tp: position.offset for tp, position in self.by_partition.items() if tp in topic_partitions}
+        return bounds, cast(dict[TopicPartition, int], offsets)  # none is unknown any more
+
+    def _find_unknown(self, only: TopicPartition | None) -> list[TopicPartition]:
+        if only is not None:
+            check_assignment(only, self.by_partition)
+        topic_partitions = self.by_partition if only is None else [only]
+        return [tp for tp in topic_partitions if self.by_partition[tp].offset is None]
+
+    def _is_in_log(self, tp: TopicPartition, bounds: Bounds) -> bool:
+        offset = self.by_partition[tp].offset
+        return offset is not None and bounds.first <= offset <= bounds.high_watermark
+
+    def _find_start(self, tp: TopicPartition, bounds: Bounds) -> int:
+        """Return where to begin, as the position is not known, or not in the log."""
+        position = self.by_partition[tp]
+        offset = position.offset
+        if offset is None and position.is_new:
+            return bounds.first
+        if position.is_group_start and offset is not None and offset < bounds.first:
+            return bounds.first
+        if self._reset == "none" and offset is None:
+            raise NoOffsetForPartition(found=f"group {self._group}, {tp[0]}-{tp[1]}")
+        if self._reset == "none":
+            raise OffsetOutOfRange(
+                f"Group {self._group} is to read {tp[0]}-{tp[1]} from an offset that the log does not hold.",
+                found=offset,
+                expected=f"{bounds.first} to {bounds.high_watermark}",
+            )
+        return bounds.first if self._reset == "earliest" else bounds.end
+
+    def _log_beginnings(self, offsets: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]) -> None:
+        """Log where the group begins in partitions in which it has committed nothing."""
+        beginnings: dict[str, Beginning] = {}
+        for tp, start in offsets.items():
+            if self.by_partition[tp].offset is None and not self.by_partition[tp].is_new:
+                beginnings.setdefault(tp[0], Beginning()).add(bounds[tp].first, start, bounds[tp].end)
+        log_beginnings(self._group, beginnings)
+
+
+def check_assignment(tp: TopicPartition, topic_partitions: Container[TopicPartition]) -> None:
+    """Raise IllegalState unless the partition is one of `topic_partitions`."""
+    parse_topic_name("topic", tp[0])
+    parse_partition(tp[1])
+    if tp not in topic_partitions:
+        raise IllegalState("The partition is not assigned to this consumer.", found=f"{tp[0]}-{tp[1]}")
+
+
+# The messages of a poll that a loop has not got yet, for a consumer that has positions.
+
+
+class UnseenPositions:
+    """Unseen messages of a consumer that has positions. Each position follows the messages that are handed out.
+
+    If something else moves a position (`seek`, a rebalance, another poll), or the partition is paused, none of its
+    other messages are handed out. The next poll goes on from its position.
+    """
+
+    def __init__(
+        self,
+        batch: ConsumerBatch,
+        positions: Callable[[], dict[TopicPartition, ReadPosition]],
+        excluded: Callable[[], Container[TopicPartition]],
+    ) -> None:
+        """Move the positions back to where the poll began.
+
+        Args:
+            batch: the messages of the poll.
+            positions: returns the consumer's positions now.
+            excluded: returns the partitions that are not read now: paused, or being given up.
+        """
+        self._positions, self._excluded = positions, excluded
+        self._ends, self._next = batch.offsets, batch.starts
+        for tp, start in self._next.items():
+            self._move(tp, start)
+        # last: if the store fails, the positions are back where the poll began
+        self.messages = list(batch)
+
+    def show(self, message: Message) -> bool:
+        tp = (message.topic, message.partition)
+        if not self._is_in_step(tp) or tp in self._excluded():
+            self._next.pop(tp, None)
+            return False
+        self._next[tp] = message.offset + 1
+        self._move(tp, message.offset + 1)
+        return True
+
+    def end(self) -> None:
+        """Move the positions past the offsets at the end that hold no message for this reader."""
+        for tp in self._next:
+            if self._is_in_step(tp) and tp not in self._excluded():
+                self._move(tp, self._ends[tp])
+
+    def _is_in_step(self, tp: TopicPartition) -> bool:
+        """Return whether the position is where this iteration has left it."""
+        position = self._positions().get(tp)
+        return position is not None and tp in self._next and position.offset == self._next[tp]
+
+    def _move(self, tp: TopicPartition, offset: int) -> None:
+        positions = self._positions()
+        positions[tp] = replace(positions[tp], offset=offset)
+
+
+class Partitions(Protocol):
+    """The partitions of a consumer that has positions: assigned by its user, or by a group.
+
+    The consumer holds its lock for every call.
+
+    Attributes:
+        revoked: partitions that a group wants back, as of the last `read_bounds`. They are read no further.
+    """
+
+    revoked: AbstractSet[TopicPartition]
+
+    def update(self, reader: PositionReader, newest: bool) -> None:
+        """Take in what has changed since the last poll. Raise IllegalState if the consumer is closed.
+
+        newest: whether to look for newer steps. False: none was decided since the last look.
+        """
+        ...
+
+    def read_bounds(self, positions: Positions, newest: bool) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of the partitions, and add and drop positions as needed.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
+        ...
+
+    def read_committed(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of these partitions. Needs no lock."""
+        ...
+
+    def explain_lost_member(self) -> LakeMQError | None:
+        """Return why the group knows the member no longer; None if the member may join again."""
+        ...
+
+    def find_ownership(self, topic_partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, Ownership]:
+        """Return since when a member of a group has these partitions; empty for assigned partitions."""
+        ...
+
+    def build_offsets(self, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, int]) -> ConsumedOffsets:
+        """Return offsets that can be committed."""
+        ...
+
+    def waits_for_partitions(self) -> bool:
+        """Return whether there are no partitions yet, and some are about to come. Needs no lock."""
+        ...
+
+    def find_outcome(self, is_behind: Callable[[], bool]) -> PollOutcome:
+        """Return why a poll brought nothing. is_behind: whether something is left before the ends of the logs."""
+        ...
+
+    def explain_outcome(self, outcome: PollOutcome) -> Sequence[str]:
+        """Return sentences that say why a poll brought nothing: missing topics, and consumers of this process."""
+        ...
+
+
+class PositionReader:
+    """Reads partitions at their positions. The lock is held for calls as `PartitionReader` says."""
+
+    def __init__(self, parts: ConsumerParts, partitions: Partitions, reset: Reset) -> None:
+        """Begin to read; nothing is polled yet.
+
+        Args:
+            parts: what the parts of the consumer share.
+            partitions: of the consumer.
+            reset: where to begin without a committed offset.
+
+        Raises:
+            InvalidRequest: `reset` is not valid.
+        """
+        parse_choice("auto_offset_reset", reset, ("earliest", "latest", "none"))
+        self._parts, self._partitions = parts, partitions
+        self.positions = Positions(parts.group, reset, self.read_bounds, self.read_committed)
+        self.paused_by_user: set[TopicPartition] = set()
+        self._has_looked = False
+        """Whether a poll has begun by looking for steps, and has not used yet what it found."""
+
+    # -- the partitions ---------------------------------------------------------------------------------
+
+    def list_partitions(self) -> Container[TopicPartition]:
+        """Return the partitions that have a position."""
+        return self.positions.by_partition
+
+    def read_bounds(self, newest: bool = True) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of all partitions of the consumer as of now, and keep positions of exactly these.
+
+        newest: whether to read newer steps first. False: as of the step that was read last.
+        """
+        return self._partitions.read_bounds(self.positions, newest)
+
+    def read_committed(self) -> Mapping[TopicPartition, OffsetCommit]:
+        """Return what the group has committed of the partitions. Needs no lock."""
+        return self._partitions.read_committed(list(self.positions.by_partition))
+
+    def forget(self, tp: TopicPartition) -> None:
+        """Drop a partition."""
+        self.positions.by_partition.pop(tp, None)
+        self.paused_by_user.discard(tp)
+
+    def forget_all(self) -> None:
+        """Drop all partitions."""
+        self.positions.by_partition.clear()
+        self.paused_by_user.clear()
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def begin_poll(self, newest: bool) -> None:
+        self._partitions.update(self, newest)
+        self._has_looked = True
+
+    def read_next(self, max_records: int, moves: Moves, read_ahead: int) -> ConsumerBatch | None:
+        """Read the next messages and move the positions; return None to be called again.
+
+        A stretch of expired or aborted messages may be long, so each look takes four times as many offsets as the one
+        before (`read_ahead`).
+        """
+        bounds, offsets = self.positions.settle(newest=not self._has_looked)
+        self._has_looked = False
+        excluded = self._find_exclusions()
+        behind = {tp: bounds[tp].end - offset for tp, offset in offsets.items() if tp not in excluded}
+        sizes = divide_room(behind, max(max_records, read_ahead))
+        ends = {tp: offsets[tp] + count for tp, count in sizes.items() if count}
+        topic_ids = self._list_topic_ids()
+        parts = self._parts.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
+        if read_ahead and parts is not None and (cut := cut_to_messages(ends, parts, max_records)) != ends:
+            ends = {tp: end for tp, end in cut.items() if end > offsets[tp]}
+            parts = self._parts.fetcher.fetch_topics(offsets, ends, topic_ids, offsets)
+        if parts is None:
+            return None
+        self._move(ends, moves)
+        batch = ConsumerBatch(self._parts.group, parts, self._partitions.build_offsets(ends, topic_ids))
+        batch.ownership = self._partitions.find_ownership(batch.offsets)
+        return batch
+
+    def _move(self, ends: Mapping[TopicPartition, int], moves: Moves) -> None:
+        before = self.positions.by_partition
+        after = {tp: replace(before[tp], offset=end) for tp, end in ends.items()}
+        moves |= {tp: (moves[tp][0] if tp in moves else before[tp], position) for tp, position in after.items()}
+        # Partitions read last come last. One assignment, because an interrupt may come at any time.
+        self.positions.by_partition = {**{p: position for p, position in before.items() if p not in after}, **after}
+
+    def undo_moves(self, moves: Mapping[TopicPartition, Any]) -> None:
+        """Move positions back to where they were before a poll that failed."""
+        for tp, (before, after) in moves.items():
+            if self.positions.by_partition.get(tp) is after:
+                self.positions.by_partition[tp] = before
+
+    def mark_unseen(self, batch: ConsumerBatch) -> UnseenPositions:
+        return UnseenPositions(batch, lambda: self.positions.by_partition, self._find_exclusions)
+
+    def explain_empty(self, batch: ConsumerBatch) -> None:
+        bounds = self.read_bounds(newest=False)
+        offsets = {tp: position.offset for tp, position in self.positions.by_partition.items() if tp in bounds}
+        batch.outcome = self._partitions.find_outcome(
+            lambda: any(offset is None or offset < bounds[tp].high_watermark for tp, offset in offsets.items())
+        )
+        reasons = self._partitions.explain_outcome(batch.outcome)
+        batch.explain(reasons, self._parts.explain_transactions, find_held_back(bounds, offsets))
+
+    def waits_for_partitions(self) -> bool:
+        return self._partitions.waits_for_partitions()
+
+    def expects_messages(self, deadline_ms: float) -> bool:
+        return False
+
+    def rest(self, poll_ms: int, most_ms: int) -> None:
+        self._parts.waiter.wait(poll_ms, most_ms)
+
+    def _find_exclusions(self) -> set[TopicPartition]:
+        return self.paused_by_user | self._partitions.revoked
+
+    def _list_topic_ids(self) -> dict[str, int]:
+        return {topic: position.topic_id for (topic, _), position in self.positions.by_partition.items()}
+
+    # -- where it is ------------------------------------------------------------------------------------
+
+    def position(self, topic: str, partition: int) -> int:
+        """Return the next offset to read. Raises IllegalState: the partition is not assigned."""
+        _, offsets = self.positions.settle((topic, partition))
+        return offsets[topic, partition]
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Read on from this offset. Raises OffsetOutOfRange: the log does not hold it."""
+        offset = parse_whole_number("offset", offset)
+        all_bounds = self.read_bounds()
+        check_assignment((topic, partition), all_bounds)
+        bounds = all_bounds[topic, partition]
+        if not bounds.first <= offset <= bounds.high_watermark:
+            raise OffsetOutOfRange(
+                f"{topic}-{partition} does not hold this offset.",
+                found=offset,
+                expected=f"{bounds.first} to {bounds.high_watermark}",
+            )
+        self.positions.by_partition[topic, partition].offset = offset
+
+    def go_back(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Read on from these offsets, in partitions that have a position."""
+        positions = self.positions.by_partition
+        for tp in starts.keys() & positions.keys():
+            positions[tp] = replace(positions[tp], offset=starts[tp])
+
+    def count_lag(self) -> dict[TopicPartition, int]:
+        """Return the number of offsets from each position to the end of the log."""
+        bounds, offsets = self.positions.settle()
+        return {tp: max(0, bounds[tp].high_watermark - offset) for tp, offset in offsets.items()}
+
+    def list_known_offsets(self) -> dict[TopicPartition, int]:
+        """Return the positions that are known, of the partitions that the consumer has now."""
+        bounds, positions = self.read_bounds(), self.positions.by_partition
+        return {tp: offset for tp in bounds if (offset := positions[tp].offset) is not None}
+
+    def find_consumed_offsets(self, named: Mapping[TopicPartition, int] | None) -> ConsumedOffsets:
+        """Return the offsets that the user named, or all positions, with the ids of their topics.
+
+        A name stands for the topic that this consumer reads. The sequencer resolves all other names.
+        """
+        if named is not None:
+            offsets = parse_partition_offsets("what", named)
+        else:
+            offsets = {p: at.offset for p, at in self.positions.by_partition.items() if at.offset is not None}
+        return self._partitions.build_offsets(offsets, self._list_topic_ids())
+
+
+def find_held_back(
+    bounds: Mapping[TopicPartition, Bounds], offsets: Mapping[TopicPartition, int | None]
+) -> list[TopicIdPartition]:
+    """Return the partitions that are read up to an open transaction. offsets: the next offsets to read."""
+    return [
+        (bounds[tp].topic_id, tp[1])
+        for tp, offset in offsets.items()
+        if offset is not None and bounds[tp].end <= offset < bounds[tp].high_watermark
+    ]

@@ -1,1 +1,0 @@
-"""Consumers of assigned partitions: each reads on from its positions."""

@@ -1,1 +1,0 @@
-"""Members of `queue` groups: acquire messages, and acknowledge each."""

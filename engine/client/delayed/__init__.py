@@ -1,1 +1,0 @@
-"""Delayed messages: publish, list, cancel and release them."""

@@ -1,1 +1,0 @@
-"""Look up which files hold which offsets: in the tables, and in the steps after them."""

@@ -1,1 +1,0 @@
-"""Read the rows of a plan, in Arrow or in Spark."""

@@ -1,0 +1,486 @@
+"""The rows of a fetch: planned, read from files or steps, cut into pieces, without what has expired.
+
+Read the rows of a plan, once per file for all its ranges: from the newest steps if they have them, else the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.messages import HEADERS, file_stem
+from lakemq.tables.storage.object_stores.files import Files
+
+from ...namespace.data_file import ROW_GROUP_ROWS, open_data_file
+from ...protocol.errors import FileTruncated
+from ...protocol.values.dead_letters import Cause, decode_cause
+
+if TYPE_CHECKING:
+    from .lookup import OffsetRange
+    from .tail import StepRows, StepRowsByFile
+
+
+# Row groups that were read last: a consumer comes back for the rest of each with its next poll.
+
+
+MOST_BYTES = 160 << 20
+"""Room for two row groups of 64 MiB, because a poll may lie in two. Publishers write about half as much at a time."""
+
+
+class RowGroupCache:
+    """A cache of row groups of one consumer. The one that was used longest ago goes first. Thread-safe.
+
+    A row group never changes, and its file is verified when it is read, so nothing here becomes stale.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._lock = threading.Lock()
+        self._starts: dict[int, tuple[int, ...]] = {}
+        self._groups: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+
+    def row_group_starts(self, file_id: int) -> tuple[int, ...] | None:
+        """Return the first row of each row group, and the end of the last; None: nothing of the file is cached."""
+        return self._starts.get(file_id)
+
+    def get(self, file_id: int, group: int) -> pa.Table | None:
+        """Return a row group, if it is cached."""
+        with self._lock:
+            rows = self._groups.get((file_id, group))
+            if rows is not None:
+                self._groups.move_to_end((file_id, group))
+            return rows
+
+    def put(self, file_id: int, starts: tuple[int, ...], group: int, rows: pa.Table) -> None:
+        """Cache a row group, unless it is larger than the whole cache. starts: as `row_group_starts` returns them."""
+        with self._lock:
+            if rows.nbytes > self._most_bytes or (file_id, group) in self._groups:
+                return
+            self._starts[file_id] = starts
+            self._groups[file_id, group] = rows
+            self._bytes += rows.nbytes
+            while self._bytes > self._most_bytes:
+                (oldest_file_id, _), table = self._groups.popitem(last=False)
+                self._bytes -= table.nbytes
+                if all(cached_file_id != oldest_file_id for cached_file_id, _ in self._groups):
+                    del self._starts[oldest_file_id]
+
+
+# The plan of a fetch. It is apart from planning, because Spark's executors read by it and have no Delta library.
+
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """The rows that a fetch reads, as of one step.
+
+    Attributes:
+        segments: row ranges of data files (PLAN_SCHEMA), by partition and offset.
+        ranges: the offsets that were asked for.
+        step_rows: rows of the segments that are in steps, and may not be in a data file yet.
+        now_ms: messages that have expired by this time are not shown; None: all are shown.
+    """
+
+    topic: str
+    topic_id: int
+    step: int
+    segments: pa.Table
+    ranges: tuple[OffsetRange, ...]
+    step_rows: StepRowsByFile
+    isolation: Isolation
+    now_ms: int | None = None
+
+    @property
+    def expirable(self) -> pa.Table:
+        """The segments that have messages with a time to live."""
+        if self.now_ms is None:
+            return self.segments.slice(0, 0)
+        return self.segments.filter(pc.is_valid(self.segments.column("ttl_from_ms")))
+
+    @property
+    def record_count(self) -> int:
+        """The number of messages, including those that have expired."""
+        return sum(self.segments.column("record_count").to_pylist())
+
+
+_SHOWN = ["key", "value", "timestamp", "headers"]
+_TTL = "ttl_ms"
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RangeRows:
+    """Rows that were read, and where in them some ranges of the plan begin.
+
+    Attributes:
+        rows: key, value, timestamp, headers; also ttl_ms if messages of the plan may have expired.
+        ranges: indices of the ranges in the plan.
+        begin: for each of these ranges, the index in `rows` of its first row.
+    """
+
+    rows: pa.Table
+    ranges: Numbers
+    begin: Numbers
+
+
+@dataclass(frozen=True)
+class _FileRanges:
+    """Ranges of a plan in one file, by their indices in the plan, and the file rows from first to end (exclusive)."""
+
+    file_id: int
+    indices: Numbers
+    first_rows: Numbers
+    ends: Numbers
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> _FileRanges:
+        return _FileRanges(self.file_id, self.indices[mask], self.first_rows[mask], self.ends[mask])
+
+
+def read_sources(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> Iterator[RangeRows]:
+    """Read all ranges of the plan, and yield sources that have each range once.
+
+    Args:
+        files: the data files.
+        plan: what to read.
+        cache: row groups are looked for here first, and added.
+
+    Raises:
+        FileTruncated: rows are not there as they were written.
+    """
+    # With a cache the time to live is always read, because a later read of the row group may ask for it.
+    columns = [*_SHOWN, _TTL] if cache is not None or plan.expirable.num_rows else _SHOWN
+    for ranges in _group_by_file(plan):
+        parts = plan.step_rows.get(ranges.file_id, ())
+        in_steps = _are_in_steps(parts, ranges)
+        if in_steps.any():
+            yield _take_from_steps(parts, ranges.select(in_steps), columns)
+        if not in_steps.all():
+            in_file = ranges.select(~in_steps)
+            footer_hash = plan.segments.column("footer_hash")[int(in_file.indices[0])].as_py()
+            try:
+                rows = _read_from_file(files, footer_hash, in_file, columns, cache)
+            except FileTruncated as error:
+                raise FileTruncated(
+                    f"Messages of topic {plan.topic} cannot be read. {error.detail} `lakemq doctor` names all such"
+                    " files, and how to go on.",
+                    found=error.found,
+                    expected=error.expected,
+                ) from error
+            yield rows
+
+
+def _group_by_file(plan: FetchPlan) -> Iterator[_FileRanges]:
+    file_ids = plan.segments.column("file_id").to_numpy()
+    first_rows = plan.segments.column("first_row").to_numpy()
+    ends = first_rows + plan.segments.column("record_count").to_numpy()
+    order = np.argsort(file_ids, kind="stable")
+    for indices in np.split(order, np.flatnonzero(np.diff(file_ids[order])) + 1) if len(order) else ():
+        yield _FileRanges(int(file_ids[indices[0]]), indices, first_rows[indices], ends[indices])
+
+
+def _are_in_steps(parts: Sequence[StepRows], ranges: _FileRanges) -> npt.NDArray[np.bool_]:
+    """Return a mask of the ranges that lie in parts which follow one another without a gap."""
+    if not parts:
+        return np.zeros(len(ranges.first_rows), np.bool_)
+    begins = np.array([part.first_row for part in parts])
+    ends = np.array([part.first_row + part.record_count for part in parts])
+    # Parts without a gap form a stretch. Compute for each part the end of its stretch.
+    is_last_of_stretch = np.append(begins[1:] != ends[:-1], True)
+    stretch_ends = ends[is_last_of_stretch][np.cumsum(is_last_of_stretch) - is_last_of_stretch]
+    index = np.searchsorted(begins, ranges.first_rows, side="right") - 1
+    return (index >= 0) & (ranges.first_rows < ends[index]) & (ranges.ends <= stretch_ends[index])
+
+
+def count_up_per_row(segments: pa.Table, first: Numbers) -> Numbers:
+    """Return a number per message of the segments: the segment's `first`, then one more for each next message."""
+    counts = segments.column("record_count").to_numpy()
+    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+
+
+def segment_index_per_row(segments: pa.Table) -> Numbers:
+    """Return the index of its segment for each message of the segments, in order."""
+    return np.repeat(np.arange(segments.num_rows), segments.column("record_count").to_numpy())
+
+
+def _take_from_steps(parts: Sequence[StepRows], ranges: _FileRanges, columns: list[str]) -> RangeRows:
+    part_begins = np.array([part.first_row for part in parts])
+    table_begins = np.cumsum([0, *(part.record_count for part in parts)])
+    rows = pa.concat_tables([part.rows.select(columns) for part in parts])
+    if rows.num_rows != table_begins[-1]:
+        raise _misplaced_error(ranges.file_id)
+    part = np.searchsorted(part_begins, ranges.first_rows, side="right") - 1
+    return RangeRows(rows, ranges.indices, table_begins[part] + ranges.first_rows - part_begins[part])
+
+
+def _read_from_file(
+    files: Files, footer_hash: int | None, ranges: _FileRanges, columns: list[str], cache: RowGroupCache | None
+) -> RangeRows:
+    """Read the row groups that have rows of the ranges, from the cache if all are there, else from the file."""
+    file_id = ranges.file_id
+    groups: dict[int, pa.Table] = {}
+    if cache is not None and (cached_starts := cache.row_group_starts(file_id)) is not None:
+        starts = np.array(cached_starts)
+        needed = _find_row_groups(starts, ranges)
+        groups = {group: rows for group in needed if (rows := cache.get(file_id, group)) is not None}
+        if len(groups) == len(needed):
+            table = pa.concat_tables([groups[group] for group in needed])
+            return _locate(table, starts, needed, ranges)
+    with open_data_file(files, file_id, footer_hash) as file:
+        counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        starts = np.cumsum([0, *counts])
+        needed = _find_row_groups(starts, ranges)
+        if cache is None:
+            table = file.read_row_groups(needed, columns=["row", *columns])
+        else:
+            # Read the groups one by one. A slice of a table of several would keep all of them in memory.
+            for group in needed:
+                if group not in groups:
+                    groups[group] = file.read_row_group(group, columns=["row", *columns])
+                    cache.put(file_id, tuple(starts.tolist()), group, groups[group])
+            table = pa.concat_tables([groups[group] for group in needed])
+    return _locate(table, starts, needed, ranges)
+
+
+def _find_row_groups(starts: Numbers, ranges: _FileRanges) -> list[int]:
+    """Return the row groups that have rows of the ranges. starts: of the row groups, and the end of the last."""
+    if ranges.ends.max() > starts[-1]:
+        raise _misplaced_error(ranges.file_id)
+    first_group = np.searchsorted(starts, ranges.first_rows, side="right") - 1
+    last_group = np.searchsorted(starts, ranges.ends, side="left") - 1
+    # Add 1 where a range begins and subtract 1 behind its last group: the running sum counts ranges per group.
+    changes = np.zeros(len(starts), np.int64)
+    np.add.at(changes, first_group, 1)
+    np.add.at(changes, last_group + 1, -1)
+    needed: list[int] = np.flatnonzero(np.cumsum(changes)[:-1] > 0).tolist()
+    return needed
+
+
+def _locate(table: pa.Table, starts: Numbers, needed: list[int], ranges: _FileRanges) -> RangeRows:
+    """Return the source of the ranges. table: the needed row groups, one after the other."""
+    counts = np.zeros(len(starts) - 1, np.int64)
+    counts[needed] = np.diff(starts)[needed]
+    table_begins = np.cumsum(counts) - counts
+    group = np.searchsorted(starts, ranges.first_rows, side="right") - 1
+    begin = table_begins[group] + ranges.first_rows - starts[group]
+    _check_row_numbers(table.column("row").to_numpy(), begin, ranges)
+    return RangeRows(table.drop_columns("row"), ranges.indices, begin)
+
+
+def _check_row_numbers(row_numbers: Numbers, begin: Numbers, ranges: _FileRanges) -> None:
+    """Raise FileTruncated unless the first and the last row of each range have the numbers that they should have."""
+    last = begin + (ranges.ends - ranges.first_rows) - 1
+    if (
+        last.max() >= len(row_numbers)
+        or (row_numbers[begin] != ranges.first_rows).any()
+        or (row_numbers[last] != ranges.ends - 1).any()
+    ):
+        raise _misplaced_error(ranges.file_id)
+
+
+def _misplaced_error(file_id: int) -> FileTruncated:
+    return FileTruncated(f"Data file {file_stem(file_id)} is damaged: its rows are not where they were.")
+
+
+# Find the messages of a plan that have expired. The time of the plan decides, whenever it is read.
+
+
+Mask = npt.NDArray[np.bool_]
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def mask_expired_messages(now_ms: int, segments: pa.Table, rows: pa.Table) -> Mask:
+    """Return a mask of the messages of these segments that have expired.
+
+    A message lives for its own `ttl_ms`, else for that of its segment; without either it never expires.
+
+    Args:
+        now_ms: the time that decides.
+        segments: columns `ttl_from_ms`, `ttl_ms` and `record_count`.
+        rows: of the messages in order, with a column `ttl_ms`.
+    """
+    since_ms = segments.column("ttl_from_ms")
+    segment_indices = pa.array(segment_index_per_row(segments))
+    ttl_ms = pc.coalesce(rows.column("ttl_ms"), segments.column("ttl_ms").take(segment_indices))
+    ends_ms = pc.fill_null(pc.add(since_ms.take(segment_indices), ttl_ms), _NEVER)
+    mask: Mask = ends_ms.to_numpy() <= now_ms
+    return mask
+
+
+def find_expired_offsets(files: Files, plan: FetchPlan, cache: RowGroupCache | None = None) -> dict[int, Numbers]:
+    """Return partition -> offsets of the plan whose messages have expired, in no order. Raises FileTruncated."""
+    if plan.now_ms is None:
+        return {}
+    segments = plan.expirable
+    offsets_by_partition: dict[int, list[Numbers]] = {}
+    for source in read_sources(files, replace(plan, segments=segments), cache):
+        source_segments = segments.take(pa.array(source.ranges))
+        index = pa.array(count_up_per_row(source_segments, source.begin))
+        is_expired = mask_expired_messages(plan.now_ms, source_segments, source.rows.select(["ttl_ms"]).take(index))
+        if is_expired.any():
+            segment_indices = segment_index_per_row(source_segments)[is_expired]
+            partitions = source_segments.column("partition").to_numpy()[segment_indices]
+            base_offsets = source_segments.column("base_offset").to_numpy()
+            offsets = count_up_per_row(source_segments, base_offsets)[is_expired]
+            for partition in np.unique(partitions).tolist():
+                offsets_by_partition.setdefault(partition, []).append(offsets[partitions == partition])
+    return {partition: np.concatenate(parts) for partition, parts in offsets_by_partition.items()}
+
+
+# A fetch in pieces of bounded size, for callers that pass messages on instead of keeping them.
+
+
+FIRST_ROWS = 64
+MAX_ROWS = 1 << 18
+
+
+def read_in_pieces(
+    read: Callable[[FetchPlan], pa.Table], plan: FetchPlan, limit: int | None, target_bytes: int
+) -> Iterator[pa.Table]:
+    """Yield the messages of a plan in order.
+
+    Besides a piece, only the row groups in which it lies are in memory. Publishers keep these small.
+
+    Args:
+        read: reads all messages of a plan.
+        plan: what to read.
+        limit: the most messages; None: all.
+        target_bytes: about the size of a table.
+    """
+    total = plan.record_count
+    remaining = total if limit is None else limit
+    may_expire = plan.expirable.num_rows > 0  # then the next visible messages may be far away
+    ends = np.cumsum(plan.segments.column("record_count").to_numpy())
+    first, rows = 0, FIRST_ROWS
+    while first < total and remaining > 0:
+        furthest = min(total, first + (max(remaining, rows) if may_expire else remaining))
+        last = _find_read_end(ends, first, min(first + rows, furthest), furthest)
+        table = read(slice_plan(plan, ends, first, last)).slice(0, remaining)
+        remaining -= table.num_rows
+        first, rows = last, min(MAX_ROWS, rows * 4)
+        if table.num_rows:  # else all have expired
+            # The size of the rows that were read tells how many make a piece, and how many to read next.
+            piece_rows = max(1, target_bytes * table.num_rows // max(table.nbytes, 1))
+            for begin in range(0, table.num_rows, piece_rows):
+                yield table.slice(begin, piece_rows)
+            rows = min(rows, piece_rows)
+
+
+def _find_read_end(ends: npt.NDArray[np.int64], first: int, target: int, total: int) -> int:
+    """Return where a read from `first` should end: with a segment near `target`, if possible.
+
+    To read a part of a segment costs its whole row group, and the next read would cost it again.
+    """
+    index = int(np.searchsorted(ends, target, side="right"))
+    if index and ends[index - 1] > first:
+        return int(ends[index - 1])
+    return min(int(ends[index]), first + ROW_GROUP_ROWS, total)
+
+
+def slice_plan(plan: FetchPlan, ends: npt.NDArray[np.int64], first: int, last: int) -> FetchPlan:
+    """Return the plan of the messages first <= number < last, counted from 0.
+
+    Args:
+        plan: the whole plan.
+        ends: running sum of the record counts of its segments.
+        first, last: numbers of messages.
+    """
+    low = int(np.searchsorted(ends, first, side="right"))
+    high = int(np.searchsorted(ends, last, side="left"))
+    part = plan.segments.slice(low, high - low + 1)
+    count = part.column("record_count").to_numpy().copy()
+    skipped = np.zeros_like(count)
+    skipped[0] = first - (int(ends[low]) - int(count[0]))
+    count -= skipped
+    count[-1] -= int(ends[high]) - last
+    base = part.column("base_offset").to_numpy() + skipped
+    changes = {
+        "source_offset": pc.add(part.column("source_offset"), pa.array(skipped)),
+        "base_offset": pa.array(base),
+        "first_row": pa.array(part.column("first_row").to_numpy() + skipped),
+        "record_count": pa.array(count),
+        "last_offset": pa.array(base + count - 1),
+    }
+    for name, column in changes.items():
+        part = part.set_column(part.column_names.index(name), name, column)
+    return dataclasses.replace(plan, segments=part)
+
+
+# Headers that say why a message is a dead letter. They follow the message's own headers, as text in UTF-8.
+
+
+PREFIX = "dead-letter."
+OFFSET = f"{PREFIX}offset"
+"""The last of the headers. It differs from message to message; the others are the same for a whole segment."""
+
+_FIELDS = {f"{PREFIX}{name.replace('_', '-')}": name for name in Cause.__struct_fields__}
+
+
+def build_cause_headers(segments: pa.Table) -> pa.Array:
+    """Return the headers of each segment except OFFSET; null for segments without dead letters."""
+    texts = segments.column("dead_letter").to_pylist()
+    return pa.array([None if text is None else _build_headers(text) for text in texts], HEADERS)
+
+
+def _build_headers(text: str) -> list[tuple[str, bytes]]:
+    cause = decode_cause(text)
+    return [(key, str(getattr(cause, name)).encode()) for key, name in _FIELDS.items()]
+
+
+def compute_source_offsets(segments: pa.Table, segment_indices: Numbers) -> pa.ChunkedArray:
+    """Return each message's offset in its source topic; null for messages that are not dead letters.
+
+    Args:
+        segments: columns `source_offset` and `record_count`.
+        segment_indices: as `segment_index_per_row` returns them.
+    """
+    index_in_segment = np.arange(len(segment_indices)) - np.searchsorted(segment_indices, segment_indices)
+    return pc.add(segments.column("source_offset").take(pa.array(segment_indices)), pa.array(index_in_segment))
+
+
+def append_cause_headers(headers: pa.ChunkedArray, segments: pa.Table) -> pa.ChunkedArray:
+    """Return the headers of all messages of the segments, with those of dead letters appended.
+
+    Args:
+        headers: the messages' own headers, in the order of the segments.
+        segments: columns `dead_letter`, `source_offset` and `record_count`.
+    """
+    segment_indices = segment_index_per_row(segments)
+    causes = build_cause_headers(segments).take(pa.array(segment_indices))
+    offsets = _build_offset_headers(compute_source_offsets(segments, segment_indices).combine_chunks())
+    parts = [headers.combine_chunks(), causes, offsets]
+    # Each of the three parts is a list array with a list per message. Concatenate their flat values, part after part,
+    # and then take them in the order of messages: for each message its own headers, its causes and its offset.
+    lengths = [pc.fill_null(pc.list_value_length(part), 0).to_numpy() for part in parts]
+    part_begins = np.cumsum([0, *(int(of_part.sum()) for of_part in lengths)])[:-1]
+    list_begins = [begin + np.cumsum(of_part) - of_part for begin, of_part in zip(part_begins, lengths, strict=True)]
+    begins = np.stack(list_begins, axis=1).ravel()
+    sizes = np.stack(lengths, axis=1).ravel()
+    order = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+    values = pa.concat_arrays([pc.list_flatten(part) for part in parts]).take(pa.array(order))
+    is_null = pc.and_(pc.is_null(parts[0]), pc.is_null(causes)).to_numpy(zero_copy_only=False)
+    bounds = np.concatenate([[0], np.cumsum(np.sum(lengths, axis=0))])
+    result = pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), values, type=HEADERS, mask=pa.array(is_null))
+    return pa.chunked_array([result])
+
+
+def _build_offset_headers(offsets: pa.Int64Array) -> pa.Array:
+    """Return a list with one header per offset; an empty list where the offset is null."""
+    is_valid = pc.is_valid(offsets)
+    values = offsets.drop_null().cast(pa.string()).cast(pa.binary())
+    keys = pa.repeat(pa.scalar(OFFSET, HEADERS.value_type.field("key").type), len(values))
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
+    bounds = np.concatenate([[0], np.cumsum(is_valid.to_numpy(zero_copy_only=False))])
+    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pairs, type=HEADERS)

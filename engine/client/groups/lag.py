@@ -1,0 +1,214 @@
+"""How far groups have come, and how fast.
+
+How far groups have come in their partitions: what each has committed, and how much is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow.compute as pc
+
+from lakemq.tables.specs.groups import CONSUMER_OFFSETS
+from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, select_newest
+
+from ...protocol.errors import GroupIdNotFound
+from ...protocol.names import shorten
+from ...protocol.values.assignments import TopicIdPartition
+from ...protocol.values.state import State
+from ...protocol.values.stretches import DeliveryStatus
+
+LagOrigin = Literal["committed", "start", "log_start"]
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """How far a group has come in a partition.
+
+    Attributes:
+        committed_offset, committed_at_ms, metadata: what the group has committed; None before its first commit.
+        next_offset: the first offset that `lag` counts.
+        counted_from: what `next_offset` is. `committed`: the committed offset. `start`: the offset at which the group
+            begins, fixed when it first asked for the topic. `log_start`: the group has not begun, and where it will is
+            not known; `lag` is then the size of the log, the most that can be left.
+        lag: offsets from `next_offset` to the end of the log, without those that a queue group has acknowledged. Those
+            from the last stable offset on are there, and an open transaction holds them back.
+        deleted: offsets that were deleted before the group was done with them.
+        expired: messages that expired before any member of a queue group had them.
+        pending: transactional id of the open transaction that holds offsets for the partition.
+        unacknowledged: messages that the owner of the partition, in a queue group, has and has not acknowledged.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    committed_offset: int | None
+    next_offset: int
+    counted_from: LagOrigin
+    last_stable_offset: int
+    high_watermark: int
+    lag: int
+    deleted: int
+    expired: int
+    committed_at_ms: int | None
+    metadata: str | None
+    pending: str | None
+    unacknowledged: int = 0
+
+
+def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
+    """Return how far a group has come, by topic and partition. Raises GroupIdNotFound: the group does not exist."""
+    committed, pending = state.offsets.get(group, {}), state.find_pending_offsets(group)
+    if not committed and not pending and group not in state.groups:
+        raise GroupIdNotFound(found=shorten(group), expected="a group that was made, or has committed offsets")
+    topic_partitions = state.existing_partitions({*state.list_group_partitions(group), *pending})
+    lags = [_describe_lag(state, group, tp, pending.get(tp)) for tp in topic_partitions]
+    return sorted(lags, key=lambda lag: (lag.topic, lag.partition))
+
+
+def count_deleted_offsets(state: State, name: str, tp: TopicIdPartition) -> int:
+    """Return how many offsets of a partition were deleted before the group `name` was done with them."""
+    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
+    assignment = group.assignments.get(tp) if group else None
+    return (committed.deleted_count if committed else 0) + (assignment.deleted_count if assignment else 0)
+
+
+def _describe_lag(state: State, group: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
+    topic, partition = state.topics[tp[0]], tp[1]
+    committed = state.offsets.get(group, {}).get(tp)
+    high_watermark = int(topic.high_watermarks[partition])
+    next_offset, counted_from = _find_lag_origin(state, group, tp)
+    return PartitionLag(
+        group=group,
+        topic=topic.topic,
+        partition=partition,
+        committed_offset=committed.offset if committed else None,
+        next_offset=next_offset,
+        counted_from=counted_from,
+        last_stable_offset=int(topic.last_stable_offsets[partition]),
+        high_watermark=high_watermark,
+        lag=_count_lag(state, group, tp, next_offset, high_watermark),
+        deleted=count_deleted_offsets(state, group, tp),
+        expired=committed.expired_count if committed else 0,
+        committed_at_ms=committed.committed_at_ms if committed else None,
+        metadata=committed.metadata if committed else None,
+        pending=pending,
+        unacknowledged=_count_unacknowledged(state, group, tp),
+    )
+
+
+def _count_unacknowledged(state: State, group: str, tp: TopicIdPartition) -> int:
+    deliveries = state.find_deliveries(group, tp)
+    return deliveries.held_count if deliveries else 0
+
+
+def _find_lag_origin(state: State, name: str, tp: TopicIdPartition) -> tuple[int, LagOrigin]:
+    """Return the first offset that the lag counts, and what that offset is."""
+    topic, partition = state.topics[tp[0]], tp[1]
+    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
+    if committed is not None:
+        return committed.offset, "committed"
+    log_start = int(topic.log_starts[partition])
+    assignment = group.assignments.get(tp) if group else None
+    if assignment is None or assignment.start_offset is None:
+        return log_start, "log_start"
+    # A member that begins there passes over offsets that were deleted since, and so does the lag.
+    return max(assignment.start_offset, log_start), "start"
+
+
+def _count_lag(state: State, group: str, tp: TopicIdPartition, next_offset: int, high_watermark: int) -> int:
+    deliveries = state.find_deliveries(group, tp)
+    return high_watermark - next_offset if deliveries is None else deliveries.count_remaining(high_watermark)
+
+
+# How fast groups consume: compare what each is done with now and a minute ago.
+#
+# Both are read from the table of committed offsets, in its newest version and in the one of a minute ago. Log entries
+# and replaced files of a table stay for minutes, so that the older version can still be loaded.
+
+
+WINDOW_MS = 60_000
+
+_COLUMNS = ("step", "group", "topic_id", "partition", "committed_offset", "ranges", "removed")
+
+Done = dict[str, dict[TopicIdPartition, int]]
+"""Group -> (topic_id, partition) -> number of offsets that the group is done with."""
+
+
+@dataclass(frozen=True)
+class Consumption:
+    """The offsets that groups were done with at the beginning and at the end of a window of time."""
+
+    window_ms: int
+    before: Done
+    after: Done
+
+    def rate(self, group: str, starts: Mapping[TopicIdPartition, int]) -> float:
+        """Return the offsets per second that the group got done with.
+
+        A reset backwards counts as nothing.
+
+        Args:
+            group: name of the group.
+            starts: (topic_id, partition) -> where the group began. It counts if nothing was committed there before.
+        """
+        before = self.before.get(group, {})
+        done = sum(
+            max(0, after - before.get(tp, starts.get(tp, after))) for tp, after in self.after.get(group, {}).items()
+        )
+        return round(1000 * done / self.window_ms, 3) if self.window_ms > 0 else 0.0
+
+
+def read_consumption(store: Store, now_ms: int, window_ms: int = WINDOW_MS) -> Consumption | None:
+    """Return what all groups have done in the window before `now_ms`, by the clock of the store.
+
+    The window is shorter if the table is younger, or if its log does not reach back so far.
+
+    Returns:
+        None if the versions of the table were removed while they were read.
+    """
+    try:
+        handle = store.open(CONSUMER_OFFSETS)
+        version, since_ms = _find_version(handle, now_ms - window_ms)
+        after = _read_done(handle)
+        before = after if version == handle.version else _read_done(store.open_version(CONSUMER_OFFSETS, version))
+    except (FileNotFoundError, NotATable):
+        return None
+    return Consumption(now_ms - since_ms, before, after)
+
+
+def _find_version(handle: TableHandle, at_ms: int) -> tuple[int, int]:
+    """Return the version that the table had at this time, and the time; else the first version, and its time."""
+    low, high = -1, handle.version + 1
+    # Bisect: version `low` was written by then, or was removed from the log since; `high` was written later.
+    while high - low > 1:
+        middle = (low + high) // 2
+        written_ms = handle.log.modified_ms(middle)
+        if written_ms is None or written_ms <= at_ms:
+            low = middle
+        else:
+            high = middle
+    if low >= 0 and handle.log.modified_ms(low) is not None:
+        return low, at_ms
+    written_ms = handle.log.modified_ms(high)
+    if written_ms is None:
+        raise FileNotFoundError(f"{handle.spec.name}: version {high} was removed")
+    return high, written_ms
+
+
+def _read_done(handle: TableHandle) -> Done:
+    """Return how many offsets each group is done with: before its committed offset, or acknowledged behind it."""
+    rows = select_newest(handle.read(_COLUMNS), CONSUMER_OFFSETS.keys)
+    rows = rows.filter(pc.invert(rows.column("removed")))
+    done: Done = {}
+    for row in rows.select(["group", "topic_id", "partition", "committed_offset", "ranges"]).to_pylist():
+        acknowledged = sum(
+            stretch["record_count"]
+            for stretch in row["ranges"] or ()
+            if stretch["state"] == DeliveryStatus.ACKNOWLEDGED.value
+        )
+        group_done = done.setdefault(row["group"], {})
+        group_done[row["topic_id"], row["partition"]] = row["committed_offset"] + acknowledged
+    return done

@@ -1,1 +1,0 @@
-"""Load the state of a namespace: the tables at a watermark, and the steps after it."""

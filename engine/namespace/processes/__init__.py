@@ -1,1 +1,0 @@
-"""Processes: clocks, forks, exits, signals, crash points, and optional packages."""

@@ -1,1 +1,0 @@
-"""Assignors: which member of a group gets which partition, one module per assignor. Pure and deterministic."""

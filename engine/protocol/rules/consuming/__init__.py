@@ -1,1 +1,0 @@
-"""The rules of groups: joining, reconciling, committed offsets, and operations on groups."""

@@ -1,1 +1,0 @@
-"""The rules of delayed messages, and of their release."""

@@ -1,1 +1,0 @@
-"""The rules of `queue` groups: deliveries, redelivery and dead letters."""

@@ -1,1 +1,0 @@
-"""Groups, their members and assignments, and the offsets that they commit."""

@@ -1,1 +1,0 @@
-"""Delayed messages, and how those of a far time are packed in memory."""

@@ -1,0 +1,423 @@
+"""Deliveries: members of queue groups acquire messages and settle them. `deliveries.py` has the state."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from .assignments import Group, InPartition, TopicIdPartition
+from .base import Count, GroupRecord, Number, Request, Result
+from .groups import Assigned
+from .producers import TransactionRef
+from .stretches import (
+    DELIVERY_TRANSITIONS,
+    HELD,
+    DeathReason,
+    DeliveryEvent,
+    DeliveryStatus,
+    Range,
+    Stretch,
+    append_stretch,
+    change_stretches,
+)
+
+MAX_RANGES = 100_000
+"""Ranges in one acknowledgement."""
+
+MAX_ERROR_LENGTH = 1_000
+"""Characters of the text that a member may add when it gives a message back."""
+
+
+class AckOutcome(str, Enum):
+    """The decision of a member about messages."""
+
+    ACCEPT = "accept"
+    """They are finished."""
+    RELEASE = "release"
+    """They should be delivered again."""
+    REJECT = "reject"
+    """They must not be delivered again."""
+    UNSEEN = "unseen"
+    """The application has not seen them: their delivery does not count."""
+    EXPIRE = "expire"
+    """They had expired, and the application was not shown them."""
+
+
+class WantedMessages(Assigned, frozen=True, array_like=True):
+    """How many messages of a partition a member wants, at most."""
+
+    count: Count
+
+
+class Acquire(Request, frozen=True, tag="acquire"):
+    """Ask for messages for a member. Messages that were given back come before new ones."""
+
+    group: str
+    member_id: str
+    wanted: list[WantedMessages]
+
+
+class Acknowledgement(Assigned, frozen=True, array_like=True):
+    """The decision of a member about messages of a partition.
+
+    ranges: first offset and count, sorted and disjoint. delay_ms: for released ones, the wait before redelivery; None:
+    the group's setting. deliveries: the number of the delivery that it is about, starting at 1; after another delivery
+    it is too late; None: the last one. error: the reason for messages that are not accepted, for their dead letters.
+    """
+
+    outcome: AckOutcome
+    ranges: list[tuple[Number, Count]]
+    delay_ms: Count | None = None
+    deliveries: Count | None = None
+    error: Annotated[str, msgspec.Meta(max_length=MAX_ERROR_LENGTH)] = ""
+
+
+class Acknowledge(Request, frozen=True, tag="acknowledge"):
+    """Settle messages that a member has. Inside a transaction they can only be accepted, and are so when it commits."""
+
+    group: str
+    member_id: str
+    parts: list[Acknowledgement]
+    transaction: TransactionRef | None = None
+
+
+class AcknowledgementsJudged(Result, frozen=True, tag="acknowledgements_judged"):
+    """All messages that the member has are settled. The others are listed by the index of their part.
+
+    fenced: parts that are refused as a whole, because the member does not own the partition any more, or got it again.
+    invalid: parts with messages that the member does not have. refused: these messages, one list per invalid part.
+    """
+
+    fenced: list[int]
+    invalid: list[int]
+    refused: list[list[Range]] = []
+
+
+# -- records --------------------------------------------------------------------------------------------
+
+
+class MessageRanges(InPartition, frozen=True, array_like=True):
+    """Messages of a partition."""
+
+    ranges: list[Range]
+
+
+class MessagesAcquired(GroupRecord, frozen=True, tag="messages_acquired"):
+    """Messages are delivered to a member. The first ones of a partition set where the group starts in it."""
+
+    member_id: str
+    taken: list[MessageRanges]
+
+
+class SettledMessages(InPartition, frozen=True, array_like=True):
+    """Messages of a partition and their new state.
+
+    uncounted: their last delivery does not count. reason, error: why they are dying; for expired ones that become no
+    dead letters, why they are finished.
+    """
+
+    status: DeliveryStatus
+    ranges: list[Range]
+    not_before_ms: int = 0
+    uncounted: bool = False
+    reason: DeathReason | None = None
+    error: str = ""
+
+
+BY_MEMBER, COMMITTED, ABORTED = "member", "committed", "aborted"
+"""Reasons for which messages change their state while their partition stays with its owner."""
+
+DEAD_LETTERS, NO_MESSAGES = "dead letters", "no messages"
+"""Reasons for which dying messages are finished: they became dead letters, or their offsets hold no messages."""
+
+
+class MessagesSettled(GroupRecord, frozen=True, tag="messages_settled"):
+    """Delivered messages change their state. reason: one of those above, or why the member lost them.
+
+    transactional_id: the transaction in which they are pending.
+    """
+
+    reason: str
+    parts: list[SettledMessages]
+    transactional_id: str | None = None
+
+    def find_event(self, part: SettledMessages) -> DeliveryEvent:
+        """Return the event that changes the state of a part's messages."""
+        return _EVENTS_BY_REASON.get((self.reason, part.status)) or _EVENTS[part.status]
+
+
+_EVENTS_BY_REASON = {
+    (COMMITTED, DeliveryStatus.ACKNOWLEDGED): DeliveryEvent.COMMIT,
+    (ABORTED, DeliveryStatus.AVAILABLE): DeliveryEvent.ABORT,
+    (DEAD_LETTERS, DeliveryStatus.ACKNOWLEDGED): DeliveryEvent.DEAD_LETTER,
+    (NO_MESSAGES, DeliveryStatus.ACKNOWLEDGED): DeliveryEvent.DEAD_LETTER,
+}
+_EVENTS = {
+    DeliveryStatus.ACQUIRED: DeliveryEvent.ACQUIRE,
+    DeliveryStatus.ACKNOWLEDGED: DeliveryEvent.ACCEPT,
+    DeliveryStatus.AVAILABLE: DeliveryEvent.RELEASE,
+    DeliveryStatus.WAITING: DeliveryEvent.DELAY,
+    DeliveryStatus.DYING: DeliveryEvent.GIVE_UP,
+    DeliveryStatus.PENDING: DeliveryEvent.ADD_TO_TRANSACTION,
+}
+"""The events for all other reasons."""
+
+
+class MessagesPassed(GroupRecord, frozen=True, tag="messages_passed"):
+    """Messages before this offset are deleted, and the group skips them."""
+
+    topic_id: int
+    partition: int
+    offset: int
+
+    @property
+    def topic_partition(self) -> TopicIdPartition:
+        return self.topic_id, self.partition
+
+
+REQUESTS = (Acquire, Acknowledge)
+RESULTS = (AcknowledgementsJudged,)
+RECORDS = (MessagesAcquired, MessagesSettled, MessagesPassed)
+
+
+# Deliveries: the state of a partition's messages in a `queue` group.
+#
+# The messages past the committed offset are stretches of offsets; all messages of a stretch are in the same state. A
+# member acquires messages, which counts as a delivery, and then settles them. KIP-932 calls this share groups. Here
+# each partition has a single owner, so that the order per key holds.
+
+
+MAX_STRETCHES = 1_000
+"""Stretches of a partition. With as many, no new messages are acquired."""
+
+_DYING = (DeliveryStatus.DYING,)
+
+
+class DeliveryPolicy(NamedTuple):
+    """How a group delivers its messages.
+
+    max_deliveries: deliveries of each message; None: unlimited. in_order: a message that waits holds up those after it.
+    """
+
+    max_deliveries: int | None
+    in_order: bool
+
+    @classmethod
+    def from_group(cls, group: Group) -> DeliveryPolicy:
+        redelivered = int(group.setting("max.redelivery.count"))
+        return cls(None if redelivered < 0 else 1 + redelivered, group.setting("nack.order") == "partition")
+
+    def is_last(self, stretch: Stretch) -> bool:
+        """Return whether the next delivery of these messages is the last one.
+
+        Such a message is delivered alone: if it stops its consumer, no other message loses a delivery by it.
+        """
+        return self.max_deliveries is not None and stretch.deliveries + 1 >= self.max_deliveries > 1
+
+    def limit_batch(self, stretch: Stretch, limit: int) -> int:
+        """Return how many of these messages to deliver together.
+
+        After half of the deliveries the number is halved each time, so that a bad message is separated from good ones.
+        """
+        count = min(stretch.length, limit)
+        half = 0 if self.max_deliveries is None else self.max_deliveries // 2
+        if self.max_deliveries is None or stretch.deliveries < half:
+            return count
+        return max(1, count >> (stretch.deliveries - half + 1))
+
+
+@dataclass
+class Deliveries:
+    """The deliveries of a partition.
+
+    start: all before it is finished. stretches: from start on without a gap, up to the messages that were never
+    delivered. held_count, dying_count: messages that the owner holds, and that are dying. silent_since_ms: when the
+    owner last settled something or began to hold messages, in decided time; 0 if it holds none.
+    """
+
+    start: int
+    stretches: list[Stretch] = field(default_factory=list)
+    held_count: int = 0
+    dying_count: int = 0
+    silent_since_ms: int = 0
+
+    @classmethod
+    def from_stretches(cls, start: int, stretches: Sequence[Stretch], silent_since_ms: int = 0) -> Deliveries:
+        """Return deliveries with these stretches, which follow one another from the start on."""
+        new = cls(start, silent_since_ms=silent_since_ms)
+        new._set(list(stretches))
+        return new
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that was never delivered."""
+        return self.stretches[-1].end if self.stretches else self.start
+
+    def count_remaining(self, end: int) -> int:
+        """Return how many offsets before `end` are not finished."""
+        done = (stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACKNOWLEDGED)
+        return max(0, end - self.start) - sum(max(0, min(stretch.end, end) - stretch.first) for stretch in done)
+
+    def list_acquired_stretches(self) -> list[Stretch]:
+        """Return the stretches that the owner has acquired and not settled."""
+        if not self.held_count:
+            return []
+        return [stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACQUIRED]
+
+    def list_dying_stretches(self) -> list[Stretch]:
+        """Return the stretches that become dead letters."""
+        if not self.dying_count:
+            return []
+        return [stretch for stretch in self.stretches if stretch.status is DeliveryStatus.DYING]
+
+    @property
+    def first_given_back(self) -> int | None:
+        """The lowest offset that is delivered again, now or later."""
+        again = (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING)
+        return next((stretch.first for stretch in self.stretches if stretch.status in again), None)
+
+    @property
+    def first_held(self) -> int | None:
+        """The lowest offset that the owner holds."""
+        return next((stretch.first for stretch in self.stretches if stretch.status in HELD), None)
+
+    def has_unsettled_before(self, offset: int) -> bool:
+        """Return whether messages before the offset are held or dying. Other unfinished ones are delivered again."""
+        if not self.held_count + self.dying_count:
+            return False
+        return any(stretch.first < offset for stretch in self.stretches if stretch.status in (*HELD, *_DYING))
+
+    def copy(self) -> Deliveries:
+        return replace(self, stretches=list(self.stretches))
+
+    def is_next_last(self, policy: DeliveryPolicy, now_ms: int) -> bool:
+        first = next(self._iterate_deliverable(policy, now_ms), None)
+        return first is not None and policy.is_last(first)
+
+    def next_ranges(self, policy: DeliveryPolicy, end: int, limit: int, now_ms: int) -> list[Range]:
+        """Return what the owner gets next, lowest offset first: at most `limit` messages before `end`."""
+        ranges: list[Range] = []
+        for stretch in self._iterate_deliverable(policy, now_ms):
+            if stretch is None or limit <= 0:
+                return ranges
+            if policy.is_last(stretch):
+                return ranges or [(stretch.first, 1)]
+            count = policy.limit_batch(stretch, limit)
+            ranges.append((stretch.first, count))
+            limit -= count
+            if count < stretch.length:
+                return ranges
+        first = self.next_offset
+        count = min(limit, end - first)
+        if count > 0 and len(self.stretches) < MAX_STRETCHES:
+            ranges.append((first, count))
+        return ranges
+
+    def _iterate_deliverable(self, policy: DeliveryPolicy, now_ms: int) -> Iterator[Stretch | None]:
+        """Yield what may be delivered again; None where a waiting message holds up everything after it."""
+        for stretch in self.stretches:
+            if stretch.status is DeliveryStatus.WAITING and stretch.not_before_ms > now_ms:
+                if policy.in_order:
+                    yield None
+            elif stretch.status in (DeliveryStatus.AVAILABLE, DeliveryStatus.WAITING):
+                yield stretch
+
+    def find_stretches(self, ranges: Sequence[Range]) -> list[Stretch]:
+        """Return the stretches of these offsets, cut to them. Offsets without a stretch are left out.
+
+        ranges: sorted and disjoint.
+        """
+        stretches: list[Stretch] = []
+        at, high = self._find_bounds(ranges)
+        for first, count in ranges:
+            end = first + count
+            while at < high and self.stretches[at].end <= first:
+                at += 1
+            while at < high and (stretch := self.stretches[at]).first < end:
+                is_whole = first <= stretch.first and stretch.end <= end
+                stretches.append(stretch if is_whole else stretch.cut(max(first, stretch.first), min(end, stretch.end)))
+                if stretch.end > end:
+                    break  # the next range may begin in it
+                at += 1
+        return stretches
+
+    def change(self, ranges: Sequence[Range], change: Callable[[Stretch], Stretch]) -> None:
+        """Change the state of these offsets. Finished messages at the start then lose their stretches."""
+        low, high = self._find_bounds(ranges)
+        low, high = max(low - 1, 0), high + 1  # with the neighbours, as changed stretches may now join them
+        before = self.stretches[low:high]
+        after = change_stretches(before, ranges, change)
+        self.stretches[low:high] = after
+        self.held_count += _count_messages(after, HELD) - _count_messages(before, HELD)
+        self.dying_count += _count_messages(after, _DYING) - _count_messages(before, _DYING)
+        self._pass_done()
+
+    def _find_bounds(self, ranges: Sequence[Range]) -> tuple[int, int]:
+        """Return the indexes of the stretches between which these offsets lie.
+
+        So a small change does not walk through all stretches.
+        """
+        if not ranges:
+            return 0, 0
+        low = bisect_right(self.stretches, ranges[0][0], key=lambda stretch: stretch.end)
+        return low, bisect_left(self.stretches, sum(ranges[-1]), lo=low, key=lambda stretch: stretch.first)
+
+    def acquire(self, ranges: Sequence[Range]) -> None:
+        """Mark messages as delivered. New ones follow the known stretches."""
+        next_offset = self.next_offset
+        again = [(first, min(first + count, next_offset) - first) for first, count in ranges if first < next_offset]
+        self.change(again, _acquire_again)
+        stretches, at = self.stretches, self.next_offset
+        for first, count in ranges:
+            if first + count > at:
+                if first > at:  # cannot happen, but folding must not fail
+                    append_stretch(stretches, Stretch(at, first - at, DeliveryStatus.ACKNOWLEDGED))
+                append_stretch(
+                    stretches, Stretch(max(first, at), first + count - max(first, at), DeliveryStatus.ACQUIRED)
+                )
+                at = first + count
+        self._set(stretches)
+
+    def extend_to(self, end: int) -> None:
+        """Add new offsets before `end` as available, without a delivery."""
+        first = max(self.next_offset, self.start)
+        if first < end:
+            self._set([*self.stretches, Stretch(first, end - first, DeliveryStatus.AVAILABLE, 0)])
+
+    def advance_start(self, offset: int) -> None:
+        """Finish everything before the offset."""
+        if offset > self.start:
+            self.start = offset
+            cut = (
+                stretch.cut(max(stretch.first, offset), stretch.end)
+                for stretch in self.stretches
+                if stretch.end > offset
+            )
+            self._set(list(cut))
+
+    def _set(self, stretches: list[Stretch]) -> None:
+        self.stretches = stretches
+        self.held_count, self.dying_count = _count_messages(stretches, HELD), _count_messages(stretches, _DYING)
+        self._pass_done()
+
+    def _pass_done(self) -> None:
+        done = 0
+        for stretch in self.stretches:
+            if stretch.status is not DeliveryStatus.ACKNOWLEDGED:
+                break
+            self.start, done = stretch.end, done + 1
+        del self.stretches[:done]
+
+
+def _acquire_again(stretch: Stretch) -> Stretch:
+    status = DELIVERY_TRANSITIONS.move(stretch.status, DeliveryEvent.ACQUIRE)
+    return Stretch(stretch.first, stretch.length, status, stretch.deliveries + 1)
+
+
+def _count_messages(stretches: Iterable[Stretch], statuses: Sequence[DeliveryStatus]) -> int:
+    return sum(stretch.length for stretch in stretches if stretch.status in statuses)

@@ -1,1 +1,0 @@
-"""Deliveries of `queue` groups, and dead letters."""

@@ -1,1 +1,0 @@
-"""Run assignors while steps go on, and find those of other packages."""

@@ -1,1 +1,0 @@
-"""Projection: decided steps become rows of the tables."""

@@ -1,1 +1,0 @@
-"""Read the present state of a namespace: leader, status, key spread and handoffs."""
