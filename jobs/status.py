@@ -1,7 +1,4 @@
-"""What a namespace does now, and what it has lost.
-
-Read what a namespace does now: leader, rates, topics, groups, open transactions, due messages, findings.
-"""
+"""Read what a namespace does now: leader, rates, topics, groups, open transactions, due messages, findings, losses."""
 
 from __future__ import annotations
 

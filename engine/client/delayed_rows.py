@@ -1,6 +1,6 @@
 """What became of delayed messages: those that wait, those that were released, and those that ended otherwise.
 
-Reading how delayed ranges ended: from the table, and from the steps after it.
+How ranges ended is read from the table, and from the steps after it.
 """
 
 from __future__ import annotations

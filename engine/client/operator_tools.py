@@ -1,7 +1,4 @@
-"""Tools of operators: what a connection has for them, and the observer of a namespace.
-
-The tools of operators on a connection: groups, transactions and delayed messages.
-"""
+"""What a connection has for operators: groups, transactions, delayed messages, and the observer of a namespace."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The sequencers that a connection makes, and who leads.
-
-The sequencers that a connection makes: in a thread of its process, or in a call.
-"""
+"""The sequencers that a connection makes, in a thread of its process or in a call; and who leads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Traces: spans of calls, and the headers that carry them. OpenTelemetry is optional.
+"""Traces: spans of calls, and the current span's context in headers of messages. OpenTelemetry is optional.
 
-The current span's context in headers of messages, as W3C Trace Context has it: `traceparent` and `tracestate`.
+The headers are those of W3C Trace Context: `traceparent` and `tracestate`.
 """
 
 from __future__ import annotations

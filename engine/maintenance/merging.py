@@ -1,6 +1,4 @@
-"""Merges of data files: choose them, write them, and join the segments that point at them.
-
-Merge small data files into large sorted ones. `removal.py` removes those that nothing needs any more.
+"""Merge small data files into large sorted ones. `removal.py` removes those that nothing needs any more.
 
 How a merge goes, and why in this order:
 

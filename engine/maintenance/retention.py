@@ -1,6 +1,6 @@
 """Retention: find the segments that are too old or too many, and the rows of tables that a merge lets go.
 
-Find what retention deletes, as far as the tables show: whole segments from the start of each log.
+Whole segments are deleted from the start of each log, as far as the tables show them.
 
 The rules are Kafka's. A segment is as old as its newest message. The first segment that stays keeps all later ones. By
 size, a segment goes only if the partition still holds its bound without it. A marker has no age, and goes with the

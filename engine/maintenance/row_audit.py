@@ -1,8 +1,6 @@
 """Audits beyond SQL: rows exist where tables point, and replaying the journal gives the tables.
 
-Check that all rows that tables point at exist, and are in their keys' partitions.
-
-One pass over the data files does it.
+One pass over the data files checks that all rows to which tables point exist, and are in their keys' partitions.
 """
 
 from __future__ import annotations

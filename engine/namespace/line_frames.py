@@ -1,6 +1,4 @@
-"""What travels on a line: its frames, those of clients that follow the steps, and its settings.
-
-Messages on a line: the direct connection of a client to the sequencer that leads.
+"""What travels on a line, the direct connection of a client to the sequencer that leads; and the settings of lines.
 
 A line carries the same letters and answers as the mailbox. A frame is its size, its kind and its content. The client
 says hello first. It sends letters only after the leader's welcome, so a leader knows whose each letter is before it can
@@ -176,11 +174,10 @@ class FrameReader:
 
 # Frames of lines that follow: a process hears on them of new steps, and its heartbeats travel on them.
 #
-# They have kinds of their own, beside letters and answers (`line_frames`).
+# They have kinds of their own, beside those of letters and answers.
 #
 # - A client says once up to which step it has read (AWAIT_STEP). The leader answers once (STEP), as soon as a later
-#   step
-#   is decided. So a slow client has at most one such frame waiting for it, however many steps pass meanwhile.
+#   step is decided. So a slow client has at most one such frame waiting for it, however many steps pass meanwhile.
 # - A client sends a heartbeat (BEAT). The leader answers with its number (BEAT_SEEN) if it counts.
 
 

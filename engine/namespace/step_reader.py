@@ -1,6 +1,4 @@
-"""Read decided steps, and the state as of a step.
-
-Read decided steps from the step log, beginning after a watermark.
+"""Read decided steps from the step log, beginning after a watermark; and open the tables as of a watermark.
 
 All tables hold the steps up to the watermark. So a reader of the namespace takes the tables as of the watermark, and
 the steps after it from their objects.

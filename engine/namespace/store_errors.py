@@ -1,7 +1,4 @@
-"""Errors of the store, in words of users; a namespace that is gone, or damaged.
-
-Turn errors of the store into errors that users know.
-"""
+"""Turn errors of the store into errors that users know, and notice a namespace that is gone or damaged."""
 
 from __future__ import annotations
 
@@ -80,8 +77,7 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
 #
 # - No table of the namespace has a log. So nobody can load the state that the step goes on from.
 # - All steps that are there were put by this sequencer in its last term. Otherwise somebody is still deleting, or
-#   copies
-#   a namespace here. A look at the next error decides.
+#   copies a namespace here. A look at the next error decides.
 #
 # As long as our step is there, a new namespace cannot have a step of the same name. The look at a step and its removal
 # are two requests, without a fence. A step of others could only be hit if, between these two, somebody deletes ours,

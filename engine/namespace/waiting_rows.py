@@ -1,9 +1,7 @@
-"""Delayed messages that wait, as a new term reads them.
+"""Delayed messages that wait: a new term reads them from the table `delayed`.
 
-Read `delayed` at the start of a term.
-
-It may have millions of rows. So they are read piece by piece, and columns whose statistics give their value are not
-read at all.
+The table may have millions of rows. So they are read piece by piece, and columns whose statistics give their value are
+not read at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Assignors: which member of a group gets which partition. The interface, its check, and those that are built in.
-
-The interface of assignors, and the check of what an assignor returns.
+"""Assignors decide which member of a group gets which partition: the interface, its check, and the built-in ones.
 
 An assignor is a function `(partition_counts, members) -> assignment`. It gets topic -> number of partitions, and member
 id -> `Member`, and returns member id -> partitions. The result must not depend on the order of the mappings.

@@ -1,6 +1,6 @@
-"""Assignments beside the steps: which group needs one, the plug-ins, and the processes that run them.
+"""Assignments beside the steps: find and run assignors, built-in ones and plug-ins, and compute what groups need.
 
-Run an assignor. If a plug-in fails or takes too long, a built-in assignor replaces it.
+If a plug-in fails or takes too long, a built-in assignor replaces it.
 
 A plug-in is foreign code. All of it runs in a thread of its own: its import, its answer and the logging of its errors.
 A thread cannot be ended from outside, so a hanging one is left alone. Its plug-in is not run again until it returns;

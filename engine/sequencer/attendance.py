@@ -1,6 +1,4 @@
-"""Attendance: heartbeats are read, and lost or overdue members of groups found.
-
-Attendance: find the members of groups that are lost, by the heartbeats of their processes.
+"""Attendance: find members of groups that are lost or overdue, by the heartbeats of their processes.
 
 A process sends a beat every few seconds: on its line to the leader (`letters.lines`), or as an object in the
 store. The beat lists the process's members, with how often each has polled. About once a second the leader reads all

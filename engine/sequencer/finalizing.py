@@ -1,6 +1,6 @@
-"""Final messages: write those that are due, and bring their table to the decided state.
+"""Final messages: schedule the writing of those that are due, and bring their table to the decided state.
 
-Schedule the writing of final messages. A step decides what was written.
+A step decides what was written.
 """
 
 from __future__ import annotations

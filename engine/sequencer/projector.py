@@ -1,6 +1,4 @@
-"""Projection: decided steps become rows of the tables, in a thread of its own.
-
-Write decided steps to the tables that users query.
+"""Projection: decided steps become rows of the tables that users query, in a thread of its own.
 
 The order of writes makes a pass safe to repeat:
 

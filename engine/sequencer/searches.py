@@ -1,10 +1,10 @@
-"""Searches beside the steps: the rows of dying messages, and what retention deletes.
+"""Searches beside the steps: for the rows of dying messages, which become dead letters; for what retention deletes.
 
-Schedule the leader's search for the rows of dying messages, those that become dead letters.
+A step decides the findings. A search reads tables in another thread, and writes nothing.
 
-A step decides the findings. A search reads tables in another thread, and writes nothing. From its beginning until a
-step with its findings has landed, no data file may be removed: if a file is merged meanwhile, only the findings still
-name it. `removing` is the lock for that. The search holds it, and so does the removal of files.
+From the beginning of a search for dying messages until a step with its findings has landed, no data file may be
+removed: if a file is merged meanwhile, only the findings still name it. `removing` is the lock for that. The search
+holds it, and so does the removal of files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The sequencer and its standby.
-
-The sequencer: take the waiting letters, decide them together, append one step to the log, answer them.
+"""The sequencer: take the waiting letters, decide them together, append one step to the log, answer them.
 
 A step goes from letters to answers in this order:
 

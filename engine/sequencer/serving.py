@@ -1,6 +1,6 @@
-"""Serving: keep a sequencer going, and watch that its steps end.
+"""Keep a sequencer going: lead or stand by, step, rest. At the end, finish the step and hand over the lease.
 
-Keep a sequencer going: lead or stand by, step, rest. At the end, finish the step and hand over the lease.
+A watchdog sees to a sequencer that is stuck in a step.
 """
 
 from __future__ import annotations

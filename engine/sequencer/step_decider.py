@@ -1,6 +1,4 @@
-"""One step: prepare the files of its letters, decide it, append it, and count how long that took.
-
-Decide one step and append it to the log.
+"""Decide one step: prepare the files of its letters, decide them, append the step, and count how long that took.
 
 The order within a step: requests, the lease, observations, timers, due messages, then what follows for groups.
 """

@@ -1,6 +1,6 @@
-"""The trigger and the queue for Airflow.
+"""The trigger that fires when messages wait for a group, and the queue provider that Airflow looks up.
 
-The trigger that fires when messages wait for a group. The DAG that it starts consumes them.
+The DAG that the trigger starts consumes the messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`lakemq groups` and `lakemq offsets`.
-
-`lakemq groups`: consumer groups, their members, assignments, offsets and lag.
-"""
+"""`lakemq groups`: consumer groups, their members, assignments, offsets and lag; and `lakemq offsets`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`lakemq status` and `lakemq history`.
-
-`lakemq status`: a live page in the terminal of what a namespace does.
-"""
+"""`lakemq status`: a live page in the terminal of what a namespace does; and `lakemq report`: what happened in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Changes through the console, and what they take from forms.
-
-Changes of the namespace: what each needs, what its confirmation page says, and what it does.
-"""
+"""Changes of the namespace: what each needs and takes from a form, what its confirmation page says, what it does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The console: its objects and its settings.
-
-The objects that all pages of a console read from: one connection, one observer, one collector of metrics.
-"""
+"""The objects that all pages of a console read from: one connection, one observer, one collector; and its settings."""
 
 from __future__ import annotations
 

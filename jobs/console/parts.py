@@ -1,6 +1,6 @@
-"""The parts of a page, their charts, and how they become HTML.
+"""The parts of a page as values, their charts, and how they become HTML.
 
-The parts of a page as values. `page.html` draws each kind, so that all pages look and behave alike.
+`page.html` draws each kind, so that all pages look and behave alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The checks of the demo, and its progress.
+"""What the demo checks of its messages, what it asks in SQL, and what it prints.
 
-What the demo checks of its messages, and what it asks in SQL: each row that was sent is one message, in order.
-
-A check compares what was sent with what was read, and says what it saw. It raises CheckFailed where they differ.
+Each row that was sent is one message, in order. A check compares what was sent with what was read, and says what it
+saw. It raises CheckFailed where they differ.
 """
 
 from __future__ import annotations

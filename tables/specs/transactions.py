@@ -1,6 +1,6 @@
-"""Transactions, producers, clients and applications.
+"""`transactional_ids`, `transactions`, `control_markers`: ids with their producers, the transaction log, markers.
 
-`transactional_ids`, `transactions` and `control_markers`: ids with their producers, the transaction log, markers.
+And `producers`, `clients` and `applications`, by which repeated requests are recognized.
 """
 
 from __future__ import annotations

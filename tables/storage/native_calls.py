@@ -1,6 +1,4 @@
-"""Threads: calls of native libraries at the interpreter's end, and workers that end with their owner.
-
-Keep daemon threads out of native libraries when the interpreter ends.
+"""Keep daemon threads out of native libraries when the interpreter ends; and workers that do not keep it from ending.
 
 A daemon thread that returns from a call of delta-rs, Arrow or DuckDB asks for the interpreter's lock. While the
 interpreter ends it gets none. Python ends the thread there, its stack is unwound through frames of Rust or C++, which

@@ -1,7 +1,4 @@
-"""What a poll returns: a batch, and what the poll has found out.
-
-The batch that a poll returns: messages of some partitions, and where the group goes on after them.
-"""
+"""What a poll returns: messages of some partitions, where the group goes on after them, and the outcome of the poll."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a consumer is made with: its options, where it begins, and what it tells its user of rebalances.
 
-The options of a consumer: defaults, ranges, and where each applies. `docs/settings.md` is made from this table.
+The table of options has defaults, ranges, and where each applies. `docs/settings.md` is made from it.
 """
 
 from __future__ import annotations

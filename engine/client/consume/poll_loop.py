@@ -1,7 +1,4 @@
-"""A poll: its loop, the readers that it asks, and the fetch of ranges ahead of time.
-
-The loop of a poll, which looks for messages until some come or it times out; and what a consumer's parts share.
-"""
+"""The loop of a poll, which looks for messages until some come or it times out; and what a consumer's parts share."""
 
 from __future__ import annotations
 

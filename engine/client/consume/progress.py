@@ -1,7 +1,4 @@
-"""The progress of a group, and the rest of it up to ends that a caller names.
-
-How far a group has come in its partitions, whichever members have them, as of the newest step.
-"""
+"""How far a group has come, as of the newest step, whichever members have its partitions; and reading up to ends."""
 
 from __future__ import annotations
 

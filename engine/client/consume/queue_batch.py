@@ -1,7 +1,4 @@
-"""The messages of a `queue` group, and their outcomes.
-
-The batch of a `queue` group: messages to acknowledge, and how often each was delivered.
-"""
+"""The batch of a `queue` group: messages to acknowledge, how often each was delivered, and the outcomes they get."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The rows of a fetch: planned, read from files or steps, cut into pieces, without what has expired.
+"""The plan of a fetch and its rows, which are read once per file for all ranges of the plan.
 
-Read the rows of a plan, once per file for all its ranges: from the newest steps if they have them, else the file.
+Rows come from the newest steps if they have them, else from their files. They are read whole or in pieces of bounded
+size, and expired messages are found among them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Plans of reads, on the driver.
-
-Plan a read: check ranges of offsets against what the log still has, and cut them into tasks.
-"""
+"""Plan a read on the driver: check ranges of offsets against what the log still has, and cut them into tasks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Tasks of the format on executors: they read by a plan, and write rows. They load nothing of Delta.
+"""Tasks of the format on executors: they read by a plan, and write rows.
 
-Cut a plan into tasks at row groups, so that no two tasks decode the same one; and read them.
-
-Tasks are planned on the driver. Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, no steps.
+A plan is cut into tasks at row groups, so that no two tasks decode the same one. Tasks are planned on the driver.
+Executors need the files, pyarrow, numpy, xxhash and msgspec: no Delta, no steps.
 """
 
 from __future__ import annotations
@@ -207,8 +206,6 @@ def _read_footers(files: Files, plan: FetchPlan) -> dict[int, pq.FileMetaData]:
 
 
 # The options of Spark's Kafka sink, and the work of the tasks that write rows.
-#
-# Executors need the store, pyarrow, numpy, xxhash and msgspec: no Delta, no steps.
 
 
 STREAM_OPTIONS = ("path", "topic", "includeHeaders", "onError", "checkpointLocation")

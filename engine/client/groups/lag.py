@@ -1,7 +1,4 @@
-"""How far groups have come, and how fast.
-
-How far groups have come in their partitions: what each has committed, and how much is left.
-"""
+"""How far groups have come in their partitions: what each has committed, what is left, and how fast they consume."""
 
 from __future__ import annotations
 

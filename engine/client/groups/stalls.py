@@ -1,7 +1,4 @@
-"""What holds up a group.
-
-Find what holds up a group: its members, open transactions, and in queue groups undelivered messages.
-"""
+"""Find what holds up a group: its members, open transactions, and in queue groups undelivered messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Batches of a producer: when they are sent, and how they are published, by sequence or in a transaction.
+"""The batches of a producer: a thread takes them out of the buffer when they are due, and publishes them.
 
-The sending thread of a producer: it takes batches out of the buffer when they are due, and publishes them.
+They are published by sequence numbers, or in a transaction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The producers of a connection, and of a process.
-
-Create the producers of one connection.
-"""
+"""Create the producers of a connection, and end those of this process that are open when the interpreter exits."""
 
 from __future__ import annotations
 

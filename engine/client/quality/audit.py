@@ -1,6 +1,4 @@
-"""An audit of the namespace: its invariants in SQL, and the DuckDB that they are asked in.
-
-The DuckDB that an audit's queries read: the relations of `invariants`, and the results of checks that are not SQL.
+"""An audit of the namespace: its invariants as queries, and the DuckDB in which they are asked.
 
 All relations are as of one watermark, and nothing is written to the namespace. They are created once, before the first
 query, so that no query reads a file that a merge replaces meanwhile. Three checks are not SQL: whether data files exist

@@ -1,7 +1,4 @@
-"""Expectations that a gate supports, and the rules for suites.
-
-The supported expectations of Great Expectations, each with its arguments and its SQL.
-"""
+"""The expectations of Great Expectations that a gate supports: their arguments, their SQL, and the rules of a suite."""
 
 from __future__ import annotations
 

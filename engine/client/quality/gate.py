@@ -1,6 +1,4 @@
-"""Quality gates: the suites of topics, and the gate that rows pass before a publish.
-
-A gate before publishing: rows that fail an expectation of the topic's suite are rejected, or all rows are.
+"""The gate before a publish: rows that fail an expectation of the topic's suite are rejected, or all rows are.
 
 A row that fails is marked, and is rejected in the same request: `rejected_rows` refers to it, with the
 expectation. Rows are looked at once, on their way into data files.

@@ -1,7 +1,4 @@
-"""Message bodies: the interface, and the form in Arrow.
-
-The form-independent interface of message bodies: what a publisher needs, whether rows are lists or in Arrow.
-"""
+"""Message bodies: what a publisher needs, whether rows are lists or in Arrow; and the form in Arrow."""
 
 from __future__ import annotations
 

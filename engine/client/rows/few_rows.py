@@ -1,6 +1,6 @@
 """Message bodies as lists: the form for a few rows on their way into a letter.
 
-It makes the same message, partition and refusal of the same row as `arrow_body` and `placing` do in Arrow.
+It makes the same message, partition and refusal of the same row as `body` and `placing` do in Arrow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Shapes of Avro schemas: which values fit, and the defaults of fields.
-
-The shape of an Avro schema: whether it has finite values, and how much one byte of a value can become.
+"""The shape of an Avro schema: whether it has finite values, and how much one byte of a value can become.
 
 fastavro checks nothing of this: a record that contains itself ends the process, and 15 bytes are a hundred million
 nulls.

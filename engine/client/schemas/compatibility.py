@@ -1,7 +1,4 @@
-"""Whether a schema may become another one: for DDL, Avro and JSON Schema.
-
-Decide whether a topic's schema may become another one.
-"""
+"""Decide whether a topic's schema may become another one: for DDL, Avro and JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""JSON Schema: its validator, patterns, values, and the Arrow types of values.
-
-JSON Schema: validated by jsonschema-rs, with the Arrow type that its values have.
-"""
+"""JSON Schema: validated by jsonschema-rs, with bounds for patterns, and the Arrow type and reading of its values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The schema of a topic: for the calls of users, and as a rule that checks and reads values.
-
-The schema of a topic, for users: encode values, check them, and give them types.
-"""
+"""The schema of a topic: encode values, check them, and give them types; and the rule that travels with rows."""
 
 from __future__ import annotations
 

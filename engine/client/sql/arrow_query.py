@@ -1,7 +1,4 @@
-"""Queries of `mq.sql`: how new their tables must be, and their results in Arrow.
-
-Run the queries of `mq.sql`, whose results are Arrow tables.
-"""
+"""Run the queries of `mq.sql`, whose results are Arrow tables; and wait until the tables are new enough."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A transactional id in this process, from its first request to the end of each transaction.
-
-A transactional id in this process: its producer, its open transaction, and how the transaction ends.
+"""A transactional id in this process: its producer, its open transaction, and how each transaction ends.
 
 The reply to the end decides. A commit that is accepted includes all parts, whatever became of their own replies. After
 a commit that is refused, the transaction is still open: it can be ended again or aborted.

@@ -1,4 +1,4 @@
-"""Transactions of this process: the ids that it holds, and the `with` block.
+"""Transactions of this process, and the ids that it holds.
 
 `with mq.transaction("etl") as txn`: publishes and offsets that become visible together, or not at all.
 """

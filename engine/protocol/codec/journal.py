@@ -25,7 +25,7 @@ from ..values.segments import NO_SEGMENTS, Segments
 from .few_rows import MAX_FEW_BYTES, FewRows, Rows, concatenate_rows, decode_few_rows, encode_few_rows, rows_to_table
 from .letter import check_answer, decode_rows, encode_rows
 
-# The message rows of a step: few ones as msgpack (`few_rows`), others as an Arrow stream (`letter_rows`).
+# The message rows of a step: few ones as msgpack (`few_rows`), others as an Arrow stream (`letter`).
 #
 # Building and encoding an Arrow table takes longer than deciding a step of one message. Most readers need the rows of
 # many steps at once, and build one table for all of them.

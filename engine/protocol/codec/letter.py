@@ -1,9 +1,7 @@
 """Letters as bytes: requests, the rows that travel with them, answers, and the checksum of each object.
 
-A request, a letter and its answer as bytes.
-
-A letter is a JSON head, followed by the rows that travel with it: as Arrow (`letter_rows`) or, if they are few, as
-msgpack (`few_rows`). Its first bytes say which, and have a checksum of all others. Each request in the head was encoded
+A letter is a JSON head, followed by the rows that travel with it: as an Arrow stream or, if they are few, as msgpack
+(`few_rows`). Its first bytes say which, and have a checksum of all others. Each request in the head was encoded
 and checked on its own, in the call that made it. So a bad value fails in its own call, and cannot spoil the requests of
 others beside it.
 """

@@ -1,7 +1,4 @@
-"""The rows of clients, producers and the leader; and the types of what all modules of rows list.
-
-The table `clients`.
-"""
+"""The tables `clients`, `producers` and `watermarks`; and the types of what each module of rows lists."""
 
 from __future__ import annotations
 

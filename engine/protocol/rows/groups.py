@@ -1,7 +1,4 @@
-"""The rows of groups, of their offsets, and of what queue groups have delivered.
-
-The tables `groups`, `members`, `assignments` and `assignment_moves`.
-"""
+"""The tables `groups`, `members`, `assignments`, `assignment_moves` and `consumer_offsets`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Clients, producers, transactional identities and the leader: who may ask, and when an id expires.
 
-Clients: each numbers its letters from 1, and each letter is decided once, in this order.
-
-A listing of the mailbox may show letters late or out of order; the numbers put them right.
+A client numbers its letters from 1, and each letter is decided once, in this order. A listing of the mailbox may show
+letters late or out of order; the numbers put them right.
 """
 
 from __future__ import annotations

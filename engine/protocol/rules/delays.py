@@ -1,4 +1,4 @@
-"""Delayed messages: rows wait as ranges, and get offsets when they are due (`delay_release`).
+"""Delayed messages: rows wait as ranges, and get offsets when they are due.
 
 Invariant: a row is released once, in a step whose time is not before its due time. The released rows of a range are
 always its first ones, and their number only grows.

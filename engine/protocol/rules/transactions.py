@@ -2,7 +2,7 @@
 
 They follow KIP-98, and KIP-890: the producer epoch grows with each transaction.
 
-`transaction_end` decides how a transaction ends. `identities` decides who owns an id and how it changes hands.
+`clients` decides who owns an id and how it changes hands.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A publish as columns: its ranges, and the units that they make.
+"""A publish as columns: its ranges, and its units.
 
-Units: all rows that one request puts into one (topic, partition). Repeats are recognized unit by unit.
+A unit is all rows that one request puts into one (topic, partition). Repeats are recognized unit by unit.
 """
 
 from __future__ import annotations

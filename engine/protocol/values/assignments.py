@@ -1,7 +1,4 @@
-"""Partitions of groups, and how members choose their assignor.
-
-Groups: their members, the target member of each partition, and its owner.
-"""
+"""Groups: their members, the target member of each partition, and its owner; and how they choose their assignor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What all values stand on: bases of requests, results and records, numbers within bounds, state machines.
-
-The bases of requests, results and records, and numbers within bounds.
-"""
+"""The bases of requests, results and records, numbers within bounds, and state machines as tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Clients and the leader.
-
-Clients: letters, answers, and the last answer of each client, kept for a repeat.
-"""
+"""Clients and the leader: letters, answers, the last answer of each client, kept for a repeat; and the lease."""
 
 from __future__ import annotations
 

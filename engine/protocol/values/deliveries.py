@@ -1,4 +1,4 @@
-"""Deliveries: members of queue groups acquire messages and settle them. `deliveries.py` has the state."""
+"""Deliveries: members of queue groups acquire messages and settle them. Then the state of both."""
 
 from __future__ import annotations
 

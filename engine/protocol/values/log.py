@@ -1,7 +1,4 @@
-"""The log: publishing, and ranges that become final.
-
-The log: requests and records of publishing.
-"""
+"""The log: requests and records of publishing, and of ranges that become final."""
 
 from __future__ import annotations
 

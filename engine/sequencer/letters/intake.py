@@ -1,6 +1,4 @@
-"""The intake of a step: when the mailbox is listed, which letters are taken, and which are set aside.
-
-The intake: which letters a step takes, which of them must wait, and which are refused unread.
+"""The intake: which letters a step takes, which must wait, which are refused unread; and when the mailbox is listed.
 
 Letters come through the mailbox, or on the lines of clients that are connected (`lines`). Those of lines come first,
 unless they left no room for the mailbox in the last step.

@@ -1,7 +1,4 @@
-"""Who may have a line: accept connections, and check the proofs of clients.
-
-Accept lines, as many as a process can have, and few at a time from clients that are not known yet.
-"""
+"""Accept lines: as many as a process can have, few at a time from unknown clients, and over TCP only with a proof."""
 
 from __future__ import annotations
 

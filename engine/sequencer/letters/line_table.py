@@ -1,6 +1,4 @@
-"""The lines of one term and their connections.
-
-The lines of one term, and the letters that have come on them: what the two threads that use lines share.
+"""The lines of one term, and the letters that have come on them: what the two threads that use lines share.
 
 The reading thread (`lines`) adds lines and letters. The sequencer's thread takes letters and answers them. Neither
 waits for the other: sending never blocks, and what a slow client does not take is sent by the reading thread.

@@ -1,9 +1,9 @@
 """Serve the lines of one term: direct connections on which clients send letters and get answers.
 
-Clients also wait on lines for new steps (`followers`), and send heartbeats on them (`line_beats`).
+Clients also wait on lines for new steps (`Followers`), and send heartbeats on them (`LineBeats`).
 
 One thread accepts connections (`line_acceptor`) and reads. What it shares with the sequencer's thread is in
-`line_table`. A client that comes over TCP is welcomed when other threads have read its proof (`proof_checker`).
+`line_table`. A client that comes over TCP is welcomed when other threads have read its proof.
 
 A line is a convenience, so anything unusual closes it: the client then uses the mailbox. All lines close when no step
 has landed for a whole lease, even if the sequencer's thread hangs: another sequencer may lead by then.

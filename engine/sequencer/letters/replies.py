@@ -1,6 +1,6 @@
-"""Answers on their way back: on lines, in the mailbox, and to clients that follow the steps.
+"""Answers on their way back: on lines, in the mailbox, and hints of new steps to clients that follow them.
 
-Write replies into the mailbox. The steps have the truth, so a reply that cannot be written stops no step.
+The steps have the truth, so a reply that cannot be written stops no step.
 """
 
 from __future__ import annotations

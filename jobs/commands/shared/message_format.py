@@ -1,7 +1,4 @@
-"""How commands print messages, and read schemas from files.
-
-Print messages by a format string, as kcat -f does: '%k: %s\\n'.
-"""
+"""Print messages by a format string, as kcat -f does: '%k: %s\\n'; and read schemas from files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What commands show: messages by the user's format, and progress.
-
-Options of the commands that print messages: a format string, or a separator between key and value.
-"""
+"""What commands show: messages, by a format string or with a separator between key and value; and progress."""
 
 from __future__ import annotations
 

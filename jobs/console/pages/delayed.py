@@ -1,7 +1,4 @@
-"""Pages of delayed messages and of dead letters.
-
-Delayed messages: how many wait per topic, and when they are due.
-"""
+"""Delayed messages: how many wait per topic, and when they are due. And the page of dead letters."""
 
 from __future__ import annotations
 

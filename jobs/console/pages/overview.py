@@ -1,7 +1,4 @@
-"""The overview, and the doctor's findings.
-
-The overview: is the sequencer alive, what waits, what lags, and the last hour as charts.
-"""
+"""The overview: is the sequencer alive, what waits, what lags, and the last hour as charts. And the doctor's page."""
 
 from __future__ import annotations
 

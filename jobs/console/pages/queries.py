@@ -1,7 +1,4 @@
-"""Pages that ask by SQL: the query box, the history, the tables.
-
-Shared by pages that show results of SQL: what to show without one.
-"""
+"""Pages that ask by SQL: the history, the tables, the query box; and what they show where there is no SQL."""
 
 from __future__ import annotations
 

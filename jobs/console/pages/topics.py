@@ -1,7 +1,4 @@
-"""Pages of topics and of transactions.
-
-Topics: their settings, their partitions, the groups that read them, and how keys spread.
-"""
+"""Topics: their settings, their partitions, the groups that read them, how keys spread. And a page of transactions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Heartbeats, and the notes of members that were fenced.
-
-Heartbeats of the processes that have members of groups.
+"""Heartbeats of the processes that have members of groups; and the notes of members that were fenced or are overdue.
 
 A beat is the object `beats/<id>-<number>`. A process writes the next number, then deletes the one before it. Beats are
 not requests and are not synced: if one is lost, the leader sees the process a beat later.

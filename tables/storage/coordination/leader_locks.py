@@ -1,6 +1,4 @@
-"""Signs of life: of the leader on its machine, and of standbys.
-
-Detect that a leader's process has ended, so that standbys on its machine need not wait for its lease to expire.
+"""Signs of life: of the leader, so that standbys on its machine need not wait for its lease to expire; of standbys.
 
 A leader holds a lock on a file of its own as long as its process lives. The kernel releases the lock however the
 process ends, so a free lock means a dead leader. This only shortens a wait: the put of the next step still decides who

@@ -34,7 +34,7 @@ _MAX_COUNTING_SHARE = 0.05
 _LETTER = re.compile(r"([0-9]{13})-([A-Za-z0-9][A-Za-z0-9._-]{0,127})-([0-9]{10})")
 _CLIENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PROOF_NAME = re.compile(r"proof-[0-9a-f]{32}")
-"""Names in the folder of letters that belong to greetings on lines (see `line_proofs`)."""
+"""Names in the folder of letters that belong to greetings on lines (see `sockets`)."""
 
 
 class MailboxFull(Exception):

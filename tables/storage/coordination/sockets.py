@@ -1,11 +1,9 @@
-"""Sockets of lines: where the leader listens, over TCP and on its machine, and what proves it.
+"""Where the leader listens for lines, how a client proves that it may use one, and sockets over TCP and on a machine.
 
-The objects `line/<20 digits>`: where the leader of an epoch listens for direct connections.
-
-The leader writes its object after the step of its take-over has landed. The next leader removes it, or the leader
-itself at its end. On a disk the folder also has the leader's Unix socket. Reading a namespace does not allow
-publishing: a client of the socket needs permission to write to it, and a client of a TCP address puts a proof
-(`line_proofs`).
+The leader writes its object, `line/<20 digits>`, after the step of its take-over has landed. The next leader removes
+it, or the leader itself at its end. On a disk the folder also has the leader's Unix socket. Reading a namespace does
+not allow publishing: a client of the socket needs permission to write to it, and a client of a TCP address puts a proof
+(`put_proof`).
 """
 
 from __future__ import annotations

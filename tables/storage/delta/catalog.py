@@ -1,7 +1,4 @@
-"""The namespace as a database of Spark: in its catalog, or in one session.
-
-The Spark catalog of a namespace: a database with all tables and views.
-"""
+"""The Spark catalog of a namespace: a database with all tables and views, entered without reading the tables."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ if TYPE_CHECKING:
 # Entries of tables and views in the catalog of a Spark session, written without reading the tables.
 #
 # `CREATE TABLE ... USING delta` and `CREATE VIEW` read the Delta log of every table. In a JVM that has just started
-# that is half a minute of work. An entry only says where a table is, or what a view's text and columns are. This module
+# that is half a minute of work. An entry only says where a table is, or what a view's text and columns are. This
 # writes the same entries through Spark's `SessionCatalog`. Delta reads the log of a table when a query first names it.
-# The classes are internal to Spark: `catalog.register` runs the statements where a Spark does not have them.
+# The classes are internal to Spark: `register` runs the statements where a Spark does not have them.
 
 
 _DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"

@@ -1,6 +1,4 @@
-"""The log of a Delta table: its entries, commits and checkpoints.
-
-A table's log as files: one entry per version, and checkpoints. This puts, finds and deletes them.
+"""A Delta table's log as files: one entry per version, and checkpoints. This encodes, puts, finds and deletes them.
 
 Once a log is cleaned, put-if-absent is no fence any more: a process that stopped before it put version N finds the name
 free again. For the same reason, a missing entry N proves nothing unless entry N - 1 still exists. Entries are deleted

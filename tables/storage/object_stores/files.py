@@ -1,7 +1,4 @@
-"""The files of a namespace: open them, and give them to Arrow.
-
-Open the objects under a root, a path or a URI. All file I/O except Delta's goes through them.
-"""
+"""Open the objects under a root, a path or a URI, for us and for Arrow. All I/O except Delta's goes through them."""
 
 from __future__ import annotations
 

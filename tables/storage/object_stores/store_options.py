@@ -1,7 +1,4 @@
-"""Stores by URI: their options, their secrets, and how Spark reaches them.
-
-Open a store of obstore with options that are spelled as in delta-rs.
-"""
+"""Open a store of obstore with options that are spelled as in delta-rs; keep its secrets; tell Spark of it."""
 
 from __future__ import annotations
 
