@@ -1,8 +1,8 @@
 """Audit a namespace: `lakemq audit`, or `python jobs/audit.py --path ...`.
 
 An audit checks that no message is lost, duplicated or out of place. Each invariant is an expectation of Great
-Expectations: a query over tables and views, which runs in DuckDB (`engine/client/quality/audit.py`). Data Docs show each
-query and the rows that break it. Great Expectations is loaded here and nowhere else.
+Expectations: a query over tables and views, which runs in DuckDB (`engine/client/quality/audit.py`). Data Docs show
+each query and the rows that break it. Great Expectations is loaded here and nowhere else.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from .arguments import parse_flag, parse_text, parse_topic_name, parse_whole_num
 from .fetch.fetcher import Fetcher
 from .fetch.plan import FetchPlan
 from .fetch.rows import compute_source_offsets, segment_index_per_row
+from .offsets import Spans, group_into_spans
 from .predicate import Predicate
 from .requests.requester import Requester
-from .tracing import Spans, group_into_spans
 
 COLUMNS = pa.schema(
     {

@@ -29,10 +29,10 @@ from ..namespace.namespace import Namespace
 from ..protocol.errors import OffsetOutOfRange, UnknownTopicOrPartition
 from .groups.lag import PartitionLag
 from .log_access import LogAccess
+from .offsets import Spans
 from .operator_tools import Observation, Observer
 from .sequencers import find_store_now_ms, read_leadership
 from .sql.query import LiveReaders, connect_duckdb
-from .tracing import Spans
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from itertools import pairwise
 import hypothesis.strategies as st
 from hypothesis import given
 
-from lakemq.engine.client.tracing import Spans, group_into_spans
+from lakemq.engine.client.offsets import Spans, group_into_spans
 
 small = st.integers(0, 30)
 edits = st.lists(st.tuples(st.booleans(), small, st.integers(1, 8)), max_size=20)

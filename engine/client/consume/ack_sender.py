@@ -27,8 +27,7 @@ from ...protocol.values.deliveries import (
     AckOutcome,
     WantedMessages,
 )
-from ..offsets import TopicPartition
-from ..tracing import Span, Spans
+from ..offsets import Span, Spans, TopicPartition
 from .ack_tracker import AckTracker
 from .membership import Membership
 from .poll_loop import ConsumerLock

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ...protocol.values.deliveries import Acknowledgement, AckOutcome, Deliveries
 from ...protocol.values.stretches import DeliveryStatus, Stretch
-from ..tracing import Span, Spans, group_into_spans
+from ..offsets import Span, Spans, group_into_spans
 from .membership_view import OwnedPartition
 
 DeliverySpan = tuple[int, int, int | None]

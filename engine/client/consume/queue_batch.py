@@ -14,8 +14,7 @@ from ...protocol.values.deliveries import MAX_ERROR_LENGTH, AckOutcome
 from ...protocol.values.stretches import Stretch
 from ..arguments import invalid_argument, parse_partition, parse_topic_name
 from ..fetch.fetch_result import FetchResult, Message
-from ..offsets import ConsumedOffsets, TopicPartition
-from ..tracing import Spans, group_into_spans
+from ..offsets import ConsumedOffsets, Spans, TopicPartition, group_into_spans
 from .ack_sender import AckSender, invalid_error, raise_chain
 from .ack_tracker import AckTracker, DeliverySpan
 from .batch import ConsumerBatch

@@ -15,8 +15,7 @@ from ...protocol.values.groups import Assigned
 from ...protocol.values.stretches import Stretch
 from ..fetch.fetch_result import Message
 from ..fetch.plan import Bounds
-from ..offsets import ConsumedMessages, TopicPartition
-from ..tracing import Spans
+from ..offsets import ConsumedMessages, Spans, TopicPartition
 from .ack_sender import LONGEST_WAIT_MS, AckSender
 from .ack_tracker import AckTracker
 from .batch import ConsumerBatch
