@@ -122,6 +122,9 @@ def _filter_rows(rows: pa.Table, key: bytes | None, predicate: Predicate | None)
     return rows if predicate is None or not rows.num_rows else predicate.select_rows(rows)
 
 
+# The calls of `mq.delayed`.
+
+
 _SERIOUS = (
     CancelOutcome.RELEASED,
     CancelOutcome.RESCHEDULED,

@@ -53,6 +53,7 @@ __all__ = [
 T = TypeVar("T")
 
 ReadState = Callable[[], State]
+"""Returns the whole state, with producers, transactions and groups."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Observer(ProcessBound):
         return self._state
 
 
-"""Returns the whole state, with producers, transactions and groups."""
+# The tools of operators on a connection: groups, transactions and delayed messages.
 
 
 class OperatorTools:

@@ -138,6 +138,9 @@ def trace_poll(group: str, poll: Callable[[], BatchType]) -> BatchType:
     return batch
 
 
+# The current span's context in headers of messages.
+
+
 TRACEPARENT = "traceparent"
 
 Header = tuple[str, bytes | None]

@@ -333,6 +333,9 @@ def points_at_files(rows: pa.Table, file_ids: Sequence[int] | Numbers) -> Mask:
     return is_in
 
 
+# The merge itself, step by step as above.
+
+
 log = logging.getLogger("lakemq.serve")
 
 SMALL_BYTES = 8 << 20

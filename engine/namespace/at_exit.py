@@ -53,6 +53,9 @@ def interrupt_all() -> None:
         target.interrupt()
 
 
+# Hooks that run when the interpreter ends.
+
+
 log = logging.getLogger("lakemq.exit")
 
 _AFTER_OTHER_FINALIZERS = -1_000

@@ -67,6 +67,9 @@ def last_version(versions: tuple[SchemaVersion, ...]) -> int:
     return versions[-1].version if versions else 0
 
 
+# Parameters, and those of topics and groups.
+
+
 Value = int | str | bool | tuple[int, ...]
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")

@@ -78,6 +78,9 @@ def shorten_to_line(text: str) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 
 
+# Run an assignor. If a plug-in fails or takes too long, a built-in assignor replaces it.
+
+
 log = logging.getLogger("lakemq.serve")
 
 Assignment: TypeAlias = dict[str, list[TopicPartition]]

@@ -230,6 +230,9 @@ class OverdueMembers:
         self._written, self._cannot_write = members, False
 
 
+# Attendance: which members are lost.
+
+
 READ_INTERVAL_MS = 1_000
 MAX_READ_GAP_MS = 5_000
 """Longest normal time between two readings. If it takes longer, the leader or its store was stopped."""

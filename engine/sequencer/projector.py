@@ -105,6 +105,9 @@ def _check(files: Files, rows: JournaledRows, digest: str) -> int:
     return size_bytes
 
 
+# A pass: the rows of steps, planned, and written in an order that is safe to repeat.
+
+
 @dataclass(frozen=True)
 class Projection:
     """The rows of one pass, computed from the state at `step`. They stay valid while the state moves on."""

@@ -147,6 +147,9 @@ class Standby:
         return bool(heads)
 
 
+# The sequencer itself.
+
+
 EXPIRY_INTERVAL_MS = 10_000
 STANDBY_MS = 200
 """Shortest time between two looks of a standby."""

@@ -129,6 +129,9 @@ class Watchdog:
         self._worker.thread.start()
 
 
+# Keep a sequencer going: lead or stand by, step, rest.
+
+
 OWN_LETTERS_MS = 5_000
 """How long `Serving.close` goes on deciding requests of its own connection. Usually that is one step."""
 EXIT_TIMEOUT_S = 10.0

@@ -167,6 +167,9 @@ def _find_footer_hashes(taken: Iterable[OpenedLetter]) -> dict[int, int | None]:
     return footer_hashes
 
 
+# Decide one step and append it to the log.
+
+
 log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")

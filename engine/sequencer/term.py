@@ -69,6 +69,9 @@ class StepTime:
         return self._store_ms + self._clock.steady_ms() - self._began_ms
 
 
+# The term, and what makes one.
+
+
 log = logging.getLogger("lakemq.serve")
 
 

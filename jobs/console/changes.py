@@ -77,6 +77,9 @@ def read_position(inputs: Mapping[str, Any], name: str, default: str) -> Any:
     return position
 
 
+# The changes: what each needs, what its confirmation page says, and what it does.
+
+
 Inputs = Mapping[str, Any]
 
 _MOST_ROWS = 200

@@ -108,6 +108,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+# The objects that all pages read from.
+
+
 QUERY_LIMITS = QueryLimits(timeout_s=20.0, max_rows=1_000, memory_mb=1_024)
 """Bounds of a query, unless its console has others. It must not take the memory of a sequencer in the same process."""
 

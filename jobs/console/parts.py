@@ -17,12 +17,12 @@ from ..commands.shared.times import from_millis
 from ..output import format_size, to_iso, to_readable
 from .payloads import escape_invisible, show_payload
 
-# Turn what pages have read into HTML. Everything is escaped; templates mark nothing as safe.
-
-
 with needs("console"):
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
+
+
+# Turn what pages have read into HTML. Everything is escaped; templates mark nothing as safe.
 
 
 MOST_ROWS = 1_000
@@ -192,6 +192,9 @@ def draw_ownership(title: str, periods: Sequence[OwnershipPeriod], begin: dateti
 def _choose_colours(periods: Sequence[OwnershipPeriod]) -> Mapping[str, int]:
     owners = dict.fromkeys(period.owner for period in periods)
     return {owner: number % _COLOURS for number, owner in enumerate(owners)}
+
+
+# The parts, as values.
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,9 @@ def describe_free_space(space: FreeSpace) -> str:
     return f"{text}, and room for only {space.free_inodes:,} more files" if few_inodes else text
 
 
+# The checks.
+
+
 SKEW_MS = 2_000
 """How far this clock may differ from the store's, and how far the time of steps may be ahead of it."""
 

@@ -28,17 +28,19 @@ if TYPE_CHECKING:
     from lakemq.engine.sequencer.serving import Serving
 
 
-# Build metric families: bounded in their number of series, with units in their names.
-
-
 with needs("metrics"):
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
+        HistogramMetricFamily,
         InfoMetricFamily,
         Metric,
         StateSetMetricFamily,
     )
+
+
+# Build metric families: bounded in their number of series, with units in their names.
+
 
 MAX_SERIES = 10_000
 """The most series of one metric. A scrape of more costs Prometheus and this process more than the detail is worth."""
@@ -108,8 +110,8 @@ def _find_unit(name: str) -> str:
     return next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
 
 
-with needs("metrics"):
-    from prometheus_client.core import HistogramMetricFamily, Metric
+
+# Metrics of the sequencer: who leads and who stands by, how fast it steps, what waits for it.
 
 
 MOST_LETTERS = 10_000
@@ -194,10 +196,6 @@ def read_serving(serving: Serving, build: FamilyBuilder) -> Iterator[Metric]:
 
 
 # Metrics of topics, groups, transactions and delayed messages.
-
-
-with needs("metrics"):
-    from prometheus_client.core import Metric
 
 
 DUE_WITHIN_S = tuple(60 * minutes for minutes in MINUTES)
@@ -357,10 +355,6 @@ def read_sizes(mq: Connection, observer: Observer, build: FamilyBuilder) -> Iter
 
 
 # Metrics of the disk that holds a namespace.
-
-
-with needs("metrics"):
-    from prometheus_client.core import Metric
 
 
 def read_store(mq: Connection, observation: Observation, build: FamilyBuilder) -> Iterator[Metric]:

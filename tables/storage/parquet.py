@@ -261,6 +261,9 @@ def _read_integer(data: memoryview, position: int) -> tuple[int, int]:
     return (number >> 1) ^ -(number & 1), position
 
 
+# Files, opened within these bounds.
+
+
 _KEPT = ["topic"]
 """Columns of few values. They are read as dictionaries, so that a long value is not unpacked for each row."""
 

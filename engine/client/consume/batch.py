@@ -54,6 +54,9 @@ _SENTENCES = {
 }
 
 
+# The batch: messages of some partitions, and where the group goes on after them.
+
+
 ExplainTransactions = Callable[[Sequence[TopicIdPartition]], Sequence[str]]
 """Returns a sentence for each open transaction at which readers of committed messages of these partitions stand."""
 

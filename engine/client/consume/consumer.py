@@ -79,6 +79,9 @@ def iterate(
             reader.rest(_POLL_MS, max(1, min(_KEEP_UP_MS, left_ms)))
 
 
+# The calls that all consumers have in common.
+
+
 C = TypeVar("C", bound="Consumer")
 
 

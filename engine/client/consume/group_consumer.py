@@ -353,6 +353,9 @@ class MemberConsumer(Consumer):
         self._open_member.close(leave)
 
 
+# The consumer of a cooperative or classic group.
+
+
 class GroupConsumer(MemberConsumer, PositionConsumer):
     """A member of a group. Each `poll` tells it which partitions it has. Thread-safe; close it, or use it with `with`.
 

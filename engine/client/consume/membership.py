@@ -215,6 +215,9 @@ class _BeatSender:
         self._has_object = False
 
 
+# The membership: joining, reading what the group has decided, giving partitions up, leaving.
+
+
 _RANDOM_DIGITS = 16
 """Of a member's id: 64 bits, beside the host and the process."""
 _MAX_HOST = 64

@@ -191,6 +191,9 @@ def cut_to_messages(
     return {**ends, **{tp: int(at[sizes[tp]]) for tp, at in offsets.items() if sizes[tp] < len(at)}}
 
 
+# The loop of a poll, and what a consumer's parts share.
+
+
 _PASSING_MS = 1_000
 """How long a poll reads past offsets without visible messages, even if its timeout is shorter."""
 _SHORT_MS = 200

@@ -211,6 +211,9 @@ class UnseenPositions:
         positions[tp] = replace(positions[tp], offset=offset)
 
 
+# The reader: it reads partitions at positions, which move on with each poll.
+
+
 class Partitions(Protocol):
     """The partitions of a consumer that has positions: assigned by its user, or by a group.
 

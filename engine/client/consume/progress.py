@@ -106,6 +106,9 @@ def _build_error(group: str, remainder: Remainder, timeout_ms: int, stalls: Sequ
     )
 
 
+# The progress of a group: how far it has come in its partitions, whichever members have them.
+
+
 @dataclass(frozen=True)
 class PartitionProgress:
     """The progress of a group in a partition.

@@ -86,6 +86,9 @@ class UnseenDeliveries:
         return self._stretches[message.topic, message.partition, message.offset]
 
 
+# The partitions of the member, and the reader of the messages it has acquired.
+
+
 log = logging.getLogger("lakemq.consumer")
 
 ANSWER_MS = 1_000

@@ -115,6 +115,9 @@ class FetchPlan:
         return sum(self.segments.column("record_count").to_pylist())
 
 
+# Read the rows of a plan, once per file for all its ranges.
+
+
 _SHOWN = ["key", "value", "timestamp", "headers"]
 _TTL = "ttl_ms"
 

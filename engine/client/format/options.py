@@ -172,6 +172,10 @@ def _parse_json_object(name: str, value: str | None, expected: str) -> dict[str,
 EARLIEST, LATEST = -2, -1
 """As offsets, in JSON."""
 
+
+# The options of reads and of publishing, by these parsers.
+
+
 _WHICH = ("subscribe", "subscribePattern", "assign")
 _STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group.id")
 _BATCHES = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")

@@ -144,6 +144,9 @@ def _expand(state: State, name: str, partition: int | None) -> list[tuple[int, i
     return [topic.find_partition(number) for number in partitions]
 
 
+# The calls of `mq.groups`.
+
+
 @dataclass(frozen=True)
 class GroupOffsetChange:
     """A change of a group's committed offset in a partition, `before` and `after`; None: no committed offset."""

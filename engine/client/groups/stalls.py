@@ -249,6 +249,9 @@ def _count_messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count} messages"
 
 
+# Find what holds up a group: its members, open transactions, and what its deliveries wait for.
+
+
 _SHORTEST_TRANSACTION_MS = 10_000
 """Most transactions end sooner, and a group waits for them as it should."""
 _TRANSACTION_PATIENCE_MS = 60_000

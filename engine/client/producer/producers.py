@@ -124,6 +124,9 @@ def _print_to_stderr(sentence: str) -> None:
         print(f"lakemq: {sentence}", file=sys.stderr, flush=True)
 
 
+# Create the producers of one connection.
+
+
 class ProducerFactory:
     """Checks the arguments of `mq.producer`, and creates the producer. Thread-safe."""
 

@@ -123,6 +123,9 @@ class TableRule:
         return not (is_low or (value >= high if self.is_high_open else value > high))
 
 
+# The supported expectations, each with its arguments and its SQL.
+
+
 Kwargs: TypeAlias = Mapping[str, Any]
 
 

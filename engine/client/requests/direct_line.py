@@ -141,6 +141,9 @@ def _begin_tls(connection: socket.socket, fingerprint: str) -> ssl.SSLSocket:
     return encrypted
 
 
+# The line: letters and answers on the way to the leader.
+
+
 log = logging.getLogger(__name__)
 
 PATIENCE_MS = 2_000

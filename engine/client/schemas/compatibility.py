@@ -358,6 +358,9 @@ def _reopen(schema: Any) -> Any:
     return {key: part for key, part in parts.items() if not (is_closed and key == "additionalProperties")}
 
 
+# Decide whether a topic's schema may become another one, by the comparison for its type.
+
+
 def check_compatibility(topic: str, versions: Sequence[SchemaVersion], new: SchemaRule, compatibility: str) -> None:
     """Check a new schema against the newest version of the topic, and against older ones whose values it may spoil.
 

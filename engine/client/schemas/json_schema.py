@@ -259,6 +259,9 @@ def _make_decimal_class(declared: pa.Decimal128Type) -> type:
     return Bounded
 
 
+# The schema: parsed, made a validator, and turned into the Arrow type that its values have.
+
+
 _LEAF_KEYWORDS = {"boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string()}
 _MAX_SHOWN = 80
 _MOST_PATTERN_BYTES = 128 << 20

@@ -207,6 +207,9 @@ def add_schemas(rule: SchemaRule, versions: Iterable[SchemaVersion]) -> SchemaRu
     return rule._replace(earlier=tuple(dict.fromkeys(text for text in (*rule.earlier, *texts) if text != rule.text)))
 
 
+# The schema of a topic, for users: encode values, check them, and give them types.
+
+
 _ENCODE_ROWS = 1000
 """Rows that are checked together."""
 

@@ -90,6 +90,9 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
         time.sleep(min(_LOOK_S, timeout_s - waited_s))
 
 
+# Run the queries of `mq.sql`.
+
+
 log = logging.getLogger("lakemq.sql")
 
 

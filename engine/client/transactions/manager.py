@@ -219,6 +219,9 @@ class TransactionEnder:
         state.finish(following)
 
 
+# The transactional id: its producer and its open transaction.
+
+
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
 

@@ -175,6 +175,9 @@ PHASE_TRANSITIONS = Transitions(
 )
 
 
+# The state of a transactional id: its phase, its open transaction, and what belongs to that.
+
+
 class TransactionState:
     """A state machine: PHASE_TRANSITIONS has its phases. This class says which call is allowed in which phase.
 

@@ -109,6 +109,9 @@ def decode_record(text: str) -> Record:
         raise NewerFormat(found=f"a decision {kind}", expected="one that this version knows") from None
 
 
+# Steps as rows of the journal, and back.
+
+
 _SEGMENT_LIST = pa.list_(SEGMENT_STRUCT)
 _FEW_TO_ENCODE = 8
 """Up to this number of segments, rows make a list in Arrow faster than the columns do, which other tables need anyway.

@@ -156,6 +156,9 @@ def verify_checksum(stored: bytes | memoryview, *parts: bytes | memoryview) -> N
         raise ValueError(f"the bytes have the checksum {actual.hex()}, expected {stored.hex()}")
 
 
+# Letters, with their requests and answers.
+
+
 MAX_REQUESTS = 5000
 """Requests in a letter. Each takes a hundred times its bytes while it is decided and answered."""
 

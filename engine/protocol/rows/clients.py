@@ -87,6 +87,9 @@ def find_records(steps: Sequence[Step], kind: type[R]) -> list[tuple[Step, R]]:
     return [(step, cast(R, entry.record)) for step, _, entry in batch_steps(steps).find_entries(kind)]
 
 
+# The table `clients`.
+
+
 def _project_clients(state: State, steps: StepBatch) -> pa.Table:
     changed = map_change_times(state.changes.clients, steps)
     return CLIENTS.table(_build_client_row(state, client_id, at_ms) for client_id, at_ms in changed.items())

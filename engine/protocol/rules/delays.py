@@ -213,6 +213,9 @@ def _continues(last: dict[str, Any], range_: WaitingRange, first_row: int, ttl: 
     )
 
 
+# Rows that wait: publish, cancel and reschedule them.
+
+
 def decide_delayed_rows(
     state: State,
     request: Produce,

@@ -197,16 +197,6 @@ def _keep_newest(
     return list({(topic_id, commit.partition): (topic_id, commit) for topic_id, commit in [*old, *new]}.values())
 
 
-DECIDE: Rules = {
-    CommitOffsets: decide_commit,
-    FetchOffsets: decide_fetch,
-    DeleteOffsets: group_operations.decide_delete_offsets,
-    ResetOffsets: group_operations.decide_reset,
-}
-EVOLVE: Folds = {OffsetsCommitted: commit_offsets, OffsetsRemoved: remove_offsets}
-TIMERS: Timers = group_operations.TIMERS
-
-
 # Offsets that are deleted before a group has read them: the group skips and counts them.
 
 
@@ -236,3 +226,13 @@ def count_deleted_offsets(state: State, topic_id: int, cuts: Mapping[TopicIdPart
             lost = after - max(before, assignment.start_offset)
             if lost > 0 and (assignment := state.change_assignment(group, tp)):
                 assignment.deleted_count += lost
+
+
+DECIDE: Rules = {
+    CommitOffsets: decide_commit,
+    FetchOffsets: decide_fetch,
+    DeleteOffsets: group_operations.decide_delete_offsets,
+    ResetOffsets: group_operations.decide_reset,
+}
+EVOLVE: Folds = {OffsetsCommitted: commit_offsets, OffsetsRemoved: remove_offsets}
+TIMERS: Timers = group_operations.TIMERS

@@ -1,4 +1,7 @@
-"""Timers: what time alone brings about. Each subject lists its timers, and the machine checks them once per step."""
+"""Timers: what time alone brings about. Each subject lists its timers, and the machine checks them once per step.
+
+And the types of the other registries that each subject fills.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ Timers = tuple[Timer, ...]
 """A subject's `TIMERS`."""
 
 
-# The types of the registries that each subject fills: `DECIDE` and `EVOLVE`. `TIMERS` is described in `timers`.
+# The types of the other registries that each subject fills: `DECIDE` and `EVOLVE`.
 
 
 Rules = Mapping[type[Any], Callable[[State, Any, DecisionInputs], Decision]]

@@ -99,7 +99,7 @@ def decide_end_partitions(state: State, key: _DrainedFrom) -> list[JournalEntry]
     return [JournalEntry(PartitionsEnded(topic_id, state.topics[topic_id].topic, first))]
 
 
-# A step may have many commits. Looking through all groups in each would be slow, so this runs as rarely as expiries.
+# Topics: create, alter and delete them, and delete their records.
 
 
 _DEAD_LETTER_TOPIC = "dead.letter.topic"
@@ -384,4 +384,5 @@ EVOLVE: Folds = {
     RecordsDeleted: delete_records,
 }
 
+# A step may have many commits. Looking through all groups in each would be slow, so this runs as rarely as expiries.
 TIMERS: Timers = (Timer(_find_drained_topics, _can_end, decide_end_partitions, is_expiry=True),)

@@ -436,16 +436,16 @@ def append_markers(state: State, record: MarkersWritten, segments: Segments) -> 
             topic.open_transactions.pop(partition, None)
 
 
-EVOLVE: Folds = {
-    TransactionMoved: move_transaction,
-    TransactionFailed: fail_transaction,
-    MarkersWritten: append_markers,
-}
-
 DECIDE: Rules = {
     EndTransaction: decide_end,
     AbortTransaction: decide_abort,
     InitProducer: decide_init,
+}
+
+EVOLVE: Folds = {
+    TransactionMoved: move_transaction,
+    TransactionFailed: fail_transaction,
+    MarkersWritten: append_markers,
 }
 
 TIMERS: Timers = (

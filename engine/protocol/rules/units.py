@@ -192,6 +192,9 @@ def _check_columns(
         )
 
 
+# Units: all rows that one request puts into one (topic, partition). Repeats are recognized unit by unit.
+
+
 class Units(msgspec.Struct, frozen=True):
     """The units of a request as columns, sorted by topic and partition. `unit` of a range is an index into them.
 

@@ -42,6 +42,9 @@ def elect_assignor(preferences: Preferences) -> str | None:
     return max(votes, key=votes.__getitem__)
 
 
+# Groups: their members, the target member of each partition, and its owner.
+
+
 _DELAYS = {
     "queue": "rebalance.delay.ms",
     "cooperative": "scheduled.rebalance.max.delay.ms",

@@ -1,4 +1,4 @@
-"""Deliveries: members of queue groups acquire messages and settle them. Then the state of both."""
+"""Deliveries: members of queue groups acquire messages and settle them. First requests and records, then the state."""
 
 from __future__ import annotations
 

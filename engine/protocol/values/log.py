@@ -196,10 +196,6 @@ class Application:
     seen_at_ms: int
 
 
-REQUESTS = (Produce,)
-RESULTS = (Published,)
-
-
 # Final messages: ranges of offsets whose messages are in files of `final_messages`.
 
 
@@ -257,6 +253,8 @@ def find_range_ends(ranges: Iterable[FinalRange]) -> dict[int, tuple[int, int]]:
     return ends
 
 
+REQUESTS = (Produce,)
+RESULTS = (Published,)
 RECORDS = (
     FilesAdded,
     RowsJournaled,

@@ -352,6 +352,9 @@ def merge_blocks(blocks: Sequence[Block]) -> Block:
     return Block(reorder_columns(columns, order), topics, changes)
 
 
+# All packed ranges: their blocks, and which ranges those have.
+
+
 RESTORED_RANGES = 1 << 16
 """Ranges in a block that is restored from a table, before the first step."""
 

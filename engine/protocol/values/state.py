@@ -104,6 +104,9 @@ class Shards:
         return shard(transactional_id, self.transaction_shard_count)
 
 
+# The state itself, and the methods by which folds change it.
+
+
 KEPT_CHANGES = 32
 """Looks for new steps whose changes a reader keeps. A view that was built before these is built again."""
 

@@ -83,6 +83,9 @@ class ListingPace:
         self._interval_ms = min(LONGEST_MS, _GROWTH * self._interval_ms)
 
 
+# The intake, and the letters of a step.
+
+
 log = logging.getLogger("lakemq.serve")
 
 SHORTEST_PAUSE_MS = 1_000

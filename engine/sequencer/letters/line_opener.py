@@ -85,6 +85,9 @@ def _make_certificate() -> tuple[bytes, bytes, str]:
     return certificate.public_bytes(Encoding.PEM), private, fingerprint
 
 
+# Open the lines of a term.
+
+
 log = logging.getLogger("lakemq.serve")
 
 AGAIN_S = 5.0

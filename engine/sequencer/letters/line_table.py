@@ -177,6 +177,9 @@ class TlsConnection:
             del self._unsent[: self._connection.send(self._unsent)]
 
 
+# The lines of one term, and the letters that have come on them.
+
+
 MAX_OUTPUT_BYTES = 256 << 20
 """Bytes of all answers that clients have not taken yet. A line whose answer would exceed this is closed."""
 

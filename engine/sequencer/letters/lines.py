@@ -188,6 +188,9 @@ class LineBeats:
             self._changed.notify_all()
 
 
+# The reading thread, which serves the lines.
+
+
 log = logging.getLogger("lakemq.serve")
 
 HELLO_MS = 5_000

@@ -124,6 +124,9 @@ def _copy(record: Any, **changes: Any) -> Any:
     return record.copy(*fields)
 
 
+# The database: its names, its statements, and its registration in a catalog or in one session.
+
+
 log = logging.getLogger(__name__)
 
 _TYPES = {

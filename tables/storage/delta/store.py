@@ -163,6 +163,9 @@ def report_damaged_file(files: Files, names: Sequence[str]) -> Iterator[None]:
         raise
 
 
+# The store, and handles of its tables.
+
+
 APP_ID = "lakemq"
 """Delta application id under which a projection stores its last step."""
 

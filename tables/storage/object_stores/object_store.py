@@ -51,6 +51,9 @@ def remove_abandoned_times(files: Files, now_ms: int) -> None:
     files.delete(name for name, age_ms in ages_ms.items() if age_ms > ABANDONED_AFTER_MS)
 
 
+# The objects of a namespace in a store.
+
+
 _REQUESTS_AT_ONCE = 16
 _WHOLE_BYTES = 1 << 20
 """Size up to which an object is read in one request, and the least that a larger one is read by."""

@@ -52,6 +52,9 @@ def hide_secrets(text: str, options: Mapping[str, str]) -> str:
     return _USER_OF_URL.sub(rf"\g<1>{HIDDEN}@", _SIGNATURE.sub(rf"\g<1>{HIDDEN}", text))
 
 
+# Options of stores, by the kind of the store.
+
+
 # A request that hangs ends after 9 s, and none is repeated later than 8 s after the first, after a pause of 2 s at
 # most: 8 + 2 + 9 is below 20 s, the time within which every wait for a small request must end.
 _RETRY: Mapping[str, Any] = {
