@@ -1,7 +1,4 @@
-"""The trigger that fires when messages wait for a group, and the queue provider that Airflow looks up.
-
-The DAG that the trigger starts consumes the messages.
-"""
+"""The trigger that fires when messages wait for a group. The DAG that it starts consumes them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.extras import needs
 
-from . import CONNECTION_TYPE
 from .hooks import LakeMQHook
 from .waiting import Ends, find_waiting_ends, has_new_ends
 
@@ -75,19 +71,3 @@ class LakeMQMessagesTrigger(BaseEventTrigger):
                 sent, sent_at_s = ends, loop.time()
                 yield ends
             await asyncio.sleep(self.poll_interval_s)
-
-
-# The message queue provider that `MessageQueueTrigger(scheme="lakemq", ...)` of Airflow looks up.
-
-
-with needs("airflow"):
-    from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
-
-
-class LakeMQMessageQueueProvider(BaseMessageQueueProvider):
-    """Makes a LakeMQMessagesTrigger, and takes its arguments."""
-
-    scheme = CONNECTION_TYPE
-
-    def trigger_class(self) -> type[LakeMQMessagesTrigger]:
-        return LakeMQMessagesTrigger

@@ -40,9 +40,7 @@ def test_airflow_imports_the_dags_and_finds_the_provider(airflow: Airflow) -> No
     assert {dag["dag_id"] for dag in records(airflow, "dags", "list", "--local")} == DAGS
     hooks = {hook["connection_type"]: hook for hook in records(airflow, "providers", "hooks")}
     assert hooks["lakemq"]["conn_id_attribute_name"] == "lakemq_conn_id"
-    assert (
-        "lakemq.jobs.airflow_provider.triggers.LakeMQMessageQueueProvider" in airflow.run("providers", "queues").stdout
-    )
+    assert "lakemq.jobs.airflow_provider.queues.LakeMQMessageQueueProvider" in airflow.run("providers", "queues").stdout
 
 
 def test_a_step_decides_what_waits_and_is_harmless_where_another_leads(airflow: Airflow, mq: Connection) -> None:

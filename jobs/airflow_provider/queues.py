@@ -1,0 +1,23 @@
+"""The message queue provider that `MessageQueueTrigger(scheme="lakemq", ...)` of Airflow looks up.
+
+It is apart from the trigger, because Airflow 2 loads triggers and has no message queues.
+"""
+
+from __future__ import annotations
+
+from lakemq.engine.namespace.extras import needs
+
+from . import CONNECTION_TYPE
+from .triggers import LakeMQMessagesTrigger
+
+with needs("airflow"):
+    from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider
+
+
+class LakeMQMessageQueueProvider(BaseMessageQueueProvider):
+    """Makes a LakeMQMessagesTrigger, and takes its arguments."""
+
+    scheme = CONNECTION_TYPE
+
+    def trigger_class(self) -> type[LakeMQMessagesTrigger]:
+        return LakeMQMessagesTrigger
