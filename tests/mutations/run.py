@@ -30,19 +30,26 @@ from hypothesis import Phase, settings
 CHECKOUT = Path(__file__).parents[2]
 ALLOWED = Path(__file__).with_name("allowed.yaml")
 RULES = "lakemq.engine.protocol.rules"
-FOLDERS = {
-    "groups": "consuming",
-    "reconciling": "consuming",
-    "joining": "consuming",
-    "deliveries": "queues",
-    "redelivery": "queues",
-    "offsets": "consuming",
-    "group_operations": "consuming",
-    "draining": "consuming",
-    "deleted_offsets": "consuming",
-    "dead_letters": "queues",
+DRAINING = (
+    "_find_drained_topics",
+    "_can_end",
+    "_find_first_to_end",
+    "_is_read_to_end",
+    "_find_positions",
+    "decide_end_partitions",
+)
+MODULES: dict[str, tuple[str, ...]] = {
+    "groups": (),
+    "reconciling": (),
+    "joining": (),
+    "deliveries": (),
+    "redelivery": (),
+    "offsets": (),
+    "group_operations": (),
+    "topics": DRAINING,
+    "dead_letters": (),
 }
-"""Modules that are changed, with their folders among the rules."""
+"""Modules of the rules that are changed, each with the functions that are changed; if it names none, all are."""
 
 QUICK = ("tests/golden", "-k", "story")
 THOROUGH = (
@@ -95,12 +102,12 @@ class Change(NamedTuple):
 
 def changes_of(module: str) -> Iterator[Change]:
     """Yield all changes of a module, in order. Code outside of functions and defaults of arguments are not changed."""
-    path = CHECKOUT / "engine/protocol/rules" / FOLDERS[module] / f"{module}.py"
+    path = CHECKOUT / "engine/protocol/rules" / f"{module}.py"
     source = path.read_text(encoding="utf-8")
     lines, counts = source.splitlines(), Counter[str]()
     tree = ast.parse(source)
     for position, function in enumerate(tree.body):
-        if not isinstance(function, ast.FunctionDef):
+        if not isinstance(function, ast.FunctionDef) or (MODULES[module] and function.name not in MODULES[module]):
             continue
         for place in range(sum(1 for _ in _make_changes(function))):
             changed_tree = deepcopy(tree)
@@ -139,9 +146,7 @@ def is_noticed(change: Change, tests: Sequence[str]) -> bool:
         try:
             resource.setrlimit(resource.RLIMIT_CPU, (MOST_S, MOST_S))
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the process ends with it
-            function = getattr(
-                importlib.import_module(f"{RULES}.{FOLDERS[change.module]}.{change.module}"), change.function
-            )
+            function = getattr(importlib.import_module(f"{RULES}.{change.module}"), change.function)
             assert isinstance(function, FunctionType)
             function.__code__ = change.code
             os._exit(int(_run(tests)))
@@ -157,10 +162,10 @@ def _run(tests: Sequence[str], *more: str) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     os.chdir(CHECKOUT)
-    chosen = [argument for argument in arguments if not argument.startswith("-")] or list(FOLDERS)
+    chosen = [argument for argument in arguments if not argument.startswith("-")] or list(MODULES)
     changes = [
         change
-        for module in FOLDERS
+        for module in MODULES
         for change in changes_of(module)
         if any(f"{change.module}.{change.function}".startswith(name) for name in chosen)
     ]
@@ -197,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
 def _is_gone(name: str, modules: set[str]) -> bool:
     """Return whether a listed change no longer exists, although its module was looked at in whole or in part."""
     module = name.partition(".")[0]
-    return module not in FOLDERS or (module in modules and all(change.name != name for change in changes_of(module)))
+    return module not in MODULES or (module in modules and all(change.name != name for change in changes_of(module)))
 
 
 if __name__ == "__main__":
