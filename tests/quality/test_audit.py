@@ -22,7 +22,7 @@ from unit.served import CONFIG, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.quality import audit as audit_relations
+from lakemq.engine.client.quality import audit as audit_module
 from lakemq.engine.client.quality.audit import INVARIANTS, RELATIONS, SUBJECTS, Invariant
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.step_reader import take_snapshot
@@ -259,9 +259,7 @@ def test_audit_ignores_files_merged_meanwhile(tmp_path: Path, monkeypatch: pytes
         for name in list_replaced_files():
             (tmp_path / "mq" / "journal" / name).unlink(missing_ok=True)  # as happens a minute later
         snapshots = iter([first_snapshot])
-        monkeypatch.setattr(
-            audit_relations, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store)
-        )
+        monkeypatch.setattr(audit_module, "take_snapshot", lambda store: next(snapshots, None) or take_snapshot(store))
         report = audit(mq.namespace)
         assert [outcome for outcome in report.outcomes if outcome.broken] == []
         assert report.step > first_snapshot.watermark.step

@@ -13,7 +13,6 @@ from unit.served import new_name, new_topic, read_committed_offset, until
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume import consumer as consumer_module
-from lakemq.engine.client.consume import consumer as iteration
 from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.consume.group_consumer import MemberConsumer
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
@@ -38,7 +37,7 @@ def values(messages: Iterable[Message]) -> list[str]:
 
 @ALL
 def test_loop_gets_all_messages_and_ends_after_the_timeout(mq: Connection, protocol: str | None) -> None:
-    topic, count = new_topic(mq, 2), iteration.POLL_RECORDS
+    topic, count = new_topic(mq, 2), consumer_module.POLL_RECORDS
     add(mq, topic, {0: count, 1: 7})
     with create_consumer(mq, new_name("g"), topic, protocol) as consumer:
         read_values = values(consumer)
@@ -181,7 +180,7 @@ def test_message_returned_in_the_loop_comes_again(mq: Connection) -> None:
 def test_slow_loop_gives_up_partitions_between_two_messages(
     mq: Connection, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iteration, "_KEEP_UP_MS", 0)
+    monkeypatch.setattr(consumer_module, "_KEEP_UP_MS", 0)
     monkeypatch.setattr(consumer_module, "POLL_RECORDS", 20)
     topic, group = new_topic(mq, 2), new_name("g")
     # A handoff waits for the messages that the owner was given, but no longer than this: no commit may be fenced here.

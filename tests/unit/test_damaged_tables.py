@@ -27,7 +27,7 @@ from lakemq.engine.client.fetch import lookup
 from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql import query as sql_query
 from lakemq.engine.client.sql.query import run_query
-from lakemq.engine.namespace import load as recovery
+from lakemq.engine.namespace import load as load_module
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.engine.protocol.projection import RESTORED
@@ -425,7 +425,7 @@ def test_programming_error_is_not_reported_as_damage(
     def fail(*_: Any) -> None:
         raise error_type("a mistake")
 
-    monkeypatch.setattr(recovery, "restore", fail)
+    monkeypatch.setattr(load_module, "restore", fail)
     with pytest.raises(error_type, match="a mistake"):
         reader.topics.list()
 

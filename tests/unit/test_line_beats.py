@@ -33,7 +33,7 @@ from lakemq.engine.namespace.line_frames import (
     encode_number_frame,
 )
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
-from lakemq.engine.sequencer.letters import lines as line_beats
+from lakemq.engine.sequencer.letters import lines as lines_module
 from lakemq.engine.sequencer.letters.line_table import LineListener
 from lakemq.engine.sequencer.letters.lines import LineServer
 from lakemq.engine.sequencer.sequencer import Sequencer
@@ -94,7 +94,7 @@ def test_a_beat_that_arrived_is_read_before_anybody_is_judged(leader: Leader) ->
 
 @pytest.mark.slow
 def test_no_member_is_judged_while_lines_are_not_read(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_beats, "READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(lines_module, "READ_TIMEOUT_S", 0.1)
     go_on = threading.Event()
     monkeypatch.setattr(leader.lines, "_close_overdue", lambda: go_on.wait(PATIENCE_S))
     time.sleep(0.3)  # the reading thread turns at least once
@@ -119,7 +119,7 @@ def test_last_beat_of_a_closed_line_is_read_once(leader: Leader) -> None:
 def test_beats_are_bounded(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = leader.connect().greet(), leader.connect().greet(Hello("ns", 3, "secret", "second"))
     large = [MemberBeat("g", "x" * 1_000, 0) for _ in range(10)]
-    monkeypatch.setattr(line_beats, "MAX_BYTES", 15_000)
+    monkeypatch.setattr(lines_module, "MAX_BYTES", 15_000)
     for number in range(1, 5):  # a newer beat takes the place of the one before
         first.send(encode_beat_frame(LineBeat("a", number, encode_beat(large))))
         assert first.receive() == seen(number)

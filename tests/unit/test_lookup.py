@@ -17,7 +17,7 @@ from unit.served import CONFIG, until
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import log_reader
-from lakemq.engine.client.fetch import lookup as stored_segments
+from lakemq.engine.client.fetch import lookup as lookup_module
 from lakemq.engine.client.fetch import tail as tail_module
 from lakemq.engine.client.fetch.log_reader import REBASE_MS, Reader
 from lakemq.engine.client.fetch.lookup import LOOKUP_SCHEMA, Lookup, OffsetRange, StoredSegments
@@ -95,8 +95,8 @@ def list_expected_rows(rows: list[SegmentRow], lookup: Lookup) -> list[str]:
 def test_lookup_finds_the_matching_segments_of_any_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(stored_segments, "_FEW_ROWS", 20)
-    monkeypatch.setattr(stored_segments, "_MOST_ROWS_KEPT", 60)
+    monkeypatch.setattr(lookup_module, "_FEW_ROWS", 20)
+    monkeypatch.setattr(lookup_module, "_MOST_ROWS_KEPT", 60)
     chance, store, rows = random.Random(seed), Store(LocalFiles(str(tmp_path))), list[SegmentRow]()
     store.create(SEGMENTS)
     table = store.open(SEGMENTS)
@@ -125,7 +125,7 @@ def test_lookup_finds_the_matching_segments_of_any_writer(
 
 
 def test_few_row_groups_are_read_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_segments, "_FEW_ROWS", 20)
+    monkeypatch.setattr(lookup_module, "_FEW_ROWS", 20)
     store = Store(LocalFiles(str(tmp_path)))
     store.create(SEGMENTS)
     table = store.open(SEGMENTS)

@@ -11,7 +11,7 @@ import pytest
 import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.fetch import fetch_result as fetch_result_module
-from lakemq.engine.client.fetch import rows as pieces_module
+from lakemq.engine.client.fetch import rows as rows_module
 from lakemq.engine.client.fetch.plan import FetchPlan
 from lakemq.tables.storage.object_stores.files import Files
 
@@ -37,7 +37,7 @@ def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
 def test_pieces_join_to_the_whole_fetch(
     mq: Connection, monkeypatch: pytest.MonkeyPatch, first_rows: int, target_bytes: int
 ) -> None:
-    monkeypatch.setattr(pieces_module, "FIRST_ROWS", first_rows)
+    monkeypatch.setattr(rows_module, "FIRST_ROWS", first_rows)
     fetched = mq.fetch("t", start={0: 3, 1: 5})
     whole = fetched.to_arrow()
     assert whole.num_rows > 50

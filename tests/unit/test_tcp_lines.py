@@ -34,7 +34,7 @@ from lakemq.engine.namespace.line_frames import (
 )
 from lakemq.engine.protocol.codec.beat import MemberBeat, encode_beat
 from lakemq.engine.sequencer.letters import line_acceptor, line_opener, line_table
-from lakemq.engine.sequencer.letters import lines as line_beats
+from lakemq.engine.sequencer.letters import lines as lines_module
 from lakemq.engine.sequencer.letters.line_table import MAX_HANDSHAKE_BYTES
 from lakemq.engine.sequencer.letters.lines import HELLO_MS, LineServer
 from lakemq.engine.sequencer.sequencer import EXPIRY_INTERVAL_MS, Sequencer
@@ -399,7 +399,7 @@ def leave_beat(leader: TcpLeader, beats_id: str, size_bytes: int) -> None:
 
 def test_beats_of_closed_lines_are_bounded_together(leader: TcpLeader, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that beats, closes its line and opens another one must not fill the leader's memory."""
-    monkeypatch.setattr(line_beats, "MAX_BYTES", 25_000)
+    monkeypatch.setattr(lines_module, "MAX_BYTES", 25_000)
     for beats_id in "abcd":
         leave_beat(leader, beats_id, 10_000)
     leave_beat(leader, "a", 11_000)  # takes the place of the one before
