@@ -64,7 +64,7 @@ from .step_log import LOOK_BEFORE_MS, StepLog
 # Write message rows that came in steps to their data file. The leader may have changed since.
 #
 # The rows of small publishes are in the step objects, so that a step is one write. The steps already name the file in
-# which these rows will be (`pending_file`). The next pass writes it.
+# which these rows will be (the pending file, below). The next pass writes it.
 #
 # Invariant: the file is a function of the steps alone, so any leader may write it. Until it exists, only steps name it.
 # A file that already has its name is accepted only if its digest is the same.

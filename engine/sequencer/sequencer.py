@@ -4,8 +4,8 @@ A step goes from letters to answers in this order:
 
 1. Take letters, from lines and from the mailbox, each client's in the order of its numbers (`intake`).
 2. Prepare: write the rows that came in letters to a data file, or keep them for the step; read the footers of
-   the data files that requests name (`step_preparer`). All I/O that a decision needs happens here.
-3. Decide (`step_decider`): the pure core turns each request into records and a result, and folds the records into the
+   the data files that requests name (`step_decider`). All I/O that a decision needs happens here.
+3. Decide (there, too): the pure core turns each request into records and a result, and folds the records into the
    state. Observations of the leader, timers and due messages follow in the same step.
 4. Append the step to the log, as one object. The projection gets the step too.
 5. Answer each letter: on the line it came on, or by a reply in the mailbox, from which it is then deleted.
