@@ -78,7 +78,7 @@ def shorten_to_line(text: str) -> str:
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 
 
-# Run an assignor. If a plug-in fails or takes too long, a built-in assignor replaces it.
+# Run an assignor: a built-in one at once, a plug-in in a thread of its own.
 
 
 log = logging.getLogger("lakemq.serve")

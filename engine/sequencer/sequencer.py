@@ -46,7 +46,7 @@ from ..namespace.step_reader import StepReader, follow_from_watermark
 from ..namespace.store_errors import RemovedNamespace, report_damage
 from ..protocol import machine
 from ..protocol.errors import NotLeader, StepTooOld
-from ..protocol.rules import clients
+from ..protocol.rules.clients import decide_resign, decide_take_over, may_lead
 from ..protocol.rules.delays import needs_all_ranges
 from ..protocol.rules.timers import Time
 from ..protocol.rules.transactions import has_unobserved_timeout
@@ -106,7 +106,7 @@ class Standby:
         now_ms = self._clock.steady_ms()
         if moved:
             self._still_since_ms = now_ms
-        if clients.may_lead(self.state, name, now_ms - self._still_since_ms):
+        if may_lead(self.state, name, now_ms - self._still_since_ms):
             return True
         if self._is_dead(self.state.leader):
             log.info("%s has ended without handing over its lease, which is not waited for", self.state.leader)
@@ -331,7 +331,7 @@ class Sequencer(ProcessBound):
         lease_ms = self._ns.config.ms("lease.ms")
         # hold the lock before a step names this leader: a standby that reads the name then finds the lock
         self._locks.hold(self.name)
-        self._decider.decide(term, StepLetters(), [clients.decide_take_over(term.state, self.name, lease_ms)])
+        self._decider.decide(term, StepLetters(), [decide_take_over(term.state, self.name, lease_ms)])
         files, epoch, settings = self._ns.files, term.state.leader_epoch, self._line_settings
         self._removal.note_term(term.namespace_id, epoch)
         self._crash_point("sequencer.elected")
@@ -382,7 +382,7 @@ class Sequencer(ProcessBound):
         # project its last step, and the next one this leader's. Neither ends a term: only the log says who leads.
         with suppress(NotLeader):
             term.background.drain(term.state)
-        self._decider.decide(term, StepLetters(), [clients.decide_resign(term.state)])
+        self._decider.decide(term, StepLetters(), [decide_resign(term.state)])
         self._crash_point("sequencer.resigned")
         with suppress(NotLeader):
             term.background.drain(term.state)

@@ -26,7 +26,7 @@ from ..protocol import machine
 from ..protocol.codec.few_rows import Rows, rows_to_table
 from ..protocol.codec.journal import encode_step_rows, join_step_rows
 from ..protocol.errors import StorageError
-from ..protocol.rules import clients
+from ..protocol.rules.clients import decide_renew
 from ..protocol.rules.timers import Time
 from ..protocol.values.dead_letters import DyingFound
 from ..protocol.values.decision import DecisionInputs, InlineRows, Limits
@@ -199,7 +199,7 @@ class StepDecider:
     def build_renewal_if_due(self, term: Term) -> list[JournalEntry]:
         """Return a renewal of the lease if no step has landed for a third of its time; otherwise no entry."""
         quiet_ms = self._clock.steady_ms() - term.current_at_ms
-        return [clients.decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
+        return [decide_renew(term.state)] if quiet_ms > term.state.lease_ms // 3 else []
 
     def decide(
         self,
@@ -224,7 +224,7 @@ class StepDecider:
         entries += self._release_due_messages(term)
         entries += machine.decide_group_changes(state, _log_failed_group)
         if not entries:  # a step is never empty: the renewal is its only record then
-            entries = machine.fold(state, [clients.decide_renew(state)])
+            entries = machine.fold(state, [decide_renew(state)])
         term.observed_waits.observe(machine.find_watched_waits(state), self._clock.steady_ms())
         self._append_step(term, entries, prepared.rows)
         return entries

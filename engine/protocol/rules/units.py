@@ -192,7 +192,7 @@ def _check_columns(
         )
 
 
-# Units: all rows that one request puts into one (topic, partition). Repeats are recognized unit by unit.
+# The units of a publish, as columns.
 
 
 class Units(msgspec.Struct, frozen=True):
