@@ -1,4 +1,7 @@
-"""Guards for objects that belong to one process: threads, locks and counters do not survive a fork."""
+"""Guards for objects that belong to one process, and a process's identity: whether another one still runs.
+
+Threads, locks and counters do not survive a fork.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,6 @@ def _find_unit(name: str) -> str:
     return next((unit for unit in _UNITS if name.endswith(f"_{unit}")), "")
 
 
-
 # Metrics of the sequencer: who leads and who stands by, how fast it steps, what waits for it.
 
 

@@ -1,6 +1,4 @@
-"""Parquet: files whose pages are verified and bounded before they are unpacked.
-
-Open Parquet files so that the checksum of each page is verified.
+"""Open Parquet files so that each page is verified by its checksum, and bounded before it is unpacked.
 
 LakeMQ writes a CRC-32 into the header of every page. A read that meets a page with another one ends with OSError. Pages
 without a checksum, which other engines write, are read as they are.

@@ -1,4 +1,7 @@
-"""A member of a cooperative or classic group: it reads the partitions that the group assigns, and commits offsets."""
+"""The calls that all members of groups have, and the consumer of a cooperative or classic group.
+
+That one reads the partitions that the group assigns, and commits offsets.
+"""
 
 from __future__ import annotations
 

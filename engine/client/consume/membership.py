@@ -1,4 +1,4 @@
-"""A membership in a group: joining, reading what the group has decided, giving partitions up, leaving."""
+"""A membership in a group: joining, heartbeats, reading what the group has decided, giving partitions up, leaving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of the group's state for one member: the partitions it has, and how its group works."""
+"""Views of the group's state for one member: the partitions it has, how its group works, what it subscribes to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch in Arrow: row ranges of Parquet files as messages, without a JVM."""
+"""Fetch in Arrow: row ranges of Parquet files as messages, and their values as typed columns, without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of reads, as in Spark's Kafka source, checked when they are parsed."""
+"""The options of reads, as in Spark's Kafka source, and the parser that checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Streams: `spark.readStream.format("lakemq")`. Spark asks where the next batch ends, then what its tasks read."""
+"""Reads: `spark.readStream.format("lakemq")` and `spark.read.format("lakemq")`.
+
+For a stream, Spark asks where the next batch ends, then what its tasks read.
+"""
 
 from __future__ import annotations
 

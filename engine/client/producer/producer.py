@@ -1,4 +1,7 @@
-"""The Python producer: it takes records and Arrow tables, and publishes each exactly once, in the background."""
+"""The Python producers: they take records and Arrow tables, and publish each exactly once, in the background.
+
+Messages of the transactional producer become visible with its commit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The DDL of a struct, as Spark writes it, as an Arrow type. It is parsed by sqlglot, without a JVM."""
+"""The DDL of a struct, as Spark writes it: its Arrow type, and whether values of one struct can be read as another.
+
+It is parsed by sqlglot, without a JVM.
+"""
 
 from __future__ import annotations
 

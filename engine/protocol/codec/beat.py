@@ -1,4 +1,4 @@
-"""A heartbeat: the members of groups in a process, and how often each has polled. And the note of a fenced member."""
+"""A heartbeat: the members of groups in a process, and how often each has polled. Notes of fenced and overdue ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: ranges of rows get dense offsets in their partitions.
+"""The log: ranges of rows get dense offsets in their partitions, and become final later.
 
 The rules work on columns, because a request may have many ranges.
 

@@ -1,4 +1,4 @@
-"""Topics: create, alter and delete them, and delete their records."""
+"""Topics: create, alter and delete them, end partitions that are drained, and delete records."""
 
 from __future__ import annotations
 
