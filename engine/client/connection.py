@@ -37,9 +37,9 @@ from .quality.gate import Gates
 from .requests.direct_line import DirectLine
 from .requests.follow_line import FollowLine
 from .requests.requester import Requester
-from .rows.placing import RouteCache
 from .rows.publication import ON_ERROR, OnError, Publication
 from .rows.receipts import PublishedRows
+from .rows.routing import RouteCache
 from .sequencers import SequencerFactory
 from .topics import Topics
 from .transactions.operations import Transactions

@@ -27,10 +27,11 @@ from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
 from .rows.delay_rule import EXACT, DelayRule, RequestedDelays
 from .rows.few_rows import Records
-from .rows.placing import REJECTIONS, build_delay_rule, reject_bad_delays
+from .rows.placing import REJECTIONS, reject_bad_delays
 from .rows.publication import Publication
 from .rows.receipts import MessagePlace, format_receipt, parse_receipts, place_columns
 from .rows.record import parse_bytes, parse_delay, parse_destination, parse_extras
+from .rows.routing import build_delay_rule
 from .topics import QueryNewestState
 from .tracing import add_trace_to_record, open_span
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lakemq.engine.client.operator_tools import Observer
 
     from ..doctor.namespace import Finding
-    from ..metrics.collector import NamespaceCollector
+    from ..metrics.server import NamespaceCollector
 
 
 # The settings of a console, checked before it listens.

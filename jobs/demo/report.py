@@ -16,8 +16,7 @@ from ..reports.history import History
 from ..reports.history_report import add_lag, add_steps, add_throughput, draw_owners
 from ..reports.report import ACCENT, INK, Report
 from .checks import Progress, SqlAnswer
-from .group import Team, owner_name
-from .reminders import SPEED, Reminders, lateness_ms
+from .group import SPEED, Reminders, Team, lateness_ms, owner_name
 
 _MEMBERS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
 _COLORS = {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}

@@ -35,8 +35,7 @@ from ..session import MissingJars, MissingJava, spark_session
 from . import checks
 from .checks import CheckFailed, Progress, ask, check_hash
 from .data import FLIGHTS, NAMESPACE, REPORT, FolderTaken, MissingData, Source, load_source, take_folder
-from .group import GROUP, TARGET, check_alerts, raise_alerts
-from .reminders import check_reminders, send_reminders
+from .group import GROUP, TARGET, check_alerts, check_reminders, raise_alerts, send_reminders
 from .report import build_report
 
 SETTINGS = Path(lakemq.__file__).parent / "conf/lakemq.yaml"

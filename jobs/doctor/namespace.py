@@ -26,7 +26,7 @@ from lakemq.engine.client.operator_tools import Observation, Observer
 from lakemq.engine.client.sequencers import find_store_now_ms, read_leadership
 from lakemq.engine.maintenance.retention import read_live_state
 from lakemq.engine.namespace.clock import SystemClock
-from lakemq.engine.namespace.data_file import verify_files
+from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.finalizing import find_damaged_files
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from figures import Figure, measure_in_turn
 
-from lakemq.engine.client.schemas.topic_schema import SchemaRule, ValueSchema, compile_schema
+from lakemq.engine.client.schemas import SchemaRule
+from lakemq.engine.client.schemas.topic_schema import ValueSchema, compile_schema
 
 DDL = "id BIGINT NOT NULL, customer STRING, amount DOUBLE, paid BOOLEAN"
 JSON_SCHEMA = {

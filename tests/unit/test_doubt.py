@@ -17,8 +17,8 @@ from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.publish.arrow import ArrowPublisher, KeylessRoundRobin
 from lakemq.engine.client.publish.spark import SparkPublisher
 from lakemq.engine.client.rows.few_rows import build_body
-from lakemq.engine.client.rows.placing import RouteCache
 from lakemq.engine.client.rows.publication import Publication
+from lakemq.engine.client.rows.routing import RouteCache
 from lakemq.engine.client.transactions.manager import TransactionManager
 from lakemq.engine.namespace.config import EngineConfig
 from lakemq.engine.namespace.namespace import Namespace

@@ -19,7 +19,7 @@ from lakemq.engine.client.sql.query import run_query
 from lakemq.engine.protocol.codec.beat import OverdueMember, encode_overdue_members
 from lakemq.errors import InvalidRequest
 from lakemq.jobs.cli import app
-from lakemq.jobs.metrics.collector import NamespaceCollector
+from lakemq.jobs.metrics.server import NamespaceCollector
 from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.storage.coordination.beats import OverdueNotes
 from lakemq.tables.storage.coordination.leader_locks import StandbySigns

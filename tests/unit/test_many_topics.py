@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from protocol_harness import Harness
 
-from lakemq.engine.client.rows.placing import find_route
+from lakemq.engine.client.rows.routing import find_route
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.projection import project

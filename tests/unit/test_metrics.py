@@ -19,10 +19,9 @@ from unit.served import served
 
 from lakemq.engine.sequencer.step_decider import BOUNDS_S, StepDurations
 from lakemq.errors import InvalidConfig
-from lakemq.jobs.metrics import collector, sequencer_metrics
-from lakemq.jobs.metrics.collector import NamespaceCollector
+from lakemq.jobs.metrics import sequencer_metrics, server
 from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder
-from lakemq.jobs.metrics.server import serve_metrics
+from lakemq.jobs.metrics.server import NamespaceCollector, serve_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +138,7 @@ def test_the_page_lists_every_metric_and_no_other(scrape: Callable[[], str]) -> 
 
 def test_scrapes_within_a_second_share_one_reading(busy: BusyNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[object] = []
-    monkeypatch.setattr(collector, "CACHE_S", 60.0)
+    monkeypatch.setattr(server, "CACHE_S", 60.0)
     shared = NamespaceCollector(busy.mq, busy.mq.observer())
     threads = [threading.Thread(target=lambda: results.append(shared.collect())) for _ in range(4)]
     for thread in threads:
@@ -155,7 +154,7 @@ def test_failing_part_of_a_scrape_hides_no_other(busy: BusyNamespace, monkeypatc
     def fail(*_: object) -> Any:
         raise OSError("the table is gone")
 
-    monkeypatch.setitem(collector._FAST_PARTS, "groups", fail)
+    monkeypatch.setitem(server._FAST_PARTS, "groups", fail)
     monkeypatch.setattr(sequencer_metrics, "measure_sizes", fail)
     broken = NamespaceCollector(busy.mq, busy.mq.observer())
     families = {family.name: family for family in broken.collect()}

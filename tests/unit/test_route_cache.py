@@ -11,7 +11,7 @@ from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.rows import placing
-from lakemq.engine.client.rows.placing import Route, RouteCache
+from lakemq.engine.client.rows.routing import Route, RouteCache
 from lakemq.engine.protocol.errors import UnknownTopicOrPartition
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.protocol.values.topics import AlterTopic

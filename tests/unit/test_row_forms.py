@@ -19,7 +19,7 @@ from lakemq.engine.client.rows.delay_rule import DelayRule
 from lakemq.engine.client.rows.few_rows import FEW_BYTES, FEW_ROWS, FewBody, Records, build_body, build_few_body
 from lakemq.engine.client.rows.message_columns import list_columns, read_columns
 from lakemq.engine.client.rows.placing import FIRST_FAILED, Copy, RequestedPartitions
-from lakemq.engine.client.schemas.topic_schema import SchemaRule
+from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.protocol.codec.few_rows import rows_to_table
 from lakemq.engine.protocol.codec.letter import decode_letter
 from lakemq.engine.protocol.hashing import partition_few_keys, partition_keys

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.client.schemas.avro import MARKER, fingerprint, parse_avro
 from lakemq.engine.client.schemas.compatibility import check_compatibility, check_new_schema
-from lakemq.engine.client.schemas.topic_schema import SchemaRule, ValueSchema, compile_schema
+from lakemq.engine.client.schemas.topic_schema import ValueSchema, compile_schema
 from lakemq.engine.protocol.parameters import SchemaVersion
 from lakemq.errors import IncompatibleSchema, InvalidConfig
 

@@ -12,6 +12,7 @@ import pytest
 from examples import examples
 from hypothesis import assume, given
 
+from lakemq.engine.client.schemas import SchemaRule
 from lakemq.engine.client.schemas.avro import parse_avro
 from lakemq.engine.client.schemas.compatibility import (
     check_compatibility,
@@ -19,7 +20,7 @@ from lakemq.engine.client.schemas.compatibility import (
     find_json_schema_obstacle,
 )
 from lakemq.engine.client.schemas.ddl import find_struct_obstacle, parse_ddl, to_ddl
-from lakemq.engine.client.schemas.topic_schema import SchemaRule, compile_schema
+from lakemq.engine.client.schemas.topic_schema import compile_schema
 from lakemq.engine.protocol.parameters import SchemaVersion
 from lakemq.errors import IncompatibleSchema
 

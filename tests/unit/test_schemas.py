@@ -16,9 +16,8 @@ import pytest
 from unit.served import new_name, served
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.rows.input_rows import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
-from lakemq.engine.client.schemas import topic_schema
-from lakemq.engine.client.schemas.topic_schema import SchemaRule
+from lakemq.engine.client.rows.placing import FIRST_UNFIT, MAX_REASONS, merge_marks, reject_misfits
+from lakemq.engine.client.schemas import SchemaRule, topic_schema
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.errors import (
     IncompatibleSchema,

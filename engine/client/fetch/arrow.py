@@ -13,7 +13,8 @@ from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
 from lakemq.tables.storage.object_stores.files import Files
 
-from ..schemas.topic_schema import PARSED, SchemaRule, compile_schema
+from ..schemas import SchemaRule
+from ..schemas.topic_schema import PARSED, compile_schema
 from .rows import (
     FetchPlan,
     Numbers,

@@ -20,7 +20,7 @@ from lakemq.tables.storage.native_calls import NATIVE_CALLS
 from ...namespace.namespace import Namespace
 from ...namespace.process import ProcessBound
 from ...protocol.errors import FileTruncated, IllegalState
-from ..schemas.topic_schema import SchemaRule
+from ..schemas import SchemaRule
 from ..tracing import API, open_span
 from .arrow import append_parsed, fetch_arrow
 from .plan import FetchPlan

@@ -27,7 +27,8 @@ from ...protocol.values.state import State
 from ...protocol.values.topics import TopicDeleted
 from ..arguments import format_time
 from ..requests.follow_line import FollowLine
-from ..schemas.topic_schema import SchemaRule, find_reading_rule
+from ..schemas import SchemaRule
+from ..schemas.topic_schema import find_reading_rule
 from .fetch_result import FetchResult
 from .log_reader import WHOLE, Reader
 from .plan import (

@@ -14,11 +14,13 @@ from pyspark.sql import functions as F
 from lakemq.tables.specs.messages import MESSAGES, file_stem
 from lakemq.tables.storage.delta.catalog import columns_ddl
 
-from ...namespace.data_file import file_name, verify_files
+from ...namespace.data_file import file_name
+from ...namespace.data_file_reader import verify_files
 from ...namespace.namespace import Namespace
 from ...protocol.errors import FileTruncated
+from ..schemas import SchemaRule
 from ..schemas.ddl import to_ddl
-from ..schemas.topic_schema import PARSED, SchemaRule, compile_schema
+from ..schemas.topic_schema import PARSED, compile_schema
 from .arrow import AppendParsed, fetch_arrow
 from .plan import FetchPlan
 from .rows import OFFSET, build_cause_headers

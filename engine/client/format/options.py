@@ -14,7 +14,7 @@ import lakemq
 from ...protocol.errors import InvalidConfig
 from ..arguments import check_unit, invalid_argument, parse_choice, parse_group_name, parse_path, parse_whole_number
 from ..fetch.rows import Isolation
-from ..schemas.topic_schema import SchemaRule
+from ..schemas import SchemaRule
 
 if TYPE_CHECKING:
     from ..connection import Connection

@@ -22,7 +22,8 @@ from ...protocol.values.state import State
 from ..connection import Connection
 from ..fetch.plan import Bounds, read_bounds
 from ..fetch.rows import FetchPlan
-from ..schemas.topic_schema import PARSED, SchemaRule, add_schemas, compile_schema, find_reading_rule
+from ..schemas import SchemaRule
+from ..schemas.topic_schema import PARSED, add_schemas, compile_schema, find_reading_rule
 from .offsets import find_logs, find_offsets, find_topic_ids
 from .options import ReadOptions, parse_selection_options
 from .tasks import MessagesTask, cut_into_tasks

@@ -20,8 +20,8 @@ from ...protocol.names import is_name
 from ...protocol.values.log import ApplicationVersion
 from ..publish.executor import ELSEWHERE
 from ..publish.spark import Routes, Written, build_files_request, find_routes
-from ..rows.placing import find_route
 from ..rows.publication import Publication, describe_rejected_rows, error_of_rejected_rows
+from ..rows.routing import find_route
 from .tasks import Routing, WriteOptions, WriteTask, WrittenRows, check_columns
 
 logger = logging.getLogger("lakemq.format")

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from ...protocol.errors import InvalidRequest
-from ..schemas.topic_schema import SchemaRule
+from ..schemas import SchemaRule
 from .options import NO_TABLES, includes_headers, parses_values
 from .stream import BatchReader, StreamReader
 from .writers import BatchWriter, StreamWriter

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...namespace.extras import hide_pandas
-from ..schemas.topic_schema import SchemaRule
+from ..schemas import SchemaRule
 from .options import parse_batch_options, parse_stream_options
 from .tasks import MessagesTask, read_task
 

@@ -22,7 +22,8 @@ from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files, open_files
 
-from ...namespace.data_file import DataFileWriter, WrittenFile, file_name, open_data_file
+from ...namespace.data_file import DataFileWriter, WrittenFile, file_name
+from ...namespace.data_file_reader import open_data_file
 from ...protocol.errors import FileTruncated, InvalidConfig, InvalidRecord, InvalidTopic, UnknownTopicOrPartition
 from ...protocol.values.state import State
 from ..fetch.arrow import FETCHED, append_parsed, fetch_arrow
@@ -31,9 +32,10 @@ from ..publish.executor import ELSEWHERE, TOPIC, WrittenRun, round_robin_start, 
 from ..rows.body import build_arrow_body
 from ..rows.input_rows import select_message_columns
 from ..rows.message_columns import COLUMNS, read_columns
-from ..rows.placing import Copy, Route, find_route
+from ..rows.placing import Copy
 from ..rows.publication import OnError
-from ..schemas.topic_schema import SchemaRule
+from ..rows.routing import Route, find_route
+from ..schemas import SchemaRule
 from .options import READ_OPTIONS, WRITE_OPTIONS, NamespaceLocation, OptionParser, ReadOptions
 
 TASK_ROWS, TASK_BYTES = 1 << 18, 64 << 20

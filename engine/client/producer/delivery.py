@@ -30,8 +30,7 @@ from ...protocol.errors import (
 from ...protocol.values.log import Published, Unit
 from ..publish.arrow import Body, RequestedPartitions
 from ..rows.few_rows import Records
-from ..rows.input_rows import find_reason
-from ..rows.placing import Copy, describe_rejection
+from ..rows.placing import Copy, describe_rejection, find_reason
 from ..rows.receipts import Receipts
 from ..rows.record import check_callback
 from .failures import Failure, Failures, ThreadProgress

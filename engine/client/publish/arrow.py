@@ -33,9 +33,9 @@ from ..quality.gate import Gate, Gates
 from ..requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
 from ..rows.body import ArrowBody, Body
 from ..rows.few_rows import build_body
-from ..rows.input_rows import check_dataframe, merge_marks, select_message_columns, sort_rows, to_arrow_table
+from ..rows.input_rows import check_dataframe, select_message_columns, sort_rows, to_arrow_table
 from ..rows.message_columns import COLUMNS
-from ..rows.placing import Arranged, Copy, RequestedPartitions, Route, RouteCache, RowRun, SortedRows
+from ..rows.placing import Arranged, Copy, RequestedPartitions, RowRun, SortedRows, merge_marks
 from ..rows.publication import (
     Publication,
     build_produce_ranges,
@@ -45,6 +45,7 @@ from ..rows.publication import (
     report_bad_times,
 )
 from ..rows.receipts import ArrangedSlice, PublishedRows, Receipts
+from ..rows.routing import Route, RouteCache
 from ..tracing import add_trace_to_table, open_span
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ...protocol.values.topics import TopicRef
 from ..quality.gate import Gate
 from ..quality.spark_gate import SparkGate
 from ..requests.requester import NEVER_PUBLISHED, Requester, ask_with_retries
-from ..rows.placing import Copy, Route, RowRun, find_route
+from ..rows.placing import Copy, RowRun
 from ..rows.publication import (
     Publication,
     build_produce_ranges,
@@ -32,6 +32,7 @@ from ..rows.publication import (
     report_bad_times,
 )
 from ..rows.receipts import PublishedRows
+from ..rows.routing import Route, find_route
 from .executor import ELSEWHERE, RANGES_DDL, Destination, WriteMessages, WrittenRun
 from .message_rows import select_message_rows
 

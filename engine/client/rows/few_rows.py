@@ -21,7 +21,6 @@ from ...protocol.codec.few_rows import FewRows, Header, Rows, count_header_bytes
 from ...protocol.hashing import partition_few_keys
 from .body import COLUMN_TYPES, KEY_HEADERS, ArrowBody, Body, build_arrow_body
 from .delay_rule import DELAY_HEADERS, NO_DUE, RequestedDelays, delay_from_headers, request_delays
-from .input_rows import reject_misfits
 from .message_columns import list_columns, read_columns
 from .placing import (
     FIRST_FAILED,
@@ -35,6 +34,7 @@ from .placing import (
     build_row_limits,
     name_reasons,
     reject_bad_delays,
+    reject_misfits,
 )
 from .record import Extras
 

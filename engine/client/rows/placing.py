@@ -5,8 +5,8 @@ Runs on Spark executors too: pyarrow, numpy and xxhash only, unless a topic has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -18,14 +18,70 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.messages import LIKE_SECONDS_US, MAX_TIMESTAMP_US, MAX_TTL_MS, MIN_TIMESTAMP_US, NOT_DELAYED
 from lakemq.tables.specs.spec import TIME
 
-from ...protocol.errors import UnknownTopicOrPartition
 from ...protocol.hashing import Partitioner, partition_keys
-from ...protocol.names import check_destination, find_reached_topics
-from ...protocol.values.state import State
-from ...protocol.values.topics import Topic, TopicRef
-from ..schemas.topic_schema import SchemaRule, build_schema_rule
+from ..schemas import SchemaRule
 from .delay_rule import BAD, EXACT, TWO_TIMES, DelayRule, DueTimes, RequestedDelays, compute_due_ms
-from .input_rows import find_reason, reject_misfits
+
+# Rows whose values do not fit the schema of a topic: marked like other rejected rows, each kind with its reason.
+
+
+FIRST_UNFIT = -100
+"""Partition of rows that do not fit for reason 0; for reason n they have this minus n."""
+
+MAX_REASONS = 200
+"""Most reasons of one body that are told apart, so that no code reaches those of failed expectations."""
+
+_OTHER = "for another reason than the rows before"
+
+Partitions = npt.NDArray[np.int32]
+
+
+def reject_misfits(
+    values: pa.ChunkedArray | Sequence[bytes | None], schema: SchemaRule | None, partition: Partitions
+) -> tuple[Partitions, tuple[str, ...]]:
+    """Return `partition` with a mark for each row that does not fit the schema, and the reasons that marks name.
+
+    Rows that are rejected already keep their first reason.
+    """
+    if schema is None or not len(partition):
+        return partition, ()
+    from ..schemas.topic_schema import compile_schema  # executors without schemas have not all that it needs
+
+    plain = values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+    misfits = compile_schema(schema).find_misfits(plain)
+    misfits = {row: reason for row, reason in misfits.items() if partition[row] >= 0}
+    if not misfits:
+        return partition, ()
+    codes: dict[str, int] = {}
+    marked = partition.copy()
+    for row, reason in misfits.items():
+        if reason not in codes and len(codes) >= MAX_REASONS - 1:
+            reason = _OTHER
+        marked[row] = FIRST_UNFIT - codes.setdefault(reason, len(codes))
+    return marked, tuple(map(_to_sentence, codes))
+
+
+def _to_sentence(reason: str) -> str:
+    return f"The value does not fit the topic's schema{' ' if reason.startswith('at ') else ': '}{reason}."
+
+
+def find_reason(partition: int, reasons: Sequence[str]) -> str:
+    """Return the reason that a mark names; empty for other partitions."""
+    index = FIRST_UNFIT - partition
+    return reasons[index] if 0 <= index < len(reasons) else ""
+
+
+def merge_marks(parts: Iterable[tuple[Partitions, tuple[str, ...]]]) -> tuple[Partitions, tuple[str, ...]]:
+    """Return the marks of several bodies, one after the other, with one list of reasons."""
+    merged: dict[str, int] = {}
+    columns = []
+    for partition, reasons in parts:
+        renamed = partition.copy() if reasons else partition
+        for index, reason in enumerate(reasons):
+            renamed[partition == FIRST_UNFIT - index] = FIRST_UNFIT - merged.setdefault(reason, len(merged))
+        columns.append(renamed)
+    return np.concatenate(columns), tuple(merged)
+
 
 REJECTIONS: tuple[tuple[str, str], ...] = (
     ("UNKNOWN_TOPIC_OR_PARTITION", "The topic has no such partition. Expected 0 to {last_partition}."),
@@ -369,99 +425,3 @@ def _choose_partitions(
     outside = (requested < -1) | (requested >= copy.partition_count)
     rejection = np.where(requested <= FIRST_FAILED, requested, UNKNOWN)
     return np.where(outside, rejection, np.where(requested >= 0, requested, partition)).astype(np.int32)
-
-
-# Routes: the topics that a destination reaches, and how each places keys.
-
-
-_Placement: TypeAlias = tuple[int, Partitioner, int, DelayRule, SchemaRule | None]
-
-
-@dataclass(frozen=True)
-class Route:
-    """A destination, resolved against the topics as of `metadata_step`.
-
-    retention_ms: topic_id -> retention.ms, for topics that delete messages by the publisher's timestamps.
-    """
-
-    destination: str
-    topics: tuple[TopicRef, ...]
-    copies: tuple[Copy, ...]
-    metadata_step: int
-    retention_ms: Mapping[int, int] = field(default_factory=dict)
-
-
-def find_route(state: State, destination: str) -> Route:
-    """Return the route of a destination. Raises InvalidTopic, UnknownTopicOrPartition (no topic receives it)."""
-    check_destination(destination)
-    names = find_reached_topics(destination, state.topic_ids, state.subscribers)
-    if not names:
-        raise UnknownTopicOrPartition("No topic has this name or subscribes to it.", found=destination)
-    topics = [state.topic(name) for name in names]
-    by_placement: dict[_Placement, list[int]] = {}
-    for i, topic in enumerate(topics):
-        by_placement.setdefault(_placement_settings(topic), []).append(i)
-    return Route(
-        destination,
-        tuple(TopicRef(t.topic, t.topic_id, t.partition_count) for t in topics),
-        tuple(Copy(*placement[:3], tuple(indexes), *placement[3:]) for placement, indexes in by_placement.items()),
-        state.step,
-        {topic.topic_id: retention_ms for topic in topics if (retention_ms := _find_retention_ms(topic)) >= 0},
-    )
-
-
-def _find_retention_ms(topic: Topic) -> int:
-    is_stamped_by_publisher = topic.setting("message.timestamp.type") == "CreateTime"
-    return int(topic.setting("retention.ms")) if is_stamped_by_publisher else -1
-
-
-MAX_ROUTES = 10_000
-"""Most routes that a connection keeps."""
-
-
-class RouteCache:
-    """Routes from the last look-up. All publishers of a connection share them; thread-safe.
-
-    A route may be old: the sequencer refuses a stale one (StaleTopicMetadata), and the publisher looks it up again.
-    """
-
-    def __init__(self, query_state: Callable[[Callable[[State], Route]], Route]) -> None:
-        """query_state: calls a function with the newest state."""
-        self._query_state = query_state
-        self._routes: dict[str, Route] = {}
-
-    def find(self, destination: str) -> tuple[Route, bool]:
-        """Return the route, and whether it was looked up just now. Raises InvalidTopic, UnknownTopicOrPartition."""
-        routes = self._routes
-        if destination in routes:
-            return routes[destination], False
-        return self.renew(destination), True
-
-    def renew(self, destination: str) -> Route:
-        """Look the route up, and keep it. Raises InvalidTopic, UnknownTopicOrPartition."""
-        if len(self._routes) >= MAX_ROUTES:  # such as of a program that sends to a name per order
-            self._routes = {}
-        # stored in the dict of the look-up: if `forget` runs meanwhile, it has replaced the dict, and drops the route
-        routes = self._routes
-        route = routes[destination] = self._query_state(lambda state: find_route(state, destination))
-        return route
-
-    def forget(self) -> None:
-        """Drop all routes, because topics have changed."""
-        self._routes = {}
-
-
-def _placement_settings(topic: Topic) -> _Placement:
-    most_bytes = topic.setting("max.message.bytes")
-    schema = None if topic.schema is None else build_schema_rule(topic.schemas)
-    return topic.partition_count, topic.setting("partitioner"), most_bytes, build_delay_rule(topic), schema
-
-
-def build_delay_rule(topic: Topic) -> DelayRule:
-    """Return the delay rule of a topic, from its settings."""
-    levels_ms = sorted(topic.setting("delay.levels")) if topic.setting("delay.mode") == "levels" else ()
-    return DelayRule(
-        topic.setting("delay.slot.ms"),
-        tuple(levels_ms),
-        topic.setting("delay.levels.overflow") == "clamp",
-    )

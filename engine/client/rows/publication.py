@@ -25,8 +25,8 @@ from ...protocol.errors import (
 from ...protocol.values.log import ApplicationVersion, DataFile, Produce, Ranges, RejectedRows
 from ...protocol.values.producers import ProducerSequences, TransactionRef, next_sequence, waiting_unit
 from ...protocol.values.topics import TopicRef
-from .input_rows import find_reason
-from .placing import FIRST_FAILED, Copy, Route, RowRun, describe_rejection
+from .placing import FIRST_FAILED, Copy, RowRun, describe_rejection, find_reason
+from .routing import Route
 
 log = logging.getLogger("lakemq.publish")
 

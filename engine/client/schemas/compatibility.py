@@ -10,12 +10,13 @@ from typing import Any
 from ...namespace.extras import needs
 from ...protocol.errors import IncompatibleSchema
 from ...protocol.parameters import AVRO, COMPATIBILITY, DDL, TOPIC, SchemaVersion, append_schema, last_version
+from . import SchemaRule
 from .avro import find_logical_type, parse_avro
 from .avro_shape import collect_named_types
 from .budgets import MAX_ALTERNATIVES, JsonSchemaExpansion
 from .ddl import Obstacle, find_struct_obstacle, parse_ddl
 from .json_schema import parse_json_schema
-from .topic_schema import SchemaRule, build_schema_rule, compile_schema
+from .topic_schema import build_schema_rule, compile_schema
 
 # Compare Avro schemas: whether values of one can be read under another, by the rules of Avro's specification.
 #

@@ -6,34 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from ...protocol.errors import InvalidRequest, SchemaMismatch
 from ...protocol.parameters import AVRO, DDL, JSON, SchemaVersion
 from ...protocol.values.topics import Topic
-from . import avro, json_schema
+from . import SchemaRule, avro, json_schema
 from .avro import find_unknown_writers
 from .avro_shape import AvroShape
 from .budgets import MAX_CELLS, check_field, count_cells, has_repeated_parts, refuse_depth
 from .columns import make_nullable, to_array, to_json_text
 from .ddl import parse_ddl
 from .json_schema import JsonDecoder, encode_json_row, read_json_row
-
-# A schema as it travels with rows. Executors load this module also where no topic has a schema: it needs nothing.
-
-
-class SchemaRule(NamedTuple):
-    """A schema as publishers and readers pass it on.
-
-    type: ddl, json or avro; text: the schema; earlier: the Avro schemas under which older values were written.
-    """
-
-    type: str
-    text: str
-    earlier: tuple[str, ...] = ()
-
 
 # A schema, ready to use: which values fit it, and their typed columns.
 #

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from ...namespace.namespace import Namespace
     from ...namespace.step_reader import Snapshot
-    from .log_ranges import LogRange
-    from .spark_sql import Translation
+    from .spark_sql import LogRange, Translation
 
 
 _BATCH_ROWS = 10_000
