@@ -264,7 +264,7 @@ def test_rows_that_cannot_be_messages_are_counted_on_stderr(lake: Lakemq, mq: Co
 def test_a_large_file_is_published_in_pieces_in_order(
     lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lakemq.jobs.commands.shared.message_format.PIECE_BYTES", 1000)
+    monkeypatch.setattr("lakemq.jobs.commands.shared.rows.PIECE_BYTES", 1000)
     mq.topics.create("pieces")
     file = tmp_path / "numbers.jsonl"
     file.write_text("".join(f"{i}\n" for i in range(1500)))
@@ -276,7 +276,7 @@ def test_a_large_file_is_published_in_pieces_in_order(
 def test_publish_counts_messages_sent_before_an_error(
     lake: Lakemq, mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakemq.jobs.commands.shared.message_format.PIECE_ROWS", 2)
+    monkeypatch.setattr("lakemq.jobs.commands.shared.rows.PIECE_ROWS", 2)
     mq.topics.create("half")
     result = lake("publish", "--topic", "half", stdin=b"1\n2\n3\n4\nfive\n", code=5)
     told = result.stderr.splitlines()

@@ -15,7 +15,7 @@ from lakemq.engine.client.producer.failures import AcknowledgedSpan, FlushReport
 from lakemq.errors import InvalidRecord
 from lakemq.jobs.cli import app
 from lakemq.jobs.commands.publish import _Sent
-from lakemq.jobs.commands.shared import message_format
+from lakemq.jobs.commands.shared import rows
 from lakemq.jobs.commands.shared.fields import Columns, rows_table
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def test_lines_without_a_field_that_others_have_are_published_and_counted(mq: Co
 
 
 def test_lines_are_counted_over_the_whole_file(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_format, "PIECE_ROWS", 2)
+    monkeypatch.setattr(rows, "PIECE_ROWS", 2)
     topic = new_topic(mq)
     result = publish(mq, topic, "--key-column", "k", lines=b'{"k":1}\n{"k":2}\n{}\n{}\n{}\n')
     assert (result.exit_code, result.stderr) == (

@@ -10,7 +10,7 @@ from protocol_harness import Harness
 from unit.served import new_topic
 
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.rows import placing
+from lakemq.engine.client.rows import routing
 from lakemq.engine.client.rows.routing import Route, RouteCache
 from lakemq.engine.protocol.errors import UnknownTopicOrPartition
 from lakemq.engine.protocol.values.state import State
@@ -38,7 +38,7 @@ def test_a_route_is_looked_up_again_when_it_is_said_to_have_changed() -> None:
 
 
 def test_route_cache_keeps_a_bounded_number_of_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "MAX_ROUTES", 3)
+    monkeypatch.setattr(routing, "MAX_ROUTES", 3)
     mq, looks = Harness(), []
     for number in range(4):
         mq.create(f"t{number}", 1)
