@@ -20,8 +20,7 @@ from lakemq.engine.client.quality import create_ephemeral_context, import_great_
 from lakemq.engine.client.quality.audit import INVARIANTS, SUBJECTS, Invariant, PreparedAudit, prepare
 from lakemq.engine.namespace.namespace import Namespace
 from lakemq.errors import TableDamaged
-
-from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
 log = logging.getLogger("lakemq.audit")
 

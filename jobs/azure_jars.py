@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .jars import Jar, JarSet
-from .s3a_jars import HADOOP_VERSION
+from lakemq.jobs.jars import Jar, JarSet
+from lakemq.jobs.s3a_jars import HADOOP_VERSION
 
 AZURE_JARS = JarSet(
     f"The jars of ABFS (Hadoop {HADOOP_VERSION})",

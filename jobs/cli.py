@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .commands import (
+from lakemq.jobs.commands import (
     bench,
     console,
     consume,
@@ -30,13 +30,13 @@ from .commands import (
     topics,
     transactions,
 )
-from .commands.shared.context import Session
-from .commands.shared.examples import add_examples
-from .entry import PATH_VARIABLE, storage_options
-from .output import Output, one_line
-from .process import exits
-from .process.exits import all_codes, describe_error, exit_code_of
-from .process.streams import TRACE_VARIABLE, log_to_stderr, open_standard_streams
+from lakemq.jobs.commands.shared.context import Session
+from lakemq.jobs.commands.shared.examples import add_examples
+from lakemq.jobs.entry import PATH_VARIABLE, storage_options
+from lakemq.jobs.output import Output, one_line
+from lakemq.jobs.process import exits
+from lakemq.jobs.process.exits import all_codes, describe_error, exit_code_of
+from lakemq.jobs.process.streams import TRACE_VARIABLE, log_to_stderr, open_standard_streams
 
 _GLOBAL = ("--path", "--conf", "--storage-option", "--output")
 

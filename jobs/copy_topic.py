@@ -24,9 +24,16 @@ from lakemq.engine.client.consume.consumer import Consumer
 from lakemq.engine.client.transactions.scope import TransactionScope
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import GroupIdNotFound, InvalidRequest
-
-from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script, whole_number
-from .serve import catch_stop_signals
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    whole_number,
+)
+from lakemq.jobs.serve import catch_stop_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -152,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def job() -> Counts:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
-            from .session import spark_session
+            from lakemq.jobs.session import spark_session
         spark = spark_session("lakemq copy_topic", options.master)
         with catch_stop_signals() as stop, connect_namespace(options, spark) as mq, mq.serving():
             return {"records": copy(mq, options, stop), "step": mq.state().step}

@@ -32,14 +32,13 @@ from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
 from lakemq.errors import LakeMQError, all_errors
+from lakemq.jobs.commands.shared.page import command_page
+from lakemq.jobs.output import format_setting
 from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.catalog import ddl_type
 from lakemq.tables.views import VIEWS
-
-from .commands.shared.page import command_page
-from .output import format_setting
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs"
 

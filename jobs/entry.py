@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .output import one_line, to_json
-from .process import exits
-from .process.exits import Exit, all_codes, describe_error, exit_code_of
-from .process.streams import TRACE_VARIABLE, JsonLines, log_to_stderr
+from lakemq.jobs.output import one_line, to_json
+from lakemq.jobs.process import exits
+from lakemq.jobs.process.exits import Exit, all_codes, describe_error, exit_code_of
+from lakemq.jobs.process.streams import TRACE_VARIABLE, JsonLines, log_to_stderr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,7 @@ from lakemq.engine.client.rows.message_columns import COLUMNS
 from lakemq.engine.namespace import crash
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import NotLeader
-
-from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,8 +78,7 @@ def micro_batch(mq: Connection, spark: SparkSession, options: argparse.Namespace
     from pyspark.sql import functions as F
 
     from lakemq.engine.client.format.publishing import checkpoint_of_query
-
-    from .source_stream import SourceStream
+    from lakemq.jobs.source_stream import SourceStream
 
     counts: dict[str, int] = {}
     with mq.serving():
@@ -119,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def job() -> Counts:
         with needs("spark"):  # not at the top: if the extra is missing, the job must report that in its last line
-            from .session import spark_session
+            from lakemq.jobs.session import spark_session
         spark = spark_session("lakemq microbatch", options.master)
         _silence_spark_logs(spark)
         with connect_namespace(options, spark, options.create) as mq:

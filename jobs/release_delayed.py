@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
-from .commands.shared.times import from_millis, parse_moment, to_millis
-from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
-from .process.probe import probe
-from .serve import catch_stop_signals
+from lakemq.jobs.commands.shared.times import from_millis, parse_moment, to_millis
+from lakemq.jobs.entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script
+from lakemq.jobs.process.probe import probe
+from lakemq.jobs.serve import catch_stop_signals
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

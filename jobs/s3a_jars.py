@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .jars import Jar, JarSet
+from lakemq.jobs.jars import Jar, JarSet
 
 HADOOP_VERSION = "3.5.0"
 """The version of Hadoop that Spark ships. Its connectors must have the same."""

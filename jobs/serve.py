@@ -19,9 +19,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script, whole_number
-from .process.native_memory import MemoryRelease, choose_allocator
-from .process.probe import probe
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    whole_number,
+)
+from lakemq.jobs.process.native_memory import MemoryRelease, choose_allocator
+from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

@@ -17,8 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from lakemq.engine.namespace.extras import needs
-
-from .jars import DELTA_JARS, MissingJars, MissingJava, java_command, kept_jars
+from lakemq.jobs.jars import DELTA_JARS, MissingJars, MissingJava, java_command, kept_jars
 
 with needs("spark"):
     from py4j.protocol import Py4JError, Py4JJavaError

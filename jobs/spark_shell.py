@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.step_reader import find_moment
+from lakemq.jobs.jars import DELTA_VERSION, java_command, kept_folder, kept_jars
 from lakemq.tables.storage.delta.catalog import catalog_sql
-
-from .jars import DELTA_VERSION, java_command, kept_folder, kept_jars
 
 if TYPE_CHECKING:
     from lakemq.engine.namespace.namespace import Namespace

@@ -17,9 +17,8 @@ from lakemq.engine.client.topics import TopicDescription, parse_settings
 from lakemq.engine.client.transactions.operations import TransactionInfo
 from lakemq.engine.maintenance.retention import find_outgrown
 from lakemq.errors import LakeMQError
-
-from .doctor.examination import run_check
-from .doctor.namespace import Finding, FreeSpace, make_checks, read_free_space
+from lakemq.jobs.doctor.examination import run_check
+from lakemq.jobs.doctor.namespace import Finding, FreeSpace, make_checks, read_free_space
 
 MINUTES = (1, 5, 60)
 """For how many minutes ahead the due delayed messages are counted, here and in the metrics."""

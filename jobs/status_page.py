@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lakemq.engine.client.sequencers import Leadership, describe_silence
-
-from .doctor.namespace import describe_free_space
-from .output import escape_control_characters
-from .status import Outlook, Status, dead_letter_rows, finding_rows, group_rows, topic_rows, transaction_rows
+from lakemq.jobs.doctor.namespace import describe_free_space
+from lakemq.jobs.output import escape_control_characters
+from lakemq.jobs.status import Outlook, Status, dead_letter_rows, finding_rows, group_rows, topic_rows, transaction_rows
 
 _MOST_ROWS = 10
 

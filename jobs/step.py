@@ -10,9 +10,16 @@ import logging
 from typing import TYPE_CHECKING
 
 from lakemq.errors import NotLeader
-
-from .entry import Counts, connect_namespace, make_job_parser, parse_arguments, run, run_as_script, whole_number
-from .process.probe import probe
+from lakemq.jobs.entry import (
+    Counts,
+    connect_namespace,
+    make_job_parser,
+    parse_arguments,
+    run,
+    run_as_script,
+    whole_number,
+)
+from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

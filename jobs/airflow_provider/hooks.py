@@ -8,8 +8,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.extras import needs
 from lakemq.errors import InvalidConfig
-
-from . import CONNECTION_TYPE
+from lakemq.jobs.airflow_provider import CONNECTION_TYPE
 
 with needs("airflow"):
     try:

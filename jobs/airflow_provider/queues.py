@@ -6,9 +6,8 @@ It is apart from the trigger, because Airflow 2 loads triggers and has no messag
 from __future__ import annotations
 
 from lakemq.engine.namespace.extras import needs
-
-from . import CONNECTION_TYPE
-from .triggers import LakeMQMessagesTrigger
+from lakemq.jobs.airflow_provider import CONNECTION_TYPE
+from lakemq.jobs.airflow_provider.triggers import LakeMQMessagesTrigger
 
 with needs("airflow"):
     from airflow.providers.common.messaging.providers.base_provider import BaseMessageQueueProvider

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lakemq.engine.namespace.extras import needs
-
-from .hooks import LakeMQHook
-from .waiting import find_waiting_ends
+from lakemq.jobs.airflow_provider.hooks import LakeMQHook
+from lakemq.jobs.airflow_provider.waiting import find_waiting_ends
 
 with needs("airflow"):
     try:

@@ -8,9 +8,8 @@ from typing import Any
 
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.namespace.extras import needs
-
-from .hooks import LakeMQHook
-from .waiting import Ends, find_waiting_ends, has_new_ends
+from lakemq.jobs.airflow_provider.hooks import LakeMQHook
+from lakemq.jobs.airflow_provider.waiting import Ends, find_waiting_ends, has_new_ends
 
 with needs("airflow"):
     from airflow.triggers.base import TriggerEvent

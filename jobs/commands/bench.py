@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..output import note, show
-from .shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.output import note, show
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..output import note
-from .shared.context import Session, get_session
+from lakemq.jobs.commands.shared.context import Session, get_session
+from lakemq.jobs.output import note
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.sequencer.serving import Serving
-
-    from ..console.console import ConsoleSettings
-    from ..doctor.namespace import Finding
+    from lakemq.jobs.console.console import ConsoleSettings
+    from lakemq.jobs.doctor.namespace import Finding
 
 HIGHEST_PORT = 65_535
 
@@ -57,9 +56,9 @@ def console(
 
     Needs the extra `console`, and for SQL and charts the extra `sql`.
     """
-    from ..console.console import make_settings
-    from ..process.streams import log_to_stderr
-    from ..serve import catch_stop_signals
+    from lakemq.jobs.console.console import make_settings
+    from lakemq.jobs.process.streams import log_to_stderr
+    from lakemq.jobs.serve import catch_stop_signals
 
     session = get_session(ctx)
     settings = make_settings(host, port, token_file, allow_changes)
@@ -79,8 +78,8 @@ def open_console_of(
     """Return a console for this call of the command, as a context manager that yields its address."""
     from importlib.util import find_spec
 
-    from ..console.server import serve_console
-    from ..doctor.examination import examine
+    from lakemq.jobs.console.server import serve_console
+    from lakemq.jobs.doctor.examination import examine
 
     def run_checks() -> Sequence[Finding]:
         spark = find_spec("pyspark") is not None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..process.streams import end_with_reader
-from .shared.context import ensure_sequencer, get_session
-from .shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
+from lakemq.jobs.commands.shared.context import ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer
+from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
     from lakemq.engine.client.consume.batch import ConsumerBatch

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..output import show
-from .shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.output import show
 
 dead_letters = typer.Typer(no_args_is_help=True, help="List, show, redrive and purge dead letters.")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..output import Output, show
-from ..process.streams import end_with_reader
-from .shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
-from .shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis, to_record
+from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, from_millis, parse_moment_option, to_millis, to_record
+from lakemq.jobs.output import Output, show
+from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
-    from ..release_delayed import ReleaseProgress
+    from lakemq.jobs.release_delayed import ReleaseProgress
 
 delayed = typer.Typer(no_args_is_help=True, help="List, cancel and reschedule delayed messages.")
 
@@ -144,9 +144,9 @@ def release(
     Use it from a scheduler where no sequencer serves. If several run at once, one is active. While another sequencer
     leads, the command waits for its releases.
     """
-    from ..release_delayed import release as release_due
-    from ..release_delayed import sentence
-    from ..serve import catch_stop_signals
+    from lakemq.jobs.release_delayed import release as release_due
+    from lakemq.jobs.release_delayed import sentence
+    from lakemq.jobs.serve import catch_stop_signals
 
     if until is not None and watch:
         raise typer.BadParameter("it does not go with --watch, which has no end", param_hint="--until")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from ..output import Output, note, show, to_json
-from .shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
-from .shared.times import parse_duration, parse_time
+from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import parse_duration, parse_time
+from lakemq.jobs.output import Output, note, show, to_json
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

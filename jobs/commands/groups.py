@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..output import format_setting, note, show
-from . import group_operations
-from .messages import Isolation, parse_isolation
-from .shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from .shared.times import from_millis, parse_moment, parse_past_option, to_record
+from lakemq.jobs.commands import group_operations
+from lakemq.jobs.commands.messages import Isolation, parse_isolation
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import from_millis, parse_moment, parse_past_option, to_record
+from lakemq.jobs.output import format_setting, note, show
 
 if TYPE_CHECKING:
     from datetime import datetime

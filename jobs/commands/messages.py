@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..process.streams import end_with_reader
-from .shared.context import get_session
-from .shared.printing import Decode, KeySeparator, PrintFormat, build_decoder, open_printer, show_progress
-from .shared.times import parse_position
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.printing import (
+    Decode,
+    KeySeparator,
+    PrintFormat,
+    build_decoder,
+    open_printer,
+    show_progress,
+)
+from lakemq.jobs.commands.shared.times import parse_position
+from lakemq.jobs.process.streams import end_with_reader
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

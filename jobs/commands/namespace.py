@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..output import Output, note, show
-from ..process.native_memory import collect_rarely
-from .console import HIGHEST_PORT, AllowChanges, TokenFile, open_console_of
-from .shared.context import get_session
-from .shared.printing import show_activity
-from .shared.times import AsOf, parse_as_of
+from lakemq.jobs.commands.console import HIGHEST_PORT, AllowChanges, TokenFile, open_console_of
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.printing import show_activity
+from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
+from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.process.native_memory import collect_rarely
 
 if TYPE_CHECKING:
     from lakemq.engine.sequencer.serving import Serving
@@ -74,20 +74,21 @@ def serve(
     While another one leads, this one stands by and takes over when the other stops or dies. --metrics-port needs the
     extra `metrics`, --console the extra `console`.
     """
-    from ..console.console import make_settings
-    from ..process.native_memory import choose_allocator
-    from ..process.streams import log_to_stderr
-    from ..serve import serve_until_signal
+    from lakemq.jobs.process.native_memory import choose_allocator
+    from lakemq.jobs.process.streams import log_to_stderr
+    from lakemq.jobs.serve import serve_until_signal
 
     choose_allocator()
+    settings = None
     if metrics_port is not None:
-        from ..metrics.server import serve_metrics
+        from lakemq.jobs.metrics.server import serve_metrics
 
     if with_console:
         import lakemq.jobs.console.server  # noqa: F401  # a missing extra is reported before the sequencer leads
+        from lakemq.jobs.console.console import make_settings
 
+        settings = make_settings(console_host, console_port, token_file, allow_changes)
     session = get_session(ctx)
-    settings = make_settings(console_host, console_port, token_file, allow_changes) if with_console else None
     with session.connect() as mq, log_to_stderr(logging.INFO):
 
         @contextmanager
@@ -121,7 +122,7 @@ def step(
 
     Refused with NOT_LEADER while another sequencer leads. The lease of one that was killed is taken over.
     """
-    from ..step import run_steps
+    from lakemq.jobs.step import run_steps
 
     session = get_session(ctx)
     with session.connect() as mq:
@@ -162,7 +163,7 @@ def doctor(
     session = get_session(ctx)
     spark = find_spec("pyspark") is not None if spark is None else spark
     with hide_pandas(), collect_rarely():
-        from ..doctor.examination import examine
+        from lakemq.jobs.doctor.examination import examine
 
         with show_activity("checking") as tell:
             findings = []
@@ -190,7 +191,7 @@ def audit(
     The audit reads the tables as of the last projection, whether a sequencer serves or not. Each rule is an expectation
     of Great Expectations. Exit code 1: a rule is broken.
     """
-    from ..audit import audit as audit_of
+    from lakemq.jobs.audit import audit as audit_of
 
     session = get_session(ctx)
     with session.connect() as mq, show_activity("auditing the tables"):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from ..output import note, show
-from ..process.exits import Exit
-from .shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from .shared.printing import show_progress
-from .shared.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.printing import show_progress
+from lakemq.jobs.commands.shared.times import DelayMs, DeliverAt, TtlMs, parse_moment_option
+from lakemq.jobs.output import note, show
+from lakemq.jobs.process.exits import Exit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,9 +89,8 @@ def publish(
     if on_error not in ("reject", "fail"):
         raise typer.BadParameter(f"{on_error!r} is neither reject nor fail", param_hint="--on-error")
     from lakemq.engine.client.rows.input_rows import select_message_columns
-
-    from .shared.fields import Columns, FieldCounts
-    from .shared.rows import read
+    from lakemq.jobs.commands.shared.fields import Columns, FieldCounts
+    from lakemq.jobs.commands.shared.rows import read
 
     if deliver_at is not None and delay_ms is not None:
         raise typer.BadParameter("it does not go with --delay-ms", param_hint="--deliver-at")
@@ -140,7 +139,7 @@ def _build_encoder(mq: Connection, topic: str, encodes: bool) -> Callable[[pa.Ta
 
 
 def _format(name: str | None, file: str) -> Any:
-    from .shared.rows import Format, format_of
+    from lakemq.jobs.commands.shared.rows import Format, format_of
 
     if name is not None:
         if name not in _FORMATS:
@@ -153,8 +152,8 @@ def _format(name: str | None, file: str) -> Any:
 
 
 def _parse_separator(text: str | None, file_format: Any) -> bytes | None:
-    from .shared.message_format import unescape
-    from .shared.rows import Format
+    from lakemq.jobs.commands.shared.message_format import unescape
+    from lakemq.jobs.commands.shared.rows import Format
 
     if text is None:
         return None

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from lakemq.engine.client.sql import SqlDialect
-
-from ..output import note, show
-from .shared.context import get_session
-from .shared.times import AsOf, parse_as_of
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.times import AsOf, parse_as_of
+from lakemq.jobs.output import note, show
 
 
 def add_to(app: typer.Typer) -> None:
@@ -94,7 +93,7 @@ def spark_sql(
 
     In spark-sql, as in any Spark, INSERT INTO inbox publishes with the next micro-batch.
     """
-    from ..spark_shell import run_spark_sql
+    from lakemq.jobs.spark_shell import run_spark_sql
 
     with get_session(ctx).connect() as mq:
         code = run_spark_sql(mq.namespace, arguments or (), archive, parse_as_of(as_of))

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..output import Output, note, show
-from ..process.native_memory import collect_rarely
-from .shared.context import get_session
-from .shared.printing import show_activity
-from .shared.times import from_millis, parse_duration, parse_past_option, to_millis
+from lakemq.jobs.commands.shared.context import get_session
+from lakemq.jobs.commands.shared.printing import show_activity
+from lakemq.jobs.commands.shared.times import from_millis, parse_duration, parse_past_option, to_millis
+from lakemq.jobs.output import Output, note, show
+from lakemq.jobs.process.native_memory import collect_rarely
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
-
-    from ..reports.history import History
-    from ..status import Outlook
+    from lakemq.jobs.reports.history import History
+    from lakemq.jobs.status import Outlook
 
 
 _REFRESH_S = 1.0
@@ -66,7 +65,7 @@ def status(
 
 
 def _show_once(mq: Connection, output: Output) -> None:
-    from ..status import OutlookReader, read_status, status_record, take_sample
+    from lakemq.jobs.status import OutlookReader, read_status, status_record, take_sample
 
     before, observer = take_sample(mq), mq.observer()
     outlook = OutlookReader(mq, observer).read()
@@ -78,7 +77,7 @@ def _show_once(mq: Connection, output: Output) -> None:
         return
     from rich.console import Console
 
-    from ..status_page import draw_status
+    from lakemq.jobs.status_page import draw_status
 
     # In a pipe a line is as long as it needs to be, as with every other command.
     width = None if sys.stdout.isatty() else 1_000
@@ -92,8 +91,8 @@ def _show_live(mq: Connection) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from ..status import read_status, take_sample
-    from ..status_page import draw_status
+    from lakemq.jobs.status import read_status, take_sample
+    from lakemq.jobs.status_page import draw_status
 
     # The watcher has an observer of its own: its look takes long, and the page must not wait for it.
     watcher, observer, before = _OutlookWatcher(mq), mq.observer(), take_sample(mq)
@@ -120,7 +119,7 @@ class _OutlookWatcher:
         self._thread.start()
 
     def _run(self) -> None:
-        from ..status import OutlookReader
+        from lakemq.jobs.status import OutlookReader
 
         reader = OutlookReader(self._mq, self._mq.observer())
         while not self._stopped.is_set():
@@ -180,7 +179,7 @@ def report(
     since_ms = _parse_since(since, until_ms)
     if since_ms >= until_ms:
         raise typer.BadParameter("it must be before --until", param_hint="--since")
-    from ..reports.history import read_history
+    from lakemq.jobs.reports.history import read_history
 
     session = get_session(ctx)
     with session.connect() as mq, show_activity("reading the journal and the tables") as tell:
@@ -203,7 +202,7 @@ def report(
 
 
 def _show_tables(history: History, output: Output) -> None:
-    from ..reports.history_report import list_tables
+    from lakemq.jobs.reports.history_report import list_tables
 
     timeline, tables = history.timeline, list_tables(history)
     summary = {
@@ -239,8 +238,7 @@ def _parse_since(text: str, until_ms: int) -> int:
 
 def _write_page(history: History, path: str, file: Path) -> None:
     from lakemq.errors import InvalidRequest
-
-    from ..reports.history_report import build_history_report
+    from lakemq.jobs.reports.history_report import build_history_report
 
     page = build_history_report(history, path)
     try:

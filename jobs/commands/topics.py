@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..output import Output, format_setting, note, show
-from .shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
-from .shared.message_format import SchemaFile, read_schema_settings
-from .shared.printing import show_activity
+from lakemq.jobs.commands.shared.context import ASKS, NEEDS_SEQUENCER, Yes, confirm, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.message_format import SchemaFile, read_schema_settings
+from lakemq.jobs.commands.shared.printing import show_activity
+from lakemq.jobs.output import Output, format_setting, note, show
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.topics import TopicDescription
-
-    from ..key_spread import KeySpread
+    from lakemq.jobs.key_spread import KeySpread
 
 topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -110,7 +109,7 @@ def describe(
         description = mq.topics.describe(topic)
         spread = None
         if keys:
-            from ..key_spread import NEWEST, find_key_spread
+            from lakemq.jobs.key_spread import NEWEST, find_key_spread
 
             with show_activity("counting keys"):
                 spread = find_key_spread(mq, topic, newest or NEWEST)
@@ -178,7 +177,7 @@ def alter(
     session = get_session(ctx)
     settings = {**changes, **dict.fromkeys(reset or ())}
     with session.connect() as mq:
-        from ..status import name_losers  # most commands read no retention
+        from lakemq.jobs.status import name_losers
 
         unread = "" if yes else name_losers(mq, topic, settings)
         if unread:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from ..output import show
-from .shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
-from .shared.times import to_record
+from lakemq.jobs.commands.shared.context import NEEDS_SEQUENCER, ensure_sequencer, get_session
+from lakemq.jobs.commands.shared.times import to_record
+from lakemq.jobs.output import show
 
 transactions = typer.Typer(no_args_is_help=True, help="List, describe and abort transactions.")
 

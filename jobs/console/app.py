@@ -21,14 +21,13 @@ with needs("console"):
     from starlette.routing import Route
 
 from lakemq.errors import GroupIdNotFound, LakeMQError, TransactionalIdNotFound, UnknownTopicOrPartition
-
-from ..metrics.server import make_endpoint
-from ..process.exits import describe_error
-from . import guard
-from .changes import CHANGES, LONGEST_NAME, BadInput, Change, check_names, read_text
-from .console import Console, NotPossible
-from .pages import delayed, groups, messages, overview, queries, topics
-from .parts import Field, Form, Link, Notice, Page, make_templates
+from lakemq.jobs.console import guard
+from lakemq.jobs.console.changes import CHANGES, LONGEST_NAME, BadInput, Change, check_names, read_text
+from lakemq.jobs.console.console import Console, NotPossible
+from lakemq.jobs.console.pages import delayed, groups, messages, overview, queries, topics
+from lakemq.jobs.console.parts import Field, Form, Link, Notice, Page, make_templates
+from lakemq.jobs.metrics.server import make_endpoint
+from lakemq.jobs.process.exits import describe_error
 
 log = logging.getLogger("lakemq.console")
 

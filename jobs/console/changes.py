@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..commands.shared.times import parse_position
-from ..output import format_setting
-from ..status import name_losers
-from .console import Console
-from .parts import Notice, Part, Table, make_link
+from lakemq.jobs.commands.shared.times import parse_position
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.parts import Notice, Part, Table, make_link
+from lakemq.jobs.output import format_setting
+from lakemq.jobs.status import name_losers
 
 # Read what a visitor has entered: every input has a longest length or a range.
 

@@ -22,9 +22,8 @@ from lakemq.tables.storage.coordination.leader_locks import LeaderLocks
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.operator_tools import Observer
-
-    from ..doctor.namespace import Finding
-    from ..metrics.server import NamespaceCollector
+    from lakemq.jobs.doctor.namespace import Finding
+    from lakemq.jobs.metrics.server import NamespaceCollector
 
 
 # The settings of a console, checked before it listens.

@@ -23,7 +23,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .console import ConsoleSettings, is_loopback
+from lakemq.jobs.console.console import ConsoleSettings, is_loopback
 
 SESSION_COOKIE = "lakemq_session"
 LOGIN, STYLE, ICON = "/login", "/static/console.css", "/static/icon.svg"

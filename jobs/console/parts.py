@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from lakemq.engine.namespace.extras import needs
-
-from ..commands.shared.times import from_millis
-from ..output import format_size, to_iso, to_readable
-from .payloads import escape_invisible, show_payload
+from lakemq.jobs.commands.shared.times import from_millis
+from lakemq.jobs.console.payloads import escape_invisible, show_payload
+from lakemq.jobs.output import format_size, to_iso, to_readable
 
 with needs("console"):
     from jinja2 import Environment, PackageLoader, StrictUndefined

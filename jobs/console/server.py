@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 from lakemq.engine.namespace.extras import needs
 
 with needs("console"):
-    from ..process.http_listener import HttpLimits, serve_http
+    from lakemq.jobs.process.http_listener import HttpLimits, serve_http
 
-from ..metrics.server import open_registry
-from .app import build_app
-from .console import QUERY_LIMITS, Console, ConsoleSettings
+from lakemq.jobs.console.app import build_app
+from lakemq.jobs.console.console import QUERY_LIMITS, Console, ConsoleSettings
+from lakemq.jobs.metrics.server import open_registry
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.sql.query import QueryLimits
     from lakemq.engine.sequencer.serving import Serving
-
-    from ..doctor.namespace import Finding
+    from lakemq.jobs.doctor.namespace import Finding
 
 log = logging.getLogger("lakemq.console")
 

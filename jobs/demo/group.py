@@ -24,8 +24,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.transactions.scope import TransactionScope
-
-from .checks import DEPARTURE, Check, CheckFailed, Stage, check, check_key_order, parse_flights
+from lakemq.jobs.demo.checks import DEPARTURE, Check, CheckFailed, Stage, check, check_key_order, parse_flights
 
 SOURCE, TARGET, GROUP = "flights", "alerts", "delay-alerts"
 DELAY_MINUTES = 60

@@ -12,11 +12,11 @@ import plotly.graph_objects as go
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..reports.history import History
-from ..reports.history_report import add_lag, add_steps, add_throughput, draw_owners
-from ..reports.report import ACCENT, INK, Report
-from .checks import Progress, SqlAnswer
-from .group import SPEED, Reminders, Team, lateness_ms, owner_name
+from lakemq.jobs.demo.checks import Progress, SqlAnswer
+from lakemq.jobs.demo.group import SPEED, Reminders, Team, lateness_ms, owner_name
+from lakemq.jobs.reports.history import History
+from lakemq.jobs.reports.history_report import add_lag, add_steps, add_throughput, draw_owners
+from lakemq.jobs.reports.report import ACCENT, INK, Report
 
 _MEMBERS = {"Ann": ACCENT, "Ben": "#c2571a", "Cem": "#2e7d4f", "Dee": "#8b5fbf"}
 _COLORS = {"committed": ACCENT, "aborted": "#c2571a", "as first planned": ACCENT, "rescheduled": "#c2571a"}

@@ -29,14 +29,13 @@ from rich.console import Console
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-
-from ..reports.history import read_history
-from ..session import MissingJars, MissingJava, spark_session
-from . import checks
-from .checks import CheckFailed, Progress, ask, check_hash
-from .data import FLIGHTS, NAMESPACE, REPORT, FolderTaken, MissingData, Source, load_source, take_folder
-from .group import GROUP, TARGET, check_alerts, check_reminders, raise_alerts, send_reminders
-from .report import build_report
+from lakemq.jobs.demo import checks
+from lakemq.jobs.demo.checks import CheckFailed, Progress, ask, check_hash
+from lakemq.jobs.demo.data import FLIGHTS, NAMESPACE, REPORT, FolderTaken, MissingData, Source, load_source, take_folder
+from lakemq.jobs.demo.group import GROUP, TARGET, check_alerts, check_reminders, raise_alerts, send_reminders
+from lakemq.jobs.demo.report import build_report
+from lakemq.jobs.reports.history import read_history
+from lakemq.jobs.session import MissingJars, MissingJava, spark_session
 
 SETTINGS = Path(lakemq.__file__).parent / "conf/lakemq.yaml"
 """The defaults; beside it are the suites of expectations that flights pass."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from ..output import one_line
-from .namespace import Finding
+from lakemq.jobs.doctor.namespace import Finding
+from lakemq.jobs.output import one_line
 
 if TYPE_CHECKING:
     from lakemq.engine.namespace.config import EngineConfig
@@ -35,8 +35,7 @@ def examine(
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.namespace.namespace import open_namespace
     from lakemq.errors import LakeMQError
-
-    from .namespace import make_checks
+    from lakemq.jobs.doctor.namespace import make_checks
 
     try:
         mq = Connection(open_namespace(path, _config(conf), storage_options))
@@ -86,7 +85,7 @@ _OPTIONAL = ("duckdb",)
 
 def check_versions(spark: bool = True) -> Finding:
     """Check that installed packages are in the ranges that this version supports."""
-    from ..jars import DELTA_VERSION
+    from lakemq.jobs.jars import DELTA_VERSION
 
     only_spark = ("pyspark", "delta-spark", "pandas")
     ranges = requirements()
@@ -141,7 +140,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def check_java() -> Finding:
     """Check that Java is installed and new enough for Spark."""
-    from ..jars import MissingJava, java_command
+    from lakemq.jobs.jars import MissingJava, java_command
 
     try:
         return Finding("java", True, java_command())
@@ -152,7 +151,7 @@ def check_java() -> Finding:
 
 def check_jars() -> Finding:
     """Check that Delta's jars are on this machine, so that no session needs a repository."""
-    from ..jars import MissingJars, kept_folder, kept_jars
+    from lakemq.jobs.jars import MissingJars, kept_folder, kept_jars
 
     try:
         return Finding("jars", True, f"{len(kept_jars())} in {kept_folder()}")

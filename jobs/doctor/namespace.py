@@ -30,6 +30,9 @@ from lakemq.engine.namespace.data_file_reader import verify_files
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.finalizing import find_damaged_files
 from lakemq.engine.sequencer.letters.intake import FOLDER as ASIDE
+from lakemq.jobs.key_spread import count_recent_offsets, describe_fullest_partition
+from lakemq.jobs.output import format_size, one_line, to_iso
+from lakemq.jobs.process.probe import probe
 from lakemq.tables.specs.messages import file_stem
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import SCHEMA_VERSION
@@ -37,10 +40,6 @@ from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.coordination.mailbox import LETTERS
 from lakemq.tables.storage.delta.store import NewerTable, NotATable, find_foreign_commits
 from lakemq.tables.storage.object_stores.files import Files, LocalFiles
-
-from ..key_spread import count_recent_offsets, describe_fullest_partition
-from ..output import format_size, one_line, to_iso
-from ..process.probe import probe
 
 # The result of a check.
 

@@ -17,10 +17,9 @@ from lakemq.engine.maintenance.retention import measure_sizes
 from lakemq.engine.namespace.extras import needs
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.step_decider import BOUNDS_S
+from lakemq.jobs.doctor.namespace import read_free_space
+from lakemq.jobs.status import MINUTES
 from lakemq.tables.storage.coordination.mailbox import LETTERS
-
-from ..doctor.namespace import read_free_space
-from ..status import MINUTES
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

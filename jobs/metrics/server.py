@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.namespace.extras import needs
-
-from . import sequencer_metrics
-from .sequencer_metrics import FamilyBuilder
+from lakemq.jobs.metrics import sequencer_metrics
+from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -190,7 +189,7 @@ with needs("metrics"):
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from ..process.http_listener import HttpLimits, serve_http
+    from lakemq.jobs.process.http_listener import HttpLimits, serve_http
 
 
 LIMITS = HttpLimits(connections=16)

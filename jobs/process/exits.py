@@ -13,9 +13,8 @@ from enum import IntEnum
 from types import FrameType
 
 from lakemq.engine.namespace.at_exit import interrupt_all
-
-from ..jars import MissingJars, MissingJava
-from .streams import TRACE_VARIABLE, StreamError
+from lakemq.jobs.jars import MissingJars, MissingJava
+from lakemq.jobs.process.streams import TRACE_VARIABLE, StreamError
 
 
 class Exit(IntEnum):

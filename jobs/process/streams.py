@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-from ..output import one_line, to_json
+from lakemq.jobs.output import one_line, to_json
 
 
 class StreamError(OSError):

@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 
 from lakemq.engine.namespace.extras import needs
-
-from ..commands.shared.times import from_millis
-from ..output import to_iso
-from .history import APPENDED, CHANGES, CONSUMED, HANDOFFS, LAG, LATENESS, OWNERS, STEPS, History, Numbers
-from .report import Report
+from lakemq.jobs.commands.shared.times import from_millis
+from lakemq.jobs.output import to_iso
+from lakemq.jobs.reports.history import (
+    APPENDED,
+    CHANGES,
+    CONSUMED,
+    HANDOFFS,
+    LAG,
+    LATENESS,
+    OWNERS,
+    STEPS,
+    History,
+    Numbers,
+)
+from lakemq.jobs.reports.report import Report
 
 with needs("report"):
     import plotly.graph_objects as go

@@ -69,7 +69,7 @@ def age_beats(path: str, age_s: int) -> None:
 
 
 ELSEWHERE = """
-from lakemq.engine.client.consume.member import membership
+from lakemq.engine.client.consume import membership
 membership.read_own_identity = lambda: "a process of another machine"
 """
 

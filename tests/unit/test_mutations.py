@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from mutations.run import ALLOWED, FOLDERS, changes_of, is_noticed
+from mutations.run import ALLOWED, MODULES, changes_of, is_noticed
 
 from lakemq.engine.protocol.rules.offsets import _may_commit
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 def test_allowed_mutations_exist_and_have_reasons() -> None:
-    names = {change.name for module in FOLDERS for change in changes_of(module)}
+    names = {change.name for module in MODULES for change in changes_of(module)}
     allowed = yaml.safe_load(ALLOWED.read_text(encoding="utf-8"))
     assert [entry["change"] for entry in allowed if entry["change"] not in names] == []
     assert all(entry["why"].endswith(".") for entry in allowed)

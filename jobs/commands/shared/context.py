@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...entry import PATH_VARIABLE
-from ...output import Output, note, one_line
-from ...process.exits import Exit
-from ...process.probe import probe
+from lakemq.jobs.entry import PATH_VARIABLE
+from lakemq.jobs.output import Output, note, one_line
+from lakemq.jobs.process.exits import Exit
+from lakemq.jobs.process.probe import probe
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection

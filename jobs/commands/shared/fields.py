@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.errors import InvalidRecord
+from lakemq.jobs.commands.shared.times import parse_moment
 from lakemq.tables.specs.messages import HEADERS
 from lakemq.tables.specs.spec import TIME
-
-from .times import parse_moment
 
 _INT64 = 2**63 - 1
 _DIGITS = re.compile(r"-?[0-9]{1,19}")

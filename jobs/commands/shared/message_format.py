@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from ...output import decode_utf8, escape_control_characters
+from lakemq.jobs.output import decode_utf8, escape_control_characters
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,10 +10,10 @@ from typing import Any
 
 import typer
 
-from ...cli import app
-from ...process.exits import MEANINGS
-from ...process.streams import TRACE_VARIABLE
-from .examples import EXAMPLES
+from lakemq.jobs.cli import app
+from lakemq.jobs.commands.shared.examples import EXAMPLES
+from lakemq.jobs.process.exits import MEANINGS
+from lakemq.jobs.process.streams import TRACE_VARIABLE
 
 _EXIT_CODES = "\n".join(f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items())
 

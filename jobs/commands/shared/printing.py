@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...output import MessagePrinter, Output
-from .context import Session
+from lakemq.jobs.commands.shared.context import Session
+from lakemq.jobs.output import MessagePrinter, Output
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.schemas.topic_schema import TopicSchema
-
-    from .message_format import FormatPrinter
+    from lakemq.jobs.commands.shared.message_format import FormatPrinter
 
 
 PrintFormat = Annotated[
@@ -79,7 +78,7 @@ def open_printer(
         raise typer.BadParameter("it does not go with --print", param_hint="--key-separator")
     if session.output is not Output.table:
         raise typer.BadParameter("it does not go with --output", param_hint=option)
-    from .message_format import FormatPrinter
+    from lakemq.jobs.commands.shared.message_format import FormatPrinter
 
     try:
         if print_format is not None:

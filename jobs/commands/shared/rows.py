@@ -21,8 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from lakemq.errors import InvalidRecord
-
-from .fields import Columns, FieldCounts, json_table, lines_table, rows_table
+from lakemq.jobs.commands.shared.fields import Columns, FieldCounts, json_table, lines_table, rows_table
 
 PIECE_BYTES = 4 << 20
 PIECE_ROWS = 100_000

@@ -6,12 +6,25 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ...commands.shared.times import from_millis
-from ..changes import read_choice, read_number, read_text
-from ..console import Console
-from ..parts import Facts, Field, Form, Link, Notice, Page, Part, Picture, Table, draw_bars, format_time, make_link
-from ..payloads import FORMATS, escape_invisible, show_payload
-from .queries import draw_or_explain
+from lakemq.jobs.commands.shared.times import from_millis
+from lakemq.jobs.console.changes import read_choice, read_number, read_text
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.parts import (
+    Facts,
+    Field,
+    Form,
+    Link,
+    Notice,
+    Page,
+    Part,
+    Picture,
+    Table,
+    draw_bars,
+    format_time,
+    make_link,
+)
+from lakemq.jobs.console.payloads import FORMATS, escape_invisible, show_payload
 
 _MINUTES = 60
 _MOST_NEXT = 20

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from ...commands.groups import list_settings
-from ..changes import read_number, read_text
-from ..console import Console, quote_sql
-from ..parts import (
+from lakemq.jobs.commands.groups import list_settings
+from lakemq.jobs.console.changes import read_number, read_text
+from lakemq.jobs.console.console import Console, quote_sql
+from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.parts import (
     Actions,
     Facts,
     Field,
@@ -26,7 +27,6 @@ from ..parts import (
     format_time,
     make_link,
 )
-from .queries import draw_or_explain
 
 if TYPE_CHECKING:
     from lakemq.engine.client.groups.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag

@@ -9,12 +9,25 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...commands.messages import find_last_offsets
-from ...output import format_size
-from ..changes import BadInput, read_choice, read_number, read_position, read_text
-from ..console import Console
-from ..parts import Actions, Facts, Field, Form, Link, Notice, Page, Part, Table, TextBlock, format_time, make_link
-from ..payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
+from lakemq.jobs.commands.messages import find_last_offsets
+from lakemq.jobs.console.changes import BadInput, read_choice, read_number, read_position, read_text
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.parts import (
+    Actions,
+    Facts,
+    Field,
+    Form,
+    Link,
+    Notice,
+    Page,
+    Part,
+    Table,
+    TextBlock,
+    format_time,
+    make_link,
+)
+from lakemq.jobs.console.payloads import FORMATS, LONG_CHARACTERS, escape_invisible, show_payload
+from lakemq.jobs.output import format_size
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
 DEFAULT_LIMIT, HIGHEST_LIMIT = 50, 200

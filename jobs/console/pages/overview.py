@@ -9,15 +9,26 @@ from typing import Any
 import pyarrow.compute as pc
 
 from lakemq.engine.namespace.store_errors import store_errors
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.pages.queries import draw_or_explain
+from lakemq.jobs.console.parts import (
+    Facts,
+    Form,
+    Link,
+    Notice,
+    Page,
+    Part,
+    Picture,
+    Table,
+    draw_bars,
+    format_length,
+    make_link,
+)
+from lakemq.jobs.doctor.namespace import FreeSpace, describe_free_space, read_free_space
+from lakemq.jobs.status import MINUTES
 from lakemq.tables.specs.journal import JOURNAL
 from lakemq.tables.specs.topics import SEGMENTS
 from lakemq.tables.storage.delta.store import Store
-
-from ...doctor.namespace import FreeSpace, describe_free_space, read_free_space
-from ...status import MINUTES
-from ..console import Console
-from ..parts import Facts, Form, Link, Notice, Page, Part, Picture, Table, draw_bars, format_length, make_link
-from .queries import draw_or_explain
 
 _CHART_MINUTES = 60
 _MOST_GROUPS = 10

@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import LakeMQError, MissingExtra
-from lakemq.tables.specs.groups import CUT_KEYS, LIVE_TABLES
-from lakemq.tables.specs.registry import TABLES
-from lakemq.tables.views import VIEWS
-
-from ...commands.shared.times import from_millis, parse_past_moment, to_millis
-from ...output import format_size
-from ..changes import LONGEST_TEXT, BadInput, read_number, read_text
-from ..console import Console, NotPossible
-from ..parts import (
+from lakemq.jobs.commands.shared.times import from_millis, parse_past_moment, to_millis
+from lakemq.jobs.console.changes import LONGEST_TEXT, BadInput, read_number, read_text
+from lakemq.jobs.console.console import Console, NotPossible
+from lakemq.jobs.console.parts import (
     Facts,
     Field,
     Form,
@@ -32,9 +27,13 @@ from ..parts import (
     format_time,
     make_link,
 )
+from lakemq.jobs.output import format_size
+from lakemq.tables.specs.groups import CUT_KEYS, LIVE_TABLES
+from lakemq.tables.specs.registry import TABLES
+from lakemq.tables.views import VIEWS
 
 if TYPE_CHECKING:
-    from ...reports.history import History, Numbers
+    from lakemq.jobs.reports.history import History, Numbers
 
 
 def draw_or_explain(title: str, draw: Callable[[], Sequence[Part]]) -> list[Part]:
@@ -66,7 +65,7 @@ def read_history_page(console: Console, inputs: Mapping[str, Any]) -> Page:
     parts: list[Part] = [Form("When", "/history", fields, "Show")]
 
     def draw() -> list[Part]:
-        from ...reports.history import read_history
+        from lakemq.jobs.reports.history import read_history
 
         return _show(read_history(console.mq, until_ms - 60_000 * minutes, until_ms))
 
@@ -123,7 +122,7 @@ def _warn_of_forgotten_times(history: History) -> list[Part]:
 
 
 def _list_groups(history: History) -> Table:
-    from ...reports.history_report import list_lags
+    from lakemq.jobs.reports.history_report import list_lags
 
     rows = [
         [Link(row["group"], make_link("/group", name=row["group"])), *list(row.values())[1:]]
@@ -134,14 +133,14 @@ def _list_groups(history: History) -> Table:
 
 
 def _list_topics(history: History) -> Table:
-    from ...reports.history_report import list_topic_rates
+    from lakemq.jobs.reports.history_report import list_topic_rates
 
     rows = [list(row.values()) for row in list_topic_rates(history)[:_MOST_ROWS]]
     return Table("Topics", ("topic", "messages per second, mean", "at most"), rows, "No message came.")
 
 
 def _list_owners(history: History) -> Table:
-    from ...reports.history_report import list_owners_at_end
+    from lakemq.jobs.reports.history_report import list_owners_at_end
 
     rows = [
         [*list(row.values())[:4], row["owner"] or "", format_time(row["since"])] for row in list_owners_at_end(history)
@@ -151,7 +150,7 @@ def _list_owners(history: History) -> Table:
 
 
 def _list_handoffs(history: History) -> Table:
-    from ...reports.history_report import list_handoffs
+    from lakemq.jobs.reports.history_report import list_handoffs
 
     rows = [
         [
@@ -168,7 +167,7 @@ def _list_handoffs(history: History) -> Table:
 
 
 def _list_changes(history: History) -> Table:
-    from ...reports.history_report import list_changes
+    from lakemq.jobs.reports.history_report import list_changes
 
     rows = [[format_time(row["changed_at"]), *list(row.values())[1:]] for row in list_changes(history)[:_MOST_ROWS]]
     columns = ("changed", "kind", "subject", "client")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...commands.topics import list_schemas, list_settings
-from ...commands.transactions import STATES
-from ...output import format_setting, format_size
-from ..changes import read_choice, read_text
-from ..console import Console
-from ..parts import (
+from lakemq.jobs.commands.topics import list_schemas, list_settings
+from lakemq.jobs.commands.transactions import STATES
+from lakemq.jobs.console.changes import read_choice, read_text
+from lakemq.jobs.console.console import Console
+from lakemq.jobs.console.parts import (
     Actions,
     Facts,
     Field,
@@ -26,7 +25,8 @@ from ..parts import (
     format_time,
     make_link,
 )
-from ..payloads import show_payload
+from lakemq.jobs.console.payloads import show_payload
+from lakemq.jobs.output import format_setting, format_size
 
 if TYPE_CHECKING:
     from lakemq.engine.client.topics import TopicDescription
@@ -157,7 +157,7 @@ def _list_readers(console: Console, name: str) -> Table:
 
 
 def _show_key_spread(console: Console, name: str) -> list[Part]:
-    from ...key_spread import find_key_spread
+    from lakemq.jobs.key_spread import find_key_spread
 
     spread = find_key_spread(console.mq, name)
     rows = [
