@@ -169,7 +169,13 @@ def run_bounded_query(
 
     try:
         connection, text = _prepare(namespace, text, False, SqlDialect.spark, snapshot, live, limits.memory_mb)
-        timer = threading.Timer(limits.timeout_s, connection.interrupt)
+        is_late = threading.Event()  # an interrupt before the query begins has no effect
+
+        def stop() -> None:
+            is_late.set()
+            connection.interrupt()
+
+        timer = threading.Timer(limits.timeout_s, stop)
         timer.daemon = True
         timer.start()
         try:
@@ -180,6 +186,8 @@ def run_bounded_query(
                 rows = result.fetchmany(limits.max_rows + 1)
         finally:
             timer.cancel()
+        if is_late.is_set():
+            raise build_timeout_error(limits.timeout_s)
     except duckdb.InterruptException:
         raise build_timeout_error(limits.timeout_s) from None
     except duckdb.Error as error:
