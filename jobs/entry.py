@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from lakemq.engine.client.connection import Connection
 
+log = logging.getLogger("lakemq.job")
+
 Counts = Mapping[str, Any]
 
 PATH_VARIABLE = "LAKEMQ_PATH"
-
-log = logging.getLogger("lakemq.job")
 
 
 def make_job_parser(name: str, does: str, examples: str, needs_spark: bool = False) -> argparse.ArgumentParser:

@@ -58,6 +58,8 @@ from ..protocol.values.segments import find_continuations, merge_continuations
 from .removal import POINTING, DataFileRemover, Handles, parse_file_id, read_named_file_ids
 from .retention import LiveState, mask_deleted_segments
 
+log = logging.getLogger("lakemq.serve")
+
 # Write the file that a merge puts in the place of others.
 
 
@@ -335,8 +337,6 @@ def points_at_files(rows: pa.Table, file_ids: Sequence[int] | Numbers) -> Mask:
 
 # The merge itself, step by step as above.
 
-
-log = logging.getLogger("lakemq.serve")
 
 SMALL_BYTES = 8 << 20
 """Files below this size are merged."""

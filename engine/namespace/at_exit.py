@@ -30,6 +30,8 @@ from weakref import WeakSet
 
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
+log = logging.getLogger("lakemq.exit")
+
 # Objects that run native code, which a Python exception does not reach. A signal handler can interrupt them.
 
 
@@ -55,8 +57,6 @@ def interrupt_all() -> None:
 
 # Hooks that run when the interpreter ends.
 
-
-log = logging.getLogger("lakemq.exit")
 
 _AFTER_OTHER_FINALIZERS = -1_000
 """Priority among the finalizers of multiprocessing. The highest runs first, and its own go down to -100."""

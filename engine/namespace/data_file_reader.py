@@ -17,9 +17,8 @@ from lakemq.tables.storage.native_calls import Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import open_bounded_parquet
 
-from ..protocol.errors import FileTruncated, StorageError
+from ..protocol.errors import FileTruncated, StorageError, storage_error
 from .data_file import file_name, is_expected_file, read_file_facts, read_footer, read_journaled_digest
-from .storage_error import storage_error
 
 _AT_ONCE = 16
 _PIECE_BYTES = 8 << 20

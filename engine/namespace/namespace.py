@@ -22,11 +22,10 @@ from lakemq.tables.storage.object_stores.local_files import share_with_group
 from lakemq.tables.storage.object_stores.store_options import hide_secrets
 
 from ..protocol.codec.step_object import StepHead, encode_step_object
-from ..protocol.errors import NamespaceError, NewerFormat
+from ..protocol.errors import NamespaceError, NewerFormat, flatten_error, is_unreachable, storage_error
 from ..protocol.values.journal import FORMAT_VERSION, Step
 from .config import EngineConfig
 from .process import claim_tables, new_id
-from .storage_error import flatten_error, is_unreachable, storage_error
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,12 @@ from ..protocol.errors import (
     StepTooOld,
     StorageError,
     TableDamaged,
+    flatten_error,
+    is_unreachable,
+    storage_error,
 )
-from .storage_error import flatten_error, is_unreachable, storage_error
+
+log = logging.getLogger("lakemq.serve")
 
 
 def damaged_file_error(error: DamagedFile) -> TableDamaged:
@@ -83,8 +87,6 @@ def store_errors(what: str = "A table or file cannot be read or written.") -> It
 # are two requests, without a fence. A step of others could only be hit if, between these two, somebody deletes ours,
 # creates a namespace and decides as many steps.
 
-
-log = logging.getLogger("lakemq.serve")
 
 _STORE_FAILED = "The sequencer cannot read or write what it must."
 _SLOW_MS = 2_000

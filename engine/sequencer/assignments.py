@@ -29,6 +29,8 @@ from ..protocol.values.assignments import Group, TopicIdPartition
 from ..protocol.values.groups import TargetComputed
 from ..protocol.values.state import State
 
+log = logging.getLogger("lakemq.serve")
+
 # Find assignors by name: the built-in ones and those of other packages.
 
 
@@ -80,8 +82,6 @@ def shorten_to_line(text: str) -> str:
 
 # Run an assignor: a built-in one at once, a plug-in in a thread of its own.
 
-
-log = logging.getLogger("lakemq.serve")
 
 Assignment: TypeAlias = dict[str, list[TopicPartition]]
 

@@ -38,10 +38,10 @@ from ..protocol.values.groups import MemberSilent
 from ..protocol.values.state import State
 from .letters.lines import LineBeats
 
+log = logging.getLogger("lakemq.serve")
+
 # Read the heartbeats of a namespace: those that have come on lines, and those that are objects in the store.
 
-
-log = logging.getLogger("lakemq.serve")
 
 MemberKey = tuple[str, str]
 """Group and member id."""

@@ -61,6 +61,8 @@ from ..protocol.values.topics import RecordsDeleted, TopicDeleted
 from .finalizing import needs_sync, sync_final_messages
 from .step_log import LOOK_BEFORE_MS, StepLog
 
+log = logging.getLogger("lakemq.serve")
+
 # Write message rows that came in steps to their data file. The leader may have changed since.
 #
 # The rows of small publishes are in the step objects, so that a step is one write. The steps already name the file in
@@ -318,8 +320,6 @@ class CurrentPendingFile:
 # Invariant: a step leaves the tail only when the pass that holds it is complete, including its watermark. If a pass
 # fails, the next call here raises its error; it is never lost.
 
-
-log = logging.getLogger("lakemq.serve")
 
 LONG_TAIL = 1000
 """Steps after which a pass is due whatever project.interval.ms says.

@@ -57,14 +57,13 @@ from .letters.replies import Answers, Replies
 from .step_decider import Observation, StepDecider, StepPreparer
 from .term import Term, TermFactory
 
+log = logging.getLogger("lakemq.serve")
+
 # Stand by: follow who leads, and for how long no step came, by this process's own steady clock.
 #
 # A lease is not a time in a step: clocks of machines differ. A standby waits until it has itself seen no step for a
 # whole lease. The leader renews the lease after a third of it. Even a wrong guess does no harm: putting the step of the
 # take-over decides who leads (see `step_log`).
-
-
-log = logging.getLogger("lakemq.serve")
 
 
 class Standby:

@@ -23,14 +23,14 @@ from ..protocol.errors import NamespaceError, NotLeader, StorageError, TableDama
 from .sequencer import STANDBY_MS, Sequencer, StepReport
 from .step_decider import StepDurations
 
+log = logging.getLogger("lakemq.serve")
+
 # The watchdog: replace a sequencer that is stuck in a step for an unexpected reason.
 #
 # A stuck sequencer puts no step, so it does not renew its lease. When the lease has run out, another sequencer leads,
 # in this process or in another one. If the stuck one ever continues, it cannot put a step, because its name is taken.
 # It writes no reply, and ends. A sequencer that puts steps during a long wait, to renew its lease, is not stuck.
 
-
-log = logging.getLogger("lakemq.serve")
 
 CHECKS_PER_TIMEOUT = 20
 """Checks within one timeout. If the whole process was stopped, that counts as one check only."""

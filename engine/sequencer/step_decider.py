@@ -41,6 +41,8 @@ from .projector import CurrentPendingFile
 from .step_log import EncodedStep
 from .term import Term
 
+log = logging.getLogger("lakemq.serve")
+
 # Prepare a step: make all requests to the store that its decisions need, many at once.
 #
 # A store may be slow or not answer at all. So the wait has a time limit, and the lease is renewed meanwhile.
@@ -169,8 +171,6 @@ def _find_footer_hashes(taken: Iterable[OpenedLetter]) -> dict[int, int | None]:
 
 # Decide one step and append it to the log.
 
-
-log = logging.getLogger("lakemq.serve")
 
 T = TypeVar("T")
 

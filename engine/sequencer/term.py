@@ -44,6 +44,8 @@ from .projector import BackgroundProjection, CurrentPendingFile, Projector
 from .searches import DyingSearch, RetentionSearch
 from .step_log import StepLog
 
+log = logging.getLogger("lakemq.serve")
+
 # The time of steps: the store's time when a term begins, then the time that the leader's steady clock has seen pass.
 #
 # A leader's own clock may be hours off, and may be set while it leads; neither changes the time of a step. Step time
@@ -70,9 +72,6 @@ class StepTime:
 
 
 # The term, and what makes one.
-
-
-log = logging.getLogger("lakemq.serve")
 
 
 @dataclass

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from lakemq.engine.client.operator_tools import Observer
     from lakemq.engine.sequencer.serving import Serving
 
+log = logging.getLogger("lakemq.metrics")
+
 
 # The collector: reads all metrics of a namespace at scrape time, within bounds.
 #
@@ -40,8 +42,6 @@ with needs("metrics"):
     from prometheus_client.core import Metric
     from prometheus_client.registry import Collector
 
-
-log = logging.getLogger("lakemq.metrics")
 
 CACHE_S = 1.0
 """Scrapes within this time share a result: two Prometheus servers cost no more than one."""

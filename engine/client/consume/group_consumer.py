@@ -27,10 +27,9 @@ from .position_consumer import PositionConsumer
 from .position_reader import PositionReader, Reset
 from .progress import OWN, Ends, PartitionProgress, Remainder, find_remainder_by_group
 
-# Read the options of a member from the keywords of `mq.consumer`.
-
-
 log = logging.getLogger("lakemq.consumer")
+
+# Read the options of a member from the keywords of `mq.consumer`.
 
 
 def read_member_options(topics: Sequence[str], config: Mapping[str, Any], options: Mapping[str, Any]) -> MemberOptions:

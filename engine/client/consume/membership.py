@@ -33,13 +33,13 @@ from .open_members import OpenMember, describe_holders
 from .options import find_beginnings, find_new_topics, log_beginnings
 from .progress import GroupProgress, read_progress
 
+log = logging.getLogger("lakemq.consumer")
+
 # Heartbeats: one thread of a connection sends them for all its group members, to show that the process lives.
 #
 # A heartbeat goes on a line to the leader, if there is one and the leader confirms that it counts. Otherwise it is an
 # object, which any leader finds. When the line is lost, the object is written at once.
 
-
-log = logging.getLogger("lakemq.consumer")
 
 _LOOK_AT_LINE_S = 0.25
 """How often the thread looks whether its line is still there."""

@@ -15,6 +15,8 @@ from ...protocol.values.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, S
 from ...protocol.values.state import State
 from ..offsets import TopicPartition
 
+log = logging.getLogger("lakemq.consumer")
+
 
 class ReaderKeywords(TypedDict, total=False):
     """The keywords that all consumers take, for type checkers."""
@@ -194,9 +196,6 @@ MEMBER_OPTIONS = [name for name, option in CONSUMER.items() if option.applies !=
 
 
 # Log where a new group begins in the messages that are already there: how many it will read, and how many it skips.
-
-
-log = logging.getLogger("lakemq.consumer")
 
 
 @dataclass

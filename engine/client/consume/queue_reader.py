@@ -26,6 +26,8 @@ from .position_reader import find_held_back
 from .queue_batch import QueueBatch
 from .queue_poll import DeliveryPlanner
 
+log = logging.getLogger("lakemq.consumer")
+
 # The messages of a poll that a loop has not got yet, for a member of a queue group.
 
 
@@ -88,8 +90,6 @@ class UnseenDeliveries:
 
 # The partitions of the member, and the reader of the messages it has acquired.
 
-
-log = logging.getLogger("lakemq.consumer")
 
 ANSWER_MS = 1_000
 """How long a consumer that closes waits for answers: to its request for messages, then to its acknowledgements."""

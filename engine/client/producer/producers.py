@@ -20,10 +20,10 @@ from .options import parse_producer_options
 from .producer import Producer, TransactionalProducer
 from .record_producer import RecordProducer
 
+log = logging.getLogger("lakemq.producer")
+
 # The producers of a connection that are not closed yet, and how they end when the interpreter exits.
 
-
-log = logging.getLogger("lakemq.producer")
 
 EXIT_TIMEOUT_S = 30.0
 """How long the exit waits for messages that were not flushed: as long as request.timeout.ms by default. After Ctrl-C it

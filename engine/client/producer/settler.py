@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...namespace.clock import Clock
-from ...namespace.storage_error import storage_error
-from ...protocol.errors import LakeMQError, RequestTimedOut, UnknownServerError
+from ...protocol.errors import LakeMQError, RequestTimedOut, UnknownServerError, storage_error
 from ...protocol.values.log import Published
 from ..publish.arrow import PreparedPublish
 from ..rows.receipts import Receipts

@@ -42,6 +42,8 @@ from ...namespace.line_frames import (
 from ...protocol.codec.letter import decode_answer
 from ...protocol.values.clients import Answer
 
+log = logging.getLogger(__name__)
+
 # Connect to the leader at the address in its line object: over a Unix socket, or over TCP.
 #
 # Over TCP a client trusts the leader by the fingerprint of its certificate, before it sends anything, on its own
@@ -143,8 +145,6 @@ def _begin_tls(connection: socket.socket, fingerprint: str) -> ssl.SSLSocket:
 
 # The line: letters and answers on the way to the leader.
 
-
-log = logging.getLogger(__name__)
 
 PATIENCE_MS = 2_000
 """Time after which a letter without an answer also goes into the mailbox: the leader's process may be stopped."""

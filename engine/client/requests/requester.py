@@ -31,7 +31,6 @@ from ...namespace.at_exit import HOOKS
 from ...namespace.clock import Clock, Stopwatch
 from ...namespace.folder_waiter import LOOK_MS, FolderWaiter
 from ...namespace.process import start_thread
-from ...namespace.storage_error import storage_error
 from ...namespace.store_errors import build_removal_error
 from ...protocol.codec.few_rows import Rows, concatenate_rows
 from ...protocol.codec.letter import MAX_REQUESTS, decode_answer, encode_letter, encode_request
@@ -49,6 +48,7 @@ from ...protocol.errors import (
     StorageError,
     TransactionAbortable,
     error_from_refusal,
+    storage_error,
 )
 from ...protocol.values.kinds import AnyRequest, AnyResult
 from .direct_line import DirectLine

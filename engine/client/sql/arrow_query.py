@@ -33,6 +33,8 @@ from .query import NOT_LIVE, LiveReaders, query_table
 if TYPE_CHECKING:
     from lakemq.tables.storage.delta.store import Store
 
+log = logging.getLogger("lakemq.sql")
+
 
 # How far the tables, which SQL reads, are behind the decided steps.
 
@@ -91,9 +93,6 @@ def wait_for_projection(store: Store, timeout_s: float, serve: Callable[[], obje
 
 
 # Run the queries of `mq.sql`.
-
-
-log = logging.getLogger("lakemq.sql")
 
 
 def run_sql(

@@ -12,6 +12,8 @@ import msgspec
 
 from lakemq.tables.specs.messages import FILE_IDS
 
+log = logging.getLogger("lakemq")
+
 MAX_SEQUENCE = 2**31 - 1
 MAX_EPOCH = 2**15 - 1
 
@@ -96,8 +98,6 @@ class TransactionRecord(Record, frozen=True):
 
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
-
-log = logging.getLogger("lakemq")
 
 _logged: set[str] = set()
 

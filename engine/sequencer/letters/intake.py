@@ -32,6 +32,8 @@ from ...protocol.values.clients import Letter
 from ...protocol.values.state import State
 from .line_table import LineLetter, LineTable
 
+log = logging.getLogger("lakemq.serve")
+
 # Decide when the leader lists the mailbox of an object store.
 #
 # Listing costs a request. While clients send their letters on lines, few come through the mailbox, so the leader lists
@@ -85,8 +87,6 @@ class ListingPace:
 
 # The intake, and the letters of a step.
 
-
-log = logging.getLogger("lakemq.serve")
 
 SHORTEST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000

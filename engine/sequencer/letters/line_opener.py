@@ -28,6 +28,8 @@ from ...protocol.errors import MissingExtra
 from .line_table import LineListener
 from .lines import LineServer
 
+log = logging.getLogger("lakemq.serve")
+
 # The certificate of one term: made when the term begins, and never stored.
 #
 # Clients do not ask an authority about it. They compare it with the fingerprint in the object of the line, which only
@@ -87,8 +89,6 @@ def _make_certificate() -> tuple[bytes, bytes, str]:
 
 # Open the lines of a term.
 
-
-log = logging.getLogger("lakemq.serve")
 
 AGAIN_S = 5.0
 """Time until a socket or an announcement that has failed is tried again.

@@ -46,6 +46,8 @@ from .line_acceptor import CheckedHello, LineAcceptor, ProofChecker
 from .line_table import Line, LineLetter, LineListener, LineTable
 from .replies import Followers
 
+log = logging.getLogger("lakemq.serve")
+
 # The heartbeats that have come on the lines of one term.
 #
 # A process whose line is open sends its heartbeats on it, and writes no objects. Three rules keep its members safe:
@@ -190,8 +192,6 @@ class LineBeats:
 
 # The reading thread, which serves the lines.
 
-
-log = logging.getLogger("lakemq.serve")
 
 HELLO_MS = 5_000
 """Time until a new connection must have said hello, TLS included, and for reading the proof of a hello."""

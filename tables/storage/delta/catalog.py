@@ -21,6 +21,8 @@ from .store import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 
 # Entries of tables and views in the catalog of a Spark session, written without reading the tables.
 #
@@ -126,8 +128,6 @@ def _copy(record: Any, **changes: Any) -> Any:
 
 # The database: its names, its statements, and its registration in a catalog or in one session.
 
-
-log = logging.getLogger(__name__)
 
 _TYPES = {
     pa.int32(): "int",
