@@ -421,6 +421,21 @@ def test_misfit_of_a_recursive_union_is_found_once() -> None:
             AvroCheck(parse_avro(json.dumps(first)), is_decoded).check([chain])
 
 
+def test_numbers_of_arrays_that_are_gone_decide_nothing_about_later_ones() -> None:
+    """NumPy makes a number each time it is asked for one, so that of a later array may get the id of an older one."""
+    numbers = {
+        "type": "record",
+        "name": "N",
+        "fields": [{"name": "x", "type": {"type": "array", "items": ["int", "string"]}}],
+    }
+    pair = {"type": "record", "name": "P", "fields": [{"name": "a", "type": numbers}, {"name": "b", "type": "N"}]}
+    check = AvroCheck(parse_avro(json.dumps(pair)))
+    for count in range(1, 50):
+        fit, misfit = np.arange(count, dtype="int64"), np.full(count, 2**40)
+        with pytest.raises(ValueError, match=r"at \$\.b\.x"):
+            check.check([{"a": {"x": fit}, "b": {"x": misfit}}])
+
+
 def logical(type: str, name: str, **more: Any) -> dict[str, Any]:
     return {"type": type, "logicalType": name, **more}
 

@@ -286,12 +286,13 @@ class AvroMisfitError(ValueError):
 class _Walk(NamedTuple):
     """How one check goes.
 
-    is_exact: check also what fastavro refuses itself, to name the place. checked: the misfit of a value by the ids of
+    is_exact: check also what fastavro refuses itself, to name the place. checked: a value and its misfit by the ids of
     a union and of the value, because each branch of each level could be tried again for each branch of the level above.
+    The value is kept, so that no other one gets its id.
     """
 
     is_exact: bool
-    checked: dict[tuple[int, int], AvroMisfitError | None]
+    checked: dict[tuple[int, int], tuple[Any, AvroMisfitError | None]]
 
 
 _PartCheck = Callable[[Sequence[Any], _Walk], None]
@@ -387,8 +388,8 @@ class AvroCheck:
             for value in values:
                 key = id(branches), id(value)
                 if key not in walk.checked:
-                    walk.checked[key] = _find_misfit(branches, value, expected, walk._replace(is_exact=True))
-                if (refused := walk.checked[key]) is not None:
+                    walk.checked[key] = value, _find_misfit(branches, value, expected, walk._replace(is_exact=True))
+                if (refused := walk.checked[key][1]) is not None:
                     raise AvroMisfitError(refused.found, refused.expected, refused.place)
 
         return check
