@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.namespace.extras import needs
-from lakemq.jobs.metrics import sequencer_metrics
-from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder
+from lakemq.jobs.metrics import readers
+from lakemq.jobs.metrics.readers import FamilyBuilder
 
 if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
@@ -56,13 +56,13 @@ SLOW_WAIT_S = 2.0
 """How long a scrape waits for a slow part. Prometheus gives up a scrape after 10 s by default."""
 
 _FAST_PARTS = {
-    "sequencer": sequencer_metrics.read_sequencer,
-    "waiting": sequencer_metrics.read_waiting,
-    "store": sequencer_metrics.read_store,
-    "topics": sequencer_metrics.read_topics,
-    "groups": sequencer_metrics.read_groups,
-    "transactions": sequencer_metrics.read_transactions,
-    "delayed": sequencer_metrics.read_delayed,
+    "sequencer": readers.read_sequencer,
+    "waiting": readers.read_waiting,
+    "store": readers.read_store,
+    "topics": readers.read_topics,
+    "groups": readers.read_groups,
+    "transactions": readers.read_transactions,
+    "delayed": readers.read_delayed,
 }
 
 
@@ -90,9 +90,9 @@ class NamespaceCollector(Collector):
         self._executor = ThreadPoolExecutor(1, "lakemq-metrics")
         counter = UnreleasedCounter(mq.namespace.files, observer.query)
         self._slow_parts = {
-            "due": _SlowPart(lambda build: sequencer_metrics.read_due(counter, mq, build)),
-            "dead letters": _SlowPart(lambda build: sequencer_metrics.read_dead_letters(observer, build)),
-            "sizes": _SlowPart(lambda build: sequencer_metrics.read_sizes(mq, observer, build)),
+            "due": _SlowPart(lambda build: readers.read_due(counter, mq, build)),
+            "dead letters": _SlowPart(lambda build: readers.read_dead_letters(observer, build)),
+            "sizes": _SlowPart(lambda build: readers.read_sizes(mq, observer, build)),
         }
 
     def describe(self) -> Iterable[Metric]:
@@ -119,7 +119,7 @@ class NamespaceCollector(Collector):
         self._start_slow_parts(started_s)
         yield from self._read_fast_parts(build, failed)
         if self._serving is not None:
-            yield from sequencer_metrics.read_serving(self._serving, build)
+            yield from readers.read_serving(self._serving, build)
         running = [part.running for part in self._slow_parts.values() if part.running is not None]
         wait_for(running, max(0.0, started_s + SLOW_WAIT_S - time.monotonic()))
         dropped = dict(build.dropped)

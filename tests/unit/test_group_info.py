@@ -22,7 +22,7 @@ from lakemq.engine.protocol.values.decision import DecisionInputs, Limits
 from lakemq.engine.protocol.values.groups import GroupConfigured, JoinGroup
 from lakemq.engine.protocol.values.state import State
 from lakemq.errors import InvalidRequest
-from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder, read_groups
+from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 
 FOR_GOOD = -1
 

@@ -15,7 +15,7 @@ import lakemq
 from lakemq.engine.client.connection import Connection
 from lakemq.jobs.cli import app
 from lakemq.jobs.doctor.namespace import check_losses
-from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder, read_groups
+from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ from unit.served import served
 
 from lakemq.engine.sequencer.step_decider import BOUNDS_S, StepDurations
 from lakemq.errors import InvalidConfig
-from lakemq.jobs.metrics import sequencer_metrics, server
-from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder
+from lakemq.jobs.metrics import readers, server
+from lakemq.jobs.metrics.readers import FamilyBuilder
 from lakemq.jobs.metrics.server import NamespaceCollector, serve_metrics
 
 pytestmark = pytest.mark.slow
@@ -155,7 +155,7 @@ def test_failing_part_of_a_scrape_hides_no_other(busy: BusyNamespace, monkeypatc
         raise OSError("the table is gone")
 
     monkeypatch.setitem(server._FAST_PARTS, "groups", fail)
-    monkeypatch.setattr(sequencer_metrics, "measure_sizes", fail)
+    monkeypatch.setattr(readers, "measure_sizes", fail)
     broken = NamespaceCollector(busy.mq, busy.mq.observer())
     families = {family.name: family for family in broken.collect()}
     broken.close()

@@ -16,7 +16,7 @@ from lakemq.engine.client.sql.arrow_query import find_projection_lag
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.load import read_watermark
 from lakemq.engine.sequencer.sequencer import Sequencer
-from lakemq.jobs.metrics.sequencer_metrics import FamilyBuilder, read_waiting
+from lakemq.jobs.metrics.readers import FamilyBuilder, read_waiting
 from lakemq.tables.specs.journal import WATERMARKS
 
 RENEWAL_MS = 4_000
