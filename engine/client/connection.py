@@ -47,9 +47,11 @@ from .transactions.scope import TRANSACTION_TIMEOUT_MS, TransactionalIds, Transa
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import Unpack
 
     from ..sequencer.sequencer import Sequencer
     from ..sequencer.serving import Serving
+    from .producer.options import ProducerKeywords
     from .publish.inbox import DrainReport
     from .publish.spark import SparkPublisher
 
@@ -222,11 +224,11 @@ class Connection(LogAccess):
         return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._crash_point)
 
     @overload
-    def producer(self, transactional_id: None = None, **options: Any) -> Producer: ...
+    def producer(self, transactional_id: None = None, **options: Unpack[ProducerKeywords]) -> Producer: ...
 
     @overload
     def producer(
-        self, transactional_id: str, *, transaction_timeout_ms: int = ..., **options: Any
+        self, transactional_id: str, *, transaction_timeout_ms: int = ..., **options: Unpack[ProducerKeywords]
     ) -> TransactionalProducer: ...
 
     def producer(

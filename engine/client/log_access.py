@@ -28,7 +28,7 @@ from .consume.consumer import Consumer
 from .consume.consumers import ConsumerFactory
 from .consume.group_consumer import MemberConsumer
 from .consume.group_stream import GroupStream
-from .consume.options import RebalanceListener
+from .consume.options import Names, Protocol, RebalanceListener
 from .fetch.fetch_result import FetchResult
 from .fetch.fetcher import Fetcher
 from .fetch.plan import Bounds, FetchPosition, Isolation
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .consume.group_consumer import GroupConsumer
-    from .consume.options import AssignKeywords, ConsumerKeywords, MemberKeywords
+    from .consume.options import AssignKeywords, MemberKeywords
     from .consume.position_consumer import AssignedConsumer
     from .consume.queue_consumer import QueueConsumer
 
@@ -172,12 +172,22 @@ class LogAccess(ProcessBound):
 
     @overload
     def consumer(
-        self, group: str, *, protocol: Literal["queue"] | None = None, **options: Unpack[MemberKeywords]
+        self,
+        group: str,
+        *,
+        topics: Names = ...,
+        protocol: Literal["queue"] | None = None,
+        **options: Unpack[MemberKeywords],
     ) -> QueueConsumer: ...
 
     @overload
     def consumer(
-        self, group: str, *, protocol: Literal["cooperative", "classic"], **options: Unpack[MemberKeywords]
+        self,
+        group: str,
+        *,
+        topics: Names = ...,
+        protocol: Literal["cooperative", "classic"],
+        **options: Unpack[MemberKeywords],
     ) -> GroupConsumer: ...
 
     @overload
@@ -186,18 +196,25 @@ class LogAccess(ProcessBound):
     ) -> AssignedConsumer: ...
 
     @overload
-    def consumer(self, group: str, *, protocol: str | None = None, **options: Unpack[ConsumerKeywords]) -> Consumer: ...
+    def consumer(
+        self,
+        group: str,
+        *,
+        topics: Names = ...,
+        protocol: Protocol | None = None,
+        **options: Unpack[MemberKeywords],
+    ) -> Consumer: ...
 
     def consumer(
         self,
         group: str,
         *,
-        topics: Sequence[str] = (),
+        topics: Names = (),
         pattern: str | None = None,
         assign: Sequence[str | tuple[str, int]] = (),
-        protocol: str | None = None,
+        protocol: Protocol | None = None,
         auto_offset_reset: str | None = None,
-        isolation: str | None = None,
+        isolation: Isolation | None = None,
         instance_id: str | None = None,
         client_id: str | None = None,
         session_timeout_ms: int | None = None,
@@ -286,7 +303,9 @@ class LogAccess(ProcessBound):
             group, topics, protocol, options, lambda member: self._open.register(member, self._open.members.add)
         )
 
-    def stream(self, group: str, *, topics: Sequence[str] = (), **options: Any) -> GroupStream:
+    def stream(
+        self, group: str, *, topics: Names = (), protocol: Protocol | None = None, **options: Unpack[MemberKeywords]
+    ) -> GroupStream:
         """Return a stream that calls a function with micro-batches. Processes of the group share the partitions.
 
         With a Spark session, the function gets DataFrames, otherwise Arrow tables: see GroupStream.foreach_batch.
@@ -294,14 +313,15 @@ class LogAccess(ProcessBound):
         Args:
             group: name of the group.
             topics: topics to consume.
-            **options: options of `consumer`. The default `protocol` is the group's, else `cooperative`.
+            protocol: of the group. Default: as the group is; `cooperative` where it is new.
+            **options: options of `consumer`.
         """
         self._check_open()
         named = parse_topic_names("topics", topics)
-        options.setdefault("protocol", self._consumers.find_protocol(group, "cooperative"))
+        chosen: Any = protocol if protocol is not None else self._consumers.find_protocol(group, "cooperative")
 
         def join_group() -> MemberConsumer:
-            consumer = self.consumer(group, topics=named, **options)
+            consumer = self.consumer(group, topics=named, protocol=chosen, **options)
             assert isinstance(consumer, MemberConsumer)
             return consumer
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -71,12 +71,11 @@ def consume(
 
     session = get_session(ctx)
     printer = open_printer(session, print_format, key_separator)
+    words: dict[str, Any] = {"protocol": protocol, "auto_offset_reset": begin}  # `consumer` checks them
     with (
         session.connect() as mq,
         ensure_sequencer(mq),
-        mq.consumer(
-            group, topics=topics, protocol=protocol, auto_offset_reset=begin, instance_id=instance_id
-        ) as consumer,
+        mq.consumer(group, topics=topics, instance_id=instance_id, **words) as consumer,
         # Ctrl-C is the normal end of --follow; any other loop is cut short, and scripts must see that (exit code 130)
         suppress(KeyboardInterrupt) if follow else nullcontext(),
         end_with_reader(),

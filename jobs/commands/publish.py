@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lakemq.engine.client.connection import Connection
     from lakemq.engine.client.producer.failures import AcknowledgedSpan, FlushReport
     from lakemq.engine.client.producer.producer import Producer
+    from lakemq.engine.client.rows.publication import OnError
 
 _HELP = f"""Publish the lines or rows of a file, or of stdin (-), to a topic.
 
@@ -102,7 +103,7 @@ def publish(
     with ExitStack() as stack:
         mq = stack.enter_context(session.connect())
         stream, fraction = stack.enter_context(_open_input(file))
-        producer = stack.enter_context(mq.producer(linger_ms=0, on_error=on_error))
+        producer = stack.enter_context(mq.producer(linger_ms=0, on_error=cast("OnError", on_error)))
         # entered after the producer, so that it is left before: while the producer closes, slow answers are reported
         stack.enter_context(ensure_sequencer(mq))
         tell = stack.enter_context(show_progress("published", fraction))

@@ -1,4 +1,4 @@
-"""The options of `mq.consumer`: documented keywords with their defaults."""
+"""The options of `mq.consumer`: documented keywords with their defaults; and what type checkers know of them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lakemq.engine.client.consume.options import (
     AssignKeywords,
     MemberKeywords,
 )
+from lakemq.engine.client.producer.options import PRODUCER, ProducerKeywords
 from lakemq.engine.protocol.parameters import MEMBER
 from lakemq.errors import InvalidConfig, InvalidRequest
 
@@ -44,7 +45,8 @@ def test_each_option_is_for_members_or_assigned_partitions() -> None:
 
 def test_type_checkers_know_the_options() -> None:
     assert set(AssignKeywords.__annotations__) == set(ASSIGN_OPTIONS)
-    assert set(MemberKeywords.__annotations__) == {*MEMBER_OPTIONS, "topics"}
+    assert set(MemberKeywords.__annotations__) == set(MEMBER_OPTIONS)
+    assert set(ProducerKeywords.__annotations__) == {*PRODUCER.declared, "idempotent", "enable_idempotence"}
 
 
 def test_member_has_the_documented_defaults() -> None:

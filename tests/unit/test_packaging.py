@@ -141,11 +141,12 @@ def test_users_get_the_types_of_the_installed_wheel(installed: Path, tmp_path: P
 import lakemq
 
 mq: lakemq.Connection = lakemq.connect('data/mq')
-mq.topics.create(7)
 reveal_type(mq)
 reveal_type(mq.consumer('g', topics=['t']))
-reveal_type(mq.consumer('g', topics=['t'], protocol='classic'))
-reveal_type(mq.consumer('g', assign=['t']))
+reveal_type(mq.consumer('g', topics={'t'}, protocol='classic', session_timeout_ms=9_000))
+reveal_type(mq.consumer('g', assign=['t', ('u', 0)]))
+reveal_type(mq.producer(linger_ms=0, acks='all'))
+reveal_type(mq.producer('shop', on_error='fail'))
 reveal_type(lakemq.errors.NotLeader)
 """)
     mypy = [
@@ -158,10 +159,29 @@ reveal_type(lakemq.errors.NotLeader)
         str(program),
     ]
     done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
-    wrong, *revealed, _ = done.stdout.splitlines()
-    assert 'Argument 1 to "create" of "Topics" has incompatible type "int"; expected "str"' in wrong
+    *revealed, _ = done.stdout.splitlines()
     names = [line.rpartition(".")[2].partition('"')[0] for line in revealed]
-    assert names == ["Connection", "QueueConsumer", "GroupConsumer", "AssignedConsumer", "NotLeader"]
+    consumers = ["QueueConsumer", "GroupConsumer", "AssignedConsumer"]
+    assert names == ["Connection", *consumers, "Producer", "TransactionalProducer", "NotLeader"]
+    wrong = """
+mq.topics.create(7)
+mq.consumer('g', topics='orders')
+mq.consumer('g', topics=['t'], auto_offset_reset='begin')
+mq.consumer('g', topics=['t'], protocol='share')
+mq.consumer('g', topics=['t'], isolation='serializable')
+mq.consumer('g', topics=['t'], session_timeout='9s')
+mq.consumer('g', assign=['t'], assignor='range')
+mq.consumer('g', topics=['t'], protocol='classic').nack(1)
+mq.producer(lingerms=5)
+mq.producer(acks='1')
+mq.producer().commit_transaction()
+mq.stream('g', topics=['t'], assign=['t'])
+mq.fetch('t', isolation='committed')
+"""
+    program.write_text(f"import lakemq\nmq = lakemq.connect('data/mq'){wrong}")
+    refused = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    lines = program.read_text().splitlines()
+    assert [number for number in range(3, len(lines) + 1) if f"program.py:{number}: error" not in refused] == []
 
 
 def test_no_page_installs_a_name_that_is_not_published() -> None:

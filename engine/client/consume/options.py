@@ -6,23 +6,29 @@ The table of options has defaults, ranges, and where each applies. `docs/setting
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from ...protocol.parameters import GROUP
 from ...protocol.values.groups import MAX_PATTERN, MAX_POLL_MS, OFFSET_RESETS, SESSION_MS
 from ...protocol.values.state import State
+from ..fetch.plan import Isolation
 from ..offsets import TopicPartition
 
 log = logging.getLogger("lakemq.consumer")
 
 
+Protocol = Literal["queue", "cooperative", "classic"]
+Names = list[str] | tuple[str, ...] | Set[str]
+"""Several names. A plain text is a sequence of texts for type checkers, too, so `Sequence[str]` would take it."""
+
+
 class ReaderKeywords(TypedDict, total=False):
     """The keywords that all consumers take, for type checkers."""
 
-    auto_offset_reset: str | None
-    isolation: str | None
+    auto_offset_reset: Literal["earliest", "latest", "none"] | None
+    isolation: Isolation | None
     consumer_timeout_ms: int | None
 
 
@@ -33,9 +39,8 @@ class AssignKeywords(ReaderKeywords, total=False):
 
 
 class MemberKeywords(ReaderKeywords, total=False):
-    """The keywords of a member of a group."""
+    """The keywords of a member of a group, but `topics` and `protocol`."""
 
-    topics: Sequence[str]
     pattern: str | None
     instance_id: str | None
     client_id: str | None
@@ -43,14 +48,8 @@ class MemberKeywords(ReaderKeywords, total=False):
     heartbeat_interval_ms: int | None
     max_poll_interval_ms: int | None
     assignor: str | Sequence[str] | None
-    ack_mode: str | None
+    ack_mode: Literal["explicit", "auto"] | None
     listener: RebalanceListener | None
-
-
-class ConsumerKeywords(AssignKeywords, MemberKeywords, total=False):
-    """All keywords but `protocol`."""
-
-    assign: Sequence[str | tuple[str, int]]
 
 
 PROTOCOLS = ("queue", "cooperative", "classic")

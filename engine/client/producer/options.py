@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from ...protocol.errors import InvalidConfig
 from ...protocol.parameters import Parameter, Parameters, Value
@@ -13,6 +13,23 @@ from ...protocol.unsupported_settings import normalize_option_names
 from ..rows.publication import OnError
 
 _DAY_MS = 86_400_000
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """The keywords of `mq.producer`, for type checkers."""
+
+    linger_ms: int
+    batch_size: int
+    buffer_memory: int
+    max_block_ms: int
+    delivery_timeout_ms: int
+    on_error: OnError
+    acks: Literal["all", "-1", -1]
+    retries: int
+    max_in_flight_requests_per_connection: int
+    idempotent: bool
+    enable_idempotence: bool
+
 
 PRODUCER = Parameters(
     [
