@@ -149,7 +149,6 @@ def test_bad_schemas_are_refused() -> None:
         "",
         "a",
         "a FROB",
-        "a INT, A INT",
         "a MAP<INT,INT>",
         "a DECIMAL(39,0)",
         "a INT; b INT",
@@ -183,6 +182,23 @@ def test_bad_schemas_are_refused() -> None:
 def test_repetitions_of_avro_are_refused(schema: Any, text: str) -> None:
     with pytest.raises(InvalidConfig, match=text):
         compile_schema(SchemaRule("avro", json.dumps({"type": "record", "name": "R", **schema})))
+
+
+def test_fields_that_spark_cannot_tell_apart_are_refused_in_all_languages() -> None:
+    """They may stand where `parsed` shows JSON, such as in a union."""
+    record = {"type": "record", "name": "S", "fields": [{"name": name, "type": "int"} for name in ("b", "ÄA", "äa")]}
+    properties = {"type": "object", "properties": {"b": {}, "ÄA": {}, "äa": {}}}
+    for type, text in (
+        ("ddl", "b INT, `ÄA` INT, `äa` INT"),
+        ("ddl", "x MAP<STRING, ARRAY<STRUCT<b: INT, `ÄA`: INT, `äa`: INT>>>"),
+        ("avro", json.dumps(record)),
+        ("avro", json.dumps({"type": "array", "items": ["null", record]})),
+        ("json", json.dumps(properties)),
+        ("json", json.dumps({"items": {"$ref": "#/$defs/p"}, "type": "array", "$defs": {"p": properties}})),
+    ):
+        with pytest.raises(InvalidConfig, match="Spark cannot tell them apart. Found 'ÄA and äa'"):
+            compile_schema(SchemaRule(type, text))
+    assert avro(["int", record]).parse([avro(["int", record]).encode({"b": 1, "ÄA": 2, "äa": 3})]).type == pa.string()
 
 
 def test_ddl_field_that_may_be_null_is_not_required() -> None:

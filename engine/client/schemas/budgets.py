@@ -8,7 +8,7 @@ their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -111,14 +111,30 @@ class PartBudget:
 
 
 def check_field(field: pa.Field) -> None:
-    """Check the type of a schema's values. Raises InvalidConfig: it has too many levels or parts."""
+    """Check the type of a schema's values.
+
+    Raises InvalidConfig: it has too many levels or parts, or fields that Spark cannot tell apart.
+    """
     budget, depth, level = PartBudget(), 0, [field.type]
     while level:
         depth += 1
         budget.spend(len(level))
+        for type in filter(pa.types.is_struct, level):
+            _refuse_equal_names([child.name for child in type])
         level = [child for type in level for child in _list_inner_types(type)]
     if depth > MAX_DEPTH:
         raise refuse_depth(depth)
+
+
+def _refuse_equal_names(names: Sequence[str]) -> None:
+    lowered = [name.lower() for name in names]
+    if len(set(lowered)) < len(names):
+        repeated = next(name for name in lowered if lowered.count(name) > 1)
+        raise InvalidConfig(
+            "Two fields of the schema differ only in case, or in nothing. Spark cannot tell them apart.",
+            found=" and ".join(name for name in names if name.lower() == repeated),
+            expected="names that differ in more than case",
+        )
 
 
 def _list_inner_types(type: pa.DataType) -> Iterable[pa.DataType]:

@@ -6,7 +6,6 @@ It is parsed by sqlglot, without a JVM.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -116,11 +115,7 @@ def _to_fields(columns: list[exp.Expression], text: str) -> list[pa.Field]:
         raise _refuse(text)
     for column in columns:
         _refuse_constraints(column, text)
-    fields = [pa.field(c.name, _to_arrow(c.args.get("kind"), text), not _is_required(c)) for c in columns]
-    counts = Counter(field.name.lower() for field in fields)  # Spark ignores the case of column names
-    if repeated := sorted(name for name, count in counts.items() if count > 1):
-        raise _refuse(text, f"two fields {repeated[0]}")
-    return fields
+    return [pa.field(c.name, _to_arrow(c.args.get("kind"), text), not _is_required(c)) for c in columns]
 
 
 def _is_required(column: exp.Expression) -> bool:
