@@ -52,29 +52,44 @@ def test_spark_and_arrow_mark_the_same_rows(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.extended
-def test_bound_without_zone_is_in_utc_in_a_session_of_any_zone(spark: SparkSession, tmp_path: Path) -> None:
+def test_times_are_compared_alike_in_arrow_and_in_a_session_of_any_zone(spark: SparkSession, tmp_path: Path) -> None:
+    """What each engine would read in its own way is refused, such as a time with a zone for a column without zones."""
     midnight = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
     times = [midnight + dt.timedelta(hours=hours) for hours in range(-6, 7)]
-    table = pa.table({"i": range(len(times)), "at": pa.array(times, pa.timestamp("us", "UTC"))})
-    bounds = ["2024-01-01", "2024-01-01T00:00:00", "2024-01-01 00:00:00Z", "2024-01-01T02:00:00+02:00"]
-    suites = [expect("column_values_to_be_between", column="at", min_value=bound) for bound in bounds]
-    suites.append(
-        expect("column_values_to_be_in_set", column="at", value_set=[time.strftime("%F %T") for time in times])
-    )
+    local = [time.replace(tzinfo=None) for time in times]
+    columns = {"at": pa.array(times, pa.timestamp("us", "UTC")), "local": local, "day": [time.date() for time in times]}
+    table = pa.table({"i": range(len(times)), **columns, "text": [time.isoformat() for time in times]})
+    with_zone = ["2024-01-01 00:00:00Z", "2024-01-01T02:00:00+02:00", "2023-12-31T22:30-0130", "2024-01-01 00:00 UTC"]
+    without = ["2024-01-01", "2024-1-1 0:00", "2024-01-01T00:00:00", "2024-01-01T00:00:00.0000009"]
+    unclear = ["2024-01", "now", "infinity", "2024-01-01T24:00:00", " 2024-01-01", "2024-01-01T00:00:00 Europe/Berlin"]
+    compared = [("at", bound) for bound in [*without, *with_zone]]
+    compared += [(column, bound) for column in ("local", "day") for bound in without]
+    suites = [expect("column_values_to_be_between", column=column, min_value=bound) for column, bound in compared]
+    suites.append(expect("column_pair_values_to_be_equal", column_A="local", column_B="day"))
+    refused = [("local", bound) for bound in with_zone] + [(column, bound) for column in columns for bound in unclear]
+    unfit = [expect("column_values_to_be_in_set", column=column, value_set=[bound]) for column, bound in refused]
+    unlike = [("at", "local"), ("at", "day"), ("at", "text"), ("day", "text")]
+    unfit += [expect("column_pair_values_to_be_equal", column_A=a, column_B=b) for a, b in unlike]
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        df = spark.createDataFrame(table)
+        df = spark.createDataFrame(table.drop_columns(["local"]))
+        df = df.withColumn("local", F.col("text").substr(1, 19).cast("timestamp_ntz"))
         gates = [gate_of(tmp_path, [suite]) for suite in suites]
         marks = [SparkGate(gate, df).mark.alias(f"m{nth}") for nth, gate in enumerate(gates)]
         marked = df.select("i", *marks).orderBy("i").toPandas()
+        for suite in unfit:
+            for evaluate in (lambda gate: SparkGate(gate, df), lambda gate: gate.mark_failed_rows(table, None)):
+                with pytest.raises(InvalidRecord, match=r": write 20|cannot be compared: convert one of them"):
+                    evaluate(gate_of(tmp_path, [suite]))
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
+    before = list(range(6))
     for nth, gate in enumerate(gates):
         arrow_marks = gate.mark_failed_rows(table, None)
         failed = [] if arrow_marks is None else np.flatnonzero(arrow_marks == FIRST_FAILED).tolist()
         assert np.flatnonzero(marked[f"m{nth}"] == FIRST_FAILED).tolist() == failed, suites[nth]
-        assert failed == ([] if suites[nth] is suites[-1] else list(range(6)))
+        assert failed == (before if nth < len(compared) else [*before, *range(7, 13)]), suites[nth]
 
 
 @pytest.mark.extended

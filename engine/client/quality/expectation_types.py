@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from ...protocol.errors import InvalidConfig, show_briefly
@@ -40,32 +42,75 @@ DUCKDB = SqlSyntax(
 )
 
 
-_TIME_WITHOUT_ZONE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}(?P<of_day>[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d*)?)?)?")
+class TimeKind(Enum):
+    """What a column of times holds, and how a suite writes it. Spark and DuckDB read other forms differently."""
+
+    INSTANT = "times with a zone", "2026-01-31T12:00:00Z"
+    LOCAL = "times without a zone", "2026-01-31T12:00:00"
+    DAY = "days", "2026-01-31"
+
+    def __init__(self, title: str, example: str) -> None:
+        self.title, self.example = title, example
+
+
+_ZONE = r"(Z|UTC|([+-]\d{2})(?::?(\d{2}))?)"
+_TIME = re.compile(
+    rf"(\d{{4}}-\d{{1,2}}-\d{{1,2}})(?:[ T](\d{{1,2}}:\d{{1,2}})(:\d{{1,2}})?(?:(\.\d{{1,6}})\d*)? ?{_ZONE}?)?"
+)
 
 
 class ColumnNames:
     """The columns of a table in a dialect.
 
-    binary: those that hold bytes, which are compared as text. instants: those that hold times with a zone, which Spark
-    compares with texts in the session's zone; DuckDB is told to do so in UTC.
+    binary: those that hold bytes, which are compared as text. times: those that hold times or days, by name.
     """
 
     def __init__(
-        self, dialect: SqlSyntax, binary: frozenset[str] = frozenset(), instants: frozenset[str] = frozenset()
+        self, dialect: SqlSyntax, binary: frozenset[str] = frozenset(), times: Mapping[str, TimeKind] | None = None
     ) -> None:
-        self.dialect, self._binary, self._instants = dialect, binary, instants
+        self.dialect, self._binary, self._times = dialect, binary, times or {}
 
     def column(self, name: str) -> str:
         quoted = self.dialect.name(name)
         return self.dialect.decoded.format(quoted) if name in self._binary else quoted
 
     def value(self, value: Any, column: str) -> str:
-        """Return a value with which a column is compared. A time without a zone is in UTC."""
+        """Return a value with which a column is compared. Raises ValueError for a time that the column cannot hold."""
         if isinstance(value, bool):
             return "TRUE" if value else "FALSE"
-        if column in self._instants and isinstance(value, str) and (time := _TIME_WITHOUT_ZONE.fullmatch(value)):
-            value = f"{value}Z" if time["of_day"] else f"{value} 00:00:00Z"
-        return repr(value) if isinstance(value, int | float) else self.dialect.literal(value)
+        if isinstance(value, int | float):
+            return repr(value)
+        kind = self._times.get(column)
+        return self.dialect.literal(value if kind is None else _write_time(value, column, kind))
+
+    def refuse_unlike(self, names: Sequence[str]) -> None:
+        """Raise ValueError if columns cannot be compared: Spark would do so in the zone of its session."""
+        kinds = {self._times.get(name) for name in names}
+        if len(kinds) > 1 and kinds != {TimeKind.LOCAL, TimeKind.DAY}:
+            held = {name: kind.title if (kind := self._times.get(name)) else "no times" for name in names}
+            shown = " and ".join(f"{name} ({kind})" for name, kind in held.items())
+            raise ValueError(f"{shown} cannot be compared: convert one of them before you publish")
+
+
+def _write_time(text: str, column: str, kind: TimeKind) -> str:
+    """Return a time as Spark and DuckDB read it alike. A time without a zone is in UTC, if the column has zones."""
+    parsed = _TIME.fullmatch(text)
+    try:
+        if parsed is None:
+            raise ValueError
+        day, clock, seconds, fraction, zone, hours, minutes = parsed.groups()
+        shown = f"{day} {clock or '0:0'}{seconds or ':0'}{fraction or '.0'}"
+        time = datetime.strptime(shown, "%Y-%m-%d %H:%M:%S.%f")
+    except ValueError:
+        raise ValueError(f"{column} has {kind.title}: write {kind.example}, not {text}") from None
+    if kind is TimeKind.DAY:
+        return time.date().isoformat()
+    if kind is TimeKind.INSTANT:
+        offset = timedelta(hours=int(hours or 0), minutes=int(f"{(hours or '+')[0]}{minutes or 0}"))
+        return f"{(time - offset).isoformat(' ')}Z"
+    if zone:
+        raise ValueError(f"{column} has {kind.title}: write {time.isoformat()}, not {text}")
+    return time.isoformat(" ")
 
 
 @dataclass(frozen=True)
@@ -279,7 +324,11 @@ def _pair_rule(arguments: _ExpectationArguments, op: str) -> RowRule:
         a, b = (names.dialect.name(name) for name in arguments.columns)
         return f"NOT ({a} IS NULL AND {b} IS NULL)"
 
-    return arguments.rows(has_a_value, lambda names: f" {op} ".join(names.column(name) for name in arguments.columns))
+    def compare(names: ColumnNames) -> str:
+        names.refuse_unlike(arguments.columns)
+        return f" {op} ".join(names.column(name) for name in arguments.columns)
+
+    return arguments.rows(has_a_value, compare)
 
 
 def _aggregate_rule(arguments: _ExpectationArguments, function: str) -> TableRule:

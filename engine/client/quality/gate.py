@@ -21,7 +21,16 @@ import pyarrow as pa
 from ...namespace.config import parse_yaml
 from ...protocol.errors import ExpectationFailed, InvalidConfig, InvalidRecord
 from ..rows.placing import FIRST_FAILED, RequestedPartitions
-from .expectation_types import DUCKDB, ColumnNames, Kwargs, RowRule, TableRule, build_rule, parse_share
+from .expectation_types import (
+    DUCKDB,
+    ColumnNames,
+    Kwargs,
+    RowRule,
+    TableRule,
+    TimeKind,
+    build_rule,
+    parse_share,
+)
 
 # Suites of Great Expectations as conditions in SQL, for Spark and for DuckDB: a publish looks at its rows once.
 #
@@ -202,10 +211,14 @@ class Gate:
         needed = _decode_text_columns(
             table.select(list(self.suite.needed)) if self.suite.needed else _row_count_table(table)
         )
-        names = ColumnNames(DUCKDB, frozenset(f.name for f in needed.schema if _is_bytes(f.type)))
+        times = {field.name: kind for field in needed.schema if (kind := _find_time_kind(field.type))}
+        names = ColumnNames(DUCKDB, frozenset(f.name for f in needed.schema if _is_bytes(f.type)), times)
         numbered = needed.append_column(_NTH, pa.array(np.arange(table.num_rows)))
-        failing = [f"list({_NTH}) FILTER (WHERE {rule.failure_sql(names)})" for rule in self.suite.rows]
-        columns = [f"{sql} AS a{nth}" for nth, sql in enumerate([*failing, *self.suite.aggregates_sql(names)])]
+        try:
+            failing = [f"list({_NTH}) FILTER (WHERE {rule.failure_sql(names)})" for rule in self.suite.rows]
+            columns = [f"{sql} AS a{nth}" for nth, sql in enumerate([*failing, *self.suite.aggregates_sql(names)])]
+        except ValueError as error:
+            raise self.build_unfit_error(str(error)) from None
         if not columns:
             return [], ()
         connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
@@ -261,6 +274,12 @@ class Gates:
 
 def _is_bytes(type: pa.DataType) -> bool:
     return bool(pa.types.is_binary(type) or pa.types.is_large_binary(type))
+
+
+def _find_time_kind(type: pa.DataType) -> TimeKind | None:
+    if pa.types.is_timestamp(type):
+        return TimeKind.INSTANT if type.tz else TimeKind.LOCAL
+    return TimeKind.DAY if pa.types.is_date(type) else None
 
 
 def _decode_text_columns(table: pa.Table) -> pa.Table:

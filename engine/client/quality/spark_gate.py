@@ -10,13 +10,18 @@ from typing import Any
 from pyspark.errors import PySparkException, QueryContextType
 from pyspark.sql import Column, DataFrame, Observation, Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, TimestampType
+from pyspark.sql.types import BinaryType, DateType, TimestampNTZType, TimestampType
 
 from ..rows.placing import FIRST_FAILED
-from .expectation_types import SPARK, ColumnNames
+from .expectation_types import SPARK, ColumnNames, TimeKind
 from .gate import Gate
 
 _ROWS = "n"
+_TIME_KINDS: dict[type, TimeKind] = {
+    TimestampType: TimeKind.INSTANT,
+    TimestampNTZType: TimeKind.LOCAL,
+    DateType: TimeKind.DAY,
+}
 
 
 class SparkGate:
@@ -27,10 +32,13 @@ class SparkGate:
         gate.check_columns(df.columns)
         self._gate, self._input = gate, df
         binary = frozenset(f.name for f in df.schema.fields if isinstance(f.dataType, BinaryType))
-        instants = frozenset(f.name for f in df.schema.fields if isinstance(f.dataType, TimestampType))
-        self._names = ColumnNames(SPARK, binary, instants)
-        self._observed = Observation() if self._measures else None
-        self._first_failed = gate.suite.first_failure_sql(self._names)
+        times = {f.name: kind for f in df.schema.fields if (kind := _TIME_KINDS.get(type(f.dataType)))}
+        self._names = ColumnNames(SPARK, binary, times)
+        try:
+            self._observed = Observation() if self._measures else None
+            self._first_failed = gate.suite.first_failure_sql(self._names)
+        except ValueError as error:
+            raise gate.build_unfit_error(str(error)) from None
         self.mark: Column = F.lit(FIRST_FAILED) - F.expr(self._first_failed)
         try:
             self.df = df if self._observed is None else df.observe(self._observed, *self._columns)
