@@ -170,7 +170,7 @@ bench: $(READY) ## the benchmarks, with their table
 
 .PHONY: docs
 docs: $(READY) ## the generated pages of docs/
-	$(BIN)/python -m lakemq.jobs.docs
+	$(BIN)/python docs/site/generated.py
 
 .PHONY: site
 site: $(READY) ## the documentation site in site/; a warning or a broken link is an error

@@ -13,14 +13,7 @@ from ..namespace.clock import Clock
 from ..namespace.namespace import Namespace
 from ..namespace.process import ProcessBound
 from ..protocol.codec.beat import FencedMember, OverdueMember, decode_fenced_members, decode_overdue_members
-from ..protocol.values.assignments import PARTITION_TRANSITIONS
-from ..protocol.values.base import Transitions
-from ..protocol.values.dead_letters import REDRIVE_TRANSITIONS
-from ..protocol.values.delays import DELAY_TRANSITIONS
 from ..protocol.values.state import State
-from ..protocol.values.stretches import DELIVERY_TRANSITIONS
-from ..protocol.values.topics import LOG_TRANSITIONS
-from ..protocol.values.transactions import TRANSACTION_TRANSITIONS
 from .dead_letters import DeadLetters
 from .delayed import DelayedMessages
 from .fetch.fetcher import Fetcher
@@ -30,19 +23,6 @@ from .groups.stalls import MemberNotes, list_missing_topics
 from .publish.arrow import ArrowPublisher
 from .requests.requester import Requester
 from .transactions.operations import Transactions
-from .transactions.state import PHASE_TRANSITIONS
-
-__all__ = [
-    "DELAY_TRANSITIONS",
-    "DELIVERY_TRANSITIONS",
-    "LOG_TRANSITIONS",
-    "PARTITION_TRANSITIONS",
-    "PHASE_TRANSITIONS",
-    "REDRIVE_TRANSITIONS",
-    "TRANSACTION_TRANSITIONS",
-    "Transitions",
-]
-
 
 # An observer looks at a whole namespace again and again: groups, transactions and delayed messages as of one step.
 #

@@ -126,12 +126,12 @@ def _describe_deletion(state: State, record: RecordsDeleted) -> str:
     """Return which offsets are deleted, by which setting, and which groups had not read them."""
     cuts = [f"{offset} in partition {partition}" for partition, offset in sorted(record.log_starts.items())]
     reason = f" by {record.reason}" if record.reason else ""
-    lost = [f"{group} ({count} so far)" for group, count in sorted(_count_lost(state, record).items())]
+    lost = [f"{group} ({count} so far)" for group, count in sorted(_count_losses(state, record).items())]
     unread = f"; groups lost messages that they had not read: {_shorten(lost)}" if lost else ""
     return f"Topic {record.topic}: offsets are deleted{reason} below {_shorten(cuts)}{unread}"
 
 
-def _count_lost(state: State, record: RecordsDeleted) -> dict[str, int]:
+def _count_losses(state: State, record: RecordsDeleted) -> dict[str, int]:
     """Return group -> deleted offsets that it had not read, of those that stand where offsets are deleted now."""
     lost, starts = Counter[str](), {(record.topic_id, p): start for p, start in record.log_starts.items()}
     for group, committed in state.offsets.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import generated
 import pytest
 import typer
 import yaml
@@ -20,7 +21,6 @@ from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.namespace.config import ENGINE, REPLACEMENTS, UNSUPPORTED
 from lakemq.errors import all_errors
-from lakemq.jobs import docs
 from lakemq.jobs.cli import app
 from lakemq.tables.views import VIEWS
 
@@ -34,30 +34,30 @@ TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted([*CHECKOUT.gl
 
 @pytest.mark.slow
 def test_generated_pages_are_fresh() -> None:
-    assert docs.stale_pages(DOCS) == [], "run: make docs"
+    assert generated.stale_pages(DOCS) == [], "run: make docs"
 
 
 @pytest.mark.slow
 def test_make_docs_names_stale_and_missing_pages_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in docs.PAGES:
+    for name in generated.PAGES:
         shutil.copy(DOCS / name, tmp_path)
     (tmp_path / "errors.md").write_text("old")
     (tmp_path / "tables.md").unlink()
-    assert docs.main(["--check", "--folder", str(tmp_path)]) == 1
+    assert generated.main(["--check", "--folder", str(tmp_path)]) == 1
     output = capsys.readouterr().out
     assert "errors.md: stale" in output
     assert "tables.md: stale" in output
     assert (tmp_path / "errors.md").read_text() == "old"
-    assert docs.main(["--folder", str(tmp_path)]) == 0
-    assert docs.stale_pages(tmp_path) == []
+    assert generated.main(["--folder", str(tmp_path)]) == 0
+    assert generated.stale_pages(tmp_path) == []
 
 
 def test_rows_of_generated_tables_have_as_many_cells_as_their_head() -> None:
     """In `command.md`, each command and option also has an explanation, so no last cell is empty."""
     wrong = []
-    for name in docs.PAGES:
+    for name in generated.PAGES:
         for table in re.findall(r"(?:^\|.*\|$\n?)+", read_page(name), re.MULTILINE):
             widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
             wrong += [f"{name}: {table[:200]}"] if len(widths) != 1 else []

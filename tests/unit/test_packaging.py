@@ -38,9 +38,9 @@ import importlib, json, os, pkgutil, runpy, sys
 import lakemq
 from lakemq.errors import MissingExtra
 
-sys.argv = ["docs", "--check"]
+sys.argv = ["step", "--help"]
 try:  # as `python -m` does
-    runpy.run_module("lakemq.jobs.docs", run_name="__main__", alter_sys=True)
+    runpy.run_module("lakemq.jobs.step", run_name="__main__", alter_sys=True)
 except SystemExit as end:
     assert not end.code, end.code
 for module in pkgutil.walk_packages(lakemq.__path__, "lakemq."):

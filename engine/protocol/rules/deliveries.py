@@ -165,7 +165,7 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     invalid: list[int] = []
     refused: list[list[Range]] = []
     parts: list[SettledMessages] = []
-    copies = _copy_repeated(state, request)
+    copies = _copy_for_repeats(state, request)
     for number, part in enumerate(request.parts):
         assigned = group.assignments.get(part.topic_partition)
         if assigned is None or (assigned.owner, assigned.epoch) != (request.member_id, part.epoch):
@@ -177,7 +177,7 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
             refused.append(not_held)
         settled_part = [] if deliveries is None else _settle(state, group, deliveries, part, pending=ref is not None)
         if part.topic_partition in copies:
-            _note_settled(copies[part.topic_partition], settled_part)
+            _apply_settlement(copies[part.topic_partition], settled_part)
         parts += settled_part
     if ref is not None and fenced:
         raise FencedMemberEpoch(found=[_format_partition(group, request.parts[i]) for i in fenced])
@@ -194,7 +194,7 @@ def decide_acknowledge(state: State, request: Acknowledge, inputs: DecisionInput
     return Decision(result, (*begun, JournalEntry(settled)))
 
 
-def _copy_repeated(state: State, request: Acknowledge) -> dict[TopicIdPartition, Deliveries]:
+def _copy_for_repeats(state: State, request: Acknowledge) -> dict[TopicIdPartition, Deliveries]:
     """Return copies of the deliveries of partitions that several parts name.
 
     All parts are judged before any is folded. So each part must see in the copy what the parts before it settle.
@@ -204,7 +204,7 @@ def _copy_repeated(state: State, request: Acknowledge) -> dict[TopicIdPartition,
     return {tp: deliveries.copy() for tp, deliveries in repeated if deliveries is not None}
 
 
-def _note_settled(deliveries: Deliveries, settled: Iterable[SettledMessages]) -> None:
+def _apply_settlement(deliveries: Deliveries, settled: Iterable[SettledMessages]) -> None:
     """Change the copy as the fold will. Messages of the transaction count as accepted, so a part may repeat them."""
     for part in settled:
         status = DeliveryStatus.ACKNOWLEDGED if part.status is DeliveryStatus.PENDING else part.status

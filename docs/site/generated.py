@@ -1,7 +1,7 @@
 """Generate the pages of docs/ that follow from the code: the command, tables, settings, errors, states.
 
-    python -m lakemq.jobs.docs            write them
-    python -m lakemq.jobs.docs --check    exit with 1 if one is stale
+    python docs/site/generated.py            write them
+    python docs/site/generated.py --check    exit with 1 if one is stale
 
 Each page is a function that returns its text. tests/unit/test_docs.py fails if a stored page differs.
 """
@@ -11,36 +11,40 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from lakemq.engine.client.consume.options import CONSUMER, PROTOCOLS, ConsumerOption
 from lakemq.engine.client.groups.groups import GROUP
-from lakemq.engine.client.operator_tools import (
-    DELAY_TRANSITIONS,
-    DELIVERY_TRANSITIONS,
-    LOG_TRANSITIONS,
-    PARTITION_TRANSITIONS,
-    PHASE_TRANSITIONS,
-    REDRIVE_TRANSITIONS,
-    TRANSACTION_TRANSITIONS,
-    Transitions,
-)
 from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.producer.producer import Producer
 from lakemq.engine.client.topics import TOPIC
+from lakemq.engine.client.transactions.state import PHASE_TRANSITIONS
 from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
+from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS
+from lakemq.engine.protocol.values.base import Transitions
+from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS
+from lakemq.engine.protocol.values.delays import DELAY_TRANSITIONS
+from lakemq.engine.protocol.values.stretches import DELIVERY_TRANSITIONS
+from lakemq.engine.protocol.values.topics import LOG_TRANSITIONS
+from lakemq.engine.protocol.values.transactions import TRANSACTION_TRANSITIONS
 from lakemq.errors import LakeMQError, all_errors
-from lakemq.jobs.commands.shared.page import command_page
+from lakemq.jobs.cli import app
+from lakemq.jobs.commands.shared.examples import EXAMPLES
 from lakemq.jobs.output import format_setting
+from lakemq.jobs.process.exits import MEANINGS
+from lakemq.jobs.process.streams import TRACE_VARIABLE
 from lakemq.tables.specs.groups import LIVE_TABLES
 from lakemq.tables.specs.registry import TABLES
 from lakemq.tables.specs.spec import TableSpec
 from lakemq.tables.storage.delta.catalog import ddl_type
 from lakemq.tables.views import VIEWS
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs"
+FOLDER = Path(__file__).resolve().parents[1]
 
 _GENERATED = "<!-- Written by `make docs` from {source}; change it there. -->"
 
@@ -54,12 +58,10 @@ _SHAPES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the pages, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m lakemq.jobs.docs", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python docs/site/generated.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if a page is stale")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the pages (%(default)s)")
     options = parser.parse_args(arguments)
-    if not options.folder.is_dir():
-        parser.error(f"{options.folder} is not a folder: run this in a checkout, or give --folder")
     stale = stale_pages(options.folder)
     for name in stale:
         if not options.check:
@@ -318,6 +320,131 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _join_blocks(blocks: Iterable[str]) -> str:
     return "\n\n".join(blocks) + "\n"
+
+
+# -- the command --------------------------------------------------------------------------------------
+
+_EXIT_CODES = "\n".join(f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items())
+
+_INTRODUCTION = f"""# The command
+
+<!-- Written by `make docs` from jobs/cli.py and jobs/commands/; changes belong there. -->
+
+`lakemq` works without a JVM. `lakemq --help` and `lakemq COMMAND --help` print the same text as this page.
+[Kafka's tools](kafka-tools.md) lists what Kafka's tools and kcat do, and the command that does it here.
+
+```
+export LAKEMQ_PATH=data/mq
+lakemq init
+lakemq topics create flights --partitions 8
+lakemq publish flights.csv --topic flights --key-column tailnum
+lakemq fetch flights --limit 5
+lakemq serve                       # in another terminal, for as long as there is work
+```
+
+Data goes to stdout, everything else to stderr. An error is one line `NAME: message`. NAME is one of the
+[errors](errors.md), or `SQL_ERROR` (from DuckDB), `INPUT_ERROR` and `OUTPUT_ERROR` (stdin or stdout is closed or full),
+`CONFIRMATION_REQUIRED` (see below), `INTERRUPTED` (by a signal), or `INTERNAL_ERROR` (a bug:
+`{TRACE_VARIABLE}=1` prints a stack trace to report).
+
+| exit code | meaning |
+|---|---|
+{_EXIT_CODES}
+| 130, 143 | interrupted by SIGINT or SIGTERM, within two seconds; `serve`, and SIGINT with `--follow`, end with 0 |
+| 141 | the reader closed the pipe, as `head` does. Commands that wait for messages end at once |
+
+A command that waits more than two seconds for an answer says on stderr which sequencer is silent. If you interrupt it,
+it says that the outcome is unknown: the request may still take effect.
+
+Commands that delete something permanently ask for confirmation on stderr: `topics delete` and `delete-records`,
+`groups delete` and `delete-offsets`, `delayed purge` and `cancel` by a condition, `dead-letters purge`.
+`--yes` answers for you. Without it, a script (stdin is not a terminal) is refused with `CONFIRMATION_REQUIRED`, exit
+code 2, and nothing changes.
+
+`publish` and `fetch` show a progress bar with rate and time left on stderr if that is a terminal. `fetch` shows none
+while its messages go to the same terminal. `doctor`, `audit`, `report` and `topics describe --keys` show there what
+they do, once two seconds have passed.
+
+`--output table` is for people: it escapes control characters and shows a key or value that is not UTF-8 as
+`base64:...`. `--output json` prints one object per line, for every command except `spark-sql`. `--output csv` prints a
+header and a line per record. Both put a key or value that is not UTF-8 into `key_base64` or `value_base64`, so that
+nothing is lost; `lakemq publish` reads these fields back. JSON has texts where it has no number (`NaN`, a decimal with
+more digits than a double). In CSV an empty field is null, and `""` is an empty text. A pipe gets no colour.
+
+## Completion in the shell
+
+`lakemq --install-completion` sets up completion of commands and options with the Tab key for your shell (bash, zsh,
+fish). It works from the next shell on. `lakemq --show-completion` prints the script instead. To name the
+shell yourself, or for the current shell only:
+
+```sh
+eval "$(_LAKEMQ_COMPLETE=source_bash lakemq)"
+```"""
+
+
+def command_page() -> str:
+    """Return the page of the command, from the command itself."""
+    root = typer.main.get_command(app)
+    blocks = [_INTRODUCTION, "## Global options", *_parameters(root), "They may stand before or after the command."]
+    for path, command in _commands(root, "lakemq"):
+        blocks += [f"## {path}", _text(command.help), *_parameters(command), *_example_block(path)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield all commands below a group with the words that call them, in the order of `--help`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def _example_block(path: str) -> list[str]:
+    lines = EXAMPLES.get(path.removeprefix("lakemq "), ())
+    return ["\n".join(["```", *lines, "```"])] if lines else []
+
+
+def _text(help: str | None) -> str:
+    return inspect.cleandoc(help or "").replace("*", "\\*")
+
+
+def _parameters(command: Any) -> list[str]:
+    rows = [_row(p) for p in command.params if "--help" not in p.opts]
+    if not rows:
+        return []
+    return ["\n".join(["| option | default | meaning |", "|---|---|---|", *rows])]
+
+
+def _row(parameter: Any) -> str:
+    kind = parameter.param_type_name
+    names = [*parameter.opts, *parameter.secondary_opts] if kind == "option" else [parameter.metavar or parameter.name]
+    takes = "" if kind == "argument" or _is_flag(parameter) else f" {_metavar(parameter)}"
+    shown = ", ".join(f"`{name}{takes}`" for name in names).replace("|", "\\|")
+    meaning = (parameter.help or "").replace("|", "\\|")
+    variable = f" Also `${parameter.envvar}`." if parameter.envvar else ""
+    return f"| {shown} | {_option_default(parameter)} | {meaning}{variable} |"
+
+
+def _is_flag(parameter: Any) -> bool:
+    return bool(getattr(parameter, "is_flag", False))
+
+
+def _metavar(parameter: Any) -> str:
+    if isinstance(parameter.default, Enum):
+        return "|".join(str(choice.value) for choice in type(parameter.default))
+    return str(parameter.metavar or parameter.name.upper())
+
+
+def _option_default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    default = parameter.default
+    if default is None or default is False or callable(default) or isinstance(default, list | tuple):
+        return ""
+    if default is True:
+        return f"`{parameter.opts[0]}`"
+    return f"`{default.value if isinstance(default, Enum) else default}`"
 
 
 PAGES: dict[str, Callable[[], str]] = {
