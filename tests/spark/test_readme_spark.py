@@ -29,7 +29,7 @@ def database(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_spark_example_and_the_sql_run(spark: SparkSession, database: str) -> None:
-    python, in_spark = blocks("python")
+    python, _, in_spark = blocks("python")
     output = io.StringIO()
     with redirect_stdout(output):
         names: dict[str, object] = {}

@@ -121,8 +121,10 @@ def test_files_that_the_docs_name_are_there() -> None:
     assert missing == []
 
 
-def test_pages_are_linked_from_the_readme() -> None:
-    assert [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in read_page("README.md")] == []
+def test_pages_are_linked_from_the_index_and_the_index_from_the_readme() -> None:
+    linked = {*re.findall(r"\]\(([\w-]+\.md)", read_page("index.md")), "index.md"}
+    assert [page.name for page in DOCS.glob("*.md") if page.name not in linked] == []
+    assert "(docs/index.md)" in read_page("README.md")
 
 
 def test_pictures_are_small_and_shown() -> None:

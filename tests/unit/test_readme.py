@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -19,9 +18,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder in which the Python example has run, in its own process. Its output is in `out.txt`."""
+    """A working folder in which the Python examples have run, in a process. Their output is in `out.txt`."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "out.txt").write_text(run_as_process(read_blocks("README.md", "python")[0], folder))
+    send, consume, _ = read_blocks("README.md", "python")
+    (folder / "out.txt").write_text(run_as_process(send + consume, folder))
     return folder
 
 
@@ -30,12 +30,8 @@ def test_examples_have_at_most_ten_lines() -> None:
     assert [example for example in examples if len([line for line in example.splitlines() if line]) > 10] == []
 
 
-def test_python_example_sends_and_fetches(folder: Path) -> None:
-    offsets, *messages = (folder / "out.txt").read_text().splitlines()
-    ends = ast.literal_eval(offsets)
-    assert sum(last + 1 for _, last in ends.values()) == 1000
-    assert {topic for topic, _ in ends} == {"orders"}
-    assert [line.split()[0] for line in messages] == ["0", "1", "2"]
+def test_python_examples_print_what_the_readme_says(folder: Path) -> None:
+    assert (folder / "out.txt").read_text() == "".join(read_blocks("README.md", "text"))
 
 
 def test_sql_example_counts_orders_in_duckdb(folder: Path) -> None:
