@@ -171,7 +171,7 @@ def settings_page() -> str:
             "Keywords of `mq.consumer(group, ...)`. Give one of `topics`, `pattern` and `assign`. *For* lists the "
             "[protocols](groups.md) that take an option; `assign` stands for a consumer whose partitions you assign. "
             "How long the partitions of a killed consumer stand still is [explained here]"
-            "(groups.md#when-a-consumer-is-killed).",
+            "(groups-reference.md#when-a-consumer-is-killed).",
             _table(("option", "default", "values", "for", "meaning"), _consumer_options()),
         ]
     )

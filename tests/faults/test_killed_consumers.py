@@ -1,4 +1,4 @@
-"""The times in docs/groups.md: how long partitions wait after their consumer was killed, with all defaults."""
+"""The times in docs/groups-reference.md: how long partitions wait after their consumer was killed, with all defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.engine.protocol.parameters import GROUP
 from lakemq.engine.sequencer import attendance
 
-PAGE = Path(__file__).parents[2] / "docs/groups.md"
+PAGE = Path(__file__).parents[2] / "docs/groups-reference.md"
 CHILD = """
 import sys, time, lakemq
 path, protocol = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""The examples of docs/groups.md, queues.md and dead-letters.md run as they stand and print what the pages say."""
+"""The examples of docs/groups.md, its reference, queues.md and dead-letters.md run as they stand and print what the pages say."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from lakemq.engine.client.sql.query import run_query
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("groups", "queues", "dead-letters")
+PAGES = {"groups": ["groups.md", "groups-reference.md"], "queues": ["queues.md"], "dead-letters": ["dead-letters.md"]}
+"""The pages of each guide."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder in which the examples have run. Their output is in `groups.txt` and so on."""
     folder = tmp_path_factory.mktemp("groups")
-    for page in PAGES:
+    for guide, pages in PAGES.items():
         # fragments of Python have no connection
-        blocks = [block for block in read_blocks(f"{page}.md", "python") if "mq." in block]
-        (folder / f"{page}.txt").write_text(run_program("\n".join([*blocks, "mq.close()"]), folder))
+        blocks = [block for page in pages for block in read_blocks(page, "python") if "mq." in block]
+        (folder / f"{guide}.txt").write_text(run_program("\n".join([*blocks, "mq.close()"]), folder))
     return folder
 
 
 def test_examples_print_what_their_pages_say(folder: Path) -> None:
-    expected = {page: "".join(read_blocks(f"{page}.md", "text")) for page in PAGES}
-    assert {page: (folder / f"{page}.txt").read_text() for page in PAGES} == expected
+    expected = {
+        guide: "".join(text for page in pages for text in read_blocks(page, "text")) for guide, pages in PAGES.items()
+    }
+    assert {guide: (folder / f"{guide}.txt").read_text() for guide in PAGES} == expected
 
 
 def run_page(folder: Path, page: str, group: str) -> dict[str, list[str]]:
@@ -93,7 +96,7 @@ def test_commands_of_groups_show_the_group(folder: Path) -> None:
 
 
 def test_query_of_groups_names_the_owner_of_a_partition_at_a_time(folder: Path) -> None:
-    (query,) = read_blocks("groups.md", "sql")
+    (query,) = read_blocks("groups-reference.md", "sql")
     with lakemq.connect(str(folder / "data/fleet")) as mq:
 
         def run_spark_sql(query: str) -> list[Any]:
