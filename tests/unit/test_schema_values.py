@@ -530,6 +530,78 @@ def test_avro_decimal_of_more_digits_does_not_fit() -> None:
             assert ("a decimal with more digits" in found.get(0, "")) == (digits > precision)
 
 
+def record(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": type} for n, type in fields.items()]}
+
+
+MAYBE = ["null", "int"]
+DAY = logical("int", "date")
+
+
+@pytest.mark.parametrize(
+    ("union", "values"),
+    [
+        (["double", "long"], [2**53 + 1, 5, 5.0, 1e300]),
+        (["float", "int", "string"], [5, 5.0, "5"]),
+        (["null", "float", "double"], [0.1, 0.5, None]),
+        (["boolean", "int"], [True, 1]),
+        ([DAY, "long"], [2**31, 1, dt.date(2024, 5, 1)]),
+        ([DAY, "string", "boolean"], ["2024-05-01", dt.date(2024, 5, 1), True]),
+        ([DAY, logical("long", "timestamp-millis")], [UTC_NOON, dt.date(2024, 5, 1)]),
+        ([logical("int", "time-millis"), logical("long", "time-micros")], [dt.time(1, 2, 3, 456)]),
+        (["double", logical("bytes", "decimal", precision=4, scale=2), "string"], [Decimal("1.50"), 1.5, "1.50"]),
+        ([{"type": "enum", "name": "E", "symbols": ["A"]}, "string"], ["A", "B"]),
+        ([{"type": "fixed", "name": "F", "size": 2}, "bytes"], [b"ab", b"abc"]),
+        ([record("R", a="int"), {"type": "map", "values": "int"}], [{"a": 1}, {"b": 1}, {}]),
+        ([{"type": "map", "values": "long"}, record("R", a=MAYBE)], [{}, {"a": 1}, {"a": None}, {"b": 1}]),
+        (
+            {
+                "type": "array",
+                "items": {"type": "map", "values": [{"type": "array", "items": ["double", "int"]}, "int"]},
+            },
+            [[{"k": [1, 1.0], "l": 1}, {}]],
+        ),
+    ],
+)
+def test_value_of_an_avro_union_is_of_the_branch_that_gives_it_back(union: Any, values: list[Any]) -> None:
+    """fastavro takes the first branch that can write a value: 1.0 for 1, and a day for the number of one."""
+    schema = avro({"type": "record", "name": "T", "fields": [{"name": "v", "type": union}]})
+    for value in values:
+        for given in ({"v": value}, {"v": np.array(value)[()]} if type(value) in (int, float, bool) else {"v": value}):
+            assert repr(schema.decode(schema.encode(given))) == repr({"v": value})
+
+
+def test_record_of_an_avro_union_is_the_named_one_or_that_with_most_fields() -> None:
+    pair = [record("R", a=MAYBE), record("S", a=MAYBE, b=MAYBE), record("T", a="string")]
+    schema = avro({"type": "array", "items": pair})
+    rows = [{"a": 1}, {"a": 1, "b": 2}, {"a": "x"}, {}, {"b": 2}, {"-type": "S", "a": 1}, {"-type": "S"}]
+    decoded = schema.decode(schema.encode(rows))
+    assert [row["-type"] for row in decoded] == ["R", "S", "T", "R", "S", "S", "S"]
+    assert schema.encode(decoded) == schema.encode(rows)
+    for row, reason in (
+        ({"-type": "T", "a": 1}, "[...].a: found int, expected string"),
+        ({"-type": "U", "a": 1}, "[...]: found a -type that names no record of the union, expected record R or "),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            schema.encode([row])
+
+
+@pytest.mark.parametrize(("type", "bits"), [("float", 24), ("double", 53)])
+def test_whole_number_that_a_float_would_change_does_not_fit(type: str, bits: int) -> None:
+    for number in (2**bits, 2**60, -(2**bits), np.int64(2**bits)):
+        assert avro(type).decode(avro(type).encode(number)) == number
+    for number in (2**bits + 1, np.int64(2**bits + 1)):
+        with pytest.raises(ValueError, match=f"found a whole number of more than {bits} bits, expected {type}"):
+            avro(type).encode(number)
+
+
+def test_decoded_values_of_another_branch_are_no_misfit() -> None:
+    """`int` may be out of range in written bytes, so decoded values are checked against each branch."""
+    schema = avro([record("R", a="int"), {"type": "map", "values": "int"}, {"type": "array", "items": "int"}])
+    values = [schema.encode(value) for value in ({"a": 1}, {"b": 2}, [3])]
+    assert schema.parse(values).to_pylist() == ['{"a":1}', '{"b":2}', "[3]"]
+
+
 def test_avro_encoding_refuses_undeclared_fields_and_fills_in_defaults() -> None:
     inner = {"type": "record", "name": "S", "fields": [{"name": "x", "type": ["int", "null"]}]}
     fields = [{"name": "a", "type": "int"}, {"name": "b", "type": "int", "default": 3}]

@@ -161,9 +161,7 @@ class AvroEncoder:
         """Return values in the single-object encoding. Raises ValueError, without parts of the values."""
         if self._shape.is_recursive and any(measure_depth(value) > MAX_DEPTH for value in values):
             raise BeyondBudgetError("found a value that is nested too deeply")
-        values = list(map(self._shape.pair_names, values))
-        self._check.check(values)
-        return list(map(self._encode_checked, values))
+        return list(map(self._encode_checked, self._check.check(values)))
 
     def _encode_checked(self, value: Any) -> bytes:
         body = io.BytesIO()
@@ -286,17 +284,28 @@ class AvroMisfitError(ValueError):
 class _Walk(NamedTuple):
     """How one check goes.
 
-    is_exact: check also what fastavro refuses itself, to name the place. checked: a value and its misfit by the ids of
-    a union and of the value, because each branch of each level could be tried again for each branch of the level above.
-    The value is kept, so that no other one gets its id.
+    is_exact: check also what fastavro refuses itself, to name the place. checked: a value and its branch or misfit by
+    the ids of a union and of the value, because each branch of each level could be tried again for each branch of the
+    level above. The value is kept, so that no other one gets its id.
     """
 
     is_exact: bool
-    checked: dict[tuple[int, int], tuple[Any, AvroMisfitError | None]]
+    checked: dict[tuple[int, int], tuple[Any, AvroMisfitError | tuple[str, Any]]]
 
 
-_PartCheck = Callable[[Sequence[Any], _Walk], None]
-"""Checks all values of one part of the schema. Raises AvroMisfitError."""
+_PartCheck = Callable[[Sequence[Any], _Walk], "Sequence[Any] | None"]
+"""Checks all values of one part of the schema. Returns those to encode; None: the same. Raises AvroMisfitError."""
+
+
+class _Branch(NamedTuple):
+    """A branch of a union. rank: returns how well it holds a value that fits; `_EXACT` if it is read as given."""
+
+    check: _PartCheck | None
+    rank: Callable[[Any], float]
+    is_record: bool
+
+
+_EXACT = 2.0
 
 
 class AvroCheck:
@@ -314,15 +323,20 @@ class AvroCheck:
         self._records: dict[str, _PartCheck] = {}
         self._check = self._compile(schema)
 
-    def check(self, values: Sequence[Any], is_exact: bool = False) -> None:
-        """Check values. Raises AvroMisfitError, without parts of the values.
+    def check(self, values: Sequence[Any], is_exact: bool = False) -> Sequence[Any]:
+        """Return the values to encode, with (branch, value) for each value of a union of several types.
+
+        fastavro would take the first branch that can write the value, not the one that holds it best.
 
         Args:
             values: of the schema.
             is_exact: check also what fastavro refuses itself.
+
+        Raises:
+            AvroMisfitError: a value does not fit. The error has no parts of it.
         """
-        if self._check is not None:
-            self._check(values, _Walk(is_exact, {}))
+        converted = None if self._check is None else self._check(values, _Walk(is_exact, {}))
+        return values if converted is None else converted
 
     def _compile(self, schema: Any) -> _PartCheck | None:
         if isinstance(schema, list):
@@ -356,7 +370,7 @@ class AvroCheck:
             return None
         step = "[...]" if kind == "array" else ".*"
 
-        def check(values: Sequence[Any], walk: _Walk) -> None:
+        def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
             items: list[Any] = []
             for value in values:
                 if not (_is_list(value) if kind == "array" else isinstance(value, Mapping)):
@@ -364,75 +378,134 @@ class AvroCheck:
                 if kind == "map" and not all(isinstance(key, str) for key in value):
                     raise AvroMisfitError("a key that is no text", "map")
                 items.extend(value.values() if kind == "map" else value)
-            _check_within(step, check_items, items, walk)
+            if (converted := _check_within(step, check_items, items, walk)) is None:
+                return None
+            parts = iter(converted)
+            if kind == "map":
+                return [{key: next(parts) for key in value} for value in values]
+            return [[next(parts) for _ in value] for value in values]
 
         return check
 
     def _compile_union(self, schema: list[Any]) -> _PartCheck | None:
-        branches = {name_branch(branch): self._compile(branch) for branch in schema if not _is_null(branch)}
-        if self._is_decoded and (None in branches.values() or not branches):
+        branches = {name_branch(branch): self._compile_branch(branch) for branch in schema if not _is_null(branch)}
+        checks = [branch.check for branch in branches.values()]
+        if self._is_decoded and (None in checks or not checks):
             return None  # the value may be of the branch that it fits always
-        has_null, expected = len(branches) < len(schema), " or ".join(map(_name_type, schema))
+        expected = " or ".join(map(_name_type, schema))
 
-        def check(values: Sequence[Any], walk: _Walk) -> None:
-            if has_null:
-                values = [value for value in values if value is not None]
-            if len(branches) == 1 and tuple not in set(map(type, values)):
-                (check_branch,) = branches.values()
+        def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+            present = values
+            if len(branches) < len(schema):
+                present = [value for value in values if value is not None]
+            converted: Sequence[Any] | None
+            if len(branches) == 1 and tuple not in set(map(type, present)):
                 try:
-                    _check_within("", check_branch, values, walk)
+                    converted = _check_within("", checks[0], present, walk)
                 except AvroMisfitError as misfit:
                     misfit.expected = misfit.expected if misfit.place else expected
                     raise
-                return
-            for value in values:
-                key = id(branches), id(value)
-                if key not in walk.checked:
-                    walk.checked[key] = value, _find_misfit(branches, value, expected, walk._replace(is_exact=True))
-                if (refused := walk.checked[key][1]) is not None:
-                    raise AvroMisfitError(refused.found, refused.expected, refused.place)
+            else:
+                converted = [choose(value, walk) for value in present]
+            if converted is None or len(present) == len(values):
+                return converted
+            parts = iter(converted)
+            return [None if value is None else next(parts) for value in values]
+
+        def choose(value: Any, walk: _Walk) -> tuple[str, Any]:
+            key = id(branches), id(value)
+            if key not in walk.checked:
+                walk.checked[key] = value, _choose_branch(branches, value, expected, walk._replace(is_exact=True))
+            if isinstance(choice := walk.checked[key][1], AvroMisfitError):
+                raise AvroMisfitError(choice.found, choice.expected, choice.place)
+            return choice
 
         return check
+
+    def _compile_branch(self, branch: Any) -> _Branch:
+        schema = self._named.get(branch, {"type": branch}) if isinstance(branch, str) else branch
+        is_record = schema["type"] in ("record", "error")
+        rank = _build_record_rank(schema) if is_record else _build_rank(schema)
+        return _Branch(self._compile(branch), rank, is_record)
 
 
 def _is_null(branch: Any) -> bool:
     return branch in ("null", {"type": "null"})
 
 
-def _find_misfit(
-    branches: Mapping[str, _PartCheck | None], value: Any, expected: str, walk: _Walk
-) -> AvroMisfitError | None:
-    """Return why a value fits no branch of a union; None if it fits. A tuple names its branch, as fastavro has it."""
-    misfits = []
+def _choose_branch(
+    branches: Mapping[str, _Branch], value: Any, expected: str, walk: _Walk
+) -> AvroMisfitError | tuple[str, Any]:
+    """Return the name of the branch of a union that holds a value best, with the value; or why it fits none.
+
+    A tuple names its branch, as fastavro has it, and a record may name it with `RECORD_NAME`. Of branches that hold the
+    value equally well the first one is taken.
+    """
     names: Iterable[str] = branches
+    records = [name for name, branch in branches.items() if branch.is_record]
     if isinstance(value, tuple) and len(value) == 2:
+        if value == ("null", None):
+            return value
         names, value = [name for name in branches if name == value[0]], value[1]
-        if value is None and not names:
-            return None
+    elif isinstance(value, Mapping) and value.get(RECORD_NAME) in records:
+        names, value = [value[RECORD_NAME]], {key: part for key, part in value.items() if key != RECORD_NAME}
+    misfits: list[AvroMisfitError] = []
+    best, choice = 0.0, ("", value)
     for name in names:
         try:
-            _check_within("", branches[name], [value], walk)
-            return None
+            converted = _check_within("", branches[name].check, [value], walk)
         except AvroMisfitError as misfit:
             misfits.append(misfit)
+            continue
+        if (rank := branches[name].rank(value)) > best:
+            best, choice = rank, (name, value if converted is None else converted[0])
+        if best == _EXACT:
+            break
+    if best:
+        return choice
+    if isinstance(value, Mapping) and RECORD_NAME in value:
+        return AvroMisfitError(f"a {RECORD_NAME} that names no record of the union", expected)
     deepest = max(misfits, key=lambda misfit: misfit.place.count("."), default=None)
     return deepest if deepest and deepest.place else AvroMisfitError(_name_class(value), expected)
 
 
-def _check_within(step: str, check: _PartCheck | None, values: Sequence[Any], walk: _Walk) -> None:
-    if check is not None and values:
-        try:
-            check(values, walk)
-        except AvroMisfitError as misfit:
-            misfit.place = step + misfit.place
-            raise
+def _build_record_rank(schema: Mapping[str, Any]) -> Callable[[Any], float]:
+    """Return what ranks records: below a map if they lack fields, and the more they have, the better."""
+    count = len(schema["fields"])
+    return lambda value: _EXACT if len(value) >= count else 1 + len(value) / count
+
+
+def _build_rank(schema: Mapping[str, Any]) -> Callable[[Any], float]:
+    if kind := find_logical_type(schema):
+        prepare, convert = _find_logical_functions(schema)
+        return lambda value: _EXACT if convert(prepare(value, schema), schema, None) == value else 1
+    kind = str(schema["type"])
+    if kind not in ("float", "double"):
+        return lambda value: _EXACT
+    form = f"<{kind[0]}"
+    return lambda value: (
+        1
+        if isinstance(value, Integral) or (value == value and struct.unpack(form, struct.pack(form, value)) != (value,))
+        else _EXACT
+    )
+
+
+def _check_within(step: str, check: _PartCheck | None, values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+    if check is None or not values:
+        return None
+    try:
+        return check(values, walk)
+    except AvroMisfitError as misfit:
+        misfit.place = step + misfit.place
+        raise
 
 
 def _build_fields(fields: list[tuple[str, bool, _PartCheck | None]], expected: str) -> _PartCheck:
     """Return the check of a record. fields: name, whether it may be left out, and its check."""
     declared = {name for name, _, _ in fields}
 
-    def check(values: Sequence[Any], walk: _Walk) -> None:
+    def check(values: Sequence[Any], walk: _Walk) -> Sequence[Any] | None:
+        rows: list[dict[str, Any]] = []
         for value in values:
             if type(value) is not dict and not isinstance(value, Mapping):
                 raise AvroMisfitError(_name_class(value), expected)
@@ -442,12 +515,18 @@ def _build_fields(fields: list[tuple[str, bool, _PartCheck | None]], expected: s
             count += len(column)
             if len(column) < len(values) and not is_optional:
                 raise AvroMisfitError(f"no field {name}", "one, because it has no default")
-            _check_within(f".{name}", check_field, column, walk)
+            if (converted := _check_within(f".{name}", check_field, column, walk)) is not None:
+                rows = rows or list(map(dict, values))
+                parts = iter(converted)
+                for row in rows:
+                    if name in row:
+                        row[name] = next(parts)
         if count < sum(map(len, values)):
             undeclared = sorted({str(name) for value in values for name in value if name not in declared})
             raise AvroMisfitError(
                 f"fields that the schema does not declare: {', '.join(undeclared)}", f"those of {expected}"
             )
+        return rows or None
 
     return check
 
@@ -457,7 +536,11 @@ def _build_decoded_fields(fields: list[tuple[str, bool, _PartCheck | None]]) -> 
 
     def check(values: Sequence[Any], walk: _Walk) -> None:
         for name, check_field in checked:
-            _check_within(f".{name}", check_field, [value[name] for value in values], walk)
+            try:
+                column = [value[name] for value in values]
+            except (KeyError, TypeError):  # of another branch of a union
+                raise AvroMisfitError("another type", "a record") from None
+            _check_within(f".{name}", check_field, column, walk)
 
     return check
 
@@ -525,13 +608,18 @@ def _build_whole_rule(bits: int) -> _LeafRule:
     return _LeafRule(find, is_quick)
 
 
-def _build_float_rule(letter: str) -> _LeafRule:
-    """letter: of a float or a double, as `struct` has it. Infinity and NaN fit."""
+def _build_float_rule(letter: str, bits: int) -> _LeafRule:
+    """letter: of a float or a double, as `struct` has it; bits: of its digits. Infinity and NaN fit."""
 
     def find(value: Any) -> str:
         if not isinstance(value, Real) or isinstance(value, bool):
             return _name_class(value)
-        return "" if has_room([value]) else _OUT_OF_RANGE
+        if not has_room([value]):
+            return _OUT_OF_RANGE
+        if not isinstance(value, Integral):
+            return ""
+        (read,) = struct.unpack(f"<{letter}", struct.pack(f"<{letter}", value))
+        return "" if int(read) == int(value) else f"a whole number of more than {bits} bits"
 
     def has_room(values: Sequence[Any]) -> bool:
         try:
@@ -540,7 +628,10 @@ def _build_float_rule(letter: str) -> _LeafRule:
             return False
         return True
 
-    return _LeafRule(find, lambda values: _are_of(values, float, int) and (letter == "d" or has_room(values)))
+    def is_quick(values: Sequence[Any]) -> bool:
+        return _are_of(values, float) and (letter == "d" or has_room(values))
+
+    return _LeafRule(find, is_quick)
 
 
 _LEAF_RULES = {
@@ -550,8 +641,8 @@ _LEAF_RULES = {
     ),
     "int": _build_whole_rule(32),
     "long": _build_whole_rule(64),
-    "float": _build_float_rule("f"),
-    "double": _build_float_rule("d"),
+    "float": _build_float_rule("f", 24),
+    "double": _build_float_rule("d", 53),
 }
 
 
@@ -570,13 +661,17 @@ def _find_other(kind: str, schema: Mapping[str, Any]) -> Callable[[Any], str]:
     return find
 
 
-def _build_logical_rule(logical_type: str, schema: dict[str, Any], base: _LeafRule) -> _LeafRule:
-    """Return the rule of a logical type. A value of the underlying type fits, too, if it can be read."""
+def _find_logical_functions(schema: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return fastavro's functions from a logical type to its underlying type, and back."""
     from fastavro import read, write
 
     kind = f"{schema['type']}-{schema['logicalType']}"
-    prepare: Callable[..., Any] = write.LOGICAL_WRITERS[kind]
-    convert: Callable[..., Any] = read.LOGICAL_READERS[kind]
+    return write.LOGICAL_WRITERS[kind], read.LOGICAL_READERS[kind]
+
+
+def _build_logical_rule(logical_type: str, schema: dict[str, Any], base: _LeafRule) -> _LeafRule:
+    """Return the rule of a logical type. A value of the underlying type fits, too, if it can be read."""
+    prepare, convert = _find_logical_functions(schema)
     native, find_native = _NATIVE_RULES.get(logical_type) or _build_decimal_rule(schema)
 
     def find(value: Any) -> str:

@@ -122,44 +122,6 @@ class AvroShape:
         for part in inner:
             self._refuse_empty_items(part, is_repeated)
 
-    def pair_names(self, value: Any) -> Any:
-        """Return the value with (name, record) for each record of a union that has its name beside its fields."""
-        return self._pair_names(self.schema, value) if self.names_records else value
-
-    def _pair_names(self, schema: Any, value: Any) -> Any:
-        if isinstance(schema, list):
-            return self._pair_branch(list(map(self._resolve, schema)), value)
-        schema = self._resolve(schema)
-        kind = schema if isinstance(schema, str) else schema["type"]
-        if not isinstance(kind, str):
-            return self._pair_names(kind, value)
-        if kind in _RECORDS and isinstance(value, Mapping):
-            types = {field["name"]: field["type"] for field in schema["fields"]}
-            return {
-                name: self._pair_names(types[name], part) if name in types else part for name, part in value.items()
-            }
-        if kind == "map" and isinstance(value, Mapping):
-            return {name: self._pair_names(schema["values"], part) for name, part in value.items()}
-        if kind == "array" and isinstance(value, list | tuple):
-            return [self._pair_names(schema["items"], part) for part in value]
-        return value
-
-    def _pair_branch(self, branches: list[Any], value: Any) -> Any:
-        """Return a value of a union. Without a name only the one branch that may hold it is looked at."""
-        if not isinstance(value, Mapping | list):
-            return value
-        kinds = (*_RECORDS, "map") if isinstance(value, Mapping) else ("array",)
-        possible = [branch for branch in branches if isinstance(branch, Mapping) and branch["type"] in kinds]
-        if isinstance(value, Mapping) and isinstance(name := value.get(RECORD_NAME), str):
-            for branch in possible:
-                if branch.get("name") == name:
-                    record = {key: part for key, part in value.items() if key != RECORD_NAME}
-                    return name, self._pair_names(branch, record)
-        return self._pair_names(possible[0], value) if len(possible) == 1 else value
-
-    def _resolve(self, schema: Any) -> Any:
-        return self._named.get(schema, schema) if isinstance(schema, str) else schema
-
     def must_check(self, size_bytes: int) -> bool:
         """Return whether a value of this size may take too much."""
         return self.is_recursive or (self.has_decimals and size_bytes > MAX_DECIMAL_BYTES)
