@@ -1,4 +1,4 @@
-"""The times in docs/groups-reference.md: how long partitions wait after a killed consumer, with all defaults."""
+"""The times in docs/groups-reference.md: how long partitions wait for a killed consumer, with all defaults."""
 
 from __future__ import annotations
 

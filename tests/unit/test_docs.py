@@ -202,7 +202,7 @@ def test_every_view_has_a_query_on_the_page_of_sql() -> None:
 
 
 def test_errors_that_transactions_explains_exist() -> None:
-    rows = [line for line in read_page("transactions.md").splitlines() if line.startswith("| `")]
+    rows = [line for line in read_page("transactions-reference.md").splitlines() if line.startswith("| `")]
     names = {name for line in rows for name in re.findall(r"`([A-Z_]{8,})`", line)}
     assert "TRANSACTION_ABORTABLE" in names
     assert names <= {error.name for error in all_errors()}

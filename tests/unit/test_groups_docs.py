@@ -1,4 +1,4 @@
-"""Examples of docs/groups.md, its reference, queues.md and dead-letters.md run and print what the pages say."""
+"""The examples of docs/groups.md, queues.md and dead-letters.md run as they stand and print what the pages say."""
 
 from __future__ import annotations
 
