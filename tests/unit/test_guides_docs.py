@@ -26,7 +26,7 @@ OUTPUTS = {
     "from-kafka.md": 2,
     "from-solace.md": 1,
     "schemas.md": 4,
-    "operations.md": 0,
+    "operations-reference.md": 0,
     "delays.md": 1,
     "ttl.md": 1,
 }
@@ -76,6 +76,12 @@ CHECKS = {
     "delays.md": check_query_of_delays,
     "ttl.md": check_query_of_ttl,
 }
+
+
+def test_commands_of_operations_print_the_lines_of_the_page(tmp_path: Path) -> None:
+    (script,), (lines,) = read_blocks("operations.md", "sh"), read_blocks("operations.md", "text")
+    printed = "".join(run_commands(script, tmp_path)).splitlines()
+    assert [line for line in lines.splitlines() if line not in printed] == []
 
 
 def test_program_of_tracing_prints_its_output(tmp_path: Path) -> None:
