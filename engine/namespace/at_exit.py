@@ -25,35 +25,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
-from weakref import WeakSet
 
 from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
 log = logging.getLogger("lakemq.exit")
-
-# Objects that run native code, which a Python exception does not reach. A signal handler can interrupt them.
-
-
-class Interruptible(Protocol):
-    """An object that may run native code."""
-
-    def interrupt(self) -> None: ...
-
-
-_interruptible: WeakSet[Interruptible] = WeakSet()
-
-
-def add_interruptible(target: Interruptible) -> None:
-    """Let `interrupt_all` interrupt this object, as long as it exists."""
-    _interruptible.add(target)
-
-
-def interrupt_all() -> None:
-    """Interrupt what the objects run now."""
-    for target in list(_interruptible):
-        target.interrupt()
-
 
 # Hooks that run when the interpreter ends.
 
@@ -205,5 +180,4 @@ HOOKS = ExitHooks()
 
 # in the reverse order: producers and sequencers read and write while they end
 atexit.register(NATIVE_CALLS.end)
-atexit.register(interrupt_all)
 atexit.register(HOOKS.run)

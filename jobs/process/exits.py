@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
-from lakemq.engine.namespace.at_exit import interrupt_all
 from lakemq.jobs.jars import MissingJars, MissingJava
 from lakemq.jobs.process.streams import TRACE_VARIABLE, StreamError
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
 
 
 class Exit(IntEnum):
@@ -146,7 +146,7 @@ def on_signal(number: int, _: FrameType | None) -> None:
     end = threading.Timer(GRACE_S, _give_up, [number])
     end.daemon = True
     end.start()
-    interrupt_all()
+    NATIVE_CALLS.interrupt()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)

@@ -2,8 +2,8 @@
 
 A daemon thread that returns from a call of delta-rs, Arrow or DuckDB asks for the interpreter's lock. While the
 interpreter ends it gets none. Python ends the thread there, its stack is unwound through frames of Rust or C++, which
-do not expect that, and the process dies by a signal. So the exit waits until the calls have returned, and no daemon
-thread begins another one.
+do not expect that, and the process dies by a signal. So the exit interrupts queries, waits until the calls have
+returned, and no daemon thread begins another one. A long call is made of guarded pieces, so that it ends between two.
 """
 
 from __future__ import annotations
@@ -12,18 +12,32 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 log = logging.getLogger("lakemq.exit")
 
-EXIT_TIMEOUT_S = 10.0
-"""How long the exit waits for calls that have begun: a store may not answer."""
+EXIT_TIMEOUT_S = 30.0
+"""How long the exit waits for calls that have begun: a store may not answer. A request to it may take as long."""
+
+_INTERRUPT_S = 0.05
+"""How often the exit interrupts. An interrupt that comes before a query begins to run has no effect."""
+
+_kept: list[object] = []
+"""What could be interrupted at the end. The interpreter frees it with the module, in the main thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Interruptible(Protocol):
+    """An object that may run native code, which a Python exception does not reach."""
+
+    def interrupt(self) -> None: ...
 
 
 class NativeCalls:
@@ -34,6 +48,7 @@ class NativeCalls:
         self._depths: dict[int, int] = {}
         """Id of a thread -> how many guarded calls it is in, one within the other."""
         self._has_ended = False
+        self._interruptible: WeakSet[Interruptible] = WeakSet()
         os.register_at_fork(after_in_child=self._forget_all)
 
     def guard(self, function: Callable[P, T]) -> Callable[P, T]:
@@ -45,15 +60,21 @@ class NativeCalls:
             self._enter(thread_id)
             try:
                 return function(*arguments, **options)
+            except BaseException:
+                if not self.has_ended_for(threading.current_thread()):
+                    raise
+                # The exit's interrupt. The error is dropped here, while the exit waits: it keeps objects of DuckDB,
+                # which give up the interpreter's lock when they are freed.
             finally:
                 self._leave(thread_id)
+            raise SystemExit
 
         return call
 
     def _enter(self, thread_id: int) -> None:
         with self._changed:
             depth = self._depths.get(thread_id, 0)
-            if self._has_ended and not depth and threading.current_thread().daemon:
+            if self.has_ended_for(threading.current_thread()):
                 raise SystemExit
             self._depths[thread_id] = depth + 1
 
@@ -64,13 +85,34 @@ class NativeCalls:
             elif self._has_ended:
                 self._changed.notify_all()
 
+    def has_ended_for(self, thread: threading.Thread) -> bool:
+        """Return whether the thread may begin no call any more."""
+        return self._has_ended and thread.daemon
+
+    def add_interruptible(self, target: Interruptible) -> None:
+        """Let `interrupt` interrupt this object, as long as it exists."""
+        self._interruptible.add(target)
+
+    def interrupt(self) -> None:
+        """Interrupt what the objects run now."""
+        for target in list(self._interruptible):
+            target.interrupt()
+
     def end(self, timeout_s: float = EXIT_TIMEOUT_S) -> None:
-        """Let no daemon thread begin a call any more, and wait until the calls of other threads have returned."""
-        own_id = threading.get_ident()
-        with self._changed:
-            self._has_ended = True
-            if not self._changed.wait_for(lambda: self._depths.keys() <= {own_id}, timeout_s):
+        """Let no daemon thread begin a call any more. Interrupt the calls of other threads until all have returned."""
+        own_id, ends_s = threading.get_ident(), time.monotonic() + timeout_s
+        self._has_ended = True
+        while True:
+            _kept[:] = self._interruptible
+            self.interrupt()
+            with self._changed:
+                left_s = ends_s - time.monotonic()
+                if self._changed.wait_for(lambda: self._depths.keys() <= {own_id}, max(0, min(_INTERRUPT_S, left_s))):
+                    return
+            if left_s <= 0:
                 log.error("Reads in the background did not end within %g s at exit. The process may crash.", timeout_s)
+                _kept.clear()  # to free what still runs would wait for it
+                return
 
     def _forget_all(self) -> None:
         # the lock may be held by a thread that does not exist in the child

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -143,42 +144,62 @@ def test_hooks_run_in_children_of_multiprocessing_after_their_threads(tmp_path: 
 # -- calls of native libraries --------------------------------------------------------------------------
 
 
-def test_exit_waits_for_a_native_call_and_then_lets_no_daemon_thread_begin_one(
+def test_exit_interrupts_native_calls_waits_for_them_and_lets_no_daemon_thread_begin_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    calls, has_begun, may_end, events = NativeCalls(), threading.Event(), threading.Event(), list[str]()
+    calls, has_begun, may_run, events = NativeCalls(), threading.Event(), threading.Event(), list[str]()
+    interrupted = threading.Event()
+
+    class Query:
+        def interrupt(self) -> None:
+            if may_run.is_set():  # a query that does not run yet does not notice
+                interrupted.set()
+
+    query = Query()
+    calls.add_interruptible(query)
 
     @calls.guard
     def call() -> None:
         has_begun.set()
-        may_end.wait(30)
+        assert may_run.wait(30)
+        assert interrupted.wait(30)
+        events.append("interrupted")
         nested()
-        events.append("call")
 
     @calls.guard
     def nested() -> None:
         events.append("nested")
 
-    def call_late() -> None:
-        with pytest.raises(SystemExit):
-            nested()
-        events.append("ended")
+    @calls.guard
+    def fail() -> None:
+        has_begun.set()
+        may_run.wait(30)
+        raise OSError("interrupted")
 
-    running = threading.Thread(target=call, daemon=True)
+    def end_silently(function: Callable[[], None], event: str) -> None:
+        with pytest.raises(SystemExit):
+            function()
+        events.append(event)
+
+    running = threading.Thread(target=end_silently, args=(call, "no next piece"), daemon=True)
     running.start()
+    assert has_begun.wait(30)
+    has_begun.clear()
+    failing = threading.Thread(target=end_silently, args=(fail, "failed"), daemon=True)
+    failing.start()
     assert has_begun.wait(30)
     calls.end(timeout_s=0)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     ending = threading.Thread(target=lambda: (calls.end(30), events.append("end")), daemon=True)
     ending.start()
-    may_end.set()
-    for thread in running, ending:
+    may_run.set()
+    for thread in running, failing, ending:
         thread.join(30)
-    assert events == ["nested", "call", "end"]
-    late = threading.Thread(target=call_late, daemon=True)
+    assert sorted(events) == ["end", "failed", "interrupted", "no next piece"]
+    late = threading.Thread(target=end_silently, args=(nested, "late"), daemon=True)
     late.start()
     late.join(30)
-    assert events == ["nested", "call", "end", "ended"]
+    assert events[-1] == "late"
     nested()
     assert events[-1] == "nested", "the main thread may go on"
 
@@ -191,8 +212,11 @@ mq = lakemq.connect(sys.argv[1])
 def read():
     while True:
         mq.namespace.store.open(SEGMENTS).read()
-for _ in range(3):
-    threading.Thread(target=read, daemon=True).start()
+def query():
+    while True:
+        mq.sql("SELECT count(*) FROM range(1000000) a(n), range(10000000) b(n) WHERE a.n * b.n > 77")
+for target in read, read, query:
+    threading.Thread(target=target, daemon=True).start()
 mq.fetch("t").to_arrow()
 """
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakemq.tables.specs.messages import HEADERS, file_stem
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
 from lakemq.tables.storage.object_stores.files import Files
 
 from ...namespace.data_file import ROW_GROUP_ROWS
@@ -229,6 +230,7 @@ def _take_from_steps(parts: Sequence[StepRows], ranges: _FileRanges, columns: li
     return RangeRows(rows, ranges.indices, table_begins[part] + ranges.first_rows - part_begins[part])
 
 
+@NATIVE_CALLS.guard
 def _read_from_file(
     files: Files, footer_hash: int | None, ranges: _FileRanges, columns: list[str], cache: RowGroupCache | None
 ) -> RangeRows:

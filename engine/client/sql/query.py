@@ -6,6 +6,7 @@ writes no files except spill files in a folder of its own, unless the caller all
 
 from __future__ import annotations
 
+import errno
 import re
 import tempfile
 import threading
@@ -28,7 +29,6 @@ from lakemq.tables.storage.native_calls import NATIVE_CALLS, Workers
 from lakemq.tables.storage.object_stores.files import Files
 from lakemq.tables.storage.parquet import BASE_BYTES, TooLargeUnpacked, open_bounded_parquet
 
-from ...namespace.at_exit import add_interruptible
 from ...namespace.data_file import ParquetFooter, read_footer
 from ...namespace.extras import needs
 from ...namespace.store_errors import store_errors
@@ -154,6 +154,7 @@ class BoundedResult(NamedTuple):
     is_cut: bool
 
 
+@NATIVE_CALLS.guard
 def run_bounded_query(
     namespace: Namespace, text: str, limits: QueryLimits, snapshot: Snapshot, live: LiveReaders = NOT_LIVE
 ) -> BoundedResult:
@@ -169,31 +170,44 @@ def run_bounded_query(
 
     try:
         connection, text = _prepare(namespace, text, False, SqlDialect.spark, snapshot, live, limits.memory_mb)
-        is_late = threading.Event()  # an interrupt before the query begins has no effect
-
-        def stop() -> None:
-            is_late.set()
-            connection.interrupt()
-
-        timer = threading.Timer(limits.timeout_s, stop)
-        timer.daemon = True
-        timer.start()
-        try:
-            with _explain_merges(namespace, snapshot), _explain_errors(text, False, connection):
-                result = connection.execute(text)
-                if result is None:
-                    raise _build_no_statement_error(text)
-                rows = result.fetchmany(limits.max_rows + 1)
-        finally:
-            timer.cancel()
-        if is_late.is_set():
-            raise build_timeout_error(limits.timeout_s)
-    except duckdb.InterruptException:
-        raise build_timeout_error(limits.timeout_s) from None
+        with (
+            limit_time(connection, limits.timeout_s),
+            _explain_merges(namespace, snapshot),
+            _explain_errors(text, False, connection),
+        ):
+            result = connection.execute(text)
+            if result is None:
+                raise _build_no_statement_error(text)
+            rows = result.fetchmany(limits.max_rows + 1)
     except duckdb.Error as error:
         raise InvalidRequest(f"The query fails: {error}", found=text[:100]) from None
     columns = _number_duplicates([name for name, *_ in result.description or ()])
     return BoundedResult(columns, rows[: limits.max_rows], len(rows) > limits.max_rows)
+
+
+@contextmanager
+def limit_time(connection: duckdb.DuckDBPyConnection, timeout_s: float) -> Iterator[None]:
+    """Interrupt what the connection runs in the block after this time. Raises InvalidRequest then."""
+    import duckdb
+
+    is_late = threading.Event()  # an interrupt before the query begins has no effect
+
+    def stop() -> None:
+        is_late.set()
+        connection.interrupt()
+
+    timer = threading.Timer(timeout_s, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except duckdb.InterruptException:
+        if not is_late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise build_timeout_error(timeout_s)
 
 
 def build_timeout_error(timeout_s: float) -> InvalidRequest:
@@ -389,7 +403,7 @@ def connect_duckdb(
     database = f'"mq_{name}"' if name in _RESERVED_NAMES else f'"{name}"'
     bound: dict[str, str] = {} if memory_mb is None else {"memory_limit": f"{memory_mb}MB"}
     connection = duckdb.connect(":memory:", config={**_SETTINGS, **bound})
-    add_interruptible(connection)
+    NATIVE_CALLS.add_interruptible(connection)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
     connection.execute(f"USE {database}")
@@ -447,8 +461,9 @@ _DAMAGE = re.compile(
 def _fetch_rows(
     result: duckdb.DuckDBPyConnection, text: str, namespace: Namespace, snapshot: Snapshot
 ) -> Iterator[tuple[Any, ...]]:
+    fetch = NATIVE_CALLS.guard(result.fetchmany)
     with _explain_merges(namespace, snapshot), _explain_errors(text, True, result):
-        while rows := result.fetchmany(_BATCH_ROWS):
+        while rows := fetch(_BATCH_ROWS):
             yield from rows
 
 
@@ -487,18 +502,27 @@ class DataFileRows(ds.Dataset):
     def __init__(self, files: Files, names: Sequence[str]) -> None:
         """names: of the data files."""
         # not the constructor of `Dataset`, which refuses. DuckDB calls only these methods
-        self._files, self._names = files, names
+        self._files, self._names, self._thread = files, names, threading.current_thread()
 
     def scanner(self, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> _Scanner:
         """Return what reads these columns, or all, of the rows for which the filter holds."""
-        return _Scanner(self._files, self._names, self.schema.names if columns is None else columns, filter)
+        shown = self.schema.names if columns is None else columns
+        return _Scanner(self._files, self._names, shown, filter, self._thread)
 
 
 class _Scanner:
     """Reads data files one after the other."""
 
-    def __init__(self, files: Files, names: Sequence[str], columns: Sequence[str], where: pc.Expression | None) -> None:
-        self._files, self._names, self._where = files, names, where
+    def __init__(
+        self,
+        files: Files,
+        names: Sequence[str],
+        columns: Sequence[str],
+        where: pc.Expression | None,
+        thread: threading.Thread,
+    ) -> None:
+        """thread: which runs the query. DuckDB reads in threads of its own, and looks for an interrupt between rows."""
+        self._files, self._names, self._where, self._thread = files, names, where, thread
         self._shown = pa.schema([MESSAGES.stored_schema.field(name) for name in columns])
         self._read_columns = [name for name in MESSAGES.stored_schema.names if name in columns or self._filters(name)]
 
@@ -523,6 +547,8 @@ class _Scanner:
                 source, footer = opening.result()
                 with source:
                     for rows in self._read_file(source, footer):
+                        if NATIVE_CALLS.has_ended_for(self._thread):
+                            raise OSError(errno.EINTR, "The interpreter ends")
                         yield from rows.to_batches()
             except (OSError, ValueError, pa.ArrowException) as error:
                 if isinstance(error, pa.ArrowMemoryError) or getattr(error, "errno", None) is not None:
