@@ -13,7 +13,7 @@ from lakemq.tables.storage.coordination.beats import Beats
 from lakemq.tables.storage.object_stores.store_options import configure_spark
 
 from ..namespace import crash
-from ..namespace.clock import Clock, SystemClock
+from ..namespace.clock import Clock, StoreClock, SystemClock
 from ..namespace.data_file import new_file_id
 from ..namespace.namespace import Namespace
 from ..namespace.process import end_block, new_client_id, new_id
@@ -104,20 +104,25 @@ class Connection(LogAccess):
             self._new_follow_line,
         )
         super().__init__(fetcher, consumers, open_objects, clock, self.transaction, spark is not None)
-        self._producers = open_objects.producers
+        self._producers, self._publish_clock = open_objects.producers, StoreClock(clock, namespace.files.time_ms)
         self._ids = TransactionalIds(self.requester, self._clock, 4 * timeout_ms)
         self._producer_factory = ProducerFactory(
-            self.requester, self._clock, self._arrow_publisher, self._ids, self._producers
+            self.requester, self._publish_clock, self._arrow_publisher, self._ids, self._producers
         )
         # not checked for closing: producers look up routes while the connection closes
         self._routes = RouteCache(self._fetcher.query)
         self._spread = KeylessRoundRobin(int(new_id()[:6], 16))
         gates = Gates(namespace.config.expectations)
         self._rows = RowPublisher(
-            gates, namespace, self._clock, self._arrow_publisher, self.spark_publisher, self._fetcher.read_state
+            gates,
+            namespace,
+            self._publish_clock,
+            self._arrow_publisher,
+            self.spark_publisher,
+            self._fetcher.read_state,
         )
         self._tools = OperatorTools(
-            namespace, self.requester, self._fetcher, self._clock, self._arrow_publisher, self._check_open
+            namespace, self.requester, self._fetcher, self._publish_clock, self._arrow_publisher, self._check_open
         )
 
     def _new_follow_line(self) -> FollowLine:
@@ -221,7 +226,7 @@ class Connection(LogAccess):
         from .publish.spark import SparkPublisher  # pyspark is heavy, and not every client has it
 
         self._open.check_process()
-        return SparkPublisher(self.namespace, self.requester, self.state, self._clock, self._crash_point)
+        return SparkPublisher(self.namespace, self.requester, self.state, self._publish_clock, self._crash_point)
 
     @overload
     def producer(self, transactional_id: None = None, **options: Unpack[ProducerKeywords]) -> Producer: ...
@@ -315,7 +320,7 @@ class Connection(LogAccess):
             self.namespace.files,
             self.requester,
             self._routes,
-            self._clock,
+            self._publish_clock,
             new_file_id,
             self.namespace.config.number("inline.max.bytes"),
             self._spread,

@@ -15,8 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from clocks import AheadClock
 from unit.desk import Desk
-from unit.served import new_name, new_topic, values
+from unit.served import new_name, new_topic, now_ms, values
 
 import lakemq
 from lakemq.engine.client.arguments import (
@@ -28,6 +29,7 @@ from lakemq.engine.client.arguments import (
     parse_whole_number,
 )
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.namespace.clock import StoreClock, SystemClock
 from lakemq.engine.namespace.config import load_config
 from lakemq.engine.namespace.namespace import open_namespace
 from lakemq.engine.namespace.store_errors import store_errors
@@ -140,6 +142,68 @@ def test_no_publish_warns_where_retention_ignores_its_times(mq: Connection, topi
         assert mq.publish(name, rows_of_days_ago(400), on_error="fail").warnings == []
         assert mq.publish(name, rows_of_days_ago(-400), on_error="fail").warnings == []
     assert mq.publish(topic, rows_of_days_ago(400), delay_ms=0, on_error="fail").warnings == [], "it ages from now on"
+
+
+# -- wrong clocks of clients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_ms", [DAY_MS // 4, -DAY_MS // 4])
+def test_a_wrong_clock_of_a_client_changes_no_delay_and_lets_retention_delete_nothing(
+    mq: Connection, ahead_ms: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, topic = AheadClock(), new_name("t")
+    clock.ahead_ms = ahead_ms
+    mq.topics.create(topic, config={"retention.ms": DAY_MS // 24})
+    begun_ms = now_ms() - 20  # a disk's clock stands still for some milliseconds
+    with Connection(mq.namespace, clock=clock) as client, client.producer() as producer:
+        due_ms = producer.send(topic, "late", delay_ms=2_000).result(30).deliver_at_ms
+        assert begun_ms + 2_000 <= due_ms
+        producer.send(topic, "now").result(30)
+        assert client.publish(topic, pa.table({"value": ["now"]}), on_error="fail").warnings == []
+        assert client.publish(topic, rows_of_days_ago(0.1)).warnings != [], "its own times may be old"
+    ended_ms = now_ms() + 1_000  # a store may give whole seconds
+    assert due_ms <= ended_ms + 3_000
+    stamps = [message.timestamp.timestamp() * 1000 for message in mq.fetch(topic)][:2]
+    assert all(begun_ms <= stamp <= ended_ms for stamp in stamps)
+    (warning,) = [record.message for record in caplog.records if record.name == "lakemq.clock"]
+    where = "ahead of" if ahead_ms > 0 else "behind"
+    assert f" s {where} that of the store. Messages get the store's time" in warning
+
+
+def test_the_stores_time_replaces_that_of_a_clock_that_is_off_or_was_set() -> None:
+    class Steps(SystemClock):
+        own_ms, steady = 1_000_123, 0
+
+        def now_ms(self) -> int:
+            return self.own_ms
+
+        def steady_ms(self) -> int:
+            return self.steady
+
+        def run(self, ms: int, is_set_by_ms: int = 0) -> None:
+            self.own_ms, self.steady = self.own_ms + ms + is_set_by_ms, self.steady + ms
+
+    looks: list[int | OSError] = [1_002_000, 1_005_123, OSError("gone"), 4_608_000]
+    own = Steps()
+
+    def read_store_ms() -> int:
+        look = looks.pop(0)
+        if isinstance(look, OSError):
+            raise look
+        return look
+
+    clock = StoreClock(own, read_store_ms)
+    assert clock.now_ms() == 1_000_123, "less than two seconds off"
+    own.run(3_000)
+    assert (clock.now_ms(), len(looks)) == (1_003_123, 3), "no second look"
+    own.run(2_000, is_set_by_ms=-60_000)
+    assert clock.now_ms() == 1_005_123, "it was set: the store's time"
+    own.run(500)
+    assert clock.now_ms() == 1_005_623
+    own.run(0, is_set_by_ms=10_000)
+    assert clock.now_ms() == own.own_ms, "the store does not answer"
+    own.run(StoreClock.LOOK_MS + 1)
+    assert (clock.now_ms(), looks) == (4_608_999, []), "an hour later; a whole second may be almost over"
 
 
 def test_a_producer_warns_once_per_destination_of_messages_that_retention_deletes(

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructField, StructType
 
 from lakemq.tables.storage.object_stores.files import open_files
 
-from ...namespace.clock import SystemClock
+from ...namespace.clock import StoreClock, SystemClock
 from ...protocol.errors import IllegalState, InvalidConfig, InvalidRecord, InvalidRequest
 from ...protocol.names import is_name
 from ...protocol.values.log import ApplicationVersion
@@ -37,12 +37,12 @@ def make_write_task(options: WriteOptions, schema: StructType) -> WriteTask:
     """Return the work of tasks. Raises InvalidRecord, UnknownTopicOrPartition, InvalidTopic: they could not do it."""
     check_columns(pa.schema([_arrow_field(field) for field in schema]), options)
     with options.location.connect() as mq:
-        state = mq.state()
+        state, now_ms = mq.state(), StoreClock(SystemClock(), mq.namespace.files.time_ms).now_ms()
     if options.topic is not None:
         routing = Routing(find_route(state, options.topic))
     else:
         routing = Routing(None, state.without_clients(with_groups=False))
-    return WriteTask(options, routing, SystemClock().now_ms())
+    return WriteTask(options, routing, now_ms)
 
 
 def _arrow_field(field: StructField) -> pa.Field:
