@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from lakemq.tables.storage.native_calls import NATIVE_CALLS
+
 from ..namespace.extras import needs
 from ..protocol.errors import InvalidRequest, LakeMQError
-from .sql.query import hint_at_quotes
+from .sql.query import hint_at_quotes, limit_time
 
 _NTH = "lakemq_nth_row"
+_TIMEOUT_S = 20.0
+"""For the rows of a piece, as for a query of the console."""
+_MOST_CHARACTERS = 1 << 16
+"""The time to plan conditions grows with the square of their number, and no interrupt ends it."""
 
 
 class Predicate:
@@ -18,13 +24,28 @@ class Predicate:
     A condition that cannot be evaluated on bytes, such as LIKE, reads them as UTF-8; null where they are not.
     """
 
-    def __init__(self, text: str, columns: pa.Schema) -> None:
-        """columns: those that the predicate may use. Raises InvalidRequest if it cannot be evaluated on them."""
+    def __init__(self, text: str, columns: pa.Schema, timeout_s: float = _TIMEOUT_S) -> None:
+        """Check the predicate.
+
+        Args:
+            text: the condition.
+            columns: those that it may use.
+            timeout_s: for the rows of one call.
+
+        Raises InvalidRequest: it is too long, or cannot be evaluated on the columns.
+        """
+        if len(text) > _MOST_CHARACTERS:
+            raise InvalidRequest(
+                "The predicate is too long.",
+                found=f"{len(text)} characters",
+                expected=f"at most {_MOST_CHARACTERS}: several calls, each with a part of it",
+            )
         with needs("sql"):
             import duckdb  # few clients need it
 
-        self._text, self._columns = text, columns
+        self._text, self._columns, self._timeout_s = text, columns, timeout_s
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
+        NATIVE_CALLS.add_interruptible(self._connection)
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute("SET temp_directory = ''")  # DuckDB may read files there in any case
         self._connection.execute("SET enable_external_access = false")
@@ -41,6 +62,7 @@ class Predicate:
             if not self._reads_text:
                 raise
 
+    @NATIVE_CALLS.guard
     def select_rows(self, rows: pa.Table) -> pa.Table:
         """Return the rows for which the predicate is true, in order, with all columns. Raises InvalidRequest."""
         import duckdb
@@ -50,7 +72,8 @@ class Predicate:
             shown = _decode_bytes(shown)
         shown = shown.append_column(_NTH, pa.array(np.arange(rows.num_rows)))
         try:
-            selected = self._connection.from_arrow(shown).filter(self._text).project(_NTH).to_arrow_table()
+            with limit_time(self._connection, self._timeout_s):
+                selected = self._connection.from_arrow(shown).filter(self._text).project(_NTH).to_arrow_table()
         except duckdb.Error as error:
             raise self._refusal(error) from None
         return rows.take(pa.array(np.sort(selected.column(_NTH).to_numpy())))

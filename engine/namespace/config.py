@@ -318,8 +318,33 @@ def build_limits(config: EngineConfig) -> Limits:
     )
 
 
+_MOST_YAML_CHARACTERS = 1 << 20
+_MOST_YAML_DEPTH = 64
+"""The time to read nested brackets grows with the square of their depth."""
+_MOST_YAML_NODES = 100_000
+"""With the nodes of each anchor as often as it is used."""
+
+
 class _UniqueKeys(yaml.SafeLoader):
-    """A YAML loader that refuses a repeated key. YAML itself silently takes the last one."""
+    """A YAML loader that refuses a repeated key, and what takes long. YAML itself silently takes the last one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+        self._nodes_of: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias, nodes_before = self.check_event(yaml.AliasEvent), self._nodes
+        self._depth += 1
+        if self._depth > _MOST_YAML_DEPTH:
+            raise yaml.YAMLError(f"it is nested in more than {_MOST_YAML_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        self._nodes += self._nodes_of.get(id(node), 1) if is_alias else 1
+        self._nodes_of[id(node)] = self._nodes - nodes_before
+        if self._nodes > _MOST_YAML_NODES:
+            raise yaml.YAMLError(f"it has more than {_MOST_YAML_NODES} values")
+        return node
 
 
 def _construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -339,6 +364,8 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _con
 
 def parse_yaml(text: str) -> Any:
     """Return the value of a YAML document. Raises InvalidConfig, ValueError: it is not valid, or a key stands twice."""
+    if len(text) > _MOST_YAML_CHARACTERS:
+        raise ValueError(f"it has more than {_MOST_YAML_CHARACTERS} characters")
     try:
         return yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, RecursionError, ArithmeticError, LookupError) as error:  # whatever a constructor raises

@@ -443,3 +443,15 @@ def test_predicate_reads_bytes_as_text_where_it_needs_text() -> None:
     ):
         selected = Predicate(condition, rows.schema).select_rows(rows)
         assert selected.column("value").to_pylist() == expected, condition
+
+
+def test_a_predicate_has_limits_of_length_and_time() -> None:
+    numbers = pa.table({"n": range(1000)})
+    conditions = " OR ".join(f"n = {n}" for n in range(20_000))
+    with pytest.raises(InvalidRequest, match="The predicate is too long"):
+        Predicate(conditions, numbers.schema)
+    endless = "n < (SELECT count(*) FROM range(1000000) a(i), range(10000000) b(i) WHERE a.i * b.i > 77 + n)"
+    bounded = Predicate(endless, numbers.schema, timeout_s=0.2)
+    with pytest.raises(InvalidRequest, match=r"stopped after 0\.2 s"):
+        bounded.select_rows(numbers)
+    assert Predicate("n < 2", numbers.schema, timeout_s=60).select_rows(numbers).num_rows == 2

@@ -54,10 +54,11 @@ BAD = {
     "nul": (b"lease.ms: 1\0", "Cannot read"),
     "two documents": (b"lease.ms: 1000\n---\nlease.ms: 1000", "Cannot read"),
     "broken": (b"lease.ms: [", "Cannot read"),
-    "deep": (b"a: " + b"[" * 1000, "Cannot read"),
+    "deep": (b"[" * 10_000, "nested in more than 64 levels"),
+    "large": (b"#" * (1 << 20) + b"#", "more than 1048576 characters"),
     "base 60": (b"lease.ms: " + b"1:" * 3000 + b"1.5", "Cannot read"),
     "no boolean": (b"lease.ms: !!bool x", "Cannot read"),
-    "laughs": (BILLION_LAUGHS.encode(), "Unknown parameter"),
+    "laughs": (BILLION_LAUGHS.encode(), "more than 100000 values"),
 }
 
 
