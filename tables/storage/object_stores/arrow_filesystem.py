@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
-from pyarrow.fs import (
-    FileInfo,
-    FileSystem,
-    FileSystemHandler,
-    FileType,
-    LocalFileSystem,
-    PyFileSystem,
-    SubTreeFileSystem,
-)
+from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem, SubTreeFileSystem
 
 from .local_files import LocalFiles
 from .objects import Files
@@ -26,64 +16,31 @@ def arrow_filesystem(files: Files) -> FileSystem:
     return PyFileSystem(_ReadOnlyHandler(files))
 
 
-class _ReadOnlyHandler(FileSystemHandler):  # type: ignore[misc]
-    """Opens objects for a dataset. Datasets of LakeMQ name their files, so nothing is listed."""
+class _ReadOnlyHandler(FSSpecHandler):  # type: ignore[misc]
+    """Opens objects for a dataset. Datasets of LakeMQ name their files, so nothing is listed.
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
+    The inherited methods that list and write find nothing in `Files` that they could call.
+    """
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ReadOnlyHandler) and other._files.root == self._files.root
+        return isinstance(other, _ReadOnlyHandler) and other.fs.root == self.fs.root
 
     def __hash__(self) -> int:
-        return hash(self._files.root)
+        return hash(self.fs.root)
 
     def get_type_name(self) -> str:
         return "lakemq"
 
-    def normalize_path(self, path: str) -> str:
-        return path
-
     def open_input_file(self, path: str) -> pa.NativeFile:
-        return self._files.open_input(path)
+        return self.fs.open_input(path)
 
     def open_input_stream(self, path: str) -> pa.NativeFile:
-        return self._files.open_input(path)
+        return self.fs.open_input(path)
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
         infos = []
         for path in paths:
-            size = self._files.size(path)
+            size = self.fs.size(path)
             kind = FileType.NotFound if size is None else FileType.File
             infos.append(FileInfo(path, kind, size=size))
         return infos
-
-    def get_file_info_selector(self, selector: Any) -> list[FileInfo]:
-        raise NotImplementedError
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        raise NotImplementedError
-
-    def delete_dir(self, path: str) -> None:
-        raise NotImplementedError
-
-    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
-        raise NotImplementedError
-
-    def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
-
-    def delete_file(self, path: str) -> None:
-        raise NotImplementedError
-
-    def move(self, src: str, dest: str) -> None:
-        raise NotImplementedError
-
-    def copy_file(self, src: str, dest: str) -> None:
-        raise NotImplementedError
-
-    def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        raise NotImplementedError
-
-    def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        raise NotImplementedError
