@@ -105,7 +105,7 @@ def test_forked_child_is_refused_by_a_transaction(mq: Connection):
             "send_offsets": lambda: transaction.send_offsets({(topic, 0): 0}, "g"),
             "leave": lambda: transaction.__exit__(None, None, None),
         }
-        with transaction._manager.lock, other._manager.lock:
+        with transaction._manager.shared_lock, other._manager.shared_lock:
             assert run_in_thread(lambda: run_in_fork(catch_in_child(calls))) == "[]"
     assert values(mq, topic) == ["x"]
 

@@ -294,7 +294,7 @@ class TransactionBatches:
             self._transactions.note_failure(error)
             self._settler.settle([(batch, BatchOutcome(error=to_lakemq_error(error))) for batch in batches])
             if isinstance(error, Exception):
-                self._transactions.check_no_failure()
+                self._transactions.parts.check_no_failure()
             raise
 
     def _prepare_requests(self, batches: Sequence[Batch]) -> list[PreparedBatch]:
@@ -302,7 +302,8 @@ class TransactionBatches:
 
         Requests in one letter get their sequence numbers before any is answered, so they must not share a partition.
         """
-        ref, sequences = self._transactions.get_ref(), self._sequences
+        ref, sequences = self._transactions.ref, self._sequences
+        assert ref is not None
         assert sequences is not None
         parts = []
         for batch in batches:

@@ -148,7 +148,7 @@ class TransactionalProducer(RecordProducer):
     ) -> None:
         """on_close: called once the producer is closed."""
         # a record outside a transaction is refused, so each record needs the check
-        super().__init__(clock, options, transactions.lock, on_close, check_sendable=transactions.ref)
+        super().__init__(clock, options, transactions.shared_lock, on_close, check_sendable=transactions.get_accepting)
         self._transactions = transactions
         self._batches = TransactionBatches(publisher, transactions, self._buffer, self._settler, self._monitor, clock)
         self._sender = Sender(

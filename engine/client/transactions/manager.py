@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from contextlib import contextmanager
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from ...namespace.clock import Clock
 from ...protocol.codec.few_rows import Rows
@@ -145,80 +145,6 @@ def build_next_ref(ref: TransactionRef, done: TransactionEnded) -> TransactionRe
     return TransactionRef(ref.transactional_id, done.producer_id, done.producer_epoch)
 
 
-# How a transaction ends: the letter of its commit or abort, and what the reply changes.
-
-
-class TransactionEnder:
-    """Commits and aborts the transaction of a state, inside its block `ending`."""
-
-    def __init__(self, state: TransactionState, requests: EndRequests, take_id: Callable[[], TransactionRef]) -> None:
-        """take_id: takes the id again, and returns the next transaction."""
-        self._state, self._requests, self._take_id = state, requests, take_id
-
-    def commit(self, parts: Sequence[Part], batch_id: int | None) -> list[Published | None]:
-        """Send the last parts, acknowledgements and the commit. See `TransactionManager.send_commit`."""
-        state = self._state
-        with state.lock.own:
-            state.parts.wait_until_finished()
-            state.parts.check_no_failure()
-        assert state.ref is not None
-        ref = state.ref
-        acknowledgements = state.build_acknowledgements(ref)
-        if not (parts or acknowledgements or state.parts.count):
-            state.finish(ref)
-            return []
-        end = EndTransaction(ref, True, state.parts.count + len(parts) + len(acknowledgements), batch_id)
-        letter: list[tuple[AnyRequest, Rows | None]] = [
-            *parts,
-            *((request, None) for request in acknowledgements),
-            (end, None),
-        ]
-        state.fallback = PhaseEvent.LOSE_REPLY
-        reply = self._requests.commit(letter)
-        state.fallback = PhaseEvent.REFUSE
-        if reply.error is not None:
-            self._take_refusal(reply, reply.error, len(parts))
-        else:
-            state.finish(reply.next_ref(ref), batch_id)
-        return reply.list_published(len(parts))
-
-    def _take_refusal(self, reply: CommitReply, error: BaseException, part_count: int) -> None:
-        """Take in a refused commit. Raises its error, unless all that failed are parts that can be built again."""
-        if isinstance(error, FENCED):
-            self._state.lose_id(error)
-            raise error
-        cause = reply.find_cause(part_count)
-        with self._state.lock.own:
-            if cause is not None:
-                self._state.parts.note_failure(cause)
-                self._state.parts.check_no_failure()
-            # The sequencer has the accepted acknowledgements now.
-            self._state.parts.count += sum(answer.exception() is None for answer in reply.other_replies)
-            self._state.forget_messages()
-
-    def abort(self) -> None:
-        """Send the abort. See `TransactionManager.send_abort`."""
-        state = self._state
-        with state.lock.own:
-            state.parts.wait_until_finished()
-        assert state.ref is not None
-        ref = state.ref
-        try:
-            following = self._requests.abort(ref)
-        except FENCED as error:
-            state.lose_id(error)
-            raise
-        except InvalidTxnState:
-            raise
-        except BaseException:
-            with state.lock.own:
-                state.parts.note_failure(TransactionAbortable("The abort was not answered. Abort again."))
-            raise
-        if state.parts.has_unanswered and following == ref:
-            following = self._take_id()  # nothing had come: should it come yet, it must not find the next transaction
-        state.finish(following)
-
-
 # The transactional id: its producer and its open transaction.
 
 
@@ -226,11 +152,10 @@ Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the next offset to consume."""
 
 
-class TransactionManager:
+class TransactionManager(TransactionState):
     """A transactional id with at most one open transaction. Thread-safe; calls in the wrong order are refused.
 
-    `TransactionState` is the state machine. `EndRequests` sends what begins and ends a transaction, and
-    `TransactionEnder` takes in the replies.
+    It is the state machine, and takes in the replies to what begins and ends a transaction, which `EndRequests` sends.
     """
 
     def __init__(
@@ -247,61 +172,18 @@ class TransactionManager:
             timeout_ms: transaction.timeout.ms.
             answer_timeout_ms: how long an end is tried before giving up.
         """
+        super().__init__()
         self.transactional_id, self.timeout_ms = transactional_id, timeout_ms
-        self._state = TransactionState()
-        self._requests = EndRequests(requester, clock, answer_timeout_ms, self._state.parts)
-        self._ender = TransactionEnder(self._state, self._requests, self._take_id)
+        self._requests = EndRequests(requester, clock, answer_timeout_ms, self.parts)
 
-    @property
-    def lock(self) -> Any:
-        """The RLock that protects changes of the phase."""
-        return self._state.shared_lock
+    def initialize(self) -> TransactionRef:
+        """Take the id: fence its holder, and abort its open transaction. Return the next one.
 
-    @property
-    def last_batch_id(self) -> int:
-        """The last micro-batch that was committed under the id. -1: none."""
-        return self._state.last_batch_id
-
-    @property
-    def is_open(self) -> bool:
-        return self._state.is_open
-
-    @property
-    def is_initialized(self) -> bool:
-        return self._state.ref is not None
-
-    # -- beginning --------------------------------------------------------------------------------------
-
-    def initialize(self) -> None:
-        """Take the id: fence its holder, and abort its open transaction. Raises what the request raises."""
-        self._take_id()
-
-    def _take_id(self) -> TransactionRef:
-        done = self._requests.take_id(self.transactional_id, self.timeout_ms)
-        return self._state.take_id(self.transactional_id, done)
-
-    def begin(self) -> TransactionRef:
-        """Open a transaction. Nothing is sent before its first publish. Raises IllegalState, ProducerFenced."""
-        return self._state.begin()
-
-    def release_id(self) -> None:
-        """Give up the id: its transaction may still be open. Taking the id again ends that transaction."""
-        self._state.release_id()
+        Raises what the request raises.
+        """
+        return self.take_id(self.transactional_id, self._requests.take_id(self.transactional_id, self.timeout_ms))
 
     # -- its parts --------------------------------------------------------------------------------------
-
-    def ref(self, expected_ref: TransactionRef | None = None) -> TransactionRef:
-        """Return the transaction that accepts parts now.
-
-        Args:
-            expected_ref: the transaction that the part belongs to.
-
-        Raises:
-            IllegalState: no transaction is open, or another one.
-            TransactionAbortable: a part has failed.
-            ProducerFenced: another process has taken the id.
-        """
-        return self._state.get_accepting(expected_ref)
 
     @contextmanager
     def add_part(
@@ -315,23 +197,18 @@ class TransactionManager:
             group: whose offsets are sent. All offsets of a group count as one part.
 
         Raises:
-            What `ref` raises.
+            What `get_accepting` raises.
         """
-        state = self._state
-        with state.lock.own:
-            ref = state.get_ref_while_ending() if was_added else self.ref(expected_ref)
-            state.parts.start_part()
-        with state.parts.finish_part(group):
+        with self.lock.own:
+            ref = self.get_ref_while_ending() if was_added else self.get_accepting(expected_ref)
+            self.parts.start_part()
+        with self.parts.finish_part(group):
             yield ref
 
     def note_failure(self, error: BaseException) -> None:
         """Make the transaction abort-only: a part was refused, or its outcome is unknown."""
-        with self._state.lock.own:
-            self._state.parts.note_failure(error)
-
-    def check_no_failure(self) -> None:
-        """Raise ProducerFenced if the id was lost, and else TransactionAbortable if a part has failed."""
-        self._state.parts.check_no_failure()
+        with self.lock.own:
+            self.parts.note_failure(error)
 
     def add_offsets(
         self,
@@ -351,9 +228,9 @@ class TransactionManager:
                 OffsetMetadataTooLarge: bad arguments.
             FencedMemberEpoch, UnknownMemberId, IllegalGeneration: the member has lost the partitions.
             InvalidRecordState: the queue's batch has no unsettled messages left.
-            What `ref` raises.
+            What `get_accepting` raises.
         """
-        ref = self.ref(expected_ref)
+        ref = self.get_accepting(expected_ref)
         try:
             request = self._add_positions(ref, group, offsets, metadata)
         except BaseException as error:
@@ -365,7 +242,7 @@ class TransactionManager:
             with self.add_part(ref, group=group):
                 self._requests.send_offsets(request)
         except FENCED:
-            self._state.parts.check_not_fenced()
+            self.parts.check_not_fenced()
             raise
 
     def _add_positions(
@@ -379,43 +256,19 @@ class TransactionManager:
         member_id = getattr(consumed, "member_id", None)
         if isinstance(consumed, ConsumedMessages):
             consumed.check_has_unacknowledged()
-            self._state.add_messages(ref, named, member_id, consumed.messages)
+            self.add_messages(ref, named, member_id, consumed.messages)
             return None
-        self._state.note_member(named, member_id)
+        self.note_member(named, member_id)
         commits = build_offset_commits(consumed, metadata)
         generation = getattr(consumed, "generation", None)
         return CommitOffsets(named, commits, ref, member_id, generation) if commits else None
 
     # -- ending -----------------------------------------------------------------------------------------
 
-    def ending(
-        self, commits: bool, expected_ref: TransactionRef | None = None
-    ) -> AbstractContextManager[TransactionRef]:
-        """End the transaction in this block. Meanwhile no part is accepted. If the block fails, the phase falls back.
-
-        Args:
-            expected_ref: the transaction to end.
-
-        Raises:
-            IllegalState: nothing is open, or another thread is ending it.
-            ProducerFenced: another process has taken the id.
-            TransactionAbortable: a part has failed; only for a commit.
-        """
-        return self._state.ending(commits, expected_ref)
-
-    def get_ref(self) -> TransactionRef:
-        """Return the transaction that is being ended. Only inside `ending`."""
-        assert self._state.ref is not None
-        return self._state.ref
-
     @property
     def may_commit_again(self) -> bool:
         """Whether the failed commit may be sent once more. Only inside `ending`."""
-        return self._state.fallback is PhaseEvent.LOSE_REPLY
-
-    def wait_while_ending(self) -> None:
-        """Wait until no thread is ending the transaction."""
-        self._state.wait_while_ending()
+        return self.fallback is PhaseEvent.LOSE_REPLY
 
     def commit(self, batch_id: int | None = None, expected_ref: TransactionRef | None = None) -> None:
         """Commit everything that was published. Raises what `ending` and `send_commit` raise."""
@@ -443,7 +296,43 @@ class TransactionManager:
             ProducerFenced: another process has taken the id.
             RequestTimedOut: the outcome is unknown. The same call may be made again.
         """
-        return self._ender.commit(parts, batch_id)
+        with self.lock.own:
+            self.parts.wait_until_finished()
+            self.parts.check_no_failure()
+        assert self.ref is not None
+        ref = self.ref
+        acknowledgements = self.build_acknowledgements(ref)
+        if not (parts or acknowledgements or self.parts.count):
+            self.finish(ref)
+            return []
+        end = EndTransaction(ref, True, self.parts.count + len(parts) + len(acknowledgements), batch_id)
+        letter: list[tuple[AnyRequest, Rows | None]] = [
+            *parts,
+            *((request, None) for request in acknowledgements),
+            (end, None),
+        ]
+        self.fallback = PhaseEvent.LOSE_REPLY
+        reply = self._requests.commit(letter)
+        self.fallback = PhaseEvent.REFUSE
+        if reply.error is not None:
+            self._take_refusal(reply, reply.error, len(parts))
+        else:
+            self.finish(reply.next_ref(ref), batch_id)
+        return reply.list_published(len(parts))
+
+    def _take_refusal(self, reply: CommitReply, error: BaseException, part_count: int) -> None:
+        """Take in a refused commit. Raises its error, unless all that failed are parts that can be built again."""
+        if isinstance(error, FENCED):
+            self.lose_id(error)
+            raise error
+        cause = reply.find_cause(part_count)
+        with self.lock.own:
+            if cause is not None:
+                self.parts.note_failure(cause)
+                self.parts.check_no_failure()
+            # The sequencer has the accepted acknowledgements now. The groups keep their members.
+            self.parts.count += sum(answer.exception() is None for answer in reply.other_replies)
+            self._messages.clear()
 
     def send_abort(self) -> None:
         """Abort the transaction. Only inside `ending`.
@@ -453,4 +342,21 @@ class TransactionManager:
             RequestTimedOut: the outcome is unknown.
             InvalidTxnState: an unanswered commit has committed it.
         """
-        self._ender.abort()
+        with self.lock.own:
+            self.parts.wait_until_finished()
+        assert self.ref is not None
+        ref = self.ref
+        try:
+            following = self._requests.abort(ref)
+        except FENCED as error:
+            self.lose_id(error)
+            raise
+        except InvalidTxnState:
+            raise
+        except BaseException:
+            with self.lock.own:
+                self.parts.note_failure(TransactionAbortable("The abort was not answered. Abort again."))
+            raise
+        if self.parts.has_unanswered and following == ref:
+            following = self.initialize()  # nothing had come: should it come yet, it must not find the next transaction
+        self.finish(following)

@@ -165,7 +165,7 @@ class TransactionalIds:
                     found=timeout_ms,
                     expected=f"{manager.timeout_ms}, or none",
                 )
-            if not manager.is_initialized:
+            if manager.ref is None:
                 manager.initialize()
             return manager
 

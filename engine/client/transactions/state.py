@@ -182,7 +182,7 @@ class TransactionState:
     """A state machine: PHASE_TRANSITIONS has its phases. This class says which call is allowed in which phase.
 
     Attributes:
-        lock: protects every change.
+        lock: protects every change. shared_lock is the RLock in it, which a producer shares.
         ref: the open transaction, or the next one; None: the id must be taken first.
         parts: counts the publishes of the transaction.
         fallback: what happens if the end fails now.
@@ -252,8 +252,17 @@ class TransactionState:
             self._messages.clear()
             return self.ref
 
-    def get_accepting(self, expected_ref: TransactionRef | None) -> TransactionRef:
-        """Return the transaction that accepts parts now. Raises what `TransactionManager.ref` raises."""
+    def get_accepting(self, expected_ref: TransactionRef | None = None) -> TransactionRef:
+        """Return the transaction that accepts parts now.
+
+        Args:
+            expected_ref: the transaction that the part belongs to.
+
+        Raises:
+            IllegalState: no transaction is open, or another one.
+            TransactionAbortable: a part has failed.
+            ProducerFenced: another process has taken the id.
+        """
         with self.lock.own:
             self.parts.check_not_fenced()
             if self._phase is not Phase.OPEN or self.ref is None:
@@ -284,10 +293,6 @@ class TransactionState:
         messages = self._messages.items()
         return [Acknowledge(group, self._members[group] or "", listed, ref) for group, listed in messages if listed]
 
-    def forget_messages(self) -> None:
-        """Forget the messages, which the sequencer has now. The groups keep their members."""
-        self._messages.clear()
-
     def get_ref_while_ending(self) -> TransactionRef:
         """Return the transaction of a part that was accepted before the end was requested. The lock is held."""
         self.parts.check_no_failure()
@@ -300,8 +305,17 @@ class TransactionState:
             raise IllegalState("The transaction is over, and another one is open.", expected="a new one")
 
     @contextmanager
-    def ending(self, commits: bool, expected_ref: TransactionRef | None) -> Iterator[TransactionRef]:
-        """End the transaction in this block. If the block fails, the phase falls back. See `TransactionManager`."""
+    def ending(self, commits: bool, expected_ref: TransactionRef | None = None) -> Iterator[TransactionRef]:
+        """End the transaction in this block. Meanwhile no part is accepted. If the block fails, the phase falls back.
+
+        Args:
+            expected_ref: the transaction to end.
+
+        Raises:
+            IllegalState: nothing is open, or another thread is ending it.
+            ProducerFenced: another process has taken the id.
+            TransactionAbortable: a part has failed; only for a commit.
+        """
         me = object()
         try:
             with self.lock.own:
