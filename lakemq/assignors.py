@@ -37,20 +37,12 @@ built-in assignors, whatever entry points exist.
 
 from __future__ import annotations
 
+# ruff: noqa: I001  # `name as name` says that users import the name from here
 from lakemq.engine.protocol.assignors import (
-    Assignor,
-    Member,
-    assign_cooperative_sticky,
-    assign_range,
-    assign_roundrobin,
-    assign_sticky,
+    Assignor as Assignor,
+    Member as Member,
+    assign_cooperative_sticky as assign_cooperative_sticky,
+    assign_range as assign_range,
+    assign_roundrobin as assign_roundrobin,
+    assign_sticky as assign_sticky,
 )
-
-__all__ = [
-    "Assignor",
-    "Member",
-    "assign_cooperative_sticky",
-    "assign_range",
-    "assign_roundrobin",
-    "assign_sticky",
-]

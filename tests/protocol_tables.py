@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from lakemq.engine.protocol.projection import RESTORED, build_watermark, project, restore
+from lakemq.engine.protocol.projection import RESTORED, project, restore
+from lakemq.engine.protocol.rows.clients import build_watermark
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.journal import WatermarkRow

@@ -19,12 +19,12 @@ from typing import Any
 import typer
 
 from lakemq.engine.client.consume.options import CONSUMER, PROTOCOLS, ConsumerOption
-from lakemq.engine.client.groups.groups import GROUP
 from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.producer.producer import Producer
-from lakemq.engine.client.topics import TOPIC
 from lakemq.engine.client.transactions.state import PHASE_TRANSITIONS
-from lakemq.engine.namespace.config import ENGINE, MEMBER, REPLACEMENTS, UNSUPPORTED, Parameter
+from lakemq.engine.namespace.config import ENGINE
+from lakemq.engine.protocol.parameters import GROUP, MEMBER, TOPIC, Parameter
+from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
 from lakemq.engine.protocol.values.assignments import PARTITION_TRANSITIONS
 from lakemq.engine.protocol.values.base import Transitions
 from lakemq.engine.protocol.values.dead_letters import REDRIVE_TRANSITIONS

@@ -28,7 +28,7 @@ from ..namespace.clock import Clock
 from ..namespace.step_reader import StepReader
 from ..namespace.waiting_rows import WaitingRows
 from ..protocol.codec.letter import decode_letter
-from ..protocol.projection import find_named_files
+from ..protocol.rows.log import find_named_files
 from ..protocol.values.log import Produce
 
 _WAIT_S = 2

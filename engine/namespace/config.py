@@ -12,20 +12,7 @@ import yaml
 from ..protocol.errors import InvalidConfig
 from ..protocol.hashing import SHARDS
 from ..protocol.parameters import GROUP, MEMBER, TOPIC, Parameter, Parameters, Value
-from ..protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
 from ..protocol.values.decision import Limits
-
-__all__ = [
-    "ENGINE",
-    "MEMBER",
-    "REPLACEMENTS",
-    "UNSUPPORTED",
-    "VARIABLE",
-    "EngineConfig",
-    "Parameter",
-    "build_limits",
-    "load_config",
-]
 
 VARIABLE = "LAKEMQ_CONF"
 EXPECTATIONS = "expectations"

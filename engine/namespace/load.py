@@ -15,7 +15,8 @@ from lakemq.tables.specs.topics import PARTITIONS, TOPICS
 from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, select_newest
 
 from ..protocol.errors import StepTooOld
-from ..protocol.projection import RESTORED, restore, restore_delays
+from ..protocol.projection import RESTORED, restore
+from ..protocol.rows.delays import restore_pieces
 from ..protocol.values.state import Shards, State
 from .store_errors import build_removal_error, find_removal, make_damage_error
 from .waiting_rows import LaterRanges, WaitingRows
@@ -87,7 +88,7 @@ def load_state(
     if DELAYED.name in handles:
         rows = WaitingRows(handles[DELAYED.name], watermark.step)
         last_hour = None if later is None else later.start(store, rows, state)
-        restore_delays(state, rows.read(last_hour=last_hour))
+        restore_pieces(state, rows.read(last_hour=last_hour))
     return state
 
 

@@ -24,7 +24,7 @@ from lakemq.tables.storage.delta.store import Bounds, Store, TableHandle, make_f
 from lakemq.tables.storage.object_stores.files import Files
 
 from ..protocol.errors import FileTruncated, StorageError
-from ..protocol.projection import NEAR_MS, RESTORED_COLUMNS, pack_pieces
+from ..protocol.rows.delays import NEAR_MS, RESTORED_COLUMNS, pack_pieces
 from ..protocol.values.delays import DelayedRange
 from ..protocol.values.packed import KEY, Hashes, hash_keys
 from ..protocol.values.state import State

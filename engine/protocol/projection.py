@@ -10,29 +10,9 @@ import pyarrow.compute as pc
 from lakemq.tables.specs.journal import WatermarkRow
 
 from .rows import clients, delays, groups, log, topics, transactions
-from .rows.clients import Project, Restore, build_watermark, create_state
-from .rows.delays import NEAR_MS, RESTORED_COLUMNS, pack_pieces
-from .rows.delays import restore_pieces as restore_delays
-from .rows.log import JournaledRows, collect_journaled_rows, find_added_files, find_named_files
+from .rows.clients import Project, Restore, create_state
 from .values.journal import Step, batch_steps
 from .values.state import State
-
-__all__ = [
-    "MEMBERS",
-    "NEAR_MS",
-    "READERS",
-    "RESTORED",
-    "RESTORED_COLUMNS",
-    "JournaledRows",
-    "build_watermark",
-    "collect_journaled_rows",
-    "find_added_files",
-    "find_named_files",
-    "pack_pieces",
-    "project",
-    "restore",
-    "restore_delays",
-]
 
 # Transactions come after clients and producers: restoring an id sets it on its producer.
 SUBJECTS = (topics, log, delays, clients, transactions, groups)

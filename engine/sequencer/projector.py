@@ -53,7 +53,9 @@ from ..namespace.load import check_versions, least_versions, read_watermark
 from ..namespace.store_errors import make_damage_error
 from ..protocol.codec.journal import decode_step_rows, encode_steps
 from ..protocol.errors import FileTruncated, NotLeader, StorageError
-from ..protocol.projection import JournaledRows, build_watermark, collect_journaled_rows, find_added_files, project
+from ..protocol.projection import project
+from ..protocol.rows.clients import build_watermark
+from ..protocol.rows.log import JournaledRows, collect_journaled_rows, find_added_files
 from ..protocol.values.journal import Step, StepBatch, is_renewal
 from ..protocol.values.log import DataFile, PendingFile, RangesFinalized
 from ..protocol.values.state import State

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from lakemq.engine.client.connection import Connection
-    from lakemq.engine.client.groups.groups import GroupInfo
+    from lakemq.engine.client.groups.group_info import GroupInfo
     from lakemq.engine.client.operator_tools import Observation
 
 

@@ -14,7 +14,8 @@ from lakemq.engine.maintenance.retention import mask_deleted_segments, read_live
 from lakemq.engine.namespace.data_file import read_file_facts
 from lakemq.engine.namespace.load import load_state, read_watermark
 from lakemq.engine.protocol import machine
-from lakemq.engine.protocol.projection import PROJECT, build_watermark, project
+from lakemq.engine.protocol.projection import PROJECT, project
+from lakemq.engine.protocol.rows.clients import build_watermark
 from lakemq.engine.protocol.values.journal import Step
 from lakemq.engine.protocol.values.state import State
 from lakemq.tables.specs.messages import MESSAGES, file_stem

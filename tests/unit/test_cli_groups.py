@@ -18,7 +18,7 @@ from unit.served import new_name, new_topic, served, until
 
 import lakemq
 from lakemq.engine.client.connection import Connection
-from lakemq.engine.client.groups.groups import GROUP
+from lakemq.engine.protocol.parameters import GROUP
 from lakemq.jobs.cli import app
 from lakemq.tables.storage.coordination.step_objects import step_name
 

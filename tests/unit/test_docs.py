@@ -19,7 +19,8 @@ from unit.pages import CHECKOUT, DOCS, read_blocks, read_page
 from lakemq.engine.client.consume.options import CONSUMER
 from lakemq.engine.client.producer.options import PRODUCER
 from lakemq.engine.client.topics import TOPIC
-from lakemq.engine.namespace.config import ENGINE, REPLACEMENTS, UNSUPPORTED
+from lakemq.engine.namespace.config import ENGINE
+from lakemq.engine.protocol.unsupported_settings import REPLACEMENTS, UNSUPPORTED
 from lakemq.errors import all_errors
 from lakemq.jobs.cli import app
 from lakemq.tables.views import VIEWS

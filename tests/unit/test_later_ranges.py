@@ -19,7 +19,7 @@ from lakemq.engine.namespace.clock import SystemClock
 from lakemq.engine.namespace.data_file import new_file_id
 from lakemq.engine.namespace.waiting_rows import LaterRanges, WaitingRows
 from lakemq.engine.protocol.errors import TableDamaged
-from lakemq.engine.protocol.projection import restore_delays
+from lakemq.engine.protocol.rows.delays import restore_pieces
 from lakemq.engine.protocol.values.state import State
 from lakemq.engine.sequencer.sequencer import Sequencer
 from lakemq.errors import DelayQueueFull, StorageError
@@ -180,8 +180,8 @@ def test_reading_later_gives_the_state_of_reading_at_once(tmp_path: Path, monkey
     near = replace(make_row(1, 1, False), due_hour=0, first_due_ms=5000, last_due_ms=5000)
     store, rows = store_rows(tmp_path, [near, *map(make_later_row, range(100, 300)), changed])
     expected, state, later = State(), State(), LaterRanges(Workers(1, "test-later"), 0)
-    restore_delays(expected, rows.read())
-    restore_delays(state, rows.read(last_hour=later.start(store, rows, state)))
+    restore_pieces(expected, rows.read())
+    restore_pieces(state, rows.read(last_hour=later.start(store, rows, state)))
     assert len(state.delays.ranges.unpacked) == 1
     assert state.delays.ranges.first_idle_ms() <= DAY_MS
     assert state.delays.count_pending(1) == expected.delays.pending[1]
@@ -195,7 +195,7 @@ def test_ranges_that_are_due_are_never_passed_over(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(waiting_rows, "MIN_ROWS", 0)
     store, rows = store_rows(tmp_path, [make_later_row(key) for key in range(10)])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
-    restore_delays(state, rows.read(last_hour=later.start(store, rows, state)))
+    restore_pieces(state, rows.read(last_hour=later.start(store, rows, state)))
     assert len(state.delays.ranges.wake(DAY_MS + 4000, 1000, 16)) == 5
 
 
@@ -205,7 +205,7 @@ def test_open_transactions_are_found_at_once(tmp_path: Path, monkeypatch: pytest
     store, rows = store_rows(tmp_path, [make_later_row(2), open_row])
     state, later = State(), LaterRanges(Workers(1, "test-later"), 0)
     assert later.start(store, rows, state) is None
-    restore_delays(state, rows.read())
+    restore_pieces(state, rows.read())
     assert list(state.delays.open) == [(1, 0)]
 
 

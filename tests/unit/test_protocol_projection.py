@@ -18,7 +18,8 @@ from protocol_tables import Tables, add_pass, mark_of, restored
 
 from lakemq.engine.protocol import machine
 from lakemq.engine.protocol.errors import ClientEnded
-from lakemq.engine.protocol.projection import MEMBERS, READERS, build_watermark, project
+from lakemq.engine.protocol.projection import MEMBERS, READERS, project
+from lakemq.engine.protocol.rows.clients import build_watermark
 from lakemq.engine.protocol.rules import clients
 from lakemq.engine.protocol.values.dead_letters import SettleDeadLetters
 from lakemq.engine.protocol.values.delays import CancelDelays, RescheduleDelays

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from ...namespace.process import ProcessBound
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
-from ...protocol.parameters import GROUP
 from ...protocol.values.assignments import GroupStatus
 from ...protocol.values.groups import ConfigureGroup, DeleteGroup, LeaveGroup
 from ...protocol.values.offsets import DeleteOffsets, OffsetsChanged, ResetOffsets, ResetPartition
@@ -40,21 +39,8 @@ from .group_info import (
     find_group,
     list_group_names,
 )
-from .lag import Consumption, LagOrigin, PartitionLag, list_partition_lags
+from .lag import Consumption, PartitionLag, list_partition_lags
 from .stalls import MemberNotes, Stall, find_stalls
-
-__all__ = [
-    "GROUP",
-    "AssignmentInfo",
-    "GroupInfo",
-    "GroupOffsetChange",
-    "Groups",
-    "LagOrigin",
-    "MemberInfo",
-    "PartitionLag",
-    "Stall",
-]
-
 
 # Reset the offsets of groups: build the request from the arguments of a caller.
 

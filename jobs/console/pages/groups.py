@@ -29,7 +29,8 @@ from lakemq.jobs.console.parts import (
 )
 
 if TYPE_CHECKING:
-    from lakemq.engine.client.groups.groups import AssignmentInfo, GroupInfo, MemberInfo, PartitionLag
+    from lakemq.engine.client.groups.group_info import AssignmentInfo, GroupInfo, MemberInfo
+    from lakemq.engine.client.groups.lag import PartitionLag
 
 _HOME = Link("Groups", "/groups")
 _MOST_PARTITIONS = 64
