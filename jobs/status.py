@@ -11,6 +11,7 @@ from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.dead_letters import DeadLetterCount
 from lakemq.engine.client.delayed_rows import UnreleasedCounter
 from lakemq.engine.client.groups.group_info import GroupInfo
+from lakemq.engine.client.groups.lag import find_progress
 from lakemq.engine.client.operator_tools import Observation, Observer
 from lakemq.engine.client.sequencers import Leadership, find_store_now_ms, read_leadership
 from lakemq.engine.client.topics import TopicDescription, parse_settings
@@ -252,10 +253,15 @@ def count_losses(mq: Connection, name: str, settings: Mapping[str, Any]) -> dict
     for outgrown in find_outgrown(mq.namespace.store, {topic.topic_id: changed}, find_store_now_ms(mq.namespace.files)):
         for kept in (outgrown.by_age, outgrown.by_size):
             cuts |= {partition: max(first, cuts.get(partition, 0)) for partition, first in kept.items()}
+    if not cuts:
+        return {}
     losses: dict[str, int] = {}
-    for group in mq.groups.list() if cuts else ():
-        for lag in mq.groups.lag(group):
-            if lag.topic == name:
-                first = max(lag.next_offset, int(topic.log_starts[lag.partition]))
-                losses[group] = losses.get(group, 0) + min(lag.lag, max(0, cuts.get(lag.partition, 0) - first))
+    with mq.observer().look() as observation:
+        for group in observation.groups.list():
+            own = observation.state.list_group_partitions(group)
+            losses[group] = sum(
+                find_progress(observation.state, group, (topic.topic_id, partition)).count_remaining(cut)
+                for partition, cut in cuts.items()
+                if (topic.topic_id, partition) in own
+            )
     return {group: count for group, count in losses.items() if count}

@@ -238,18 +238,20 @@ _TRANSACTIONS_VIEWS: dict[str, str] = {
 
 
 # Every partition of a group with its committed offset, or before the first commit with its start offset. A row of
-# `consumer_offsets` also holds the ranges that a queue group has acknowledged past its committed offset.
+# `consumer_offsets` also holds the ranges that a queue group has acknowledged past its committed offset. Elsewhere
+# engine/client/groups/lag.py counts the lag; a test compares the two.
 _CONSUMER_LAG = """\
 SELECT c.group, c.topic, c.partition, c.committed_offset, c.next_offset, c.counted_from, c.last_stable_offset,
        c.high_watermark,
        greatest(c.high_watermark - c.next_offset, 0)
-         - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged' THEN c.stretch.record_count ELSE 0 END) AS BIGINT)
-         AS lag,
+         - CAST(sum(CASE WHEN c.stretch.state = 'acknowledged'
+                         THEN greatest(c.stretch.first_offset + c.stretch.record_count
+                                       - greatest(c.stretch.first_offset, c.next_offset), 0)
+                         ELSE 0 END) AS BIGINT) AS lag,
        c.deleted, timestamp_millis(c.committed_at_ms) AS committed_at, c.metadata
 FROM (
   SELECT g.group, g.topic, g.partition, g.committed_offset,
-         CASE WHEN g.committed_offset IS NOT NULL THEN g.committed_offset
-              ELSE greatest(coalesce(g.start_offset, p.log_start_offset), p.log_start_offset) END AS next_offset,
+         greatest(coalesce(g.committed_offset, g.start_offset, p.log_start_offset), p.log_start_offset) AS next_offset,
          CASE WHEN g.committed_offset IS NOT NULL THEN 'committed'
               WHEN g.start_offset IS NOT NULL THEN 'start' ELSE 'log_start' END AS counted_from,
          p.last_stable_offset, p.high_watermark, g.deleted, g.committed_at_ms, g.metadata,

@@ -291,11 +291,12 @@ def remove_members(
 def lag(ctx: typer.Context, group: Name) -> None:
     """Show the committed offset and the lag of a group per partition.
 
-    lag counts the offsets from next_offset on, including markers and aborted messages. counted_from says what
-    next_offset is. committed: the committed offset. start: where the group starts, before its first commit. log_start:
-    the start of the log, while the group has no start yet; then lag is the largest possible. unacknowledged: messages
-    of a queue group that its owner has and has not acknowledged. owner: the member that has the partition. pending: the
-    open transaction that holds offsets for the partition.
+    lag counts the offsets from next_offset on, including markers and aborted messages. Offsets that were deleted before
+    the group read them are in deleted, and not in lag. counted_from says where the group reads on. committed: at the
+    committed offset. start: where the group starts, before its first commit. log_start: at the start of the log, while
+    the group has no start yet; then lag is the largest possible. unacknowledged: messages of a queue group that its
+    owner has and has not acknowledged. owner: the member that has the partition. pending: the open transaction that
+    holds offsets for the partition.
     """
     session = get_session(ctx)
     with session.connect() as mq, mq.observer().look() as observation:

@@ -401,7 +401,7 @@ def check_losses(mq: Connection, observer: Observer) -> Finding:
         lags = [lag for info in observation.groups.all() for lag in observation.groups.lag(info.group) if lag.deleted]
     lost: dict[tuple[str, str], int] = {}
     for lag in lags:
-        if lag.lag and lag.next_offset <= state.topic(lag.topic).log_starts[lag.partition]:
+        if lag.lag and lag.next_offset == state.topic(lag.topic).log_starts[lag.partition]:
             lost[lag.group, lag.topic] = lost.get((lag.group, lag.topic), 0) + lag.deleted
     if not lost:
         return Finding("losses", True, f"offsets deleted before a group read them: {sum(lag.deleted for lag in lags)}")

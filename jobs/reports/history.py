@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from lakemq.engine.client.connection import Connection
 from lakemq.engine.client.sql import SqlDialect
 from lakemq.engine.client.sql.query import query_table
+from lakemq.engine.client.topics import TopicDescription
 from lakemq.engine.namespace.step_reader import take_snapshot
 from lakemq.errors import InvalidRequest
 
@@ -47,11 +48,10 @@ STEPS = "SELECT DISTINCT step, decided_at_ms FROM journal WHERE decided_at_ms >=
 
 CONSUMED = """\
 SELECT decided_at_ms, kind, decision FROM journal
-WHERE decided_at_ms >= {since_ms} AND kind IN ('offsets_committed', 'messages_settled') ORDER BY step, position"""
+WHERE decided_at_ms >= {since_ms} AND kind IN ('offsets_committed', 'messages_settled', 'records_deleted')
+ORDER BY step, position"""
 
-LAG = """\
-SELECT `group`, topic, CAST(sum(lag) AS BIGINT) AS lag
-FROM consumer_lag GROUP BY `group`, topic"""
+LAG = "SELECT `group`, topic, partition, committed_offset, lag, deleted FROM consumer_lag"
 
 LATENESS = """\
 SELECT topic, messages, ended_at, late_ms FROM delayed_history
@@ -119,7 +119,7 @@ class History:
         appended: topic -> messages per second, per bucket.
         consumed: group -> offsets per second, per bucket.
         steps: steps per second, per bucket.
-        lag: group -> offsets behind the end of the log at the end of each bucket. NaN: not known so far back.
+        lag: group -> its lag at the end of each bucket. NaN: not known so far back.
         lateness: rows of delayed messages: topic, messages, ended_at, late_ms.
         owners, handoffs: rows as in the views.
         changes: rows of the view admin_changes, the newest first.
@@ -170,8 +170,8 @@ def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
         return query_table(mq.namespace, text, SqlDialect.spark, snapshot)
 
     appended, steps = ask(APPENDED), ask(STEPS)
-    topic_names = {topic.topic_id: topic.topic for topic in mq.topics.list()}
-    consumption = list(read_consumption(ask(CONSUMED), topic_names))
+    lags, queues = ask(LAG), {info.group for info in mq.groups.all(rates=False) if info.protocol == "queue"}
+    consumption = list(read_consumption(ask(CONSUMED), mq.topics.list(), lags, queues))
     messages = appended.filter(pc.equal(appended["kind"], "data"))
     step_times_ms = steps["decided_at_ms"].to_numpy()
     return History(
@@ -184,7 +184,7 @@ def read_history(mq: Connection, since_ms: int, until_ms: int) -> History:
         consumed=_consumption_rates(timeline, consumption),
         steps=timeline.per_second(step_times_ms, np.ones(len(step_times_ms))),
         latencies=_latencies(timeline, messages),
-        lag=compute_lag(timeline, ask(LAG), appended, consumption),
+        lag=compute_lag(timeline, lags, appended, consumption),
         lateness=ask(LATENESS),
         owners=ask(OWNERS),
         handoffs=ask(HANDOFFS),
@@ -218,38 +218,76 @@ def _latencies(timeline: Timeline, messages: pa.Table) -> Latencies:
 
 @dataclass(frozen=True)
 class GroupConsumption:
-    """Offsets that a group finished. count: None for a first commit, whose predecessor is not known."""
+    """Offsets that were left for a group, and are no longer.
+
+    count: None if the journal does not say how many, as for a first commit. are_deleted: they were deleted before the
+    group had consumed them.
+    """
 
     at_ms: int
     group: str
     topic: str
     count: int | None
+    are_deleted: bool = False
 
 
-def read_consumption(decisions: pa.Table, topic_names: Mapping[int, str]) -> Iterator[GroupConsumption]:
-    """Yield what groups finished, in order, from commits and acknowledgements in the journal."""
-    committed: dict[tuple[str, str, int], int] = {}
-    for row in decisions.to_pylist():
-        decision = json.loads(row["decision"])
-        group = decision["group"]
-        if decision.get("transactional_id") is not None:  # pending; the end of the transaction commits it or drops it
-            continue
-        if row["kind"] == "offsets_committed":
+def read_consumption(
+    decisions: pa.Table, topics: Sequence[TopicDescription], lags: pa.Table, queues: Container[str]
+) -> Iterator[GroupConsumption]:
+    """Yield what groups consumed, and what was deleted before they did, in the order of the journal.
+
+    Args:
+        decisions: commits, acknowledgements and deletions.
+        topics: those that exist.
+        lags: the present rows of the view consumer_lag.
+        queues: the queue groups. How many of deleted messages they had acknowledged is not known.
+    """
+    rows = [(row["decided_at_ms"], row["kind"], json.loads(row["decision"])) for row in decisions.to_pylist()]
+    # Those of a transaction are pending: its end commits or drops them, which is another decision.
+    rows = [row for row in rows if row[2].get("transactional_id") is None]
+    names = {topic.topic_id: topic.topic for topic in topics}
+    committed, losers = dict[tuple[str, str, int], int | None](), defaultdict[tuple[str, int], list[str]](list)
+    for row in lags.to_pylist():
+        committed[row["group"], row["topic"], row["partition"]] = row["committed_offset"]
+        if row["deleted"]:
+            losers[row["topic"], row["partition"]].append(row["group"])
+    starts: dict[tuple[str, int], int | None] = {
+        (topic.topic, partition): start for topic in topics for partition, start in enumerate(topic.beginning_offsets)
+    }
+    # What changes in the journal was another before its first change, and only the rest was as it is now.
+    for _, kind, decision in rows:
+        if kind == "offsets_committed":
+            committed |= {(decision["group"], topic, partition): None for topic, partition, *_ in decision["offsets"]}
+        elif kind == "records_deleted":
+            starts |= {(decision["topic"], int(partition)): None for partition in decision["log_starts"]}
+    for at_ms, kind, decision in rows:
+        if kind == "records_deleted" and decision["topic_id"] in names:
+            topic = decision["topic"]
+            for partition, start in ((int(partition), start) for partition, start in decision["log_starts"].items()):
+                before, starts[topic, partition] = starts[topic, partition], start
+                for group in losers[topic, partition]:
+                    offset = None if group in queues else committed[group, topic, partition]
+                    is_known = offset is not None and (before is not None or start <= offset)
+                    count = max(offset, start) - max(offset, before or 0) if offset is not None and is_known else None
+                    yield GroupConsumption(at_ms, group, topic, count, are_deleted=True)
+        elif kind == "offsets_committed":
             for topic, partition, offset, *_ in decision["offsets"]:
-                before = committed.get((group, topic, partition))
-                committed[group, topic, partition] = offset
-                yield GroupConsumption(row["decided_at_ms"], group, topic, None if before is None else offset - before)
-            continue
-        for topic_id, _, state, ranges, *_ in decision["parts"]:
-            if state == "acknowledged" and topic_id in topic_names:
-                count = sum(record_count for _, record_count in ranges)
-                yield GroupConsumption(row["decided_at_ms"], group, topic_names[topic_id], count)
+                key, start = (decision["group"], topic, partition), starts.get((topic, partition)) or 0
+                before, committed[key] = committed[key], offset
+                count = None if before is None else max(offset, start) - max(before, start)
+                yield GroupConsumption(at_ms, decision["group"], topic, count)
+        elif kind == "messages_settled":
+            for topic_id, _, state, ranges, *_ in decision["parts"]:
+                if state == "acknowledged" and topic_id in names:
+                    count = sum(record_count for _, record_count in ranges)
+                    yield GroupConsumption(at_ms, decision["group"], names[topic_id], count)
 
 
 def _consumption_rates(timeline: Timeline, consumption: list[GroupConsumption]) -> dict[str, Numbers]:
     by_group: dict[str, list[GroupConsumption]] = defaultdict(list)
     for part in consumption:
-        by_group[part.group].append(part)
+        if not part.are_deleted:
+            by_group[part.group].append(part)
     return {
         group: timeline.per_second([part.at_ms for part in parts], [max(0, part.count or 0) for part in parts])
         for group, parts in sorted(by_group.items())
@@ -261,23 +299,24 @@ def compute_lag(
 ) -> dict[str, Numbers]:
     """Return group -> lag at the end of each bucket.
 
-    The lag of now is known. Going back in time, each append since then takes from it, and each commit adds to it.
-    Before a first commit in the journal it is not known.
+    The lag of now is known. Going back in time, each append since then takes from it, and each commit and each deletion
+    adds to it. Before a first commit in the journal, and before a deletion of which the journal does not say how many
+    messages the group had left, it is not known.
 
     Args:
         timeline: the buckets.
         lag_now: group, topic, lag as of the step of the tables.
         appended: decided_at_ms, topic, messages, also after the last bucket.
-        consumption: what groups finished, also after the last bucket.
+        consumption: what is no longer left for groups, also after the last bucket.
     """
-    topics: dict[str, list[str]] = defaultdict(list)
+    topics: dict[str, set[str]] = defaultdict(set)
     now: dict[str, int] = defaultdict(int)
     for row in lag_now.to_pylist():
-        topics[row["group"]].append(row["topic"])
+        topics[row["group"]].add(row["topic"])
         now[row["group"]] += row["lag"]
     lags = {}
     for group, own_topics in sorted(topics.items()):
-        rows = appended.filter(pc.is_in(appended["topic"], pa.array(own_topics, pa.string())))
+        rows = appended.filter(pc.is_in(appended["topic"], pa.array([*own_topics], pa.string())))
         parts = [part for part in consumption if part.group == group and part.topic in own_topics]
         appended_later = _sum_after(timeline, rows["decided_at_ms"].to_numpy(), rows["messages"].to_numpy())
         done_later = _sum_after(timeline, [part.at_ms for part in parts], [part.count or 0 for part in parts])

@@ -124,7 +124,7 @@ def add_lag(report: Report, history: History) -> None:
     by_size = dict(sorted(history.lag.items(), key=lambda item: -float(np.nan_to_num(item[1]).max())))
     report.add_section(
         "Lag",
-        "Offsets between what each group was done with and the end of the log, markers and open transactions included. "
+        "Offsets that were left for each group up to the end of the log, markers and open transactions included. "
         f"It is computed back from the lag of step {history.step:,}. {_describe_left_out(by_size)}",
         figure=_draw_lines(history, by_size, "offsets"),
         source=_sources(history, LAG, APPENDED, CONSUMED),

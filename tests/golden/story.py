@@ -13,7 +13,7 @@ from golden.queue_words import QueueWords, format_range, parse_tp
 from protocol_harness import Harness, plain
 from protocol_reader import Reader
 
-from lakemq.engine.client.groups.lag import count_deleted_offsets
+from lakemq.engine.client.groups.lag import list_partition_lags
 from lakemq.engine.protocol import errors, machine
 from lakemq.engine.protocol.errors import Refusal
 from lakemq.engine.protocol.values.assignments import Group
@@ -536,9 +536,10 @@ class Story(QueueWords):
     def see_deleted(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """Return how many offsets were deleted before groups were done with them."""
         state = self.mq.state
+        lags = {group: list_partition_lags(state, group) for group in expected if state.list_group_partitions(group)}
         return {
-            g: {self._name(p): n for p in state.list_group_partitions(g) if (n := count_deleted_offsets(state, g, p))}
-            for g in expected
+            group: {f"{lag.topic}-{lag.partition}": lag.deleted for lag in lags.get(group, ()) if lag.deleted}
+            for group in expected
         }
 
     def see_offsets(self, expected: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

@@ -1,17 +1,38 @@
-"""The view `consumer_lag` shows the same figures of each group as `mq.groups.lag`."""
+"""All places that show the lag of a group show the same: what the group can still read."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
 from golden.story import Story
 from protocol_harness import Harness
+from typer.testing import CliRunner
+from unit.consuming import add, take_messages
 from unit.projected import project_tables, run_sql
+from unit.served import served, until
 from unit.test_protocol_projection import build_busy_namespace
 
+from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.consume.group_consumer import GroupConsumer
+from lakemq.engine.client.consume.queue_consumer import QueueConsumer
 from lakemq.engine.client.groups.group_info import describe_group
 from lakemq.engine.client.groups.lag import list_partition_lags
+from lakemq.jobs.cli import app
+from lakemq.jobs.console.console import Console, ConsoleSettings
+from lakemq.jobs.console.pages.groups import read_groups as read_groups_page
+from lakemq.jobs.console.pages.overview import read_overview
+from lakemq.jobs.console.pages.topics import read_topic
+from lakemq.jobs.console.parts import Table
+from lakemq.jobs.doctor.namespace import check_losses
+from lakemq.jobs.metrics.readers import FamilyBuilder, read_groups
+from lakemq.jobs.metrics.server import open_registry
+from lakemq.jobs.reports.history import read_history
+from lakemq.jobs.reports.history_report import list_lags
 
 Lag = tuple[str, str, int, int, str, int, int]
 
@@ -134,3 +155,150 @@ def test_lag_with_offsets_only_in_an_open_transaction_counts_from_the_log_start(
 def test_view_and_groups_lag_agree_after_random_requests(seed: int) -> None:
     mq: Any = build_busy_namespace(seed)
     assert query_lags(mq) == compute_lags(mq)
+
+
+Lags = dict[tuple[str, str, int], int]
+"""(group, topic, partition) -> lag."""
+
+ALONE, LATE, WORKERS, LEFT, NEW = "alone", "late", "workers", "left", "new"
+EXPECTED: Lags = {
+    # committed 2 of 10, and 5 are deleted
+    (LATE, "t", 0): 5,
+    # 4 messages, 2 aborted ones, a marker, and 2 of an open transaction
+    (LATE, "t", 1): 9,
+    (LATE, "t", 2): 0,
+    (LATE, "empty", 0): 0,
+    # of 6 messages 3 were acknowledged, and of the others one was deleted
+    (WORKERS, "acked", 0): 2,
+    # it has committed nothing, and its member has left
+    (LEFT, "t", 0): 5,
+    (LEFT, "t", 1): 9,
+    (LEFT, "t", 2): 3,
+    # it has committed offsets and no members
+    (ALONE, "t", 0): 5,
+    (ALONE, "t", 1): 6,
+}
+
+
+@dataclass(frozen=True)
+class Lagging:
+    """A namespace with lag of every kind, and the live members of two groups."""
+
+    mq: Connection
+    late: GroupConsumer
+    worker: QueueConsumer
+
+
+@pytest.fixture(scope="module")
+def lagging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lagging]:
+    with ExitStack() as stack:
+        mq = stack.enter_context(served(tmp_path_factory.mktemp("lagging"), **{"project.interval.ms": 100}))
+        for topic, partitions in (("t", 3), ("empty", 1), ("acked", 1)):
+            mq.topics.create(topic, partitions)
+        add(mq, "t", {0: 10, 1: 4, 2: 3})
+        add(mq, "acked", {0: 6})
+        late = stack.enter_context(mq.consumer(LATE, topics=["empty", "t"], protocol="cooperative"))
+        until(lambda: bool(late.poll(max_records=1)) and len(late.assignment()) == 4)
+        late.commit({("t", 0): 2, ("t", 1): 0, ("t", 2): 3})
+        late.seek("t", 0, 2)
+        late.seek("t", 1, 0)
+        late.seek("t", 2, 3)
+        with mq.consumer(ALONE, assign=["t"]) as consumer:
+            consumer.commit({("t", 0): 0, ("t", 1): 3})
+        with mq.consumer(LEFT, topics=["t"], protocol="cooperative") as consumer:
+            consumer.poll(max_records=1)
+        mq.groups.create(NEW, {"group.protocol": "queue"})
+        worker = stack.enter_context(mq.consumer(WORKERS, topics=["acked"], protocol="queue"))
+        messages = take_messages(worker, 6)
+        worker.ack([messages[offset] for offset in (1, 3, 4)])
+        worker.flush()
+        for name, ends in (("aborting", True), ("opening", False)):
+            producer = stack.enter_context(mq.producer(name, transaction_timeout_ms=900_000))
+            producer.begin_transaction()
+            for _ in range(2):
+                producer.send("t", "v", partition=1)
+            producer.flush()
+            if ends:
+                producer.abort_transaction()
+        mq.topics.delete_records("t", {0: 5})
+        mq.topics.delete_records("acked", {0: 1})
+        mq.sql("SELECT 1", wait_ms=60_000)
+        yield Lagging(mq, late, worker)
+
+
+def read_lags(rows: Iterable[Any]) -> Lags:
+    return {(row["group"], row["topic"], row["partition"]): row["lag"] for row in rows}
+
+
+def run_command(mq: Connection, *arguments: str) -> list[Any]:
+    result = CliRunner().invoke(app, ["--path", mq.namespace.path, "--output", "json", *arguments])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def add_up(lags: Lags) -> dict[str, int]:
+    """Return group -> its lag. A group without partitions has none."""
+    sums = {NEW: 0}
+    for (group, _, _), count in lags.items():
+        sums[group] = sums.get(group, 0) + count
+    return sums
+
+
+@pytest.mark.slow
+def test_calls_commands_views_and_metrics_show_the_lag_of_each_partition(lagging: Lagging) -> None:
+    mq, groups = lagging.mq, lagging.mq.groups.list()
+    assert read_lags(asdict(row) for group in groups for row in mq.groups.lag(group)) == EXPECTED
+    assert read_lags(row for group in groups for row in run_command(mq, "groups", "lag", group)) == EXPECTED
+    assert read_lags(mq.sql("SELECT * FROM consumer_lag").to_pylist()) == EXPECTED
+    with mq.observer().look() as observation:
+        families = {family.name: family for family in read_groups(mq, observation, FamilyBuilder())}
+    series = {name: families[f"lakemq_group_{name}"].samples for name in ("lag", "deleted_offsets")}
+    assert {tuple(sample.labels.values()): sample.value for sample in series["lag"]} == {
+        (group, topic, str(partition)): lag for (group, topic, partition), lag in EXPECTED.items()
+    }
+    # beside the lag stands what the group has missed
+    deleted = {tuple(sample.labels.values()): sample.value for sample in series["deleted_offsets"] if sample.value}
+    assert deleted == {(LATE, "t", "0"): 3, (ALONE, "t", "0"): 5, (LEFT, "t", "0"): 5, (WORKERS, "acked", "0"): 1}
+    rows = mq.sql("SELECT group, topic, CAST(partition AS STRING) AS partition, deleted FROM consumer_lag").to_pylist()
+    assert {(row["group"], row["topic"], row["partition"]): row["deleted"] for row in rows if row["deleted"]} == deleted
+    assert not check_losses(mq, mq.observer()).ok
+
+
+@pytest.mark.slow
+def test_members_count_what_mq_groups_counts(lagging: Lagging) -> None:
+    for group, member in ((LATE, lagging.late), (WORKERS, lagging.worker)):
+        expected = {(topic, partition): lag for (name, topic, partition), lag in EXPECTED.items() if name == group}
+        assert member.group_lag() == expected
+        assert member.lag() == expected, "from the positions, which are at the committed offsets"
+
+
+@pytest.mark.slow
+def test_descriptions_status_console_and_history_show_the_lag_of_each_group(lagging: Lagging) -> None:
+    mq, expected = lagging.mq, add_up(EXPECTED)
+    for rows in (
+        map(asdict, mq.groups.all()),
+        run_command(mq, "groups", "describe", "--all-groups"),
+        run_command(mq, "status", "--once")[0]["groups"],
+        mq.sql("SELECT * FROM group_state").to_pylist(),
+    ):
+        assert {row["group"]: row["lag"] for row in rows} == expected
+    with open_registry(mq) as metrics:
+        console = Console(mq, metrics.observer, metrics.collector, ConsoleSettings(), list)
+        for page, title, column in (
+            (read_overview(console, {}), "Groups with the most lag", 3),
+            (read_groups_page(console, {}), "Groups", 5),
+        ):
+            (table,) = (part for part in page.parts if isinstance(part, Table) and part.title == title)
+            assert {row[0].text: row[column] for row in table.rows} == expected
+        (table,) = (part for part in read_topic(console, {"name": "t"}).parts if part.title == "Groups that read it")
+    sums = mq.sql("SELECT group, topic, lag FROM group_lag").to_pylist()
+    by_topic = {(row["group"], row["topic"]): row["lag"] for row in sums}
+    assert {row[0].text: row[2] for row in table.rows} == {
+        group: lag for (group, t), lag in by_topic.items() if t == "t"
+    }
+    assert {group: sum(lag for (name, _), lag in by_topic.items() if name == group) for group in expected} == expected
+    now_ms = mq.namespace.files.time_ms() + 1
+    history = read_history(mq, now_ms - 600_000, now_ms)
+    shown = {group: lag[-1] for group, lag in history.lag.items()}
+    assert {NEW: 0, **shown} == expected
+    assert {row["group"]: row["lag_at_end"] for row in list_lags(history)} == shown

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from unit.served import served, until
 
 from lakemq.engine.client.connection import Connection
+from lakemq.engine.client.topics import TopicDescription
 from lakemq.jobs.cli import app
 from lakemq.jobs.reports.history import GroupConsumption, History, Timeline, compute_lag, read_consumption, read_history
 
@@ -199,28 +201,64 @@ def test_times_without_a_date_are_refused(mq: Connection, tmp_path: Path, since:
     assert not (tmp_path / "r").exists()
 
 
-def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgements() -> None:
-    def row(at_ms: int, kind: str, decision: dict[str, object]) -> dict[str, object]:
-        return {"decided_at_ms": at_ms, "kind": kind, "decision": json.dumps({"group": "g", **decision})}
-
-    parts = [[7, 0, "acknowledged", [[0, 5], [8, 2]]], [7, 0, "available", [[5, 3]]], [9, 0, "acknowledged", [[0, 1]]]]
+def read_counts(*rows: tuple[int, str, dict[str, object]], queues: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return at_ms, count and are_deleted of what groups consumed of `t`, of which offsets below 20 are deleted now."""
     decisions = [
-        row(1, "offsets_committed", {"offsets": [["t", 0, 10, None, 1, 5]]}),
-        row(2, "offsets_committed", {"offsets": [["t", 0, 25, None, 1, 5], ["t", 1, 3, None, 1, 5]]}),
-        row(3, "offsets_committed", {"offsets": [["t", 0, 5, None, 1, 5]]}),
-        row(4, "messages_settled", {"parts": parts}),
-        row(5, "offsets_committed", {"offsets": [["t", 0, 90, None, 1, 5]], "transactional_id": "pending"}),
-        row(6, "messages_settled", {"parts": [[7, 0, "pending", [[0, 5]]]], "transactional_id": "pending"}),
-        row(7, "offsets_committed", {"offsets": [["t", 0, 8, None, 1, 5]], "transactional_id": None}),
+        {
+            "decided_at_ms": at_ms,
+            "kind": kind,
+            "decision": json.dumps({"topic_id": 7, "topic": "t", "group": "g"} | more),
+        }
+        for at_ms, kind, more in rows
     ]
-    read = list(read_consumption(pa.Table.from_pylist(decisions), {7: "t"}))
-    assert [(part.at_ms, part.count) for part in read] == [(1, None), (2, 15), (2, None), (3, -20), (4, 7), (7, 3)]
+    topic = TopicDescription("t", 7, 2, {}, {}, [], [20, 0], [90, 90], [90, 90], [])
+    lag = {"group": "g", "topic": "t", "partition": 0, "committed_offset": 12, "lag": 70, "deleted": 8}
+    read = read_consumption(pa.Table.from_pylist(decisions), [topic], pa.Table.from_pylist([lag]), queues)
+    return [(part.at_ms, part.count, *([True] if part.are_deleted else [])) for part in read]
+
+
+def test_consumption_is_the_difference_of_commits_and_the_sum_of_acknowledgements() -> None:
+    parts = [[7, 0, "acknowledged", [[0, 5], [8, 2]]], [7, 0, "available", [[5, 3]]], [9, 0, "acknowledged", [[0, 1]]]]
+    assert read_counts(
+        (1, "offsets_committed", {"offsets": [["t", 1, 10, None, 1, 5]]}),
+        (2, "offsets_committed", {"offsets": [["t", 1, 25, None, 1, 5], ["t", 0, 30, None, 1, 5]]}),
+        (3, "offsets_committed", {"offsets": [["t", 1, 5, None, 1, 5]]}),
+        (4, "messages_settled", {"parts": parts}),
+        (5, "offsets_committed", {"offsets": [["t", 1, 90, None, 1, 5]], "transactional_id": "pending"}),
+        (6, "messages_settled", {"parts": [[7, 0, "pending", [[0, 5]]]], "transactional_id": "pending"}),
+        (7, "offsets_committed", {"offsets": [["t", 1, 8, None, 1, 5]], "transactional_id": None}),
+    ) == [(1, None), (2, 15), (2, None), (3, -20), (4, 7), (7, 3)]
+
+
+def test_deletion_takes_what_a_group_had_left_and_a_commit_only_what_was_there() -> None:
+    def delete(at_ms: int, start: int) -> tuple[int, str, dict[str, object]]:
+        return at_ms, "records_deleted", {"log_starts": {"0": start}}
+
+    def commit(at_ms: int, offset: int) -> tuple[int, str, dict[str, object]]:
+        return at_ms, "offsets_committed", {"offsets": [["t", 0, offset, None, 1, 5]]}
+
+    assert read_counts(delete(1, 4), delete(2, 10), delete(3, 15), delete(4, 20)) == [
+        (1, 0, True),
+        (2, 0, True),
+        (3, 3, True),
+        (4, 5, True),
+    ], "the committed offset is 12 all the time"
+    assert read_counts(delete(1, 20)) == [(1, None, True)], "where the log started before is not known"
+    assert read_counts(delete(1, 4), commit(2, 4), delete(3, 10), commit(4, 12), delete(5, 20)) == [
+        (1, None, True),
+        (2, None),
+        (3, 6, True),
+        (4, 2),
+        (5, 8, True),
+    ]
+    assert read_counts(commit(1, 4), commit(2, 12)) == [(1, None), (2, 0)], "the log starts at 20 all the time"
+    assert read_counts(delete(1, 4), delete(2, 20), queues=("g",)) == [(1, None, True), (2, None, True)]
 
 
 def test_lag_is_computed_back_from_now() -> None:
     timeline = Timeline(0, 120)  # a bucket per millisecond, which ends with it
     appended = pa.table({"decided_at_ms": [10, 50, 200], "topic": ["t", "t", "t"], "messages": [100, 20, 1]})
-    now = pa.table({"group": ["g"], "topic": ["t"], "lag": [71]})
+    now = pa.table({"group": ["g", "g"], "topic": ["t", "t"], "lag": [70, 1]})
     parts = [
         GroupConsumption(30, "g", "t", None),
         GroupConsumption(60, "g", "t", 40),

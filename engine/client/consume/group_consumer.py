@@ -14,6 +14,7 @@ from typing import Any
 from ...protocol.errors import IllegalState, InvalidRequest, InvalidSessionTimeout, LakeMQError
 from ...protocol.values.groups import MAX_ASSIGNORS, OFFSET_RESETS
 from ..arguments import invalid_argument, parse_choice, parse_text, parse_texts, parse_topic_names, parse_whole_number
+from ..groups.lag import PartitionProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 from .consumer import Consumer
@@ -25,7 +26,7 @@ from .options import CONSUMER, MAX_CLIENT_ID, RebalanceListener
 from .poll_loop import ConsumerParts, PartitionReader
 from .position_consumer import PositionConsumer
 from .position_reader import PositionReader, Reset
-from .progress import OWN, Ends, PartitionProgress, Remainder, find_remainder_by_group
+from .progress import OWN, Ends, Remainder, find_remainder_by_group
 
 log = logging.getLogger("lakemq.consumer")
 

@@ -24,6 +24,7 @@ from ...protocol.values.deliveries import Acknowledge, Acknowledgement, Acquire,
 from ...protocol.values.groups import Assigned, JoinGroup, LeaveGroup, ReleasePartitions
 from ...protocol.values.state import State
 from ..fetch.plan import Isolation
+from ..groups.lag import GroupProgress, read_progress
 from ..groups.stalls import Stall, find_queue_stalls
 from ..offsets import TopicPartition
 from ..requests.follow_line import FollowLine
@@ -31,7 +32,6 @@ from ..requests.requester import Requester
 from .membership_view import MembershipView, OwnedPartition, Pattern, Subscription, ViewBuilder
 from .open_members import OpenMember, describe_holders
 from .options import find_beginnings, find_new_topics, log_beginnings
-from .progress import GroupProgress, read_progress
 
 log = logging.getLogger("lakemq.consumer")
 

@@ -47,7 +47,8 @@ class OwnedPartition:
     @property
     def left_count(self) -> int:
         """Offsets that a queue group is not done with, also those that it cannot see yet."""
-        return 0 if self.deliveries is None else self.deliveries.count_remaining(self.bounds.high_watermark)
+        bounds = self.bounds
+        return 0 if self.deliveries is None else self.deliveries.count_remaining(bounds.high_watermark, bounds.first)
 
     @cached_property
     def is_done(self) -> bool:

@@ -1,16 +1,14 @@
-"""How far a group has come, as of the newest step, whichever members have its partitions; and reading up to ends."""
+"""Read up to the ends that partitions had when a loop began, whichever members of the group have them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...namespace.clock import Clock
 from ...protocol.errors import EndNotReached
-from ...protocol.values.assignments import Group, TopicIdPartition
-from ...protocol.values.deliveries import Deliveries
-from ...protocol.values.state import State
-from ..fetch.plan import Bounds, Isolation, read_bounds
+from ..fetch.plan import Bounds
+from ..groups.lag import GroupProgress, PartitionProgress
 from ..offsets import TopicPartition
 from .batch import ConsumerBatch
 
@@ -106,61 +104,7 @@ def _build_error(group: str, remainder: Remainder, timeout_ms: int, stalls: Sequ
     )
 
 
-# The progress of a group: how far it has come in its partitions, whichever members have them.
-
-
-@dataclass(frozen=True)
-class PartitionProgress:
-    """The progress of a group in a partition.
-
-    Attributes:
-        next_offset: the first offset that the group is not done with.
-        readable_end: end of what the group's isolation sees.
-        end: end of the log.
-        owner: the member that has the partition.
-        deliveries: in a queue group, what became of the messages from `next_offset` on.
-    """
-
-    topic_id: int
-    next_offset: int
-    readable_end: int
-    end: int
-    owner: str | None
-    deliveries: Deliveries | None = None
-
-    def count_remaining(self, end: int) -> int:
-        """Return how many offsets before `end` the group is not done with."""
-        return max(0, end - self.next_offset) if self.deliveries is None else self.deliveries.count_remaining(end)
-
-
-GroupProgress = Mapping[TopicPartition, PartitionProgress]
-
-
-def read_progress(state: State, name: str, topics: Collection[str], isolation: Isolation) -> GroupProgress:
-    """Return the progress of a group in all its partitions of these topics."""
-    group = state.groups.get(name)
-    if group is None:
-        return {}
-    if group.is_queue:
-        isolation = group.setting("isolation.level")
-    ids = {state.topic_ids[topic] for topic in topics if topic in state.topic_ids}
-    topic_partitions = [tp for tp in group.assignments if tp[0] in ids]
-    return {(state.topics[tp[0]].topic, tp[1]): _read_partition(state, group, tp, isolation) for tp in topic_partitions}
-
-
-def _read_partition(state: State, group: Group, tp: TopicIdPartition, isolation: Isolation) -> PartitionProgress:
-    (bounds,) = read_bounds(state.topics[tp[0]], isolation, [tp[1]])
-    assignment, committed = group.assignments[tp], state.offsets.get(group.group, {}).get(tp)
-    next_offset = assignment.start_offset if committed is None else committed.offset
-    deliveries = state.find_deliveries(group.group, tp) if group.is_queue else None
-    return PartitionProgress(
-        bounds.topic_id,
-        max(next_offset or 0, bounds.first),  # deleted offsets are passed over
-        bounds.end,
-        bounds.high_watermark,
-        assignment.owner,
-        None if deliveries is None else deliveries.copy(),  # later steps change the state
-    )
+# What a group has not read in its partitions, whichever members have them.
 
 
 def find_remainder_by_group(

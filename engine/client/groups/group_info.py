@@ -10,7 +10,7 @@ from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.assignments import Assignment, Group, GroupStatus, PartitionStatus, TopicIdPartition
 from ...protocol.values.state import State
-from .lag import Consumption, LagOrigin, count_deleted_offsets, list_partition_lags
+from .lag import Consumption, LagOrigin, list_partition_lags
 from .stalls import NO_NOTES, MemberNotes, Stall, find_stalls
 
 _RETENTION = "offsets.retention.ms"
@@ -191,8 +191,8 @@ def describe_group(
         partitions=len(lags),
         lag=sum(lag.lag for lag in lags),
         lag_counted_from=sorted({lag.counted_from for lag in lags}),
-        deleted=sum(count_deleted_offsets(state, name, tp) for tp in state.list_group_partitions(name)),
-        expired=sum(commit.expired_count for commit in committed.values()),
+        deleted=sum(lag.deleted for lag in lags),
+        expired=sum(lag.expired for lag in lags),
         idle_since_ms=idle_ms,
         expires_at_ms=None if idle_ms is None or retention_ms < 0 or not committed else idle_ms + retention_ms,
         config=dict(group.config) if group else {},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,10 +14,80 @@ from lakemq.tables.storage.delta.store import NotATable, Store, TableHandle, sel
 from ...protocol.errors import GroupIdNotFound
 from ...protocol.names import shorten
 from ...protocol.values.assignments import TopicIdPartition
+from ...protocol.values.deliveries import Deliveries
 from ...protocol.values.state import State
 from ...protocol.values.stretches import DeliveryStatus
+from ..offsets import TopicPartition
 
 LagOrigin = Literal["committed", "start", "log_start"]
+
+
+@dataclass(frozen=True)
+class PartitionProgress:
+    """How far a group has come in a partition, whichever member has it. All lags are counted here.
+
+    Attributes:
+        next_offset: the first offset that is left for the group: the committed one, or before the first commit the one
+            at which the group begins; but no deleted one.
+        counted_from: as in `PartitionLag`.
+        readable_end: end of what the group's isolation sees.
+        end: end of the log.
+        owner: the member that has the partition.
+        deliveries: in a queue group, what became of the messages from the committed offset on.
+    """
+
+    topic_id: int
+    next_offset: int
+    counted_from: LagOrigin
+    readable_end: int
+    end: int
+    owner: str | None
+    deliveries: Deliveries | None = None
+
+    def count_remaining(self, end: int) -> int:
+        """Return how many offsets before `end` are left: neither deleted, nor consumed by the group."""
+        if self.deliveries is None:
+            return max(0, end - self.next_offset)
+        return self.deliveries.count_remaining(end, self.next_offset)
+
+
+GroupProgress = Mapping[TopicPartition, PartitionProgress]
+
+
+def find_progress(
+    state: State, name: str, tp: TopicIdPartition, isolation: str = "read_committed"
+) -> PartitionProgress:
+    """Return how far a group has come in a partition. isolation: of its members; a queue group has its own."""
+    topic, partition = state.topics[tp[0]], tp[1]
+    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
+    assignment = group.assignments.get(tp) if group else None
+    deliveries = state.find_deliveries(name, tp)
+    log_start = offset = int(topic.log_starts[partition])
+    counted_from: LagOrigin = "log_start"
+    if committed is not None:
+        offset, counted_from = committed.offset, "committed"
+    elif assignment is not None and assignment.start_offset is not None:
+        offset, counted_from = assignment.start_offset, "start"
+    if group is not None and group.is_queue:
+        isolation = group.setting("isolation.level")
+    ends = topic.last_stable_offsets if isolation == "read_committed" else topic.high_watermarks
+    return PartitionProgress(
+        topic.topic_id,
+        max(offset, log_start),
+        counted_from,
+        int(ends[partition]),
+        int(topic.high_watermarks[partition]),
+        assignment.owner if assignment else None,
+        None if deliveries is None else deliveries.copy(),  # later steps change the state
+    )
+
+
+def read_progress(state: State, name: str, topics: Collection[str], isolation: str) -> GroupProgress:
+    """Return how far a group has come in all partitions of these topics that its members share."""
+    group = state.groups.get(name)
+    ids = {state.topic_ids[topic] for topic in topics if topic in state.topic_ids}
+    shared = [tp for tp in group.assignments if tp[0] in ids] if group else []
+    return {(state.topics[tp[0]].topic, tp[1]): find_progress(state, name, tp, isolation) for tp in shared}
 
 
 @dataclass(frozen=True)
@@ -26,13 +96,14 @@ class PartitionLag:
 
     Attributes:
         committed_offset, committed_at_ms, metadata: what the group has committed; None before its first commit.
-        next_offset: the first offset that `lag` counts.
-        counted_from: what `next_offset` is. `committed`: the committed offset. `start`: the offset at which the group
-            begins, fixed when it first asked for the topic. `log_start`: the group has not begun, and where it will is
-            not known; `lag` is then the size of the log, the most that can be left.
+        next_offset: the first offset that `lag` counts: where the group reads on, or the start of the log if that is
+            further.
+        counted_from: where the group reads on. `committed`: at the committed offset. `start`: where the group begins,
+            fixed when it first asked for the topic. `log_start`: the group has not begun, and where it will is not
+            known; `lag` is then the size of the log, the most that can be left.
         lag: offsets from `next_offset` to the end of the log, without those that a queue group has acknowledged. Those
             from the last stable offset on are there, and an open transaction holds them back.
-        deleted: offsets that were deleted before the group was done with them.
+        deleted: offsets that were deleted before the group was done with them. `lag` does not count them.
         expired: messages that expired before any member of a queue group had them.
         pending: transactional id of the open transaction that holds offsets for the partition.
         unacknowledged: messages that the owner of the partition, in a queue group, has and has not acknowledged.
@@ -65,59 +136,27 @@ def list_partition_lags(state: State, group: str) -> list[PartitionLag]:
     return sorted(lags, key=lambda lag: (lag.topic, lag.partition))
 
 
-def count_deleted_offsets(state: State, name: str, tp: TopicIdPartition) -> int:
-    """Return how many offsets of a partition were deleted before the group `name` was done with them."""
+def _describe_lag(state: State, name: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
+    progress, topic = find_progress(state, name, tp), state.topics[tp[0]]
     committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
     assignment = group.assignments.get(tp) if group else None
-    return (committed.deleted_count if committed else 0) + (assignment.deleted_count if assignment else 0)
-
-
-def _describe_lag(state: State, group: str, tp: TopicIdPartition, pending: str | None) -> PartitionLag:
-    topic, partition = state.topics[tp[0]], tp[1]
-    committed = state.offsets.get(group, {}).get(tp)
-    high_watermark = int(topic.high_watermarks[partition])
-    next_offset, counted_from = _find_lag_origin(state, group, tp)
     return PartitionLag(
-        group=group,
+        group=name,
         topic=topic.topic,
-        partition=partition,
+        partition=tp[1],
         committed_offset=committed.offset if committed else None,
-        next_offset=next_offset,
-        counted_from=counted_from,
-        last_stable_offset=int(topic.last_stable_offsets[partition]),
-        high_watermark=high_watermark,
-        lag=_count_lag(state, group, tp, next_offset, high_watermark),
-        deleted=count_deleted_offsets(state, group, tp),
+        next_offset=progress.next_offset,
+        counted_from=progress.counted_from,
+        last_stable_offset=int(topic.last_stable_offsets[tp[1]]),
+        high_watermark=progress.end,
+        lag=progress.count_remaining(progress.end),
+        deleted=sum(counted.deleted_count for counted in (committed, assignment) if counted),
         expired=committed.expired_count if committed else 0,
         committed_at_ms=committed.committed_at_ms if committed else None,
         metadata=committed.metadata if committed else None,
         pending=pending,
-        unacknowledged=_count_unacknowledged(state, group, tp),
+        unacknowledged=progress.deliveries.held_count if progress.deliveries else 0,
     )
-
-
-def _count_unacknowledged(state: State, group: str, tp: TopicIdPartition) -> int:
-    deliveries = state.find_deliveries(group, tp)
-    return deliveries.held_count if deliveries else 0
-
-
-def _find_lag_origin(state: State, name: str, tp: TopicIdPartition) -> tuple[int, LagOrigin]:
-    """Return the first offset that the lag counts, and what that offset is."""
-    topic, partition = state.topics[tp[0]], tp[1]
-    committed, group = state.offsets.get(name, {}).get(tp), state.groups.get(name)
-    if committed is not None:
-        return committed.offset, "committed"
-    log_start = int(topic.log_starts[partition])
-    assignment = group.assignments.get(tp) if group else None
-    if assignment is None or assignment.start_offset is None:
-        return log_start, "log_start"
-    # A member that begins there passes over offsets that were deleted since, and so does the lag.
-    return max(assignment.start_offset, log_start), "start"
-
-
-def _count_lag(state: State, group: str, tp: TopicIdPartition, next_offset: int, high_watermark: int) -> int:
-    deliveries = state.find_deliveries(group, tp)
-    return high_watermark - next_offset if deliveries is None else deliveries.count_remaining(high_watermark)
 
 
 # How fast groups consume: compare what each is done with now and a minute ago.

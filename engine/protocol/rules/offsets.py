@@ -214,7 +214,7 @@ def count_deleted_offsets(state: State, topic_id: int, cuts: Mapping[TopicIdPart
             if deliveries is None:
                 lost = after - max(before, commit.offset)
             else:
-                lost = deliveries.count_remaining(after) - deliveries.count_remaining(before)
+                lost = deliveries.count_remaining(after, before)
             if lost > 0:
                 state.replace_offset(name, tp, replace(commit, deleted_count=commit.deleted_count + lost))
     for name in state.list_groups_with(topic_id):

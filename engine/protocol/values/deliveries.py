@@ -258,10 +258,11 @@ class Deliveries:
         """The first offset that was never delivered."""
         return self.stretches[-1].end if self.stretches else self.start
 
-    def count_remaining(self, end: int) -> int:
-        """Return how many offsets before `end` are not finished."""
+    def count_remaining(self, end: int, log_start: int) -> int:
+        """Return how many offsets before `end` are neither finished nor deleted."""
+        first = max(self.start, log_start)
         done = (stretch for stretch in self.stretches if stretch.status is DeliveryStatus.ACKNOWLEDGED)
-        return max(0, end - self.start) - sum(max(0, min(stretch.end, end) - stretch.first) for stretch in done)
+        return max(0, end - first) - sum(max(0, min(stretch.end, end) - max(stretch.first, first)) for stretch in done)
 
     def list_acquired_stretches(self) -> list[Stretch]:
         """Return the stretches that the owner has acquired and not settled."""
