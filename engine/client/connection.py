@@ -93,6 +93,7 @@ class Connection(LogAccess):
             Fetcher(namespace, clock, spark, self._new_follow_line),
             OpenObjects(self._sequencers.serve_while_closing),
         )
+        self.requester.explain = fetcher.explain_missing
         consumers = ConsumerFactory(
             self.requester,
             fetcher,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -122,6 +122,10 @@ class UnknownTopicOrPartition(LakeMQError, name="UNKNOWN_TOPIC_OR_PARTITION", co
 
 class UnknownTopicId(LakeMQError, name="UNKNOWN_TOPIC_ID", code=100):
     """The topic was deleted. A new topic of the same name has another id and its own offsets."""
+
+
+MissingTopic: TypeAlias = UnknownTopicOrPartition | UnknownTopicId
+"""An error about a topic that may have been deleted."""
 
 
 class MessageTooLarge(LakeMQError, name="MESSAGE_TOO_LARGE", code=10):

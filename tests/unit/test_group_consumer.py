@@ -27,6 +27,7 @@ from lakemq.errors import (
     InvalidRequest,
     TransactionAbortable,
     UnknownMemberId,
+    UnknownTopicId,
     UnknownTopicOrPartition,
 )
 from lakemq.jobs.doctor.namespace import check_groups
@@ -476,10 +477,22 @@ def test_errors_of_a_deleted_topic_say_when_and_by_whom(mq: Connection) -> None:
         new_topic(mq),
         rf"does not exist.*was deleted at [0-9-]+T[0-9:]+Z by [^ ]+-{os.getpid()}-[0-9a-f]+\.",
     )
-    with mq.consumer(new_name("g"), assign=[topic]) as consumer:
-        consumer.poll(timeout_ms=20)
+    add(mq, topic, {0: 2})
+    with mq.consumer(new_name("g"), assign=[topic]) as consumer, mq.consumer(new_name("q"), topics=[topic]) as queue:
+        batch, messages = consumer.poll(timeout_ms=30_000), queue.poll(timeout_ms=30_000)
         mq.topics.delete(topic)
+        with pytest.raises(UnknownTopicId, match=deleted.removeprefix("does not exist.*")):
+            consumer.commit(batch)
+
+        def acknowledge() -> None:
+            queue.ack(messages)
+            queue.flush()
+
+        with pytest.raises(FencedMemberEpoch, match=deleted):
+            acknowledge()
         for call in (
+            lambda: mq.topics.alter(topic, partitions=2),
+            lambda: mq.topics.delete(topic),
             lambda: consumer.poll(timeout_ms=20),
             lambda: mq.fetch(topic),
             lambda: mq.topics.describe(topic),

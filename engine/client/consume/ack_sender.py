@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,7 +48,9 @@ class Refusals:
     Each is kept until a call can raise the error, and is raised once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, describe_missing_topics: Callable[[Sequence[str]], Sequence[str]]) -> None:
+        """describe_missing_topics: returns a sentence for each of the topics that is not there."""
+        self._describe_missing_topics = describe_missing_topics
         self._fenced: dict[str, None] = {}
         self._invalid: dict[str, Spans] = {}
         self._others: dict[str, LakeMQError] = {}
@@ -68,7 +70,10 @@ class Refusals:
 
     def list_errors(self) -> list[LakeMQError]:
         """Return the errors of all refusals, and keep them."""
-        fenced = [FencedMemberEpoch(found=[partition]) for partition in self._fenced]
+        fenced = [
+            FencedMemberEpoch(" ".join(self._describe_missing_topics([name.rpartition("-")[0]])), found=[name])
+            for name in self._fenced
+        ]
         return [*fenced, *self._list_invalid(), *self._others.values()]
 
     def raise_all(self) -> None:
@@ -108,7 +113,7 @@ class AckSender:
         self._membership, self._clock, self._trackers = membership, clock, trackers
         self._acquire_request: Future[Any] | None = None
         self._unanswered: list[_SentRequest] = []
-        self.refusals = Refusals()
+        self.refusals = Refusals(membership.describe_missing_topics)
         """Refused acknowledgements whose call has returned. `flush` and `poll` raise them."""
         self.sent_at_ms = clock.steady_ms()
         self._waiting_since_ms: int | None = None

@@ -162,9 +162,15 @@ class MessageOutcomes:
         trackers: Mapping[TopicPartition, AckTracker],
         sender: AckSender,
         read_owned: Callable[[], Mapping[TopicPartition, OwnedPartition]],
+        describe_missing_topics: Callable[[Sequence[str]], Sequence[str]],
     ) -> None:
-        """read_owned: returns the member's partitions that have a tracker, as of the newest step."""
+        """Record outcomes in these trackers.
+
+        read_owned: returns the member's partitions that have a tracker, as of the newest step. describe_missing_topics:
+        returns a sentence for each of the topics that is not there.
+        """
         self._trackers, self._sender, self._read_owned_partitions = trackers, sender, read_owned
+        self._describe_missing_topics = describe_missing_topics
         self.given_back_count = 0
         """How often the user has given messages back."""
 
@@ -244,12 +250,13 @@ class MessageOutcomes:
                 if partition.deliveries is not None:
                     self._trackers[tp].follow(partition.deliveries)
         lost = [tp for tp in topic_partitions if tp not in trackers]
-        return trackers, [fenced_error(lost)] if lost else []
+        return trackers, [self.build_fenced_error(lost)] if lost else []
 
-
-def fenced_error(topic_partitions: Iterable[TopicPartition]) -> FencedMemberEpoch:
-    """Return the error that names these partitions, which belong to other members."""
-    return FencedMemberEpoch(found=[f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)])
+    def build_fenced_error(self, topic_partitions: Sequence[TopicPartition]) -> FencedMemberEpoch:
+        """Return the error that names these partitions, which belong to other members or whose topic was deleted."""
+        reasons = self._describe_missing_topics(sorted({topic for topic, _ in topic_partitions}))
+        found = [f"{topic}-{partition}" for topic, partition in sorted(topic_partitions)]
+        return FencedMemberEpoch(" ".join(reasons), found=found)
 
 
 def shorten_error(error: object) -> str:

@@ -32,7 +32,7 @@ from .membership import Membership
 from .options import RebalanceListener
 from .poll_loop import ConsumerParts
 from .position_reader import check_assignment
-from .queue_batch import MessageOutcomes, Messages, QueueBatch, fenced_error, shorten_error, spans_of_messages
+from .queue_batch import MessageOutcomes, Messages, QueueBatch, shorten_error, spans_of_messages
 from .queue_poll import DeliveryPlanner
 from .queue_reader import QueuePartitions, QueueReader
 
@@ -69,7 +69,9 @@ class QueueConsumer(MemberConsumer):
         planner = DeliveryPlanner(self._trackers, clock)
         self._ack_sender = AckSender(membership, clock, self._trackers)
         self._partitions = QueuePartitions(member, self._trackers, self._ack_sender, planner, parts.fetcher)
-        self._outcomes = outcomes = MessageOutcomes(self._trackers, self._ack_sender, self._partitions.read_owned)
+        self._outcomes = outcomes = MessageOutcomes(
+            self._trackers, self._ack_sender, self._partitions.read_owned, membership.describe_missing_topics
+        )
         reader = QueueReader(
             parts,
             member,
@@ -137,10 +139,10 @@ class QueueConsumer(MemberConsumer):
         if type(what) is Message and type(what[2]) is int and 0 <= what[2] < 2**63 and what[7] == 1:
             tracker = self._trackers.get((what[0], what[1]))
             if tracker is None:
-                raise fenced_error([(what[0], what[1])])
+                raise self._outcomes.build_fenced_error([(what[0], what[1])])
             tracker.single_acks.append(what[2])
             if self._trackers.get((what[0], what[1])) is not tracker:  # a poll in another thread has lost the partition
-                raise fenced_error([(what[0], what[1])])
+                raise self._outcomes.build_fenced_error([(what[0], what[1])])
             is_due = self._steady_ms() >= self._ack_sender.sent_at_ms + _SEND_EVERY_MS
             if is_due or len(tracker.single_acks) >= _SEND_AT_COUNT:
                 with self._lock.own:

@@ -21,7 +21,7 @@ from ...namespace.folder_waiter import LOOK_MS
 from ...namespace.namespace import Namespace
 from ...namespace.process import OwnLock
 from ...namespace.step_reader import follow_from_watermark
-from ...protocol.errors import LakeMQError, UnknownTopicOrPartition
+from ...protocol.errors import LakeMQError, MissingTopic, UnknownTopicOrPartition
 from ...protocol.projection import MEMBERS, READERS
 from ...protocol.values.state import State
 from ...protocol.values.topics import TopicDeleted
@@ -87,7 +87,7 @@ class Fetcher:
             with self._lock.own:
                 return read(self._reader.refresh())
         except UnknownTopicOrPartition as error:
-            raise self._explain_unknown(error) from None
+            raise self.explain_missing(error) from None
 
     def query_groups(self, read: Callable[[State], T], newest: bool = True) -> T:
         """Return what `read` makes of the state as of the newest step, with groups, members and offsets.
@@ -154,7 +154,7 @@ class Fetcher:
             with self._lock.own:
                 return find(self._find_state(newest))
         except UnknownTopicOrPartition as error:
-            raise self._explain_unknown(error) from None
+            raise self.explain_missing(error) from None
 
     def plan(
         self,
@@ -180,15 +180,16 @@ class Fetcher:
             with self._lock.own:
                 return plan_with(self._reader)
         except UnknownTopicOrPartition as error:
-            raise self._explain_unknown(error) from None
+            raise self.explain_missing(error) from None
 
-    def _explain_unknown(self, error: UnknownTopicOrPartition) -> UnknownTopicOrPartition:
+    def explain_missing(self, error: MissingTopic) -> MissingTopic:
         """Return the error, which says when and by whom the topic was deleted, if it was."""
         reason = ""
         if isinstance(error.found, str):
+            topic, _, _ = error.found.partition(" with id ")
             with suppress(LakeMQError):
-                reason = self.describe_deletion(error.found, self.query(lambda state: state.deleted_topic_count))
-        return UnknownTopicOrPartition(f"{error.detail} {reason}", found=error.found) if reason else error
+                reason = self.describe_deletion(topic, self.query(lambda state: state.deleted_topic_count))
+        return type(error)(f"{error.detail} {reason}".lstrip(), found=error.found) if reason else error
 
     def describe_deletion(self, topic: str, deleted_topic_count: int) -> str:
         """Return a sentence that says when and by whom a topic was deleted; empty if that is not known.

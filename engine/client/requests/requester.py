@@ -41,12 +41,15 @@ from ...protocol.errors import (
     InvalidRequest,
     LakeMQError,
     MailboxFullError,
+    MissingTopic,
     Refusal,
     RequestTimedOut,
     StaleApplicationVersion,
     StaleTopicMetadata,
     StorageError,
     TransactionAbortable,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
     error_from_refusal,
     storage_error,
 )
@@ -151,6 +154,8 @@ class Requester:
         self._has_warned = False
         self._unanswered: dict[Future[AnyResult], float] = {}
         """When each request was submitted, the oldest first."""
+        self.explain: Callable[[MissingTopic], MissingTopic] = lambda error: error
+        """Returns the error with when and by whom the topic was deleted, as `Fetcher.explain_missing`."""
 
     def ask(self, request: AnyRequest, rows: Rows | None = None, timeout_ms: float | None = None) -> AnyResult:
         """Send a request, and wait for its result.
@@ -173,6 +178,8 @@ class Requester:
             raise RequestTimedOut(
                 f"No answer in {timeout_ms:.0f} ms; the outcome is unknown. {self._advise()}"
             ) from None
+        except (UnknownTopicOrPartition, UnknownTopicId) as error:
+            raise self.explain(error) from None
         except (KeyboardInterrupt, SystemExit):
             log.warning("Interrupted while waiting for an answer. %s", _NOT_SENT if future.cancel() else _UNKNOWN)
             self._unanswered.pop(future, None)  # nobody waits for it any more
