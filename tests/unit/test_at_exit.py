@@ -215,7 +215,10 @@ def read():
 def query():
     while True:
         mq.sql("SELECT count(*) FROM range(1000000) a(n), range(10000000) b(n) WHERE a.n * b.n > 77")
-for target in read, read, query:
+def tail():
+    for _ in mq.tail("t"):
+        pass
+for target in read, read, query, tail:
     threading.Thread(target=target, daemon=True).start()
 mq.fetch("t").to_arrow()
 """
